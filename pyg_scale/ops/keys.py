@@ -1,0 +1,136 @@
+"""Keyed draws: every random number is a function of integers, never of execution order.
+
+This is the plain-torch meaning of ``csrc/keys.h``; ``docs/draws.md`` specifies both to the bit.
+The 64-bit mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", OOPSLA 2014); ranges are drawn without bias by
+multiplication (Lemire: "Fast random integer generation in an interval", TOMACS 2019).
+
+Torch has no unsigned 64-bit arithmetic, so a word is the ``int64`` with the same bits:
+addition and multiplication wrap, and shifts to the right are made logical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""The odd constant of SplitMix64: 2**64 divided by the golden ratio."""
+
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+# What a key is used for. The numbers are part of the specification.
+NEIGHBOR = 1
+SHUFFLE = 2
+NEGATIVE_SRC = 3
+NEGATIVE_DST = 4
+TRANSFORM = 5
+CALL = 6
+FOREIGN = 7
+HGT = 8
+
+
+def to_signed(word: int) -> int:
+    """The ``int64`` with the bits of an unsigned 64-bit ``word``."""
+    word &= _MASK
+    return word - (1 << 64) if word >> 63 else word
+
+
+def mix(word: int) -> int:
+    """Scramble an unsigned 64-bit integer (the finaliser of SplitMix64)."""
+    word &= _MASK
+    word = ((word ^ (word >> 30)) * _MIX1) & _MASK
+    word = ((word ^ (word >> 27)) * _MIX2) & _MASK
+    return word ^ (word >> 31)
+
+
+def fold(key: int, *values: int) -> int:
+    """Absorb integers into a key, one after the other: ``key = mix(key ^ value * GOLDEN)``."""
+    for value in values:
+        key = mix((key ^ ((value & _MASK) * GOLDEN)) & _MASK)
+    return key
+
+
+def batch_key(seed: int, epoch: int, batch: int) -> int:
+    """The key of batch number ``batch`` of epoch ``epoch``, an unsigned 64-bit integer."""
+    return fold(0, seed, epoch, batch)
+
+
+def edge_type_hash(edge_type: tuple[str, str, str] | None) -> int:
+    """The number of an edge type in keys: 0 for the homogeneous one, else a hash of its names."""
+    if edge_type is None:
+        return 0
+    text = "\0".join(edge_type).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_tensor(x: Tensor) -> Tensor:
+    """:func:`mix` of every element of an ``int64`` tensor."""
+    x = (x ^ _shift(x, 30)) * to_signed(_MIX1)
+    x = (x ^ _shift(x, 27)) * to_signed(_MIX2)
+    return x ^ _shift(x, 31)
+
+
+def fold_tensor(key: int | Tensor, value: Tensor) -> Tensor:
+    """:func:`fold` of one value per element. Broadcasts; returns ``int64``."""
+    if not isinstance(key, Tensor):
+        key = torch.tensor(to_signed(key), device=value.device)
+    return mix_tensor(key ^ (value.to(torch.int64) * to_signed(GOLDEN)))
+
+
+def draw(key: Tensor, index: int | Tensor) -> Tensor:
+    """Word number ``index`` of the stream of each key: ``mix(key + (index + 1) * GOLDEN)``."""
+    if isinstance(index, Tensor):
+        return mix_tensor(key + (index.to(torch.int64) + 1) * to_signed(GOLDEN))
+    return mix_tensor(key + to_signed((index + 1) * GOLDEN))
+
+
+def _multiply_high(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The upper and lower 64 bits of the unsigned product."""
+    low = (1 << 32) - 1
+    a0, a1, b0, b1 = a & low, _shift(a, 32), b & low, _shift(b, 32)
+    mid = a1 * b0 + _shift(a0 * b0, 32)
+    mid2 = a0 * b1 + (mid & low)
+    return a1 * b1 + _shift(mid, 32) + _shift(mid2, 32), a * b
+
+
+def bounded(key: Tensor, index: int | Tensor, size: Tensor) -> Tensor:
+    """Draw uniformly from ``{0, ..., size - 1}`` with word ``index`` of each key's stream.
+
+    Lemire's method: the upper half of ``word * size``; where the lower half is below
+    ``2**64 mod size`` the word is replaced by ``mix(word + GOLDEN)`` and the step repeated.
+
+    Args:
+        key: ``int64`` keys, any shape.
+        index: Which word of the stream, a number or one per key.
+        size: ``int64`` sizes, at least 1, broadcastable to ``key``.
+    """
+    word = draw(key, index)
+    size = size.to(torch.int64).expand_as(word)
+    # 2**64 mod size, without 64-bit unsigned division: (2**63 mod size) * 2 mod size.
+    half = ((1 << 63) - 1) % size + 1
+    half = torch.where(half == size, 0, half)
+    threshold = torch.where(half >= size - half, half - (size - half), half + half)
+    high, low = _multiply_high(word, size)
+    flip = to_signed(1 << 63)
+    while bool((again := (low ^ flip) < (threshold ^ flip)).any()):
+        word = torch.where(again, mix_tensor(word + to_signed(GOLDEN)), word)
+        high, low = _multiply_high(word, size)
+    return high
+
+
+def permutation(key: int, size: int) -> Tensor:
+    """A random order of ``size`` positions: the stable argsort of keyed hashes.
+
+    Position ``i`` sorts by ``fold(key, i) >> 1`` (63 bits, so that signed and unsigned
+    comparison agree), equal hashes by position.
+    """
+    return _shift(fold_tensor(key, torch.arange(size)), 1).argsort(stable=True)

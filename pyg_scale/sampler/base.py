@@ -1,0 +1,410 @@
+"""The contract of kind ``sampler``: seeds and a key go in, one sampled subgraph comes out."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+import torch_geometric.sampler as pyg
+from torch import Tensor
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_scale.store.base import EdgeType, NodeType, Topology
+from pyg_scale.store.topology import topology_of
+
+CAPABILITIES = {
+    "hetero": "graphs with several node or edge types",
+    "replace": "replace=True",
+    "disjoint": "disjoint=True",
+    "weighted": "weight_attr=",
+    "node_time": "time_attr= of a node attribute",
+    "edge_time": "time_attr= of an edge attribute",
+    "last": "temporal_strategy='last'",
+    "bidirectional": "subgraph_type='bidirectional'",
+    "induced": "subgraph_type='induced'",
+    "backward": "sample_direction='backward'",
+    "links": "link loaders (sample_from_edges)",
+}
+"""What a sampler can declare in ``supports``. What it does not declare raises when asked for."""
+
+
+@dataclass
+class Sample:
+    """One sampled subgraph, per node type and edge type (``None`` in a homogeneous graph).
+
+    Attributes:
+        node: Original node ids, the seeds first and in order (repeats kept), then nodes in
+            the order in which they were first reached.
+        row: Position in ``node`` of the neighbour of each edge.
+        col: Position in ``node`` of the expanded node of each edge; never decreases in a
+            directional sample.
+        edge: Original edge id of each edge, ``int64``; ``None`` where an edge stands for
+            two of different types.
+        batch: Position of the seed to which each node belongs, if disjoint.
+        num_sampled_nodes: New nodes of each hop, the seeds first (``num_hops + 1`` numbers).
+        num_sampled_edges: Edges of each hop (``num_hops`` numbers).
+        colptr: ``int64``; the edges into node ``i`` are ``colptr[i]`` to ``colptr[i+1] - 1``.
+            Covers the nodes that were expanded; nodes beyond it have no edges.
+        node_attrs: Extra tensors per node, by name, put on the batch.
+        edge_attrs: Extra tensors per edge, by name (such as importance weights as
+            ``edge_weight``), put on the batch.
+    """
+
+    node: dict[NodeType, Tensor]
+    row: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor | None]
+    batch: dict[NodeType, Tensor] | None = None
+    num_sampled_nodes: dict[NodeType, list[int]] | None = None
+    num_sampled_edges: dict[EdgeType, list[int]] | None = None
+    colptr: dict[EdgeType, Tensor] | None = None
+    node_attrs: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
+    edge_attrs: dict[str, dict[EdgeType, Tensor]] = field(default_factory=dict)
+
+    def to_output(self) -> SamplerOutput | HeteroSamplerOutput:
+        """The same as PyG's ``SamplerOutput`` or ``HeteroSamplerOutput``."""
+        if None not in self.node:
+            return HeteroSamplerOutput(**vars(self))
+        return SamplerOutput(**{k: _single(v) for k, v in vars(self).items()})
+
+
+def _single(value: Any) -> Any:
+    """The entry of the one type of a homogeneous graph, also inside named extras."""
+    if not isinstance(value, dict):
+        return value
+    if None in value:
+        return value[None]
+    return {name: entry[None] for name, entry in value.items()}
+
+
+@dataclass
+class SamplerOutput(pyg.SamplerOutput):
+    """PyG's ``SamplerOutput`` with destination pointers and named extra tensors."""
+
+    colptr: Tensor | None = field(default=None, repr=False)
+    node_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    edge_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class HeteroSamplerOutput(pyg.HeteroSamplerOutput):
+    """PyG's ``HeteroSamplerOutput`` with destination pointers and named extra tensors."""
+
+    colptr: dict[EdgeType, Tensor] | None = field(default=None, repr=False)
+    node_attrs: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict, repr=False)
+    edge_attrs: dict[str, dict[EdgeType, Tensor]] = field(default_factory=dict, repr=False)
+
+
+class NeighborSampler(pyg.BaseSampler):
+    """Samples neighbours hop by hop. The contract; a subclass implements :meth:`sample`.
+
+    Takes the arguments of :class:`torch_geometric.sampler.NeighborSampler`. Without ``data``
+    the sampler is *unbound*: it carries only its own options, and the loader to which it is
+    given binds it (:meth:`bind`) to the loader's data and arguments.
+
+    Every random choice of a subclass must be drawn from the key of the batch, see
+    :mod:`pyg_scale.ops.keys`, so that batches do not depend on workers, ranks or parts.
+    """
+
+    supports: ClassVar[frozenset[str]] = frozenset()
+    """The :data:`CAPABILITIES` that this sampler has."""
+
+    topology: Topology | None = None
+
+    def __init__(
+        self,
+        data: Any = None,
+        num_neighbors: Any = None,
+        subgraph_type: SubgraphType | str = "directional",
+        replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        share_memory: bool = False,
+        directed: bool = True,
+        sample_direction: str = "forward",
+    ):
+        if not directed:
+            subgraph_type = "induced"
+        self.subgraph_type = SubgraphType(subgraph_type)
+        self.replace = replace
+        self._disjoint = disjoint
+        self.temporal_strategy = _one_of(
+            "temporal_strategy", temporal_strategy, ("uniform", "last")
+        )
+        self.sample_direction = _one_of(
+            "sample_direction", sample_direction, ("forward", "backward")
+        )
+        self.time_attr = time_attr
+        self.weight_attr = weight_attr
+        self.is_sorted = is_sorted
+        self.share_memory = share_memory
+        self.num_neighbors = num_neighbors
+        if data is not None:
+            self._attach(data)
+
+    # Binding ###############################################################################
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the sampler knows its graph."""
+        return self.topology is not None
+
+    def bind(self, data: Any, **options: Any) -> Self:
+        """A copy of this sampler bound to ``data`` with a loader's ``options``.
+
+        Args:
+            data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+            options: Arguments of the constructor, by name.
+
+        Raises:
+            ValueError: If the sampler is already bound and an option that the caller set (one
+                that differs from its default) is not what the sampler was built with.
+            NotImplementedError: If an option asks for what is not in ``supports``.
+        """
+        if self.is_bound:
+            self._refuse_other_options(options)
+            return self
+        bound = copy.copy(self)
+        NeighborSampler.__init__(bound, data, **options)
+        return bound
+
+    def _refuse_other_options(self, options: Mapping[str, Any]) -> None:
+        defaults = inspect.signature(NeighborSampler.__init__).parameters
+        for name, value in options.items():
+            mine = getattr(self, "_disjoint" if name == "disjoint" else name, None)
+            if name == "num_neighbors":
+                value = _num_neighbors(value)
+            elif name == "subgraph_type":
+                value = SubgraphType(value)
+            said = name == "num_neighbors" or value != defaults[name].default
+            if said and name != "share_memory" and value is not None and value != mine:
+                raise ValueError(
+                    f"the sampler was built with {name}={mine!r}, the loader was given "
+                    f"{name}={value!r}: leave it out of one of them, or pass a sampler "
+                    f"without data, which takes the loader's arguments"
+                )
+
+    def _attach(self, data: Any) -> None:
+        self.topology = topology_of(
+            data,
+            direction=self.sample_direction,
+            time_attr=self.time_attr,
+            weight_attr=self.weight_attr,
+            is_sorted=self.is_sorted,
+        )
+        if self.share_memory:
+            self.topology.share_memory_()
+        if self._num_neighbors is None:
+            raise ValueError("num_neighbors is missing: give one number per hop, such as [15, 10]")
+        self._hops()  # refuses wrong edge types and unequal numbers of hops
+        self._check_supported()
+
+    def _wanted(self) -> dict[str, bool]:
+        """Which of the :data:`CAPABILITIES` the arguments ask for."""
+        graph = self.topology
+        assert graph is not None
+        return {
+            "hetero": graph.is_hetero,
+            "replace": self.replace,
+            "disjoint": self.disjoint,
+            "weighted": self.weight_attr is not None,
+            "node_time": bool(graph.node_time),
+            "edge_time": graph.has_edge_time,
+            "last": self.temporal_strategy == "last",
+            "bidirectional": self.subgraph_type == SubgraphType.bidirectional,
+            "induced": self.subgraph_type == SubgraphType.induced,
+            "backward": self.sample_direction == "backward",
+        }
+
+    def _check_supported(self) -> None:
+        for name, wanted in self._wanted().items():
+            if wanted and name not in self.supports:
+                raise NotImplementedError(
+                    f"{type(self).__name__} does not support {CAPABILITIES[name]} "
+                    f"({name!r}); neighbor_sampler='native' does"
+                )
+
+    # Arguments #############################################################################
+
+    @property
+    def num_neighbors(self) -> NumNeighbors | None:
+        """Neighbours per hop, and per edge type in a heterogeneous graph."""
+        return self._num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, value: Any) -> None:
+        self._num_neighbors = _num_neighbors(value)
+        if self.is_bound:
+            self._hops()
+
+    def _hops(self) -> dict[EdgeType, list[int]]:
+        """Neighbours per hop of every edge type."""
+        graph = self.topology
+        assert graph is not None and self._num_neighbors is not None
+        if not graph.is_hetero:
+            values = self._num_neighbors.get_values()
+            if isinstance(values, dict):
+                raise ValueError(
+                    "num_neighbors maps edge types to numbers, but the graph has no edge "
+                    "types: give one number per hop, such as [15, 10]"
+                )
+            return {None: list(values)}
+        return {k: list(v) for k, v in
+                self._num_neighbors.get_values(list(graph.edge_types)).items()}
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether every seed gets a subgraph of its own; always so with times, as in PyG."""
+        return self._disjoint or (self.topology is not None and self.topology.is_temporal)
+
+    @disjoint.setter
+    def disjoint(self, value: bool) -> None:
+        self._disjoint = value
+
+    @property
+    def edge_permutation(self) -> None:
+        """``None``: ``edge`` already holds original edge ids."""
+        return None
+
+    # Sampling ##############################################################################
+
+    @abstractmethod
+    def sample(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+        key: int,
+    ) -> Sample:
+        """Sample the neighbourhood of seeds.
+
+        Args:
+            seed: Node ids ``[num_seeds]`` of one or several types; in range, repeats allowed.
+            seed_time: ``int64`` (sortable) time of every seed; given exactly if the graph is
+                temporal.
+            key: The key of the batch, an unsigned 64-bit integer.
+        """
+
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, key: int | None = None, **kwargs: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's entry point for node loaders, with the key of the batch.
+
+        Args:
+            index: The seeds, their times and their position in the loader's input.
+            key: The key of the batch; drawn from torch's default generator if ``None``.
+        """
+        inputs = NodeSamplerInput.cast(index)
+        seed = {inputs.input_type: inputs.node}
+        time = None if inputs.time is None else {inputs.input_type: inputs.time}
+        out = self.sample_checked(seed, time, key).to_output()
+        out.metadata = (inputs.input_id, inputs.time)
+        return out
+
+    def sample_from_edges(
+        self,
+        index: EdgeSamplerInput,
+        neg_sampling: Any = None,
+        key: int | None = None,
+        **kwargs: Any,
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's entry point for link loaders, with the key of the batch.
+
+        Args:
+            index: The seed links, their labels and times.
+            neg_sampling: PyG's or our :class:`~pyg_scale.sampler.NegativeSampling`.
+            key: The key of the batch; drawn from torch's default generator if ``None``.
+        """
+        from pyg_scale.sampler.link import sample_links
+
+        return sample_links(self, EdgeSamplerInput.cast(index), neg_sampling, _key(key))
+
+    def sample_checked(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        time: Mapping[NodeType, Tensor] | None,
+        key: int | None,
+    ) -> Sample:
+        """:meth:`sample` after checking the seeds and filling in their times.
+
+        Raises:
+            IndexError: If a seed is not a node.
+            ValueError: If a time is missing or not wanted, or a seed is of no known type.
+        """
+        graph = self.topology
+        if graph is None:
+            raise ValueError(f"{type(self).__name__} has no graph: pass data=, or give it to a loader")
+        for node_type, node in seed.items():
+            check_nodes(node, graph, node_type)
+        return self.sample(seed, self._seed_time(seed, time), _key(key))
+
+    def _seed_time(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        time: Mapping[NodeType, Tensor] | None,
+    ) -> dict[NodeType, Tensor] | None:
+        graph = self.topology
+        assert graph is not None
+        if not graph.is_temporal:
+            if time is not None:
+                raise ValueError("seeds have times but the graph has none: set time_attr=")
+            return None
+        if time is not None:
+            return {k: graph.to_time(v) for k, v in time.items()}
+        out = {}
+        for node_type, node in seed.items():
+            if node_type not in graph.node_time:
+                raise ValueError(
+                    f"seeds of type {node_type!r} have no time: pass input_time= "
+                    f"(edge_label_time= for links)"
+                )
+            out[node_type] = graph.node_time[node_type][node.to(torch.int64)]
+        return out
+
+
+def check_nodes(node: Tensor, graph: Topology, node_type: NodeType, name: str = "seed") -> None:
+    """Refuse what is not a list of nodes of ``node_type``."""
+    if node_type not in graph.num_nodes:
+        raise ValueError(
+            f"unknown node type {node_type!r}; the graph has "
+            f"{', '.join(repr(t) for t in graph.node_types)}"
+        )
+    if node.dtype not in (torch.int64, torch.int32) or node.dim() != 1:
+        raise TypeError(
+            f"{name} must be a one-dimensional int64 or int32 tensor "
+            f"(got {node.dtype} of shape {list(node.shape)})"
+        )
+    if node.numel():
+        low, high = int(node.min()), int(node.max())
+        if low < 0 or high >= graph.num_nodes[node_type]:
+            of_type = "" if node_type is None else f" of type {node_type!r}"
+            raise IndexError(
+                f"{name} {low if low < 0 else high} is out of range: the graph has "
+                f"{graph.num_nodes[node_type]} nodes{of_type}"
+            )
+
+
+def _key(key: int | None) -> int:
+    if key is not None:
+        return key
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def _num_neighbors(value: Any) -> NumNeighbors | None:
+    if value is None or isinstance(value, NumNeighbors):
+        return value
+    return NumNeighbors(value)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))} (got {value!r})")
+    return value
