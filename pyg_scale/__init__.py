@@ -1,0 +1,28 @@
+"""Neighbour loading for PyTorch Geometric that is reproducible, fast and replaceable by name.
+
+Importing the package loads neither torch nor PyG; a submodule is loaded when it is first used.
+"""
+
+import importlib
+from typing import Any
+
+import pluggy
+
+__version__ = "0.1.0"
+
+hookimpl = pluggy.HookimplMarker("pyg_scale")
+"""Marks a function of a plugin as the implementation of a hook of :mod:`pyg_scale.hookspecs`."""
+
+_SUBMODULES = ("compat", "errors", "loader", "ops", "plugins", "sampler", "store", "testing")
+
+__all__ = ["__version__", "hookimpl", *_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBMODULES})

@@ -1,0 +1,50 @@
+"""Everything that is built in, through the same hooks that a plugin uses."""
+
+from pyg_scale import hookimpl
+
+
+@hookimpl
+def pyg_scale_samplers() -> dict[str, str]:
+    return {
+        "native": "pyg_scale.sampler.native:NativeSampler",
+        "reference": "pyg_scale.sampler.reference:ReferenceSampler",
+    }
+
+
+@hookimpl
+def pyg_scale_feature_stores() -> dict[str, str]:
+    return {"memory": "pyg_scale.store.memory:MemoryFeatureStore"}
+
+
+@hookimpl
+def pyg_scale_graph_stores() -> dict[str, str]:
+    return {"memory": "pyg_scale.store.memory:MemoryGraphStore"}
+
+
+@hookimpl
+def pyg_scale_commands() -> dict[str, str]:
+    return {
+        "bench": "pyg_scale.cli.bench:main",
+        "build": "pyg_scale.cli.build:main",
+        "doctor": "pyg_scale.cli.doctor:main",
+        "plugins": "pyg_scale.cli.plugins:main",
+    }
+
+
+@hookimpl
+def pyg_scale_checks() -> dict[str, str]:
+    return {
+        "torch": "pyg_scale.cli.checks:torch",
+        "torch_geometric": "pyg_scale.cli.checks:torch_geometric",
+        "kernels": "pyg_scale.cli.checks:kernels",
+        "compiler": "pyg_scale.cli.checks:compiler",
+        "pyg-lib": "pyg_scale.cli.checks:pyg_lib",
+        "torch-sparse": "pyg_scale.cli.checks:torch_sparse",
+    }
+
+
+FIRST_PARTY = {
+    ("sampler", "pyg-lib"): "pyg-scale-pyglib",
+    ("sampler", "torch-sparse"): "pyg-scale-pyglib",
+}
+"""Names that one of our own plugins adds, so that an error can say what to install."""

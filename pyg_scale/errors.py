@@ -1,0 +1,21 @@
+"""The errors of the package that have no fitting standard type. Each one is also a standard type."""
+
+
+class PluginError(Exception):
+    """A plugin is wrong: a hook that does not exist, a name that is not allowed, ..."""
+
+
+class UnknownPluginError(PluginError, LookupError):
+    """No plugin provides the name that was asked for."""
+
+
+class AmbiguousPluginError(PluginError, LookupError):
+    """Several plugins provide the name that was asked for; ``provider:name`` says which."""
+
+
+class PluginLoadError(PluginError, ImportError):
+    """A name is known, but what it stands for cannot be imported."""
+
+
+class KernelsError(RuntimeError):
+    """``PYG_SCALE_KERNELS=require`` asks for compiled kernels, and they cannot be used."""

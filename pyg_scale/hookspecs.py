@@ -1,0 +1,126 @@
+"""Everything that can be plugged in: one hook per kind, all of one shape.
+
+A hook takes nothing and returns ``{name: target}``: the name is what a user types, the target is
+``"module:attribute"``. It is a string so that listing plugins imports nothing; it is imported
+when somebody asks for the name. The module that holds the hooks should therefore import nothing
+but :data:`pyg_scale.hookimpl`.
+
+A distribution makes that module known by an entry point of the group ``pyg_scale``::
+
+    [project.entry-points.pyg_scale]
+    mine = "pyg_scale_mine"
+
+In a notebook or a script, ``pyg_scale.plugins.register(module_or_object)`` does the same, and
+the target may be the object itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pluggy
+
+hookspec = pluggy.HookspecMarker("pyg_scale")
+
+Targets = dict[str, Any]
+"""Names and what they stand for: ``"module:attribute"``, or the object itself."""
+
+
+class Check(NamedTuple):
+    """What one check of ``pyg-scale doctor`` found.
+
+    Attributes:
+        ok: ``True``, ``False`` (something is broken), or ``None`` (something optional is absent).
+        detail: What was found, in one line.
+        fix: What to do about it; a command line if there is one.
+    """
+
+    ok: bool | None
+    detail: str
+    fix: str = ""
+
+
+@hookspec
+def pyg_scale_samplers() -> Targets:
+    """Neighbour samplers: ``NeighborLoader(..., neighbor_sampler="mine")``.
+
+    A target is a subclass of :class:`pyg_scale.sampler.base.NeighborSampler` (or, without keyed
+    draws, of :class:`torch_geometric.sampler.BaseSampler`) that can be built without arguments
+    and passes :class:`pyg_scale.testing.SamplerTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_samplers():
+            return {"mine": "pyg_scale_mine.sampler:MySampler"}
+    """
+
+
+@hookspec
+def pyg_scale_feature_stores() -> Targets:
+    """Feature stores: where the features of nodes and edges are read from.
+
+    A target is a subclass of :class:`torch_geometric.data.FeatureStore` that passes
+    :class:`pyg_scale.testing.FeatureStoreTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_feature_stores():
+            return {"mine": "pyg_scale_mine.feature_store:MyFeatureStore"}
+    """
+
+
+@hookspec
+def pyg_scale_graph_stores() -> Targets:
+    """Graph stores: where edges are read from.
+
+    A target is a subclass of :class:`torch_geometric.data.GraphStore` that passes
+    :class:`pyg_scale.testing.GraphStoreTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_graph_stores():
+            return {"mine": "pyg_scale_mine.graph_store:MyGraphStore"}
+    """
+
+
+@hookspec
+def pyg_scale_commands() -> Targets:
+    """Subcommands: ``pyg-scale mine ...``.
+
+    A target is a function that takes the remaining arguments (a list of strings) and returns
+    the exit status: 0 for success, 1 for failure, 2 for wrong usage. The first line of its
+    module's docstring is what ``pyg-scale --help`` shows; it is read without importing it.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_commands():
+            return {"mine": "pyg_scale_mine.command:main"}
+    """
+
+
+@hookspec
+def pyg_scale_checks() -> Targets:
+    """Checks that ``pyg-scale doctor`` runs and prints.
+
+    A target is a function without arguments that returns a :class:`Check`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_checks():
+            return {"mine": "pyg_scale_mine.check:check"}
+    """

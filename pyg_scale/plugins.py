@@ -1,0 +1,425 @@
+"""Find plugins and look names up: the one place where a name becomes an object.
+
+Built-in names are answered without looking at what is installed, and are reserved: a plugin that
+uses one as well is reached as ``provider:name``. Everything else is looked for once per process,
+in the entry points of the group ``pyg_scale``. A plugin that fails is skipped, reported once,
+and kept in :func:`failures`.
+
+``PYG_SCALE_PLUGINS`` (a comma-separated list of distributions) limits what is loaded; empty means
+built-ins only. ``PYG_SCALE_TRACE_PLUGINS=1`` prints each step to stderr.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from pyg_scale import __version__, default_plugins, hookspecs
+from pyg_scale.errors import (
+    AmbiguousPluginError,
+    PluginError,
+    PluginLoadError,
+    UnknownPluginError,
+)
+
+KINDS = {
+    "sampler": "pyg_scale_samplers",
+    "feature_store": "pyg_scale_feature_stores",
+    "graph_store": "pyg_scale_graph_stores",
+    "command": "pyg_scale_commands",
+    "check": "pyg_scale_checks",
+}
+"""Every kind and the hook that collects its names."""
+
+BUILTIN = "builtin"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name of a kind: who provides it, and what it stands for."""
+
+    kind: str
+    name: str
+    provider: str
+    version: str
+    target: Any
+
+    def load(self) -> Any:
+        """The object behind the name.
+
+        Raises:
+            PluginLoadError: If it cannot be imported.
+        """
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, attribute = self.target.partition(":")
+        try:
+            loaded = functools.reduce(
+                getattr, attribute.split("."), importlib.import_module(module)
+            )
+        except Exception as error:
+            raise PluginLoadError(
+                f"{self.kind} {self.name!r} (from {self.provider} {self.version}, "
+                f"{self.target}) could not be loaded: {type(error).__name__}: {error}"
+            ) from error
+        _trace(f"{self.kind} {self.name!r} is {self.target} of {self.provider}")
+        return loaded
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A plugin, or a hook of one, that was skipped."""
+
+    provider: str
+    version: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return (
+            f"{self.provider} {self.version}".rstrip()
+            + f" was skipped: {type(self.error).__name__}: {self.error}"
+        )
+
+
+class Registry:
+    """The plugins of a process. The functions of this module use the one that they share."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self._manager = pluggy.PluginManager("pyg_scale")
+        self._manager.add_hookspecs(hookspecs)
+        self._manager.register(default_plugins, BUILTIN)
+        self._versions = {BUILTIN: __version__}
+        self._by_hand: set[str] = set()
+        self._entries: dict[tuple[str, str], list[Entry]] = {}
+        self._discovered = False
+        self._lock = threading.RLock()
+
+    # Looking up ############################################################################
+
+    def get(self, kind: str, name: str) -> Any:
+        """See :func:`get`."""
+        return self.entry(kind, name).load()
+
+    def entry(self, kind: str, name: str) -> Entry:
+        """See :func:`entry`."""
+        _known_kind(kind)
+        provider, _, short = name.rpartition(":")
+        if provider in ("", BUILTIN):
+            for entry in self._of(kind, BUILTIN):
+                if entry.name == short:
+                    return entry
+        found = [
+            entry
+            for entry in self.entries(kind)
+            if entry.name == short and entry.provider == (_normal(provider) or entry.provider)
+        ]
+        if not found:
+            raise UnknownPluginError(self._unknown(kind, name))
+        if len(found) > 1:
+            raise AmbiguousPluginError(
+                f"{kind} {name!r} is provided by more than one plugin; say which: "
+                + ", ".join(repr(f"{e.provider}:{e.name}") for e in found)
+            )
+        return found[0]
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """See :func:`entries`."""
+        if kind is not None:
+            _known_kind(kind)
+        self._discover()
+        return [
+            entry
+            for each in ([kind] if kind else KINDS)
+            for provider in self._providers()
+            for entry in self._of(each, provider)
+        ]
+
+    def names(self, kind: str) -> list[str]:
+        """See :func:`names`."""
+        entries = self.entries(kind)
+        count: dict[str, int] = {}
+        for entry in entries:
+            count[entry.name] = count.get(entry.name, 0) + 1
+        return sorted(
+            e.name if e.provider == BUILTIN or count[e.name] == 1 else f"{e.provider}:{e.name}"
+            for e in entries
+        )
+
+    def _unknown(self, kind: str, name: str) -> str:
+        names = self.names(kind)
+        lines = [f"unknown {kind} {name!r}"]
+        if (kind, name) in default_plugins.FIRST_PARTY:
+            distribution = default_plugins.FIRST_PARTY[kind, name]
+            lines.append(
+                f"it is part of {distribution}: pip install {distribution} "
+                f"(in a checkout: pip install ./plugins/{distribution})"
+            )
+        elif close := difflib.get_close_matches(name, names, n=1):
+            lines.append(f"did you mean {close[0]!r}?")
+        lines.append("available: " + (", ".join(names) or "none"))
+        lines += [str(failure) for failure in self.failures]
+        return "\n  ".join(lines)
+
+    # Registering ###########################################################################
+
+    def register(self, plugin: Any, name: str | None = None) -> str:
+        """See :func:`register`."""
+        provider = _normal(name or _name_of(plugin))
+        with self._lock:
+            self._discover()
+            old = self._manager.get_plugin(provider)
+            if old is not None and provider not in self._by_hand:
+                raise PluginError(
+                    f"there is a plugin {provider!r} already: pass another name= to register"
+                )
+            if old is not None:
+                self.unregister(provider)
+            if self._manager.is_registered(plugin):
+                raise PluginError(
+                    f"this plugin is registered already, as {self._manager.get_name(plugin)!r}"
+                )
+            self._add(plugin, provider, "")
+            self._by_hand.add(provider)
+            try:
+                for kind in KINDS:
+                    self._collect(kind, provider)
+            except BaseException:
+                self.unregister(provider)
+                raise
+        return provider
+
+    def unregister(self, name: str) -> None:
+        """See :func:`unregister`."""
+        provider = _normal(name)
+        with self._lock:
+            if provider not in self._by_hand:
+                raise PluginError(
+                    f"{name!r} was not added by register(); added: "
+                    + (", ".join(sorted(self._by_hand)) or "none")
+                )
+            self._manager.unregister(name=provider)
+            self._by_hand.discard(provider)
+            for kind in KINDS:
+                self._entries.pop((kind, provider), None)
+
+    def _add(self, plugin: Any, provider: str, version: str) -> None:
+        """Hand a plugin to pluggy; all or nothing."""
+        try:
+            self._manager.register(plugin, provider)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            if self._manager.has_plugin(provider):
+                self._manager.unregister(name=provider)
+            raise PluginError(_explain(plugin, error)) from error
+        if not self._manager.get_hookcallers(plugin):
+            self._manager.unregister(name=provider)
+            raise PluginError(
+                f"{_name_of(plugin)} implements no hook: decorate its functions with "
+                f"@pyg_scale.hookimpl and call them {', '.join(KINDS.values())}"
+            )
+        self._versions[provider] = version
+
+    # Finding ###############################################################################
+
+    def _providers(self) -> list[str]:
+        """Built-ins first, then the installed ones by name, then those added by hand."""
+        names = {name for name, plugin in self._manager.list_name_plugin() if plugin is not None}
+        return sorted(names, key=lambda n: (n != BUILTIN, n in self._by_hand, n))
+
+    def _of(self, kind: str, provider: str) -> list[Entry]:
+        """What a provider has of a kind; asked once. A hook that fails has nothing."""
+        with self._lock:
+            if (kind, provider) not in self._entries:
+                try:
+                    self._collect(kind, provider)
+                except (Exception, SystemExit) as error:
+                    self._entries[kind, provider] = []
+                    self._failed(provider, self._versions[provider], error)
+            return self._entries[kind, provider]
+
+    def _collect(self, kind: str, provider: str) -> None:
+        hook = KINDS[kind]
+        version = self._versions[provider]
+        entries = []
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            if implementation.plugin_name == provider:
+                targets = implementation.function()
+                _trace(f"{hook}() of {provider} is {targets}")
+                for name, target in _checked(hook, targets).items():
+                    entries.append(Entry(kind, name, provider, version, target))
+        self._entries[kind, provider] = entries
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        with self._lock:
+            if self._discovered:
+                return
+            self._discovered = True  # first: a plugin that asks for a name must not start over
+            allowed = os.environ.get("PYG_SCALE_PLUGINS")
+            wanted = None if allowed is None else {_normal(n) for n in allowed.split(",")} - {""}
+            missing = set(wanted or ())
+            for provider, point in _entry_points():
+                distribution = provider.partition("/")[0]
+                missing.discard(distribution)
+                if wanted is None or distribution in wanted:
+                    self._load(provider, point)
+            for name in sorted(missing):
+                error = PluginError(f"PYG_SCALE_PLUGINS names it, but it is not installed; "
+                                    f"pip install {name}")
+                self._failed(name, "", error)
+
+    def _load(self, provider: str, point: EntryPoint) -> None:
+        version = point.dist.version if point.dist else ""
+        try:
+            self._add(point.load(), provider, version)
+        except (Exception, SystemExit) as error:
+            self._failed(provider, version, error)
+        else:
+            _trace(f"loaded {provider} {version} ({point.value})")
+
+    def _failed(self, provider: str, version: str, error: BaseException) -> None:
+        failure = Failure(provider, version, error)
+        self.failures.append(failure)
+        _trace(str(failure))
+        warnings.warn(f"pyg_scale plugin {failure}", RuntimeWarning, stacklevel=2)
+
+
+def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
+    """The entry points of the group, each with the name of its provider, ordered by it.
+
+    A distribution is a provider; if it has several entry points, each one is.
+    """
+    points = []
+    for point in entry_points(group="pyg_scale"):
+        points.append((_normal(point.dist.name if point.dist else point.name), point))
+    owners = [owner for owner, _ in points]
+    for owner, point in sorted(points, key=lambda pair: (pair[0], pair[1].name)):
+        yield (owner if owners.count(owner) == 1 else f"{owner}/{point.name}"), point
+
+
+def _checked(hook: str, targets: Any) -> dict[str, Any]:
+    """The ``{name: target}`` that a hook returned, or an error that says what is wrong with it."""
+    if not isinstance(targets, dict):
+        raise PluginError(f"{hook}() must return {{name: 'module:attribute'}} (got {targets!r})")
+    for name, target in targets.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise PluginError(
+                f"{hook}() gives the name {name!r}: names are lower-case letters, digits, - and _"
+            )
+        if isinstance(target, str) and not _TARGET.fullmatch(target):
+            raise PluginError(
+                f"{hook}() gives {name!r} the target {target!r}: write 'module:attribute'"
+            )
+    return targets
+
+
+def _explain(plugin: Any, error: pluggy.PluginValidationError) -> str:
+    """Pluggy's complaint, with the hook that was probably meant."""
+    hooks = list(KINDS.values())
+    wrong = re.search(r"hook '(\w+)'", str(error))
+    close = difflib.get_close_matches(wrong[1], hooks, n=1) if wrong else []
+    if wrong and close and wrong[1] not in hooks:
+        return f"{_name_of(plugin)}: unknown hook {wrong[1]!r}; did you mean {close[0]!r}?"
+    return f"{_name_of(plugin)}: {' '.join(str(error).split())}; the hooks are {', '.join(hooks)}"
+
+
+def _known_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
+
+
+def _name_of(plugin: Any) -> str:
+    if isinstance(plugin, (ModuleType, type)):
+        return plugin.__name__
+    return type(plugin).__name__
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as the packaging specification normalises it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _trace(message: str) -> None:
+    if os.environ.get("PYG_SCALE_TRACE_PLUGINS") == "1":
+        print(f"pyg_scale.plugins: {message}", file=sys.stderr)
+
+
+@functools.cache
+def _registry() -> Registry:
+    return Registry()
+
+
+def get(kind: str, name: str) -> Any:
+    """The object (a class, a function) that ``name`` stands for.
+
+    Args:
+        kind: One of :data:`KINDS`, such as ``"sampler"``.
+        name: A name, or ``provider:name``.
+
+    Raises:
+        UnknownPluginError: If nobody provides the name.
+        AmbiguousPluginError: If several plugins do; ``provider:name`` says which.
+        PluginLoadError: If it cannot be imported.
+    """
+    return _registry().get(kind, name)
+
+
+def entry(kind: str, name: str) -> Entry:
+    """Who provides ``name`` and what it stands for; imports nothing of it. Errors as :func:`get`."""
+    return _registry().entry(kind, name)
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind that :func:`get` would find, sorted; imports none of them."""
+    return _registry().names(kind)
+
+
+def entries(kind: str | None = None) -> list[Entry]:
+    """Everything there is, of one kind or of all; imports none of it."""
+    return _registry().entries(kind)
+
+
+def failures() -> list[Failure]:
+    """The plugins that were skipped, and why. Looks at everything that is installed."""
+    _registry().entries()
+    return list(_registry().failures)
+
+
+def register(plugin: Any, name: str | None = None) -> str:
+    """Add a plugin by hand: a module, class or object with functions marked as hooks.
+
+    Registering another one under the same name replaces it, as when a notebook cell is run again.
+
+    Args:
+        plugin: What holds the hooks.
+        name: The name of the provider; that of the module or class if ``None``.
+
+    Returns:
+        The name of the provider, for ``provider:name`` and :func:`unregister`.
+
+    Raises:
+        PluginError: If the plugin is wrong; nothing was added then.
+    """
+    return _registry().register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Take away a plugin that :func:`register` added."""
+    _registry().unregister(name)
