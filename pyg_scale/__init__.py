@@ -15,7 +15,7 @@ hookimpl = pluggy.HookimplMarker("pyg_scale")
 
 _SUBMODULES = ("compat", "errors", "loader", "ops", "plugins", "sampler", "store", "testing")
 
-__all__ = ["__version__", "hookimpl", *_SUBMODULES]
+__all__ = ["__version__", "hookimpl"]
 
 
 def __getattr__(name: str) -> Any:

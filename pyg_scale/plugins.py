@@ -97,10 +97,10 @@ class Failure:
 
 
 class Registry:
-    """The plugins of a process. The functions of this module use the one that they share."""
+    """The plugins of a process. The functions of this module are the methods of a shared one."""
 
     def __init__(self) -> None:
-        self.failures: list[Failure] = []
+        self._failures: list[Failure] = []
         self._manager = pluggy.PluginManager("pyg_scale")
         self._manager.add_hookspecs(hookspecs)
         self._manager.register(default_plugins, BUILTIN)
@@ -113,11 +113,21 @@ class Registry:
     # Looking up ############################################################################
 
     def get(self, kind: str, name: str) -> Any:
-        """See :func:`get`."""
+        """The object (a class, a function) that ``name`` stands for.
+
+        Args:
+            kind: One of :data:`KINDS`, such as ``"sampler"``.
+            name: A name, or ``provider:name``.
+
+        Raises:
+            UnknownPluginError: If nobody provides the name.
+            AmbiguousPluginError: If several plugins do; ``provider:name`` says which.
+            PluginLoadError: If it cannot be imported.
+        """
         return self.entry(kind, name).load()
 
     def entry(self, kind: str, name: str) -> Entry:
-        """See :func:`entry`."""
+        """Who provides a name and what it stands for, without importing it; errors as ``get``."""
         _known_kind(kind)
         provider, _, short = name.rpartition(":")
         if provider in ("", BUILTIN):
@@ -139,7 +149,7 @@ class Registry:
         return found[0]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """See :func:`entries`."""
+        """Everything there is, of one kind or of all, without importing any of it."""
         if kind is not None:
             _known_kind(kind)
         self._discover()
@@ -151,7 +161,7 @@ class Registry:
         ]
 
     def names(self, kind: str) -> list[str]:
-        """See :func:`names`."""
+        """Every name that ``get`` finds, sorted, without importing any of it."""
         entries = self.entries(kind)
         count: dict[str, int] = {}
         for entry in entries:
@@ -160,6 +170,11 @@ class Registry:
             e.name if e.provider == BUILTIN or count[e.name] == 1 else f"{e.provider}:{e.name}"
             for e in entries
         )
+
+    def failures(self) -> list[Failure]:
+        """The plugins, or hooks of one, that were skipped, and why."""
+        self.entries()
+        return list(self._failures)
 
     def _unknown(self, kind: str, name: str) -> str:
         names = self.names(kind)
@@ -173,13 +188,26 @@ class Registry:
         elif close := difflib.get_close_matches(name, names, n=1):
             lines.append(f"did you mean {close[0]!r}?")
         lines.append("available: " + (", ".join(names) or "none"))
-        lines += [str(failure) for failure in self.failures]
+        lines += [str(failure) for failure in self._failures]
         return "\n  ".join(lines)
 
     # Registering ###########################################################################
 
     def register(self, plugin: Any, name: str | None = None) -> str:
-        """See :func:`register`."""
+        """Add a plugin by hand: a module, class or object with functions marked as hooks.
+
+        Another one under the same name replaces it, as when a notebook cell is run again.
+
+        Args:
+            plugin: What holds the hooks.
+            name: The name of the provider; that of the module or class if ``None``.
+
+        Returns:
+            The name of the provider, for ``provider:name`` and ``unregister``.
+
+        Raises:
+            PluginError: If the plugin is wrong; nothing was added then.
+        """
         provider = _normal(name or _name_of(plugin))
         with self._lock:
             self._discover()
@@ -205,7 +233,7 @@ class Registry:
         return provider
 
     def unregister(self, name: str) -> None:
-        """See :func:`unregister`."""
+        """Take away a plugin that ``register`` added."""
         provider = _normal(name)
         with self._lock:
             if provider not in self._by_hand:
@@ -296,7 +324,7 @@ class Registry:
 
     def _failed(self, provider: str, version: str, error: BaseException) -> None:
         failure = Failure(provider, version, error)
-        self.failures.append(failure)
+        self._failures.append(failure)
         _trace(str(failure))
         warnings.warn(f"pyg_scale plugin {failure}", RuntimeWarning, stacklevel=2)
 
@@ -361,65 +389,11 @@ def _trace(message: str) -> None:
         print(f"pyg_scale.plugins: {message}", file=sys.stderr)
 
 
-@functools.cache
-def _registry() -> Registry:
-    return Registry()
-
-
-def get(kind: str, name: str) -> Any:
-    """The object (a class, a function) that ``name`` stands for.
-
-    Args:
-        kind: One of :data:`KINDS`, such as ``"sampler"``.
-        name: A name, or ``provider:name``.
-
-    Raises:
-        UnknownPluginError: If nobody provides the name.
-        AmbiguousPluginError: If several plugins do; ``provider:name`` says which.
-        PluginLoadError: If it cannot be imported.
-    """
-    return _registry().get(kind, name)
-
-
-def entry(kind: str, name: str) -> Entry:
-    """Who provides ``name`` and what it stands for; imports nothing of it. Errors as :func:`get`."""
-    return _registry().entry(kind, name)
-
-
-def names(kind: str) -> list[str]:
-    """Every name of a kind that :func:`get` would find, sorted; imports none of them."""
-    return _registry().names(kind)
-
-
-def entries(kind: str | None = None) -> list[Entry]:
-    """Everything there is, of one kind or of all; imports none of it."""
-    return _registry().entries(kind)
-
-
-def failures() -> list[Failure]:
-    """The plugins that were skipped, and why. Looks at everything that is installed."""
-    _registry().entries()
-    return list(_registry().failures)
-
-
-def register(plugin: Any, name: str | None = None) -> str:
-    """Add a plugin by hand: a module, class or object with functions marked as hooks.
-
-    Registering another one under the same name replaces it, as when a notebook cell is run again.
-
-    Args:
-        plugin: What holds the hooks.
-        name: The name of the provider; that of the module or class if ``None``.
-
-    Returns:
-        The name of the provider, for ``provider:name`` and :func:`unregister`.
-
-    Raises:
-        PluginError: If the plugin is wrong; nothing was added then.
-    """
-    return _registry().register(plugin, name)
-
-
-def unregister(name: str) -> None:
-    """Take away a plugin that :func:`register` added."""
-    _registry().unregister(name)
+_shared = Registry()
+get = _shared.get
+entry = _shared.entry
+names = _shared.names
+entries = _shared.entries
+failures = _shared.failures
+register = _shared.register
+unregister = _shared.unregister
