@@ -1,0 +1,6 @@
+"""Graphs for examples and benchmarks: generated ones, ``.npz`` archives, PyG's by name."""
+
+from pyg_scale.datasets.communities import hetero_communities, planted_communities
+from pyg_scale.datasets.read import load, read_npz
+
+__all__ = ["hetero_communities", "load", "planted_communities", "read_npz"]
