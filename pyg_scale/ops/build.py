@@ -1,0 +1,257 @@
+"""Compile ``csrc/*.cpp`` into one library, with the C++ compiler that is there.
+
+The sources use torch's stable ABI, so the library depends neither on the version of Python nor
+on that of torch (from 2.11 on), and a file takes seconds. Nothing here imports torch: its headers
+are found, not loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from pyg_scale.errors import KernelsError
+from pyg_scale.ops.sources import (
+    FLAGS,
+    LIBRARIES,
+    MARK,
+    NAME,
+    built_from,
+    cache_dir,
+    locations,
+    source_dir,
+    source_hash,
+)
+
+_COMPILERS = ("c++", "g++", "clang++")
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_STEP_SECONDS = 600
+_KEEP_SECONDS = 14 * 24 * 3600
+
+
+def find_compiler() -> list[str] | None:
+    """The C++ compiler, as the start of a command: ``CXX``, else the first that is found."""
+    if wanted := shlex.split(os.environ.get("CXX", "")):
+        return wanted if shutil.which(wanted[0]) else None
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return [found] if found else None
+
+
+def _torch_dir() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise KernelsError(
+            "the kernels are compiled against torch's headers, and there is no torch here: "
+            "pip install torch (when installing from source, add --no-build-isolation)"
+        )
+    torch = Path(spec.submodule_search_locations[0])
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", (torch / "version.py").read_text())
+    if found and (int(found[1]), int(found[2])) < (2, 11):
+        raise KernelsError(
+            f"the kernels need torch 2.11 or later (got {found[1]}.{found[2]}): "
+            "pip install -U torch"
+        )
+    return torch
+
+
+def _compiler() -> list[str]:
+    if sys.platform != "linux":
+        raise KernelsError(
+            f"the kernels are compiled on Linux only (this is {sys.platform}); everything works "
+            "without them, only slower"
+        )
+    compiler = find_compiler()
+    if compiler is None:
+        wanted = os.environ.get("CXX")
+        looked = f"CXX={wanted} cannot be found" if wanted else f"none of {', '.join(_COMPILERS)}"
+        raise KernelsError(
+            f"there is no C++ compiler: {looked}. Install one (apt install g++, dnf install "
+            "gcc-c++, conda install cxx-compiler) or set CXX; everything works without the "
+            "kernels, only slower"
+        )
+    return compiler
+
+
+# Building #################################################################################
+
+
+def build(
+    *,
+    source: Path | None = None,
+    output: Path | None = None,
+    force: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    timeout: float = 600,
+) -> Path:
+    """Compile the kernels, unless the library is there and built from the same sources.
+
+    Files that did not change since an earlier build are not compiled again.
+
+    Args:
+        source: The directory of the sources; that of the package if ``None``.
+        output: The library to write; if ``None``, next to the package where that can be written
+            to, else in the user's cache.
+        force: Compile everything again.
+        jobs: How many compilers run at once; one per core if ``None``.
+        progress: Called with (files done, files in all, what was done last).
+        timeout: How many seconds to wait for another build.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        KernelsError: If there are no sources, no compiler or no torch, if the compiler fails,
+            or if another build holds the lock for too long.
+    """
+    from filelock import FileLock, Timeout  # comes with torch
+
+    source = Path(source) if source else source_dir()
+    files = sorted(source.glob("*.cpp"))
+    if not files:
+        raise KernelsError(f"there is nothing to compile: {source} has no *.cpp")
+    output = Path(output) if output else _default_output(source)
+    digest = source_hash(source)
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache_dir() / "build.lock", timeout=timeout):
+            if not force and output.is_file() and built_from(output) == digest:
+                return output
+            _build(source, files, output, digest, force, jobs, progress or (lambda *_: None))
+    except Timeout:
+        raise KernelsError(
+            f"another build has held {cache_dir() / 'build.lock'} for {timeout:g} s; "
+            "wait for it or end it"
+        ) from None
+    except OSError as error:
+        raise KernelsError(f"the kernels could not be written: {error}") from error
+    return output
+
+
+def clean() -> list[Path]:
+    """Remove the library and everything kept from earlier builds; returns what was removed."""
+    here = Path(__file__).resolve().parent / NAME
+    removed = [path for path in (here, cache_dir()) if path.exists()]
+    for path in removed:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return removed
+
+
+def _default_output(source: Path) -> Path:
+    beside, cached = locations(source)
+    return beside if os.access(beside.parent, os.W_OK) else cached
+
+
+def _build(
+    source: Path,
+    files: Sequence[Path],
+    output: Path,
+    digest: str,
+    force: bool,
+    jobs: int | None,
+    progress: Callable[[int, int, str], None],
+) -> None:
+    compiler = _compiler()
+    torch = _torch_dir()
+    command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
+    identity = (
+        _run([*compiler, "--version"]) + " ".join(command) + (torch / "version.py").read_text()
+    )
+    objects = cache_dir() / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    total = len(files) + 2
+    progress(0, total, "")
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as scratch:
+        stamp = Path(scratch) / "sources.cpp"
+        text = f"{MARK.decode()}{digest}"
+        stamp.write_text(f'extern "C" const char pyg_scale_sources[] = "{text}";\n')
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            waiting = {
+                pool.submit(_compile, command, path, objects, identity, force): path
+                for path in (*files, stamp)
+            }
+            try:
+                for done, future in enumerate(as_completed(waiting), start=1):
+                    future.result()
+                    progress(done, total, waiting[future].name)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        linked = Path(scratch) / NAME
+        parts = [str(future.result()) for future in waiting]
+        libraries = [f"-L{torch / 'lib'}", *LIBRARIES]
+        _run([*compiler, "-shared", "-pthread", "-s", "-o", str(linked), *parts, *libraries])
+        if source_hash(source) != digest:
+            raise KernelsError(f"{source} changed while it was compiled: build again")
+        os.replace(linked, output)
+    progress(total, total, output.name)
+    _prune(objects)
+
+
+def _compile(command: list[str], path: Path, objects: Path, identity: str, force: bool) -> Path:
+    """Compile a file, or find what it compiled to; the name of the object holds all it is of."""
+    digest = _digest(identity, path)
+    target = objects / f"{path.stem}-{digest}.o"
+    if target.exists() and not force:
+        os.utime(target)  # still in use, see _prune
+        return target
+    fresh = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        _run([*command, "-c", str(path), "-o", str(fresh)])
+        if _digest(identity, path) != digest:
+            raise KernelsError(f"{path} changed while it was compiled: build again")
+        os.replace(fresh, target)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return target
+
+
+def _digest(identity: str, path: Path) -> str:
+    """The hash of a source file, of the headers of ours that it includes, and of the compiler."""
+    digest = hashlib.sha256(identity.encode())
+    parts = [path]
+    for part in parts:
+        text = part.read_text()
+        digest.update(f"\0{part.name}\0{text}".encode())
+        for name in _INCLUDE.findall(text):
+            header = (part.parent / name).resolve()
+            if header.is_file() and header not in parts:
+                parts.append(header)
+    return digest.hexdigest()[:32]
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_STEP_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise KernelsError(
+            f"this took more than {_STEP_SECONDS} s: {shlex.join(command)}"
+        ) from None
+    if done.returncode:
+        raise KernelsError(
+            f"this failed ({done.returncode}): {shlex.join(command)}\n{done.stderr.strip()}"
+        )
+    if done.stderr.strip():
+        print(done.stderr.strip(), file=sys.stderr)
+    return done.stdout
+
+
+def _prune(objects: Path) -> None:
+    old = time.time() - _KEEP_SECONDS
+    for path in objects.iterdir():
+        if path.stat().st_mtime < old:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""The compiled kernels in use: loaded once, on first use, and never if they are of other sources.
+
+``PYG_SCALE_KERNELS`` says what to do without them: ``auto`` (the default) takes the plain-torch
+path and says so once, ``never`` always takes it, ``require`` raises.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from pyg_scale.errors import KernelsError
+from pyg_scale.ops.sources import COMMAND, built_from, locations, source_dir, source_hash
+
+_MODES = ("auto", "never", "require")
+
+
+class _Library:
+    """What is known of the library. A failure is looked at again once a file has changed."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.loaded = False
+        self.stale = False
+        self.reason = ""
+        self._seen: object = None
+        self._lock = threading.Lock()
+
+    def load(self) -> bool:
+        if self.loaded:
+            return True
+        with self._lock:
+            seen = _stats()
+            if not self.loaded and seen != self._seen:
+                self._load()
+                self._seen = seen
+        return self.loaded
+
+    def _load(self) -> None:
+        self.path, self.stale, self.reason = None, False, "the kernels are not compiled"
+        try:
+            source = source_dir()
+            expected = source_hash(source)
+            present = [path for path in locations(source) if path.is_file()]
+        except (KernelsError, OSError) as error:
+            self.reason = str(error)
+            return
+        for path in present:
+            self.path, self.stale = path, built_from(path) != expected
+            if self.stale:
+                self.reason = f"the kernels in {path} were compiled from other sources"
+                continue
+            import torch
+
+            try:
+                torch.ops.load_library(path)
+            except (OSError, RuntimeError) as error:
+                self.reason = f"torch {torch.__version__} cannot load {path}: {error}"
+            else:
+                self.loaded, self.reason = True, ""
+                return
+
+
+_library = _Library()
+_said = threading.Event()
+
+
+def compiled() -> bool:
+    """Whether compiled ops may be called: loads them on first use.
+
+    Raises:
+        KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
+        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``.
+    """
+    mode = _mode()
+    if mode == "never":
+        return False
+    if _library.load():
+        return True
+    if mode == "require":
+        raise KernelsError(f"PYG_SCALE_KERNELS=require, but {_library.reason}. Run: {_command()}")
+    return False
+
+
+def load() -> None:
+    """Load the compiled ops, for code that has no other way.
+
+    Raises:
+        KernelsError: If they cannot be used, or must not be (``PYG_SCALE_KERNELS=never``).
+        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``.
+    """
+    if not compiled():
+        state = status()
+        fix = f". Run: {state['command']}" if state["command"] else ""
+        raise KernelsError(f"this needs the compiled kernels, but {state['reason']}{fix}")
+
+
+def status() -> dict[str, Any]:
+    """What :func:`compiled` would find; never raises.
+
+    Returns:
+        ``mode`` (of ``PYG_SCALE_KERNELS``), ``path`` (of the library that was found, or
+        ``None``), ``loaded``, ``stale`` (compiled from other sources), ``reason`` (why it is not
+        loaded, or empty) and ``command`` (what to run about it, or empty).
+    """
+    state: dict[str, Any] = {"mode": "auto", "path": None, "loaded": False, "stale": False}
+    try:
+        state["mode"] = _mode()
+    except ValueError as error:
+        return state | {"reason": str(error), "command": "unset PYG_SCALE_KERNELS"}
+    if state["mode"] == "never":
+        return state | {"reason": "PYG_SCALE_KERNELS=never forbids them", "command": ""}
+    _library.load()
+    return state | {
+        "path": str(_library.path) if _library.path else None,
+        "loaded": _library.loaded,
+        "stale": _library.stale,
+        "reason": _library.reason,
+        "command": "" if _library.loaded else _command(),
+    }
+
+
+def warn_plain_path(what: str) -> None:
+    """Say once per process that something takes the plain-torch path, and how to change that.
+
+    Args:
+        what: What takes it, as the start of a sentence: ``"NeighborLoader"``.
+    """
+    if _said.is_set() or _mode() == "never":
+        return
+    _said.set()
+    reason = _library.reason or "the kernels are not compiled"
+    warnings.warn(
+        f"{what} takes the plain-torch path, which is slower: {reason}. Run: {_command()} "
+        "(PYG_SCALE_KERNELS=never silences this)",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _mode() -> str:
+    mode = os.environ.get("PYG_SCALE_KERNELS") or "auto"
+    if mode not in _MODES:
+        raise ValueError(f"PYG_SCALE_KERNELS must be one of {', '.join(_MODES)} (got {mode!r})")
+    return mode
+
+
+def _command() -> str:
+    # A library of these very sources that does not load was compiled for another machine.
+    return COMMAND + (" --force" if _library.path and not _library.stale else "")
+
+
+def _stats() -> object:
+    """Changes whenever a library appears or is replaced."""
+    try:
+        return [(path, path.stat().st_mtime_ns) if path.is_file() else None for path in locations()]
+    except (KernelsError, OSError) as error:
+        return str(error)

@@ -1,0 +1,76 @@
+"""The C++ sources: where they are, how they are compiled, and what a library of them is called."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pyg_scale.errors import KernelsError
+
+COMMAND = "pyg-scale build"
+"""What a user runs to compile the kernels."""
+
+NAME = "_kernels.abi3.so"
+MARK = b"pyg_scale sources: "
+"""Precedes the hash of the sources in a library, so that it is read without loading it."""
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fopenmp-simd",
+    "-ffp-contract=off",  # a contracted multiply-add rounds otherwise on other machines
+    "-pthread",
+    "-DNDEBUG",
+    "-DTORCH_STABLE_ONLY",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",  # 2.11
+    "-Wall",
+    "-Wextra",
+)
+LIBRARIES = ("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-ltorch_cpu")
+"""``libtorch`` is needed for what it depends on: in a CUDA build, ``libtorch_cuda``."""
+
+
+def source_dir() -> Path:
+    """The directory of the C++ sources: in the package if installed, beside it in a checkout.
+
+    Raises:
+        KernelsError: If there is none.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "csrc", package.parent / "csrc"):
+        if next(candidate.glob("*.h"), None) or next(candidate.glob("*.cpp"), None):
+            return candidate
+    raise KernelsError(
+        f"the C++ sources are missing: neither {package / 'csrc'} nor {package.parent / 'csrc'} "
+        "has any; reinstall pyg-scale"
+    )
+
+
+def cache_dir() -> Path:
+    """Where compiled objects are kept, and the library if the package cannot be written to."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pyg_scale"
+
+
+def locations(source: Path | None = None) -> list[Path]:
+    """Where a library of these sources may be: next to the package, then in the user's cache."""
+    digest = source_hash(source or source_dir())
+    return [Path(__file__).resolve().parent / NAME, cache_dir() / digest[:16] / NAME]
+
+
+def source_hash(source: Path) -> str:
+    """The hash of the sources and of how they are compiled, as 64 hexadecimal digits."""
+    digest = hashlib.sha256("\0".join((*FLAGS, *LIBRARIES)).encode())
+    for path in sorted((*source.glob("*.cpp"), *source.glob("*.h"))):
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def built_from(library: Path) -> str | None:
+    """The hash of the sources that a library was built from; ``None`` if it does not say."""
+    data = library.read_bytes()
+    start = data.find(MARK)
+    return data[start + len(MARK) :][:64].decode(errors="replace") if start >= 0 else None
