@@ -213,7 +213,7 @@ def _side(
 
 
 def _stub_counts(u: Array, exponent: float, total: int, cap: float) -> Array:
-    """Power-law counts from uniform ``u`` in (0, 1]: at least 1, at most ``cap``, ``total`` in all."""
+    """Power-law counts from uniform ``u``: from 1 to ``cap`` each, ``total`` in all."""
     shape = u ** (-1.0 / (exponent - 1.0))
     total = max(total, u.size)
     low, high = 0.0, float(total)

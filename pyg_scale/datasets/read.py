@@ -49,7 +49,8 @@ def _pyg_dataset(text: str, root: Path) -> Data | HeteroData:
         close = difflib.get_close_matches(cls_name, names, n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(
-            f"there is no data set {text!r} in torch_geometric.datasets and it is no .npz file{hint}"
+            f"there is no data set {text!r} in torch_geometric.datasets, "
+            f"and it is no .npz file{hint}"
         )
     cls = getattr(datasets, cls_name)
     parameters = inspect.signature(cls.__init__).parameters
@@ -73,11 +74,12 @@ def read_npz(
 ) -> Data | HeteroData:
     """Read a graph from a plain NumPy archive.
 
-    A homogeneous archive has ``edge_index`` ``[2, num_edges]``, ``num_nodes``, ``y`` and features,
-    either ``x`` or the CSR triple ``x_indptr``, ``x_indices``, ``x_data`` with ``x_shape`` (made dense
-    here). A heterogeneous one has ``SRC__DST`` or ``SRC__RELATION__DST`` ``[2, num_edges]`` for each edge
-    type, ``num_TYPE`` for each node type, and ``TYPE_NAME`` for attributes (``_y`` labels, ``_x``, ``_time``).
-    ``train_idx``, ``val_idx`` and ``test_idx`` become masks of the labelled nodes. Nothing is unpickled.
+    A homogeneous archive has ``edge_index`` ``[2, num_edges]``, ``num_nodes``, ``y`` and
+    features, either ``x`` or the CSR triple ``x_indptr``, ``x_indices``, ``x_data`` with
+    ``x_shape`` (made dense here). A heterogeneous one has ``SRC__DST`` or
+    ``SRC__RELATION__DST`` ``[2, num_edges]`` for each edge type, ``num_TYPE`` for each node
+    type, and ``TYPE_NAME`` for attributes (``_y`` labels, ``_x``, ``_time``). ``train_idx``,
+    ``val_idx`` and ``test_idx`` become masks of the labelled nodes. Nothing is unpickled.
 
     Args:
         path: The archive.
