@@ -1,4 +1,4 @@
-"""The errors of the package that have no fitting standard type. Each one is also a standard type."""
+"""The errors that no standard type says well enough. Each one is a standard type too."""
 
 
 class PluginError(Exception):

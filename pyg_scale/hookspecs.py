@@ -14,6 +14,7 @@ In a notebook or a script, ``pyg_scale.plugins.register(module_or_object)`` does
 the target may be the object itself.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from typing import Any, NamedTuple

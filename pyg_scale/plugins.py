@@ -294,12 +294,10 @@ class Registry:
         self._entries[kind, provider] = entries
 
     def _discover(self) -> None:
-        if self._discovered:
-            return
         with self._lock:
             if self._discovered:
                 return
-            self._discovered = True  # first: a plugin that asks for a name must not start over
+            self._discovered = True  # now: a plugin that asks for a name must not start over
             allowed = os.environ.get("PYG_SCALE_PLUGINS")
             wanted = None if allowed is None else {_normal(n) for n in allowed.split(",")} - {""}
             missing = set(wanted or ())
@@ -309,9 +307,8 @@ class Registry:
                 if wanted is None or distribution in wanted:
                     self._load(provider, point)
             for name in sorted(missing):
-                error = PluginError(f"PYG_SCALE_PLUGINS names it, but it is not installed; "
-                                    f"pip install {name}")
-                self._failed(name, "", error)
+                message = f"PYG_SCALE_PLUGINS names it, but it is not there: pip install {name}"
+                self._failed(name, "", PluginError(message))
 
     def _load(self, provider: str, point: EntryPoint) -> None:
         version = point.dist.version if point.dist else ""
@@ -381,7 +378,7 @@ def _name_of(plugin: Any) -> str:
 
 def _normal(name: str) -> str:
     """A distribution's name as the packaging specification normalises it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def _trace(message: str) -> None:

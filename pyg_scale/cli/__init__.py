@@ -1,0 +1,84 @@
+"""``pyg-scale``: every command is a plugin, and is imported only when it runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+
+from pyg_scale import __version__
+from pyg_scale import plugins as registry  # cli.plugins is the command
+from pyg_scale.errors import KernelsError, PluginError, UnknownPluginError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""What a command returns; 2 is also what argparse exits with."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``pyg-scale``.
+
+    Args:
+        argv: The arguments, without the program's name; those of the process if ``None``.
+
+    Returns:
+        The exit status: 0 for success, 1 for a failure, 2 for wrong usage.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        # Skipped plugins are printed by the commands that look at all of them.
+        warnings.filterwarnings("ignore", "pyg_scale plugin ", RuntimeWarning)
+        if not args:
+            print(_usage(), file=sys.stderr)
+            return USAGE
+        if args[0] in ("-h", "--help", "help"):
+            print(_usage())
+            return OK
+        if args[0] in ("-V", "--version"):
+            print(f"pyg-scale {__version__}")
+            return OK
+        return _run(args[0], args[1:])
+
+
+def _run(name: str, args: list[str]) -> int:
+    try:
+        return int(registry.get("command", name)(args) or 0)
+    except UnknownPluginError as error:
+        print(f"pyg-scale: {error}", file=sys.stderr)
+        return USAGE
+    except (PluginError, KernelsError) as error:
+        print(f"pyg-scale: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _usage() -> str:
+    commands = [(registry.entry("command", name), name) for name in registry.names("command")]
+    width = max(len(name) for _, name in commands)
+    lines = ["usage: pyg-scale COMMAND ...", "", "commands:"]
+    for entry, name in commands:
+        origin = "" if entry.provider == registry.BUILTIN else f"  [{entry.provider}]"
+        lines.append(f"  {name:<{width}}  {summary(entry.target)}{origin}")
+    lines += ["", "`pyg-scale COMMAND --help` says more; `pyg-scale --version` prints the version."]
+    return "\n".join(lines)
+
+
+def summary(target: object) -> str:
+    """The first line of the docstring of a target's module, read without importing it."""
+    if not isinstance(target, str):
+        return (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
+    try:
+        spec = importlib.util.find_spec(target.partition(":")[0])
+        if spec is None or spec.origin is None:
+            return f"({target} is missing)"
+        with open(spec.origin, encoding="utf-8") as file:
+            text = ast.get_docstring(ast.parse(file.read())) or ""
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        return f"({target} cannot be read: {error})"
+    return text.partition("\n")[0]

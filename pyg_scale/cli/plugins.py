@@ -1,0 +1,192 @@
+"""List, show, check and start plugins.
+
+Exit status: 0 if all is well, 1 if something could not be loaded or failed its tests, 2 for wrong
+usage, such as a name that nobody provides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyg_scale import plugins
+from pyg_scale.errors import PluginLoadError, UnknownPluginError
+from pyg_scale.plugins import Entry
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``pyg-scale plugins``."""
+    argv = list(argv)
+    if not argv or argv[0] in ("--kind", "--json", "--check"):
+        argv.insert(0, "list")
+    args = _parser().parse_args(argv)
+    return int(args.run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyg-scale plugins",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="{list,show,check,new}")
+
+    lister = commands.add_parser("list", help="everything there is (the default)")
+    lister.add_argument("--check", action="store_true", help="import each one and say if it works")
+    lister.set_defaults(run=_list)
+
+    show = commands.add_parser("show", help="documentation, options and abilities of one name")
+    show.add_argument("name")
+    show.set_defaults(run=_show)
+
+    check = commands.add_parser("check", help="run the conformance tests on a name or a plugin")
+    check.add_argument("name", help="a name (native), or a distribution (pyg-scale-mine)")
+    check.add_argument("pytest_args", nargs="*", metavar="-- PYTEST_ARG")
+    check.set_defaults(run=_check)
+
+    for command in (lister, show, check):
+        command.add_argument("--kind", choices=list(plugins.KINDS))
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+    new = commands.add_parser("new", help="start a plugin of your own from the template")
+    new.add_argument("name", help="what users will type, such as mine")
+    new.add_argument(
+        "--kind", choices=list(plugins.KINDS), action="append",
+        help="what it adds; can be repeated (default: sampler)",
+    )
+    new.add_argument("--path", help="the new folder (default: ./pyg-scale-NAME)")
+    new.set_defaults(run=_new)
+    return parser
+
+
+# list ##########################################################################################
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = [_row(entry, args.check) for entry in plugins.entries(args.kind)]
+    failures = [str(failure) for failure in plugins.failures()]
+    bad = args.check and (bool(failures) or any(row["status"] != "ok" for row in rows))
+    if args.json:
+        print(json.dumps({"plugins": rows, "failures": failures}, indent=2))
+        return int(bad)
+    print(_table(rows))
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return int(bad)
+
+
+def _row(entry: Entry, load: bool) -> dict[str, str]:
+    row = {
+        "kind": entry.kind,
+        "name": entry.name,
+        "provider": entry.provider,
+        "version": entry.version,
+        "target": entry.target if isinstance(entry.target, str) else repr(entry.target),
+    }
+    if load:
+        try:
+            entry.load()
+            row["status"] = "ok"
+        except PluginLoadError as error:
+            row["status"] = str(error)
+    return row
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    if not rows:
+        return "nothing of this kind"
+    columns = list(rows[0])
+    cells = [[column.upper() for column in columns], *([row[c] for c in columns] for row in rows)]
+    width = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, width, strict=True)).rstrip()
+        for line in cells
+    )
+
+
+# show ##########################################################################################
+
+
+def _show(args: argparse.Namespace) -> int:
+    found = [_description(entry) for entry in named(args.name, args.kind)]
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n\n".join(_page(description) for description in found))
+    return int(any("error" in description for description in found))
+
+
+def _description(entry: Entry) -> dict[str, Any]:
+    out: dict[str, Any] = dict(_row(entry, load=False))
+    try:
+        target = entry.load()
+    except PluginLoadError as error:
+        return {**out, "error": str(error)}
+    out["doc"] = inspect.getdoc(target) or ""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+        out["options"] = [str(parameter) for parameter in parameters]
+    except (TypeError, ValueError):  # built in C: no signature to be had
+        out["options"] = []
+    if hasattr(target, "supports"):
+        out["supports"] = sorted(target.supports)
+    return out
+
+
+def _page(description: dict[str, Any]) -> str:
+    lines = [f"{description['kind']} {description['name']}"]
+    lines.append(f"  from {description['provider']} {description['version']}".rstrip())
+    lines.append(f"  is {description['target']}")
+    if "error" in description:
+        return "\n".join([*lines, f"  {description['error']}"])
+    if "supports" in description:
+        lines.append(f"  supports {', '.join(description['supports']) or 'nothing optional'}")
+    if description["options"]:
+        lines.append("  options")
+        lines += [f"    {option}" for option in description["options"]]
+    return "\n".join([*lines, "", *(f"  {line}".rstrip() for line in
+                                    description["doc"].splitlines())])
+
+
+def named(name: str, kind: str | None) -> list[Entry]:
+    """The entries of that name, of one kind or of every kind that has it.
+
+    Raises:
+        UnknownPluginError: If there is none.
+    """
+    if kind is not None:
+        return [plugins.entry(kind, name)]
+    found = [plugins.entry(each, name) for each in plugins.KINDS if name in plugins.names(each)]
+    if not found:
+        known = sorted({n for each in plugins.KINDS for n in plugins.names(each)})
+        close = difflib.get_close_matches(name, known, n=1)
+        lines = [f"nothing is called {name!r}"]
+        lines += [f"did you mean {close[0]!r}?"] if close else []
+        lines += ["`pyg-scale plugins list` shows what there is"]
+        raise UnknownPluginError("\n  ".join(lines + [str(f) for f in plugins.failures()]))
+    return found
+
+
+# check, new ####################################################################################
+
+
+def _check(args: argparse.Namespace) -> int:
+    from pyg_scale.cli.check import check
+
+    providers = {entry.provider for entry in plugins.entries()} - {plugins.BUILTIN}
+    if args.kind is None and args.name in providers:
+        found = [entry for entry in plugins.entries() if entry.provider == args.name]
+        return check(found, args.name, as_json=args.json, pytest_args=args.pytest_args)
+    return check(named(args.name, args.kind), None, as_json=args.json,
+                 pytest_args=args.pytest_args)
+
+
+def _new(args: argparse.Namespace) -> int:
+    from pyg_scale.cli.new import new
+
+    return new(args.name, args.kind or ["sampler"], args.path)

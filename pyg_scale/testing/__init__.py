@@ -1,0 +1,43 @@
+"""The conformance kit: subclass the class of a kind, return what you made, run pytest.
+
+```python
+import pytest
+from pyg_scale.testing import SamplerTests
+
+class TestMySampler(SamplerTests):
+    @pytest.fixture
+    def sampler(self):
+        return MySampler()
+```
+
+The names are loaded when they are used, so that pytest's plugin stays light.
+"""
+
+import importlib
+from typing import Any
+
+_MODULES = {
+    "FeatureStoreTests": "store",
+    "GraphStoreTests": "store",
+    "PluginTests": "plugin",
+    "SamplerTests": "sampler",
+}
+
+KITS = {
+    "sampler": "SamplerTests",
+    "feature_store": "FeatureStoreTests",
+    "graph_store": "GraphStoreTests",
+}
+"""The class for each kind that has one. Its fixture is called as the kind."""
+
+__all__ = ["KITS", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,0 +1,131 @@
+"""Conformance of a plugin as a whole: found, light, and every name stands for what it should."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+from pyg_scale import plugins
+from pyg_scale.hookspecs import Check
+
+CONTRACTS = {
+    "sampler": "torch_geometric.sampler:BaseSampler",
+    "feature_store": "torch_geometric.data:FeatureStore",
+    "graph_store": "torch_geometric.data:GraphStore",
+}
+"""The class that a target of each kind must be a subclass of."""
+
+HEAVY = ("torch", "torch_geometric", "numpy", "scipy", "pandas")
+"""What the module that an entry point names must not import."""
+
+
+class PluginTests:
+    """Tests of an installed plugin.
+
+    Example::
+
+        class TestPlugin(PluginTests):
+            @pytest.fixture
+            def plugin(self):
+                return "pyg-scale-mine"
+    """
+
+    @pytest.fixture
+    def plugin(self) -> str:
+        """The name of the distribution that adds the plugin."""
+        raise NotImplementedError("return the name of your distribution, such as 'pyg-scale-mine'")
+
+    @pytest.fixture
+    def provided(self, plugin: str) -> list[plugins.Entry]:
+        """What the plugin adds."""
+        return [entry for entry in plugins.entries() if owner(entry) == plugin]
+
+    def test_is_found_and_not_skipped(
+        self, plugin: str, provided: list[plugins.Entry]
+    ) -> None:
+        skipped = [
+            str(failure)
+            for failure in plugins.failures()
+            if failure.provider.partition("/")[0] == plugin
+        ]
+        assert not skipped
+        assert provided, (
+            f"{plugin} adds nothing: is it installed, does its pyproject.toml have an entry "
+            f"point of the group 'pyg_scale', and do its hooks return names?"
+        )
+
+    def test_listing_imports_nothing_heavy(self, plugin: str) -> None:
+        code = (
+            "import sys; from pyg_scale import plugins; plugins.entries(); "
+            f"print(*[m for m in {HEAVY!r} if m in sys.modules])"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**_environment(), "PYG_SCALE_PLUGINS": plugin},
+            capture_output=True, text=True, check=True, timeout=120,
+        ).stdout.split()
+        assert not out, (
+            f"the module of the entry point imports {', '.join(out)}: let it import "
+            f"pyg_scale.hookimpl alone, and name everything else as 'module:attribute'"
+        )
+
+    def test_every_target_can_be_loaded(self, provided: list[plugins.Entry]) -> None:
+        for entry in provided:
+            entry.load()
+
+    def test_every_target_fulfils_its_contract(self, provided: list[plugins.Entry]) -> None:
+        for entry in provided:
+            target = entry.load()
+            if entry.kind in CONTRACTS:
+                contract = _load(CONTRACTS[entry.kind])
+                assert contract in getattr(target, "__mro__", ()), (
+                    f"{entry.kind} {entry.name!r}: {entry.target} must be a subclass of "
+                    f"{CONTRACTS[entry.kind]}"
+                )
+            else:
+                assert callable(target), f"{entry.kind} {entry.name!r} must be a function"
+            if entry.kind == "check":
+                found = target()
+                assert isinstance(found, Check), (
+                    f"check {entry.name!r} returned {found!r} instead of a "
+                    f"pyg_scale.hookspecs.Check"
+                )
+
+    def test_every_name_is_reachable(self, provided: list[plugins.Entry]) -> None:
+        for entry in provided:
+            assert plugins.entry(entry.kind, f"{entry.provider}:{entry.name}") == entry
+            if plugins.entry(entry.kind, entry.name) != entry:
+                warnings.warn(
+                    f"{entry.kind} {entry.name!r} is built in: users have to write "
+                    f"'{entry.provider}:{entry.name}'",
+                    stacklevel=1,
+                )
+
+    def test_distribution_is_named_as_usual(self, plugin: str) -> None:
+        if not plugin.startswith("pyg-scale-"):
+            warnings.warn(
+                f"plugins are called pyg-scale-<thing>, this one {plugin}: "
+                f"it is harder to find",
+                stacklevel=1,
+            )
+
+
+def owner(entry: plugins.Entry) -> str:
+    """The distribution that an entry comes from."""
+    return entry.provider.partition("/")[0]
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
