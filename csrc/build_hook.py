@@ -1,4 +1,4 @@
-"""Hatch's hook for wheels: adds the C++ sources and, if asked, what they compile to.
+"""Hatch's hook for wheels: adds the C++ sources, the template of plugins and, if asked, kernels.
 
 ``PYG_SCALE_BUILD_KERNELS=1`` makes a wheel with the compiled library, which installs where there
 is no compiler; it needs torch, hence ``--no-build-isolation``. Without it, the wheel is pure
@@ -32,6 +32,11 @@ class KernelsBuildHook(BuildHookInterface):
             return
         for path in sorted((*root.glob("csrc/*.cpp"), *root.glob("csrc/*.h"))):
             build_data["force_include"][str(path)] = f"pyg_scale/csrc/{path.name}"
+        template = root / "plugins" / "pyg-scale-template"  # what `pyg-scale plugins new` copies
+        for path in sorted(template.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                inner = path.relative_to(template).as_posix()
+                build_data["force_include"][str(path)] = f"pyg_scale/_template/{inner}"
         if compiled == "1":
             self._scratch = tempfile.TemporaryDirectory()
             library = self._build(Path(self._scratch.name))

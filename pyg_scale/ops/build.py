@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -74,7 +75,9 @@ def _compiler() -> list[str]:
     compiler = find_compiler()
     if compiler is None:
         wanted = os.environ.get("CXX")
-        looked = f"CXX={wanted} cannot be found" if wanted else f"none of {', '.join(_COMPILERS)}"
+        looked = (
+            f"CXX={wanted} cannot be found" if wanted else f"looked for {', '.join(_COMPILERS)}"
+        )
         raise KernelsError(
             f"there is no C++ compiler: {looked}. Install one (apt install g++, dnf install "
             "gcc-c++, conda install cxx-compiler) or set CXX; everything works without the "
@@ -142,8 +145,7 @@ def build(
 
 def clean() -> list[Path]:
     """Remove the library and everything kept from earlier builds; returns what was removed."""
-    here = Path(__file__).resolve().parent / NAME
-    removed = [path for path in (here, cache_dir()) if path.exists()]
+    removed = [path for path in (locations()[0], cache_dir()) if path.exists()]
     for path in removed:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return removed
@@ -166,9 +168,8 @@ def _build(
     compiler = _compiler()
     torch = _torch_dir()
     command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
-    identity = (
-        _run([*compiler, "--version"]) + " ".join(command) + (torch / "version.py").read_text()
-    )
+    versions = [_run([*compiler, "--version"]), (torch / "version.py").read_text()]
+    identity = "\0".join([platform.machine(), *versions, *command])
     objects = cache_dir() / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     total = len(files) + 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,27 +17,27 @@ from pyg_scale.errors import KernelsError
 from pyg_scale.ops.sources import COMMAND, built_from, locations, source_dir, source_hash
 
 _MODES = ("auto", "never", "require")
+_AGAIN_SECONDS = 1.0
 
 
 class _Library:
-    """What is known of the library. A failure is looked at again once a file has changed."""
+    """What is known of the library. A failure is looked at again: somebody may have built it."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
         self.loaded = False
         self.stale = False
-        self.reason = ""
-        self._seen: object = None
+        self.reason = "the kernels are not compiled"
+        self._looked = -_AGAIN_SECONDS
         self._lock = threading.Lock()
 
     def load(self) -> bool:
         if self.loaded:
             return True
         with self._lock:
-            seen = _stats()
-            if not self.loaded and seen != self._seen:
+            if not self.loaded and time.monotonic() - self._looked >= _AGAIN_SECONDS:
                 self._load()
-                self._seen = seen
+                self._looked = time.monotonic()
         return self.loaded
 
     def _load(self) -> None:
@@ -44,12 +45,12 @@ class _Library:
         try:
             source = source_dir()
             expected = source_hash(source)
-            present = [path for path in locations(source) if path.is_file()]
+            present = [(p, built_from(p)) for p in locations(source) if p.is_file()]
         except (KernelsError, OSError) as error:
             self.reason = str(error)
             return
-        for path in present:
-            self.path, self.stale = path, built_from(path) != expected
+        for path, digest in present:
+            self.path, self.stale = path, digest != expected
             if self.stale:
                 self.reason = f"the kernels in {path} were compiled from other sources"
                 continue
@@ -132,9 +133,8 @@ def warn_plain_path(what: str) -> None:
     if _said.is_set() or _mode() == "never":
         return
     _said.set()
-    reason = _library.reason or "the kernels are not compiled"
     warnings.warn(
-        f"{what} takes the plain-torch path, which is slower: {reason}. Run: {_command()} "
+        f"{what} takes the plain-torch path, which is slower: {_library.reason}. Run: {_command()} "
         "(PYG_SCALE_KERNELS=never silences this)",
         RuntimeWarning,
         stacklevel=3,
@@ -151,11 +151,3 @@ def _mode() -> str:
 def _command() -> str:
     # A library of these very sources that does not load was compiled for another machine.
     return COMMAND + (" --force" if _library.path and not _library.stale else "")
-
-
-def _stats() -> object:
-    """Changes whenever a library appears or is replaced."""
-    try:
-        return [(path, path.stat().st_mtime_ns) if path.is_file() else None for path in locations()]
-    except (KernelsError, OSError) as error:
-        return str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from pathlib import Path
 
 from pyg_scale.errors import KernelsError
@@ -32,6 +33,8 @@ FLAGS = (
 LIBRARIES = ("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-ltorch_cpu")
 """``libtorch`` is needed for what it depends on: in a CUDA build, ``libtorch_cuda``."""
 
+_PACKAGE = Path(__file__).resolve().parent.parent
+
 
 def source_dir() -> Path:
     """The directory of the C++ sources: in the package if installed, beside it in a checkout.
@@ -39,13 +42,12 @@ def source_dir() -> Path:
     Raises:
         KernelsError: If there is none.
     """
-    package = Path(__file__).resolve().parent.parent
-    for candidate in (package / "csrc", package.parent / "csrc"):
+    inside, beside = _PACKAGE / "csrc", _PACKAGE.parent / "csrc"
+    for candidate in (inside, beside):
         if next(candidate.glob("*.h"), None) or next(candidate.glob("*.cpp"), None):
             return candidate
     raise KernelsError(
-        f"the C++ sources are missing: neither {package / 'csrc'} nor {package.parent / 'csrc'} "
-        "has any; reinstall pyg-scale"
+        f"the C++ sources are missing: neither {inside} nor {beside} has any; reinstall pyg-scale"
     )
 
 
@@ -57,8 +59,8 @@ def cache_dir() -> Path:
 
 def locations(source: Path | None = None) -> list[Path]:
     """Where a library of these sources may be: next to the package, then in the user's cache."""
-    digest = source_hash(source or source_dir())
-    return [Path(__file__).resolve().parent / NAME, cache_dir() / digest[:16] / NAME]
+    digest = source_hash(source or source_dir())[:16]
+    return [_PACKAGE / "ops" / NAME, cache_dir() / f"{digest}-{platform.machine()}" / NAME]
 
 
 def source_hash(source: Path) -> str:
