@@ -1,0 +1,89 @@
+# Everything runs in an environment of its own; nothing outside this directory is touched, but for
+# the caches of pip and of compiled objects.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH
+
+.PHONY: help demo test lint format kernels wheel peers bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
+	@echo "make test    everything that must pass: linters, types, layers, tests, plugins, examples"
+	@echo "make lint    the linters alone        make format   mend what they can"
+	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
+	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
+	@echo "make bench   the numbers of docs/benchmarks/"
+	@echo "make clean   remove what was made here"
+	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment"
+
+demo: $(VENV)/.demo kernels
+	$(BIN)/python examples/train_sage.py
+
+# The environment #################################################################################
+
+# An environment that is there already is somebody's, unless it was made here.
+$(VENV)/.pyg_scale:
+	@test ! -e $(VENV) || { echo "$(VENV) is there and was not made here: try make VENV=.venv-demo" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "there is no python3 on the PATH: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed, $(PYTHON) is older: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pyg_scale
+	$(INSTALL) --editable ".[plot]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) | $(VENV)/.pyg_scale
+	$(INSTALL) --editable ".[dev]" $(EDITABLE)
+	@touch $@ $(VENV)/.demo
+
+kernels: $(VENV)/.demo
+	$(BIN)/pyg-scale build
+
+# Testing #########################################################################################
+
+test: export PYG_SCALE_KERNELS = require
+test: lint kernels
+	$(BIN)/python -m pytest tests
+	set -e; for plugin in $(PLUGINS); do \
+	  echo "== plugins/$$plugin"; $(BIN)/python -m pytest -q plugins/$$plugin; done
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Shipping and comparing ##########################################################################
+
+wheel: $(VENV)/.test
+	PYG_SCALE_BUILD_KERNELS=1 $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*abi3*.whl
+
+peers: $(VENV)/.test
+	@echo "compiling torch-scatter and torch-sparse from source: this takes 20 minutes on two cores"
+	$(INSTALL) setuptools wheel
+	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
+
+bench: $(VENV)/.demo kernels
+	$(BIN)/pyg-scale bench loader
+
+clean:
+	test ! -e $(VENV)/.pyg_scale || rm -rf $(VENV)
+	rm -rf dist build pyg_scale/ops/_kernels.abi3.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find pyg_scale csrc tests plugins examples -name __pycache__ -type d -prune -exec rm -rf {} +
