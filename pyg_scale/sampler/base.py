@@ -115,6 +115,13 @@ class NeighborSampler(pyg.BaseSampler):
     supports: ClassVar[frozenset[str]] = frozenset()
     """The :data:`CAPABILITIES` that this sampler has."""
 
+    exact_count: ClassVar[bool] = True
+    """Whether a node gets as many in-edges as were asked for, or all if it has no more."""
+
+    uniform: ClassVar[bool] = True
+    """Whether all sets of in-edges of that size are equally likely (in proportion to weights,
+    if there are), and independent for every node, hop and edge type."""
+
     topology: Topology | None = None
 
     def __init__(
