@@ -5,7 +5,7 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-INSTALL := $(PIP) install --quiet --constraint constraints.txt
+INSTALL := $(PIP) install -qq --constraint constraints.txt
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 
@@ -40,10 +40,12 @@ $(VENV)/.pyg_scale:
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pyg_scale
+	@echo "installing torch and PyG into $(VENV): a minute, or as long as the download takes"
 	$(INSTALL) --editable ".[plot]"
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) | $(VENV)/.pyg_scale
+	@echo "installing torch, PyG and what tests need into $(VENV): a minute or two"
 	$(INSTALL) --editable ".[dev]" $(EDITABLE)
 	@touch $@ $(VENV)/.demo
 
