@@ -23,7 +23,11 @@ def run(*args, code=None, **env):
     """``pyg-scale`` in a process of its own, with built-ins only."""
     command = ["-c", code, *args] if code else ["-m", "pyg_scale.cli", *args]
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYG_SCALE_PLUGINS": "", **env},
     )
 
@@ -81,8 +85,10 @@ def test_commands_of_plugins_get_their_arguments_and_give_the_status(adds, capsy
 
 @pytest.mark.parametrize(
     ("error", "status", "message"),
-    [(KernelsError("not compiled"), 1, "pyg-scale: not compiled"),
-     (KeyboardInterrupt(), 130, "interrupted")],
+    [
+        (KernelsError("not compiled"), 1, "pyg-scale: not compiled"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
 )
 def test_errors_meant_for_users_have_no_traceback(adds, capsys, error, status, message):
     def command(args):
@@ -108,8 +114,8 @@ def test_a_command_that_cannot_be_imported_is_named(adds, capsys):
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["plugins"], ["plugins", "list", "--json"], ["plugins", "--help"],
-             ["nonsense"]],
+    "args",
+    [["--help"], ["plugins"], ["plugins", "list", "--json"], ["plugins", "--help"], ["nonsense"]],
 )
 def test_listing_and_help_import_neither_torch_nor_pyg(args):
     code = (
@@ -130,8 +136,13 @@ def test_list_shows_every_entry(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["KIND", "NAME", "PROVIDER", "VERSION", "TARGET"]
     assert len(lines) == 1 + len(plugins.entries())
-    assert ["sampler", "native", "builtin", pyg_scale.__version__,
-            "pyg_scale.sampler.native:NativeSampler"] in [line.split() for line in lines]
+    assert [
+        "sampler",
+        "native",
+        "builtin",
+        pyg_scale.__version__,
+        "pyg_scale.sampler.native:NativeSampler",
+    ] in [line.split() for line in lines]
 
 
 def test_list_as_json_of_one_kind(capsys):
@@ -223,12 +234,17 @@ def test_check_fails_for_what_does_not_conform(tmp_path):
         "@hookimpl\n"
         "def pyg_scale_graph_stores(): return {'bad': 'bad:Store', 'lost': 'bad:Lost'}\n"
     )
-    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
-           "PYG_SCALE_PLUGINS": "pyg-scale-bad"}
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+        "PYG_SCALE_PLUGINS": "pyg-scale-bad",
+    }
     done = run("plugins", "check", "pyg-scale-bad", "--", "-k", "TestPlugin", **env)
     assert done.returncode == 1
-    for test in ("test_listing_imports_nothing_heavy", "test_every_target_can_be_loaded",
-                 "test_every_target_fulfils_its_contract"):
+    for test in (
+        "test_listing_imports_nothing_heavy",
+        "test_every_target_can_be_loaded",
+        "test_every_target_fulfils_its_contract",
+    ):
         assert f"FAILED test_conformance.py::TestPlugin::{test}" in done.stdout
     assert "3 failed" in done.stdout
     assert run("plugins", "check", "bad", **env).returncode == 1
@@ -254,18 +270,31 @@ def test_the_module_that_check_writes_is_valid(adds):
 
 
 def test_doctor_prints_a_block_to_paste():
-    done = run("doctor", PYG_SCALE_TRACE_PLUGINS="0")
+    done = run("doctor", PYG_SCALE_TRACE_PLUGINS="0", PYG_SCALE_KERNELS="never")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("```\n")
     assert done.stdout.endswith("```\n")
-    for text in ("pyg_scale ", "python ", "torch ", "torch_geometric ", "numpy ", "pluggy ",
-                 "CPUs ", "PYG_SCALE_TRACE_PLUGINS=0", "kernels", "loaders take the", "pyg-lib",
-                 "torch-sparse"):
+    for text in (
+        "pyg_scale ",
+        "python ",
+        "torch ",
+        "torch_geometric ",
+        "numpy ",
+        "pluggy ",
+        "CPUs ",
+        "PYG_SCALE_TRACE_PLUGINS=0",
+        "kernels",
+        "loaders take the",
+        "pyg-lib",
+        "torch-sparse",
+    ):
         assert text in done.stdout, text
 
 
-def test_doctor_as_json(capsys):
+def test_doctor_as_json(capsys, monkeypatch):
     import torch
+
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
 
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -273,11 +302,11 @@ def test_doctor_as_json(capsys):
     assert found["versions"]["torch"] == torch.__version__
     assert set(found["checks"]) == set(plugins.names("check"))
     for check in found["checks"].values():
-        assert check["ok"] is True or check["fix"]
+        assert check["ok"] is True or check["fix"] or "forbids" in check["detail"]
 
 
 @pytest.mark.parametrize("mode", ["never", "require"])
-def test_doctor_says_which_path_loaders_take(mode, tmp_path):
+def test_doctor_says_which_path_loaders_take(mode):
     env = {"PYG_SCALE_KERNELS": mode}
     kernels = json.loads(run("doctor", "--json", **env).stdout)["checks"]["kernels"]
     from pyg_scale.ops import library
@@ -318,13 +347,15 @@ def test_doctor_runs_the_checks_of_plugins_and_survives_them(adds, capsys):
     def fails():
         raise RuntimeError("the check is wrong\nat length")
 
-    adds(pyg_scale_checks={
-        "good": lambda: Check(True, "all is well"),
-        "missing": lambda: Check(None, "not there", "pip install it"),
-        "raises": fails,
-        "wrong": lambda: "fine",
-        "gone": "nowhere:check",
-    })
+    adds(
+        pyg_scale_checks={
+            "good": lambda: Check(True, "all is well"),
+            "missing": lambda: Check(None, "not there", "pip install it"),
+            "raises": fails,
+            "wrong": lambda: "fine",
+            "gone": "nowhere:check",
+        }
+    )
     assert main(["doctor"]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "ok good all is well" in lines

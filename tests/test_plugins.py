@@ -59,8 +59,7 @@ def samplers(**targets):
 
 def test_every_hook_collects_one_kind_and_has_a_complete_example():
     specified = {
-        name for name in vars(hookspecs)
-        if hasattr(getattr(hookspecs, name), "pyg_scale_spec")
+        name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "pyg_scale_spec")
     }
     assert specified == set(KINDS.values())
     for name in specified:
@@ -203,10 +202,14 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install, case):
 
 
 def test_a_hook_that_fails_does_not_cost_the_others(install):
-    install("half", samplers(good="collections:deque") + textwrap.dedent("""
+    install(
+        "half",
+        samplers(good="collections:deque")
+        + textwrap.dedent("""
     @hookimpl
     def pyg_scale_checks(): raise RuntimeError("no checks today")
-    """))
+    """),
+    )
     registry = Registry()
     with pytest.warns(RuntimeWarning, match="no checks today"):
         assert "torch" in registry.names("check")
@@ -352,10 +355,14 @@ def test_the_functions_of_the_module_share_one_registry():
 def test_lookup_from_many_threads_discovers_once(install, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    install("slow", f"""
+    install(
+        "slow",
+        f"""
     import time; time.sleep(0.05)
     with open({str(tmp_path / "count")!r}, "a") as file: file.write("x")
-    """ + textwrap.indent(samplers(slow="collections:deque"), "    "))
+    """
+        + textwrap.indent(samplers(slow="collections:deque"), "    "),
+    )
     registry = Registry()
     with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: registry.get("sampler", "slow").__name__, range(32)))

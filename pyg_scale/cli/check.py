@@ -15,19 +15,19 @@ from xml.etree import ElementTree
 from pyg_scale.plugins import Entry
 from pyg_scale.testing import KITS
 
-_KIT_TEST = '''
+_KIT_TEST = """
 class {title}({kit}):
     @pytest.fixture
     def {fixture}(self):
         return plugins.get({kind!r}, {name!r}){call}
-'''
+"""
 
-_PLUGIN_TEST = '''
+_PLUGIN_TEST = """
 class TestPlugin(PluginTests):
     @pytest.fixture
     def plugin(self):
         return {provider!r}
-'''
+"""
 
 
 def check(
@@ -44,8 +44,10 @@ def check(
     testable = [entry for entry in entries if entry.kind in KITS]
     if not testable and provider is None:
         kinds = ", ".join(sorted({entry.kind for entry in entries}))
-        print(f"there are no conformance tests for kind {kinds}; testing that it loads",
-              file=sys.stderr)
+        print(
+            f"there are no conformance tests for kind {kinds}; testing that it loads",
+            file=sys.stderr,
+        )
         for entry in entries:
             entry.load()
         return 0
@@ -53,15 +55,36 @@ def check(
         test = Path(folder, "test_conformance.py")
         test.write_text(module_source(testable, provider), encoding="utf-8")
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "--rootdir", folder,
-                   "-p", "no:cacheprovider", "--junitxml", str(report), *pytest_args, str(test)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--rootdir",
+            folder,
+            "-p",
+            "no:cacheprovider",
+            "--junitxml",
+            str(report),
+            *pytest_args,
+            str(test),
+        ]
         done = subprocess.run(command, stdout=sys.stderr if as_json else None, check=False)
         counts = _counts(report)
     if as_json:
-        print(json.dumps({
-            "checked": [f"{entry.kind} {entry.provider}:{entry.name}" for entry in testable],
-            "plugin": provider, "ok": done.returncode == 0, **counts,
-        }, indent=2))
+        print(
+            json.dumps(
+                {
+                    "checked": [
+                        f"{entry.kind} {entry.provider}:{entry.name}" for entry in testable
+                    ],
+                    "plugin": provider,
+                    "ok": done.returncode == 0,
+                    **counts,
+                },
+                indent=2,
+            )
+        )
     return int(done.returncode != 0)
 
 
@@ -69,17 +92,24 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
     """The test module that runs the kit; also what an author would write by hand."""
     kits = sorted({KITS[entry.kind] for entry in entries})
     kits += ["PluginTests"] if provider else []
-    source = ["import pytest\n\nfrom pyg_scale import plugins",
-              f"from pyg_scale.testing import {', '.join(kits)}\n"]
+    source = [
+        "import pytest\n\nfrom pyg_scale import plugins",
+        f"from pyg_scale.testing import {', '.join(kits)}\n",
+    ]
     if provider:
         source.append(_PLUGIN_TEST.format(provider=provider.partition("/")[0]))
     for entry in entries:
         words = re.split(r"[^a-z0-9]+", f"{entry.kind} {entry.name}")
-        source.append(_KIT_TEST.format(
-            title="Test" + "".join(word.capitalize() for word in words),
-            kit=KITS[entry.kind], fixture=entry.kind, kind=entry.kind,
-            name=f"{entry.provider}:{entry.name}", call="()",
-        ))
+        source.append(
+            _KIT_TEST.format(
+                title="Test" + "".join(word.capitalize() for word in words),
+                kit=KITS[entry.kind],
+                fixture=entry.kind,
+                kind=entry.kind,
+                name=f"{entry.provider}:{entry.name}",
+                call="()",
+            )
+        )
     return "\n".join(source)
 
 
@@ -87,8 +117,9 @@ def _counts(report: Path) -> dict[str, int]:
     if not report.exists():
         return {}
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    number = {k: sum(int(s.get(k, 0)) for s in suites)
-              for k in ("tests", "failures", "errors", "skipped")}
+    number = {
+        k: sum(int(s.get(k, 0)) for s in suites) for k in ("tests", "failures", "errors", "skipped")
+    }
     failed = number["failures"] + number["errors"]
     return {
         "passed": number["tests"] - failed - number["skipped"],

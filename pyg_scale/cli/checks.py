@@ -76,7 +76,9 @@ def compiler() -> Check:
 def pyg_lib() -> Check:
     """Whether pyg-lib is there; nothing of ours needs it."""
     return _optional(
-        "pyg_lib", "pyg-lib", "only neighbor_sampler='pyg-lib' uses it",
+        "pyg_lib",
+        "pyg-lib",
+        "only neighbor_sampler='pyg-lib' uses it",
         "pip install --no-build-isolation git+https://github.com/pyg-team/pyg-lib.git   # compiles",
     )
 
@@ -84,7 +86,9 @@ def pyg_lib() -> Check:
 def torch_sparse() -> Check:
     """Whether torch-sparse is there; nothing of ours needs it."""
     return _optional(
-        "torch_sparse", "torch-sparse", "only neighbor_sampler='torch-sparse' uses it",
+        "torch_sparse",
+        "torch-sparse",
+        "only neighbor_sampler='torch-sparse' uses it",
         "pip install --no-build-isolation torch-sparse   # compiles for 20 minutes",
     )
 

@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     new = commands.add_parser("new", help="start a plugin of your own from the template")
     new.add_argument("name", help="what users will type, such as mine")
     new.add_argument(
-        "--kind", choices=list(plugins.KINDS), action="append",
+        "--kind",
+        choices=list(plugins.KINDS),
+        action="append",
         help="what it adds; can be repeated (default: sampler)",
     )
     new.add_argument("--path", help="the new folder (default: ./pyg-scale-NAME)")
@@ -149,8 +151,9 @@ def _page(description: dict[str, Any]) -> str:
     if description["options"]:
         lines.append("  options")
         lines += [f"    {option}" for option in description["options"]]
-    return "\n".join([*lines, "", *(f"  {line}".rstrip() for line in
-                                    description["doc"].splitlines())])
+    return "\n".join(
+        [*lines, "", *(f"  {line}".rstrip() for line in description["doc"].splitlines())]
+    )
 
 
 def named(name: str, kind: str | None) -> list[Entry]:
@@ -182,8 +185,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.kind is None and args.name in providers:
         found = [entry for entry in plugins.entries() if entry.provider == args.name]
         return check(found, args.name, as_json=args.json, pytest_args=args.pytest_args)
-    return check(named(args.name, args.kind), None, as_json=args.json,
-                 pytest_args=args.pytest_args)
+    return check(named(args.name, args.kind), None, as_json=args.json, pytest_args=args.pytest_args)
 
 
 def _new(args: argparse.Namespace) -> int:

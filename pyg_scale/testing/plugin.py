@@ -45,9 +45,7 @@ class PluginTests:
         """What the plugin adds."""
         return [entry for entry in plugins.entries() if owner(entry) == plugin]
 
-    def test_is_found_and_not_skipped(
-        self, plugin: str, provided: list[plugins.Entry]
-    ) -> None:
+    def test_is_found_and_not_skipped(self, plugin: str, provided: list[plugins.Entry]) -> None:
         skipped = [
             str(failure)
             for failure in plugins.failures()
@@ -67,7 +65,10 @@ class PluginTests:
         out = subprocess.run(
             [sys.executable, "-c", code],
             env={**_environment(), "PYG_SCALE_PLUGINS": plugin},
-            capture_output=True, text=True, check=True, timeout=120,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
         ).stdout.split()
         assert not out, (
             f"the module of the entry point imports {', '.join(out)}: let it import "
@@ -109,8 +110,7 @@ class PluginTests:
     def test_distribution_is_named_as_usual(self, plugin: str) -> None:
         if not plugin.startswith("pyg-scale-"):
             warnings.warn(
-                f"plugins are called pyg-scale-<thing>, this one {plugin}: "
-                f"it is harder to find",
+                f"plugins are called pyg-scale-<thing>, this one {plugin}: it is harder to find",
                 stacklevel=1,
             )
 

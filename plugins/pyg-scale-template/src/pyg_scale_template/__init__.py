@@ -1,0 +1,28 @@
+"""What this plugin adds to pyg_scale. Imports nothing heavy: this module is read to list names."""
+
+from pyg_scale import hookimpl
+
+
+@hookimpl
+def pyg_scale_samplers():
+    return {"template": "pyg_scale_template.sampler:TemplateSampler"}
+
+
+@hookimpl
+def pyg_scale_feature_stores():
+    return {"template": "pyg_scale_template.feature_store:TemplateFeatureStore"}
+
+
+@hookimpl
+def pyg_scale_graph_stores():
+    return {"template": "pyg_scale_template.graph_store:TemplateGraphStore"}
+
+
+@hookimpl
+def pyg_scale_commands():
+    return {"template": "pyg_scale_template.command:main"}
+
+
+@hookimpl
+def pyg_scale_checks():
+    return {"template": "pyg_scale_template.check:check"}

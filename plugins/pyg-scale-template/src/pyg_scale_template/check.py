@@ -1,0 +1,13 @@
+"""What `pyg-scale doctor` prints about this plugin."""
+
+import os
+
+from pyg_scale.hookspecs import Check
+
+
+def check() -> Check:
+    """Whether there is room for temporary files; look for what your plugin needs instead."""
+    folder = os.environ.get("TMPDIR", "/tmp")
+    if os.access(folder, os.W_OK):
+        return Check(True, f"{folder} can be written")
+    return Check(False, f"{folder} cannot be written", "export TMPDIR=/a/folder/of/yours")
