@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,20 @@ def test_goes_to_the_cache_where_the_package_cannot_be_written(checkout, monkeyp
     assert path.is_relative_to(sources.cache_dir())
     assert path in sources.locations()
     assert number(path) == 7
+
+
+def test_a_good_library_that_cannot_be_written_to_is_left_alone(checkout, monkeypatch):
+    path = build()
+    monkeypatch.setattr(building.os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(building, "_build", pytest.fail)
+    assert build() == path
+
+
+def test_two_builds_at_once_make_one_library(checkout, compiler):
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: build(), range(2)))
+    assert paths == [sources.locations()[0]] * 2
+    assert compiler() == ["number.cpp", "other.cpp", "sources.cpp"]
 
 
 def test_sources_inside_the_package_come_first(checkout):
