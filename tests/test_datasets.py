@@ -93,13 +93,22 @@ def test_neighbours_say_more_than_the_node_alone(graph: Data) -> None:
 
 
 def test_every_order_holds_the_same_edges() -> None:
-    args = {"num_nodes": 500, "num_edges": 4000, "num_features": 0, "edge_time": True,
-            "edge_weight": True, "seed": 5}
-    graphs = {o: planted_communities(**args, edge_order=o)
-              for o in ("random", "source", "destination")}
+    args = {
+        "num_nodes": 500,
+        "num_edges": 4000,
+        "num_features": 0,
+        "edge_time": True,
+        "edge_weight": True,
+        "seed": 5,
+    }
+    graphs = {
+        o: planted_communities(**args, edge_order=o) for o in ("random", "source", "destination")
+    }
     tables = [
-        {(int(a), int(b)): (int(t), float(w)) for a, b, t, w in zip(
-            *g.edge_index, g.edge_time, g.edge_weight, strict=True)}
+        {
+            (int(a), int(b)): (int(t), float(w))
+            for a, b, t, w in zip(*g.edge_index, g.edge_time, g.edge_weight, strict=True)
+        }
         for g in graphs.values()
     ]
     assert tables[0] == tables[1] == tables[2]
@@ -128,8 +137,13 @@ def test_the_seed_decides_and_threads_do_not() -> None:
     )
     env = {"PYTHONHASHSEED": "0", "PYTHONPATH": ":".join(sys.path)}
     out = [
-        subprocess.run([sys.executable, "-c", code, threads], check=True, capture_output=True,
-                       text=True, env=env).stdout
+        subprocess.run(
+            [sys.executable, "-c", code, threads],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=env,
+        ).stdout
         for threads in ("1", "2")
     ]
     assert out[0] == out[1]
@@ -139,8 +153,9 @@ def test_the_seed_decides_and_threads_do_not() -> None:
 
 
 def test_times_and_weights_have_their_ranges() -> None:
-    data = planted_communities(2000, 40_000, num_features=0, node_time=True, edge_time=True,
-                               edge_weight=True)
+    data = planted_communities(
+        2000, 40_000, num_features=0, node_time=True, edge_time=True, edge_weight=True
+    )
     for time, size in ((data.time, 2000), (data.edge_time, 40_000)):
         assert time.dtype == torch.int64 and time.shape == (size,)
         assert time.double().mean() == pytest.approx(2**29, rel=0.05)
@@ -199,6 +214,12 @@ def test_heterogeneous_graph() -> None:
     src, dst = data["paper", "cites", "paper"].edge_index
     same = (data["paper"].community[src] == data["paper"].community[dst]).double().mean()
     assert same == pytest.approx(0.8 + 0.2 / 4, abs=0.02)
+    # A paper's number says nothing about how often it cites or is cited.
+    for end in (src, dst):
+        degree = torch.bincount(end, minlength=3000).double()
+        ids = torch.arange(3000).double()
+        assert abs(torch.corrcoef(torch.stack([degree.log1p(), ids]))[0, 1]) < 4 / 3000**0.5
+    assert (src != dst).all()
     # Papers of one author resemble each other: authors have communities, too.
     first = writes[:, writes[0].argsort(stable=True)]
     pair = first[0][1:] == first[0][:-1]
@@ -211,10 +232,17 @@ def test_heterogeneous_graph() -> None:
 
 def test_read_a_homogeneous_archive(tmp_path: Path) -> None:
     np.savez(
-        tmp_path / "g.npz", edge_index=np.array([[0, 1, 2], [1, 2, 0]], np.int32),
-        y=np.array([0, 1, 0]), num_nodes=3, train_idx=np.array([0]), val_idx=np.array([2]),
-        test_idx=np.array([1]), x_indptr=np.array([0, 1, 1, 3]), x_indices=np.array([1, 0, 3]),
-        x_data=np.array([2, 3, 4], np.float32), x_shape=np.array([3, 4]),
+        tmp_path / "g.npz",
+        edge_index=np.array([[0, 1, 2], [1, 2, 0]], np.int32),
+        y=np.array([0, 1, 0]),
+        num_nodes=3,
+        train_idx=np.array([0]),
+        val_idx=np.array([2]),
+        test_idx=np.array([1]),
+        x_indptr=np.array([0, 1, 1, 3]),
+        x_indices=np.array([1, 0, 3]),
+        x_data=np.array([2, 3, 4], np.float32),
+        x_shape=np.array([3, 4]),
     )
     data = load(tmp_path / "g.npz")
     assert isinstance(data, Data)
@@ -226,14 +254,22 @@ def test_read_a_homogeneous_archive(tmp_path: Path) -> None:
 
 def test_read_a_heterogeneous_archive(tmp_path: Path) -> None:
     np.savez(
-        tmp_path / "h.npz", a__likes__b=np.array([[0, 1], [2, 0]], np.int32),
-        b__a=np.array([[1], [0]], np.int32), num_a=2, num_b=3, b_y=np.array([1, 0, 1]),
-        a_time=np.array([5, 6]), train_idx=np.array([2]),
+        tmp_path / "h.npz",
+        a__likes__b=np.array([[0, 1], [2, 0]], np.int32),
+        b__a=np.array([[1], [0]], np.int32),
+        num_a=2,
+        num_b=3,
+        b_y=np.array([1, 0, 1]),
+        a_time=np.array([5, 6]),
+        train_idx=np.array([2]),
     )
     data = load(tmp_path / "h.npz")
     assert isinstance(data, HeteroData)
     assert set(data.edge_types) == {
-        ("a", "likes", "b"), ("b", "rev_likes", "a"), ("b", "to", "a"), ("a", "rev_to", "b")
+        ("a", "likes", "b"),
+        ("b", "rev_likes", "a"),
+        ("b", "to", "a"),
+        ("a", "rev_to", "b"),
     }
     assert data["b", "rev_likes", "a"].edge_index.tolist() == [[2, 0], [0, 1]]
     assert data["a"].time.tolist() == [5, 6]

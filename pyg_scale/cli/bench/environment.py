@@ -1,0 +1,87 @@
+"""What a measurement depends on besides the code: versions, hardware, load."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pyg_scale
+from pyg_scale.cli.bench import memory
+from pyg_scale.ops import library
+
+QUIET = 0.5
+"""A machine with a load average below this is called quiet."""
+
+
+def describe() -> dict[str, Any]:
+    """Plain values for the head of a report; taken before the work starts."""
+    load = memory.load_average()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "versions": {
+            "pyg_scale": pyg_scale.__version__,
+            "torch": torch.__version__,
+            "torch_geometric": _version("torch_geometric"),
+            "numpy": _version("numpy"),
+            "python": platform.python_version(),
+        },
+        "kernels": library.status(),
+        "cpu": _cpu(),
+        "cpus": _cpus(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory.total(),
+        "system": platform.platform(),
+        "load_average_before": load,
+        "quiet": load is not None and load < QUIET,
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpus() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, marked if files differ from it; ``None`` outside of one."""
+    root = Path(pyg_scale.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "pyg_scale", "csrc")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + (" with changes" if changed else "")
+
+
+def _git(root: Path, *args: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *args], check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
