@@ -234,11 +234,15 @@ class NeighborSampler(pyg.BaseSampler):
 
     def _check_supported(self) -> None:
         for name, wanted in self._wanted().items():
-            if wanted and name not in self.supports:
-                raise NotImplementedError(
-                    f"{type(self).__name__} does not support {CAPABILITIES[name]} "
-                    f"({name!r}); neighbor_sampler='native' does"
-                )
+            if wanted:
+                self._require(name)
+
+    def _require(self, capability: str) -> None:
+        if capability not in self.supports:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not support {CAPABILITIES[capability]} "
+                f"({capability!r}); neighbor_sampler='native' does"
+            )
 
     # Arguments #############################################################################
 
@@ -329,9 +333,13 @@ class NeighborSampler(pyg.BaseSampler):
             index: The seed links, their labels and times.
             neg_sampling: PyG's or our :class:`~pyg_scale.sampler.NegativeSampling`.
             key: The key of the batch; drawn from torch's default generator if ``None``.
+
+        Raises:
+            NotImplementedError: If the sampler does not declare ``"links"``.
         """
         from pyg_scale.sampler.link import sample_links
 
+        self._require("links")
         return sample_links(self, EdgeSamplerInput.cast(index), neg_sampling, _key(key))
 
     def sample_checked(
@@ -348,7 +356,9 @@ class NeighborSampler(pyg.BaseSampler):
         """
         graph = self.topology
         if graph is None:
-            raise ValueError(f"{type(self).__name__} has no graph: pass data=, or give it to a loader")
+            raise ValueError(
+                f"{type(self).__name__} has no graph: pass data=, or give it to a loader"
+            )
         for node_type, node in seed.items():
             check_nodes(node, graph, node_type)
         return self.sample(seed, self._seed_time(seed, time), _key(key))

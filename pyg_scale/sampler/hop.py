@@ -89,6 +89,7 @@ class HopSampler(NeighborSampler):
                 edges[edge_type].add(graph, edge_type, nodes, row, chosen)
             for node_type in graph.node_types:
                 nodes[node_type].per_hop.append(nodes[node_type].size - expanded[node_type])
+        self._check_attrs_are_kept(edges)
         if self.subgraph_type == SubgraphType.induced:
             edges = _induced(graph, nodes, time, key)
             expanded = {t: nodes[t].size for t in graph.node_types}
@@ -112,14 +113,16 @@ class HopSampler(NeighborSampler):
                 time.append(seed_time[node_type])
         return nodes, None if seed_time is None else torch.cat(time)
 
+    def _check_attrs_are_kept(self, edges: Mapping[EdgeType, _Edges]) -> None:
+        names = {name: None for e in edges.values() for attrs in e.attrs for name in attrs}
+        if names and self.subgraph_type != SubgraphType.directional:
+            raise NotImplementedError(
+                f"{type(self).__name__} has tensors per sampled edge ({', '.join(names)}), which "
+                f"subgraph_type={self.subgraph_type.value!r} does not keep; use 'directional'"
+            )
+
     def _finish(self, sample: Sample) -> Sample:
         """What the direction and the type of the subgraph make of the sampled edges."""
-        if sample.edge_attrs and self.subgraph_type != SubgraphType.directional:
-            raise NotImplementedError(
-                f"{type(self).__name__} has tensors per sampled edge "
-                f"({', '.join(sample.edge_attrs)}), which subgraph_type="
-                f"{self.subgraph_type.value!r} does not keep; use 'directional'"
-            )
         if self.subgraph_type == SubgraphType.induced:
             sample.num_sampled_nodes = sample.num_sampled_edges = None
         if self.sample_direction == "backward":

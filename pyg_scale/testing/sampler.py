@@ -1,0 +1,284 @@
+"""Conformance of a sampler: real edges, exact numbers, no leak of time, fair draws by key."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
+
+from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
+from pyg_scale.testing import graphs
+from pyg_scale.testing.ask import ask, bind, draw, unbound
+from pyg_scale.testing.draws import DrawTests, assert_equal
+from pyg_scale.testing.oracle import Request, edge_list
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"replace": True},
+    {"disjoint": True},
+    {"disjoint": True, "replace": True},
+    {"sample_direction": "backward"},
+    {"weight_attr": "weight"},
+    {"weight_attr": "weight", "replace": True},
+    {"time_attr": "time"},
+    {"time_attr": "when"},
+    {"time_attr": "when", "replace": True},
+    {"time_attr": "time", "temporal_strategy": "last"},
+    {"time_attr": "when", "temporal_strategy": "last"},
+    {"time_attr": "when", "temporal_strategy": "last", "replace": True},
+    {"time_attr": "when", "weight_attr": "weight"},
+    {"time_attr": "time", "sample_direction": "backward"},
+]
+"""Combinations of options; what a sampler does not support is skipped."""
+
+HOPS = [[3, 2], [-1, -1], [2, 0, 4], [1], [70, 12], [0, 0], [-1, 1, 1, 1]]
+SEEDS = [0, 7, 5, 39, 38, 4, 8, 6]
+ITEMS_AND_USERS = {"user": [19, 2, 0], "item": [3, 0, 11]}
+
+
+def name(value: Any) -> str:
+    """A short name of a parameter."""
+    if isinstance(value, dict):
+        return "-".join(str(v) if isinstance(v, str) else k for k, v in value.items()) or "plain"
+    return str(value)
+
+
+class SamplerTests(DrawTests):
+    """Tests of a sampler, made without data. What it declares must be right, the rest must raise.
+
+    Example::
+
+        class TestMySampler(SamplerTests):
+            @pytest.fixture
+            def sampler(self):
+                return MySampler()
+    """
+
+    @pytest.fixture
+    def sampler(self) -> NeighborSampler | str:
+        """A sampler without data, or the name of one."""
+        raise NotImplementedError("return your sampler, made without data, such as MySampler()")
+
+    @pytest.fixture
+    def unbound(self, sampler: NeighborSampler | str) -> NeighborSampler:
+        """The sampler that is tested."""
+        return unbound(sampler)
+
+    # The contract ##########################################################################
+
+    def test_declares_known_capabilities(self, unbound: NeighborSampler) -> None:
+        unknown = set(unbound.supports) - set(CAPABILITIES)
+        assert not unknown, f"supports names {sorted(unknown)}; there are {sorted(CAPABILITIES)}"
+
+    @pytest.mark.parametrize("capability", CAPABILITIES)
+    def test_what_is_not_declared_raises(self, unbound: NeighborSampler, capability: str) -> None:
+        asked: dict[str, tuple[Data | HeteroData, dict[str, Any]]] = {
+            "hetero": (graphs.hetero(), {}),
+            "replace": (graphs.hostile(), {"replace": True}),
+            "disjoint": (graphs.hostile(), {"disjoint": True}),
+            "weighted": (graphs.hostile(), {"weight_attr": "weight"}),
+            "node_time": (graphs.hostile(), {"time_attr": "time"}),
+            "edge_time": (graphs.hostile(), {"time_attr": "when"}),
+            "last": (graphs.hostile(), {"time_attr": "when", "temporal_strategy": "last"}),
+            "bidirectional": (graphs.hostile(), {"subgraph_type": "bidirectional"}),
+            "induced": (graphs.hostile(), {"subgraph_type": "induced"}),
+            "backward": (graphs.hostile(), {"sample_direction": "backward"}),
+            "links": (graphs.hostile(), {}),
+        }
+        data, options = asked[capability]
+
+        def use() -> None:
+            bound = unbound.bind(data, num_neighbors=[2], **options)
+            if capability == "links":
+                links = EdgeSamplerInput(None, torch.tensor([0]), torch.tensor([1]))
+                bound.sample_from_edges(links, key=1)
+
+        if capability in unbound.supports:
+            use()
+        else:
+            with pytest.raises(NotImplementedError, match=capability):
+                use()
+
+    def test_binding_leaves_the_unbound_sampler_alone(self, unbound: NeighborSampler) -> None:
+        first = unbound.bind(graphs.written_out(), num_neighbors=[1])
+        second = unbound.bind(graphs.hostile(), num_neighbors=[-1, -1])
+        assert not unbound.is_bound
+        assert first.topology is not second.topology
+        assert draw(first, [0]).num_sampled_edges == {None: [1]} or not unbound.exact_count
+
+    def test_can_be_pickled(self, unbound: NeighborSampler) -> None:
+        pickle.loads(pickle.dumps(unbound)).bind(graphs.hostile(), num_neighbors=[3])
+        bound = bind(unbound, graphs.hostile(), [3, 2])
+        again = pickle.loads(pickle.dumps(bound))
+        assert_equal(draw(again, SEEDS, 4), draw(bound, SEEDS, 4))
+
+    @pytest.mark.parametrize(("seed", "error"), [
+        (torch.tensor([0, 40]), IndexError),
+        (torch.tensor([-1]), IndexError),
+        (torch.tensor([0.0, 1.0]), TypeError),
+        (torch.tensor([[0, 1]]), TypeError),
+    ], ids=["too large", "negative", "float", "matrix"])
+    def test_seeds_that_are_none_raise(
+        self, unbound: NeighborSampler, seed: torch.Tensor, error: type[Exception]
+    ) -> None:
+        bound = bind(unbound, graphs.hostile(), [2])
+        with pytest.raises(error, match="seed"):
+            bound.sample_from_nodes(NodeSamplerInput(None, seed), key=1)
+
+    def test_gives_what_pyg_loaders_expect(self, unbound: NeighborSampler) -> None:
+        bound = bind(unbound, graphs.hostile(), [3, 2])
+        inputs = NodeSamplerInput(torch.tensor([5, 2]), torch.tensor([0, 7]))
+        out, sample = bound.sample_from_nodes(inputs, key=3), draw(bound, [0, 7], 3)
+        assert torch.equal(out.node, sample.node[None])
+        assert torch.equal(out.row, sample.row[None])
+        assert out.num_sampled_nodes == (sample.num_sampled_nodes or {}).get(None)
+        assert torch.equal(out.metadata[0], torch.tensor([5, 2]))
+        assert out.metadata[1] is None
+
+    @pytest.mark.parametrize("disjoint", [False, True])
+    def test_links(self, unbound: NeighborSampler, disjoint: bool) -> None:
+        if "links" not in unbound.supports:
+            pytest.skip(f"{type(unbound).__name__} does not declare 'links'")
+        bound = bind(unbound, graphs.hostile(), [3, 2], disjoint=disjoint)
+        links = torch.tensor([[0, 5, 3, 0], [7, 5, 4, 8]])
+        out = bound.sample_from_edges(EdgeSamplerInput(None, *links), key=3)
+        rows = out.metadata[1]
+        assert torch.equal(out.node[rows], links), "edge_label_index does not lead to the links"
+        source, destination = graphs.hostile().edge_index[:, out.edge]
+        assert torch.equal(out.node[out.row], source)
+        assert torch.equal(out.node[out.col], destination)
+
+    # Subgraphs #############################################################################
+
+    @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=["int64", "int32"])
+    @pytest.mark.parametrize("graph", graphs.HOMOGENEOUS)
+    def test_every_graph(
+        self, unbound: NeighborSampler, graph: str, index_dtype: torch.dtype
+    ) -> None:
+        data = graphs.HOMOGENEOUS[graph](index_dtype)
+        for seeds in (range(min(data.num_nodes, 20)), [data.num_nodes - 1], []):
+            for num_neighbors in HOPS:
+                ask(unbound, data, seeds, num_neighbors, key=1)
+
+    def test_a_graph_without_nodes(self, unbound: NeighborSampler) -> None:
+        ask(unbound, graphs.nothing(0), [], [2, 2])
+
+    @pytest.mark.parametrize("seeds", graphs.WRITTEN_OUT, ids=str)
+    def test_the_whole_neighborhood(
+        self, unbound: NeighborSampler, seeds: tuple[int, ...]
+    ) -> None:
+        node, nodes_per_hop, edges = graphs.WRITTEN_OUT[seeds]
+        sample, _ = ask(unbound, graphs.written_out(), seeds, [-1, -1])
+        assert sorted(sample.node[None].tolist()) == sorted(node)
+        assert sample.num_sampled_nodes == {None: nodes_per_hop}
+        listed = edge_list(sample, None)
+        assert sorted(edge for _, _, edge in listed) == sorted(edges[0] + edges[1])
+        assert sample.num_sampled_edges == {None: [len(hop) for hop in edges]}
+
+    @pytest.mark.parametrize("num_neighbors", HOPS, ids=name)
+    @pytest.mark.parametrize("options", OPTIONS, ids=name)
+    def test_options(
+        self, unbound: NeighborSampler, options: dict[str, Any], num_neighbors: list[int]
+    ) -> None:
+        times = [None] if "time_attr" not in options else [[4, 0, 7, 3, 3, 5, -1, 4], [9] * 8]
+        for key, time in enumerate(times):
+            ask(unbound, graphs.hostile(), SEEDS, num_neighbors, key=key, time=time, **options)
+
+    def test_seeds_have_the_times_of_their_nodes(self, unbound: NeighborSampler) -> None:
+        ask(unbound, graphs.hostile(), range(40), [3, 2], time_attr="time")
+
+    @pytest.mark.parametrize("options", OPTIONS, ids=name)
+    def test_types(self, unbound: NeighborSampler, options: dict[str, Any]) -> None:
+        data = graphs.hetero()
+        per_type = {edge_type: [2, 1 + i % 3] for i, edge_type in enumerate(data.edge_types)}
+        per_type["user", "follows", "user"] = [-1, 0]
+        time = {"user": [4, 7, 0], "item": [3, 9, 5]} if "time_attr" in options else None
+        for num_neighbors in ([3, 2], [-1, -1], per_type):
+            ask(unbound, data, ITEMS_AND_USERS, num_neighbors, time=time, **options)
+        one_time = None if time is None else {"item": time["item"]}
+        ask(unbound, data, {"item": [3, 0, 11]}, [2, 2, 2], time=one_time, **options)
+
+    @pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"time_attr": "when"},
+                                         {"replace": True}], ids=name)
+    def test_repeated_seeds(self, unbound: NeighborSampler, options: dict[str, Any]) -> None:
+        seeds = [4, 0, 4, 4, 5, 0, 39, 39]
+        time = [4, 4, 2, 9, 4, 7, 0, 1] if "time_attr" in options else None
+        for num_neighbors in ([2, 2], [-1, -1]):
+            ask(unbound, graphs.hostile(), seeds, num_neighbors, time=time, **options)
+        by_type = {"user": [2, 2, 3], "item": [1, 1]}
+        if "hetero" in unbound.supports:
+            times = {"user": [1, 8, 3], "item": [6, 2]} if "time_attr" in options else None
+            ask(unbound, graphs.hetero(), by_type, [2, 2], time=times, **options)
+
+    @pytest.mark.parametrize("options", [
+        {}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "when"},
+        {"sample_direction": "backward"},
+    ], ids=name)
+    @pytest.mark.parametrize("graph", [graphs.hostile, graphs.hetero])
+    def test_induced(
+        self,
+        unbound: NeighborSampler,
+        graph: Callable[[], Data | HeteroData],
+        options: dict[str, Any],
+    ) -> None:
+        data, seeds = graph(), [0, 8, 0, 17]
+        by_type = {"user": seeds} if isinstance(data, HeteroData) else seeds
+        time: Any = None
+        if "time_attr" in options:
+            time = {"user": [7, 9, 7, 8]} if isinstance(data, HeteroData) else [7, 9, 7, 8]
+        sample, request = ask(
+            unbound, data, by_type, [3, 2], time=time, subgraph_type="induced", **options
+        )
+        for edge_type in request.facts.edges:
+            assert edge_list(sample, edge_type) == _among(sample, request, edge_type), (
+                f"not all edges{'' if edge_type is None else f' of {edge_type}'} among the nodes"
+            )
+        assert sample.num_sampled_nodes is None
+        assert sample.num_sampled_edges is None
+
+    def test_bidirectional(self, unbound: NeighborSampler) -> None:
+        data = graphs.hostile()
+        directional, _ = ask(unbound, data, SEEDS, [3, 2], key=2)
+        both, _ = ask(unbound, data, SEEDS, [3, 2], key=2, subgraph_type="bidirectional")
+        assert torch.equal(both.node[None], directional.node[None])
+        pairs = list(zip(both.row[None].tolist(), both.col[None].tolist()))
+        one_way = set(zip(directional.row[None].tolist(), directional.col[None].tolist()))
+        assert len(pairs) == len(set(pairs)), "a pair of nodes has more than one edge"
+        assert set(pairs) == one_way | {(col, row) for row, col in one_way}
+        assert bool((both.col[None].diff() >= 0).all()), "edges are not sorted by destination"
+
+    def test_bidirectional_with_types(self, unbound: NeighborSampler) -> None:
+        data, buys = graphs.hetero(), ("user", "buys", "item")
+        reverse = ("item", "rev_buys", "user")
+        directional, _ = ask(unbound, data, ITEMS_AND_USERS, [3, 2], key=2)
+        bound = bind(unbound, data, [3, 2], subgraph_type="bidirectional")
+        both = draw(bound, ITEMS_AND_USERS, 2)
+        expected = set(zip(directional.row[buys].tolist(), directional.col[buys].tolist()))
+        expected |= set(zip(directional.col[reverse].tolist(), directional.row[reverse].tolist()))
+        assert set(zip(both.row[buys].tolist(), both.col[buys].tolist())) == expected
+        assert set(zip(both.col[reverse].tolist(), both.row[reverse].tolist())) == expected
+        assert both.edge[buys] is None
+
+
+def _among(sample: Any, request: Request, edge_type: Any) -> list[tuple[int, int, int]]:
+    """All edges of a type among the nodes of a sample, once for every row of the destination."""
+    facts = request.facts
+    rows: dict[tuple[int, int], int] = {}
+    source_type, destination_type = facts.source_type(edge_type), facts.destination_type(edge_type)
+    batch = sample.batch or {t: torch.zeros_like(node) for t, node in sample.node.items()}
+    for row, node in enumerate(zip(batch[source_type].tolist(), sample.node[source_type].tolist())):
+        rows.setdefault(node, row)
+    time, source = facts.edge_time.get(edge_type), facts.edges[edge_type][0].tolist()
+    out = []
+    ends = zip(batch[destination_type].tolist(), sample.node[destination_type].tolist())
+    for col, (component, node) in enumerate(ends):
+        for edge in facts.in_edges(edge_type, node):
+            late = time is not None and request.times and time[edge] > request.times[component]
+            if not late and (component, source[edge]) in rows:
+                out.append((rows[component, source[edge]], col, edge))
+    return sorted(out)

@@ -1,0 +1,112 @@
+"""Is it random in the right way? Tests of what samplers draw, with the right corrections.
+
+Pearson's statistic of how often each of ``d`` neighbours was among ``k`` drawn *without
+replacement* is smaller than a chi-square variable, as the draws push each other away: it has to
+be multiplied by ``(d - 1) / (d - k)``. Without that a test rejects nothing, however biased.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+SIGNIFICANCE = 1e-4
+"""How often a test may reject a correct sampler, were its keys not fixed."""
+
+
+def chi_square_tail(statistic: float, dof: int) -> float:
+    """The probability that a chi-square variable with ``dof`` degrees exceeds ``statistic``."""
+    half = torch.tensor([dof / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def multinomial(count: Tensor, probability: Tensor | None = None) -> float:
+    """The p-value of independent draws from given probabilities.
+
+    Args:
+        count: How often each outcome was drawn, ``[outcomes]``.
+        probability: Of each outcome, ``[outcomes]``, up to a factor; equal if ``None``. What has
+            probability 0 must not have been drawn.
+    """
+    count = count.to(torch.float64)
+    weight = torch.ones_like(count) if probability is None else probability.to(torch.float64)
+    if bool((count[weight == 0] > 0).any()):
+        return 0.0
+    count, weight = count[weight > 0], weight[weight > 0]
+    expected = count.sum() * weight / weight.sum()
+    if count.numel() < 2 or not count.sum():
+        return 1.0
+    return chi_square_tail(float(((count - expected) ** 2 / expected).sum()), count.numel() - 1)
+
+
+def inclusion(count: Tensor, k: int, size: Tensor | None = None) -> float:
+    """The p-value of repeated uniform draws of ``k`` out of ``d`` without replacement.
+
+    Args:
+        count: How often each of the ``d`` was drawn, ``[d]``; or each group of them.
+        k: How many different ones were drawn each time.
+        size: The sizes of the groups if ``count`` is of groups, adding up to ``d``.
+    """
+    count = count.to(torch.float64)
+    size = torch.ones_like(count) if size is None else size.to(torch.float64)
+    d = float(size.sum())
+    expected = count.sum() * size / d
+    spread = ((count - expected) ** 2 / expected).sum()
+    if k == d:  # nothing is random
+        return float(not bool(spread))
+    return chi_square_tail(float(spread * (d - 1) / (d - k)), count.numel() - 1)
+
+
+def combinations(picks: Tensor, d: int, probability: Mapping[tuple[int, ...], float] | None = None
+                 ) -> float:
+    """The p-value of repeated draws of sets: every combination has its probability.
+
+    This sees what inclusion cannot: combinations that never come up although each of
+    their members does.
+
+    Args:
+        picks: What was drawn each time, ``[draws, k]``, different numbers below ``d`` in a row.
+        probability: Of each combination, up to a factor; equal if ``None``.
+    """
+    every = list(itertools.combinations(range(d), picks.size(1)))
+    number = {combination: i for i, combination in enumerate(every)}
+    drawn = [number[tuple(row)] for row in picks.sort(dim=1).values.tolist()]
+    count = torch.bincount(torch.tensor(drawn), minlength=len(every))
+    weight = None if probability is None else torch.tensor([probability[c] for c in every])
+    return multinomial(count, weight)
+
+
+def successive(weight: Tensor, k: int) -> dict[tuple[int, ...], float]:
+    """Of every set of ``k``, the probability to be drawn one by one in proportion to weights."""
+    out: dict[tuple[int, ...], float] = {}
+    values, total = weight.tolist(), float(weight.sum())
+    for order in itertools.permutations(range(len(values)), k):
+        probability, left = 1.0, total
+        for i in order:
+            probability *= values[i] / left if values[i] else 0.0
+            left -= values[i]
+        key = tuple(sorted(order))
+        out[key] = out.get(key, 0.0) + probability
+    return out
+
+
+def independent(pair: Tensor, sizes: tuple[int, int]) -> float:
+    """The p-value of two uniform draws that know nothing of each other, ``pair`` ``[draws, 2]``."""
+    cell = pair[:, 0] * sizes[1] + pair[:, 1]
+    return multinomial(torch.bincount(cell, minlength=math.prod(sizes)))
+
+
+def require(p: float | Mapping[str, float], what: str, significance: float = SIGNIFICANCE) -> None:
+    """Fail if a p-value is too small; of several, the smallest after Bonferroni's correction."""
+    values = {"": p} if isinstance(p, float) else p
+    worst = min(values, key=values.__getitem__)
+    limit = significance / len(values)
+    where = f" ({worst})" if worst else ""
+    assert values[worst] >= limit, (
+        f"{what}{where}: a correct sampler would be this far off with probability "
+        f"{values[worst]:.2g}, less than {limit:.2g}"
+    )

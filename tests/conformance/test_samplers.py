@@ -1,0 +1,17 @@
+"""Every built-in sampler against the conformance kit."""
+
+import pytest
+
+from pyg_scale.testing import SamplerTests
+
+
+class TestReference(SamplerTests):
+    @pytest.fixture
+    def sampler(self):
+        return "reference"
+
+
+class TestNative(SamplerTests):
+    @pytest.fixture
+    def sampler(self):
+        return "native"
