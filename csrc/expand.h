@@ -1,0 +1,146 @@
+// One hop over one edge type: draw in-edges of frontier rows, then read the neighbours.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "buffer.h"
+#include "graph_view.h"
+#include "keys.h"
+#include "pick.h"
+
+namespace pyg_scale {
+
+struct HopOptions {
+  uint64_t key;  // of the hop and the edge type
+  int64_t num_neighbors;
+  bool replace, last;
+};
+
+// Rows of a node type, of which some are expanded.
+struct Rows {
+  const int64_t* node;
+  const int64_t* seed;       // position of the seed to which each belongs; null if not disjoint
+  const int64_t* seed_time;  // of each seed position; null without times
+};
+
+// The sampled in-edges of consecutive rows. Memory that a thread uses again and again.
+class Expansion {
+ public:
+  // Rows per block, so that what is prefetched for a block is still in cache when it is read.
+  static constexpr int64_t kBlockEdges = 512;
+
+  static int64_t block_rows(int64_t num_neighbors) {
+    if (num_neighbors < 0) return 16;
+    return std::clamp<int64_t>(kBlockEdges / std::max<int64_t>(num_neighbors, 1), 16, 256);
+  }
+
+  void clear() {
+    position_.clear();
+    neighbor_.clear();
+    edge_.clear();
+    count_.clear();
+    seed_.clear();
+  }
+
+  int64_t num_edges() const { return neighbor_.size(); }
+  const int64_t* neighbor() const { return neighbor_.data(); }
+  const int64_t* edge() const { return edge_.data(); }
+  const Buffer<int64_t>& count() const { return count_; }  // edges of each row
+  const int64_t* seed() const { return seed_.data(); }     // of each row, if disjoint
+
+  // Samples in-edges of the rows [begin, end) and appends them. Rows up to `stop` come next.
+  void expand(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
+              int64_t end, int64_t stop) {
+    position_.clear();
+    for (int64_t row = begin; row < end; ++row) {
+      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.node[row + kAhead]);
+      const int64_t v = rows.node[row], first = view.indptr[v];
+      Candidates c{first, view.indptr[v + 1]};
+      uint64_t key = fold(hop.key, static_cast<uint64_t>(v));
+      if (rows.seed) {
+        key = fold(key, static_cast<uint64_t>(rows.seed[row]));
+        seed_.push(rows.seed[row]);
+        if (view.temporal()) {
+          c.end = first + view.until(first, c.end, rows.seed_time[rows.seed[row]]);
+          if (hop.last && hop.num_neighbors >= 0) {
+            c.begin = std::max(first, c.end - hop.num_neighbors);
+          }
+        }
+      }
+      const int64_t size = position_.size();
+      position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
+      int64_t* out = position_.data() + size;
+      const int64_t n = view.weight_prefix
+                            ? picker_.weighted(key, c, first, view.weight_prefix,
+                                               hop.num_neighbors, hop.replace, out)
+                            : picker_.uniform(key, c, hop.num_neighbors, hop.replace, out);
+      prefetch(view, out, n);
+      position_.set_size(size + n);
+      count_.push(n);
+    }
+    read(view);
+  }
+
+  size_t bytes() const {
+    return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() +
+           seed_.bytes() + picker_.bytes();
+  }
+
+ private:
+  static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
+
+  static void prefetch(const EdgeView& view, const int64_t* position, int64_t n) {
+    const int64_t stride = view.indices.stride * (view.indices.wide ? 8 : 4);
+    const char* data = static_cast<const char*>(view.indices.data);
+    // Whoever takes more than this from one node reads memory in order.
+    for (int64_t i = 0; i < std::min<int64_t>(n, 64); ++i) {
+      __builtin_prefetch(data + position[i] * stride);
+    }
+  }
+
+  // The neighbours and edge ids of the positions.
+  void read(const EdgeView& view) {
+    const int64_t n = position_.size(), from = neighbor_.size();
+    neighbor_.reserve(from + n);
+    edge_.reserve(from + n);
+    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + from;
+    const IntColumn& id = view.edge_id;
+    if (view.indices.wide) {
+      read_column<int64_t>(view.indices, n, neighbor);
+    } else {
+      read_column<int32_t>(view.indices, n, neighbor);
+    }
+    if (!id.data) {
+      std::copy_n(position_.data(), n, edge);
+    } else if (id.wide) {
+      read_column<int64_t>(id, n, edge);
+    } else {
+      read_column<int32_t>(id, n, edge);
+    }
+    uint64_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      largest = std::max(largest, static_cast<uint64_t>(neighbor[i]));
+    }
+    if (n && largest >= static_cast<uint64_t>(view.num_neighbors)) [[unlikely]] {
+      fail("indices: neighbour " + std::to_string(static_cast<int64_t>(largest)) +
+           " is not a node; there are " + std::to_string(view.num_neighbors));
+    }
+    neighbor_.set_size(from + n);
+    edge_.set_size(from + n);
+  }
+
+  template <typename T>
+  void read_column(const IntColumn& column, int64_t n, int64_t* out) const {
+    const T* data = static_cast<const T*>(column.data);
+    const int64_t* position = position_.data();
+    for (int64_t i = 0; i < n; ++i) out[i] = data[position[i] * column.stride];
+  }
+
+  Buffer<int64_t> position_;  // of the block at hand
+  Buffer<int64_t> neighbor_, edge_, count_, seed_;
+  Picker picker_;
+};
+
+}  // namespace pyg_scale

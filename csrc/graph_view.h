@@ -1,0 +1,86 @@
+// What the samplers read of a graph: the in-edges of one edge type (see pyg_scale.store.base.CSC).
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace pyg_scale {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+[[noreturn]] inline void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+// For checks that are made once a call: the message is built whether needed or not.
+inline void check(bool condition, const std::string& message) {
+  if (!condition) fail(message);
+}
+
+// A one-dimensional int32 or int64 tensor, possibly strided. Absent if `data` is null.
+struct IntColumn {
+  const void* data = nullptr;
+  int64_t stride = 1;
+  bool wide = true;  // int64
+
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i * stride]
+                : static_cast<const int32_t*>(data)[i * stride];
+  }
+};
+
+inline IntColumn int_column(const Tensor& tensor, const char* name) {
+  check(tensor.is_cpu() && tensor.dim() == 1, std::string(name) + " must be 1-D, on the CPU");
+  const bool wide = tensor.scalar_type() == ScalarType::Long;
+  check(wide || tensor.scalar_type() == ScalarType::Int,
+        std::string(name) + " must be int32 or int64");
+  return {tensor.const_data_ptr(), tensor.numel() ? tensor.stride(0) : 1, wide};
+}
+
+// A contiguous int64 tensor of `size` numbers; null if it is empty and may be absent.
+inline const int64_t* int64_data(const Tensor& tensor, int64_t size, const char* name) {
+  check(tensor.is_cpu() && tensor.dim() == 1 && tensor.is_contiguous() &&
+            tensor.scalar_type() == ScalarType::Long,
+        std::string(name) + " must be a contiguous 1-D int64 tensor on the CPU");
+  check(tensor.numel() == size, std::string(name) + " has " + std::to_string(tensor.numel()) +
+                                    " entries, expected " + std::to_string(size));
+  return tensor.const_data_ptr<int64_t>();
+}
+
+inline const int64_t* optional_int64_data(const Tensor& tensor, int64_t size, const char* name) {
+  return tensor.numel() ? int64_data(tensor, size, name) : nullptr;
+}
+
+struct EdgeView {
+  const int64_t* indptr = nullptr;
+  IntColumn indices;
+  IntColumn edge_id;                      // absent: the position itself
+  const int64_t* time = nullptr;          // of each position
+  const int64_t* weight_prefix = nullptr;
+  const int64_t* neighbor_time = nullptr;  // of each node of the neighbour type
+  int64_t num_expanded = 0;                // nodes of the expanded type
+  int64_t num_neighbors = 0;               // nodes of the neighbour type
+  int64_t expanded_type = 0;
+  int64_t neighbor_type = 0;
+  uint64_t hash = 0;
+
+  bool temporal() const { return time || neighbor_time; }
+
+  // How many of the positions [begin, end), which are in order of time, are not after `when`.
+  int64_t until(int64_t begin, int64_t end, int64_t when) const {
+    int64_t low = begin, high = end;
+    while (low < high) {
+      const int64_t mid = low + (high - low) / 2;
+      if ((time ? time[mid] : neighbor_time[indices[mid]]) <= when) {
+        low = mid + 1;
+      } else {
+        high = mid;
+      }
+    }
+    return low - begin;
+  }
+};
+
+}  // namespace pyg_scale

@@ -1,0 +1,98 @@
+// All edges of the graph among the sampled nodes, instead of the sampled ones.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "buffer.h"
+#include "expand.h"
+#include "graph_view.h"
+#include "node_list.h"
+
+namespace pyg_scale {
+
+// The edges of a batch, of one edge type: the edges into row i of the expanded type are
+// colptr[i] to colptr[i + 1] - 1.
+struct EdgeList {
+  Buffer<uint32_t> row;  // of the neighbour
+  Buffer<int64_t> edge;
+  Buffer<int64_t> colptr;
+
+  void begin() {
+    row.clear();
+    edge.clear();
+    colptr.clear();
+    colptr.push(0);
+  }
+
+  size_t bytes() const { return row.bytes() + edge.bytes() + colptr.bytes(); }
+};
+
+// Finds the in-edges of every sampled row whose neighbours were sampled as well (for the same
+// seed if disjoint; no edge later than its seed), in order of (row, edge id).
+class Induced {
+ public:
+  void edges(const EdgeView& view, const NodeList& expanded, const NodeList& neighbors,
+             const int64_t* seed_time, EdgeList& out) {
+    out.begin();
+    out.colptr.reserve(expanded.size() + 1);
+    for (int64_t i = 0; i < expanded.size(); ++i) {
+      const int64_t v = expanded.node()[i], seed = expanded.seed() ? expanded.seed()[i] : 0;
+      const int64_t begin = view.indptr[v];
+      int64_t end = view.indptr[v + 1];
+      if (view.time && seed_time) end = begin + view.until(begin, end, seed_time[seed]);
+      if (i + kAhead < expanded.size()) {
+        __builtin_prefetch(view.indptr + expanded.node()[i + kAhead]);
+      }
+      const int64_t from = out.row.size();
+      for (int64_t position = begin; position < end; position += kBlock) {
+        probe(view, neighbors, seed, position, std::min(end, position + kBlock), out);
+      }
+      sort_by_edge(out, from);
+      out.colptr.push(out.row.size());
+    }
+  }
+
+ private:
+  static constexpr int64_t kAhead = 8;
+  static constexpr int64_t kBlock = 64;  // table slots that are prefetched together
+
+  static void probe(const EdgeView& view, const NodeList& neighbors, int64_t seed, int64_t begin,
+                    int64_t end, EdgeList& out) {
+    uint64_t keys[kBlock];
+    for (int64_t p = begin; p < end; ++p) {
+      keys[p - begin] = neighbors.identity(view.indices[p], seed);
+      neighbors.table().prefetch(keys[p - begin]);
+    }
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t row = neighbors.table().find(keys[p - begin]);
+      if (row < 0) continue;
+      out.row.push(static_cast<uint32_t>(row));
+      out.edge.push(view.edge_id.data ? view.edge_id[p] : p);
+    }
+  }
+
+  // Temporal neighbourhoods are in order of time.
+  void sort_by_edge(EdgeList& list, int64_t from) {
+    const int64_t n = list.edge.size() - from;
+    uint32_t* row = list.row.data() + from;
+    int64_t* edge = list.edge.data() + from;
+    if (std::is_sorted(edge, edge + n)) return;
+    pairs_.reserve(n);
+    for (int64_t i = 0; i < n; ++i) pairs_[i] = {edge[i], row[i]};
+    std::sort(pairs_.data(), pairs_.data() + n,
+              [](const Pair& a, const Pair& b) { return a.edge < b.edge; });
+    for (int64_t i = 0; i < n; ++i) {
+      edge[i] = pairs_[i].edge;
+      row[i] = pairs_[i].row;
+    }
+  }
+
+  struct Pair {
+    int64_t edge;
+    uint32_t row;
+  };
+  Buffer<Pair> pairs_;
+};
+
+}  // namespace pyg_scale

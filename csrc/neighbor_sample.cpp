@@ -1,0 +1,344 @@
+// neighbor_sample: seeds and a key go in, the sampled neighbourhood comes out.
+//
+// Hop by hop and edge type by edge type, blocks of frontier rows pass three steps: draw positions
+// (prefetching what they point to), read the neighbours, look up their rows. Draws depend on keys
+// alone, so several threads may do the first two steps for different rows; rows are
+// numbered in order by one. docs/draws.md says what is drawn.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "buffer.h"
+#include "expand.h"
+#include "graph_view.h"
+#include "induced.h"
+#include "keys.h"
+#include "node_list.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+using Output = std::tuple<Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor, Tensor>;
+
+struct Options {
+  std::vector<int64_t> num_neighbors;  // [edge type][hop]
+  int64_t num_hops;
+  bool replace, disjoint, last, induced;
+  uint64_t key;
+  bool int32_output;
+  int64_t num_threads;
+};
+
+// What a thread keeps between batches.
+struct Scratch {
+  std::vector<NodeList> nodes;
+  std::vector<EdgeList> edges;
+  std::vector<Expansion> expansions;  // one per thread that takes part
+  Induced induced;
+
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const auto& part : nodes) sum += part.bytes();
+    for (const auto& part : edges) sum += part.bytes();
+    for (const auto& part : expansions) sum += part.bytes();
+    return sum;
+  }
+};
+
+// A batch of unusual size must not hold its memory for ever.
+constexpr size_t kScratchLimit = size_t{1} << 28;
+
+template <typename To, typename From>
+void convert(const From* from, int64_t count, To* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
+}
+
+template <typename From>
+Tensor to_tensor(const From* data, int64_t count, bool int32) {
+  Tensor out = pool_empty({count}, int32 ? ScalarType::Int : ScalarType::Long);
+  int32 ? convert(data, count, out.mutable_data_ptr<int32_t>())
+        : convert(data, count, out.mutable_data_ptr<int64_t>());
+  return out;
+}
+
+template <typename T>
+void fill_col(const Buffer<int64_t>& colptr, T* col) {
+  for (int64_t i = 0; i + 1 < colptr.size(); ++i) {
+    for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) col[e] = static_cast<T>(i);
+  }
+}
+
+class Sampling {
+ public:
+  Sampling(const std::vector<EdgeView>& views, const std::vector<int64_t>& num_nodes,
+           const Options& options, Scratch& scratch)
+      : views_(views), options_(options), scratch_(scratch), num_types_(num_nodes.size()) {
+    if (scratch.nodes.size() < num_types_) scratch.nodes.resize(num_types_);
+    if (scratch.edges.size() < views.size()) scratch.edges.resize(views.size());
+    if (scratch.expansions.empty()) scratch.expansions.resize(1);
+    nodes_per_hop_ = zeros(num_types_, options.num_hops + 1);
+    edges_per_hop_ = zeros(views.size(), options.num_hops);
+  }
+
+  void begin(const std::vector<int64_t>& num_nodes, const Tensors& seed,
+             const Tensors& seed_time) {
+    int64_t num_seeds = 0;
+    for (const Tensor& one : seed) num_seeds += one.numel();
+    const int64_t max_rows = options_.int32_output ? std::numeric_limits<int32_t>::max()
+                                                   : std::numeric_limits<uint32_t>::max() - 256;
+    const bool timed = std::any_of(views_.begin(), views_.end(),
+                                   [](const EdgeView& view) { return view.temporal(); });
+    check(!timed || options_.disjoint, "disjoint must be true in a temporal graph");
+    int64_t position = 0;
+    for (size_t t = 0; t < num_types_; ++t) {
+      const int64_t count = seed[t].numel();
+      nodes(t).begin(num_nodes[t], num_seeds, options_.disjoint, max_rows);
+      nodes(t).add_seeds(int64_data(seed[t], count, "seed"), count, position);
+      nodes_per_hop_[t][0] = count;
+      position += count;
+      if (!timed) continue;
+      const int64_t* time = int64_data(seed_time[t], count, "seed_time");
+      seed_time_.insert(seed_time_.end(), time, time + count);
+    }
+    for (size_t r = 0; r < views_.size(); ++r) scratch_.edges[r].begin();
+  }
+
+  void run() {
+    std::vector<int64_t> begin(num_types_, 0), end(num_types_);
+    for (int64_t hop = 0; hop < options_.num_hops; ++hop) {
+      for (size_t t = 0; t < num_types_; ++t) end[t] = nodes(t).size();
+      for (size_t r = 0; r < views_.size(); ++r) {
+        const auto t = static_cast<size_t>(views_[r].expanded_type);
+        expand(r, hop, begin[t], end[t]);
+      }
+      for (size_t t = 0; t < num_types_; ++t) {
+        nodes_per_hop_[t][hop + 1] = nodes(t).size() - end[t];
+      }
+      begin = end;
+    }
+    if (!options_.induced) return;
+    for (size_t r = 0; r < views_.size(); ++r) {
+      scratch_.induced.edges(views_[r], nodes(views_[r].expanded_type),
+                             nodes(views_[r].neighbor_type), times(), scratch_.edges[r]);
+    }
+  }
+
+  Output output() {
+    Tensors node, row, col, edge, batch, colptr;
+    const bool narrow = options_.int32_output;
+    for (size_t t = 0; t < num_types_; ++t) {
+      node.push_back(to_tensor(nodes(t).node(), nodes(t).size(), narrow));
+      if (options_.disjoint) batch.push_back(to_tensor(nodes(t).seed(), nodes(t).size(), false));
+    }
+    for (size_t r = 0; r < views_.size(); ++r) {
+      EdgeList& list = scratch_.edges[r];
+      const int64_t count = list.row.size();
+      row.push_back(to_tensor(list.row.data(), count, narrow));
+      edge.push_back(to_tensor(list.edge.data(), count, false));
+      colptr.push_back(to_tensor(list.colptr.data(), list.colptr.size(), false));
+      col.push_back(pool_empty({count}, narrow ? ScalarType::Int : ScalarType::Long));
+      narrow ? fill_col(list.colptr, col.back().mutable_data_ptr<int32_t>())
+             : fill_col(list.colptr, col.back().mutable_data_ptr<int64_t>());
+    }
+    return {node, row, col, edge, batch, colptr, matrix(nodes_per_hop_, options_.num_hops + 1),
+            matrix(edges_per_hop_, options_.num_hops)};
+  }
+
+ private:
+  using Counts = std::vector<std::vector<int64_t>>;
+
+  static Counts zeros(size_t rows, int64_t columns) {
+    return Counts(rows, std::vector<int64_t>(static_cast<size_t>(columns)));
+  }
+
+  static Tensor matrix(const Counts& counts, int64_t columns) {
+    Tensor out = torch::stable::empty({static_cast<int64_t>(counts.size()), columns},
+                                      ScalarType::Long);
+    int64_t* data = out.mutable_data_ptr<int64_t>();
+    for (const auto& row : counts) data = std::copy(row.begin(), row.end(), data);
+    return out;
+  }
+
+  template <typename I>
+  NodeList& nodes(I type) {
+    return scratch_.nodes[static_cast<size_t>(type)];
+  }
+  const int64_t* times() const { return seed_time_.empty() ? nullptr : seed_time_.data(); }
+
+  // Samples the rows [begin, end) of the expanded type of edge type `r`.
+  void expand(size_t r, int64_t hop, int64_t begin, int64_t end) {
+    const EdgeView& view = views_[r];
+    const int64_t k = options_.num_neighbors[r * options_.num_hops + hop];
+    const uint64_t key = fold(fold(fold(options_.key, static_cast<uint64_t>(Purpose::kNeighbor)),
+                                   static_cast<uint64_t>(hop)),
+                              view.hash);
+    const HopOptions how{key, k, options_.replace, options_.last};
+    EdgeList& list = scratch_.edges[r];
+    const int64_t edges_before = list.row.size();
+    list.colptr.reserve(list.colptr.size() + end - begin);
+
+    const int64_t step = Expansion::block_rows(k);
+    const int64_t tasks = std::min(options_.num_threads, (end - begin) / kTaskRows);
+    if (tasks > 1) {
+      expand_parallel(view, how, begin, end, tasks);
+      for (int64_t task = 0; task < tasks; ++task) append(view, scratch_.expansions[task], list);
+    } else {
+      for (int64_t from = begin; from < end; from += step) {
+        Expansion& expansion = scratch_.expansions[0];
+        expansion.clear();
+        expansion.expand(view, how, rows(view), from, std::min(end, from + step), end);
+        append(view, expansion, list);
+      }
+    }
+    edges_per_hop_[r][hop] = list.row.size() - edges_before;
+  }
+
+  void expand_parallel(const EdgeView& view, const HopOptions& how, int64_t begin, int64_t end,
+                       int64_t tasks) {
+    if (static_cast<int64_t>(scratch_.expansions.size()) < tasks) {
+      scratch_.expansions.resize(tasks);
+    }
+    Expansion* expansions = scratch_.expansions.data();  // the lambda must not see thread_locals
+    const Rows all = rows(view);
+    const int64_t step = Expansion::block_rows(how.num_neighbors);
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) {
+        const int64_t stop = begin + (end - begin) * (task + 1) / tasks;
+        expansions[task].clear();
+        for (int64_t from = begin + (end - begin) * task / tasks; from < stop; from += step) {
+          expansions[task].expand(view, how, all, from, std::min(stop, from + step), stop);
+        }
+      }
+    });
+  }
+
+  Rows rows(const EdgeView& view) {
+    const NodeList& list = nodes(view.expanded_type);
+    return {list.node(), list.seed(), times()};
+  }
+
+  // Numbers the sampled neighbours of the rows that come next.
+  void append(const EdgeView& view, const Expansion& expansion, EdgeList& list) {
+    const int64_t n = expansion.num_edges(), size = list.row.size();
+    list.edge.append(expansion.edge(), n);
+    list.row.reserve(size + n);
+    nodes(view.neighbor_type)
+        .add_neighbors(expansion.neighbor(), n, expansion.count().data(), expansion.seed(),
+                       list.row.data() + size);
+    list.row.set_size(size + n);
+    int64_t sum = size;
+    for (int64_t i = 0; i < expansion.count().size(); ++i) {
+      list.colptr.push(sum += expansion.count()[i]);
+    }
+  }
+
+  static constexpr int64_t kTaskRows = 2048;  // fewer rows are not worth a thread
+
+  const std::vector<EdgeView>& views_;
+  const Options& options_;
+  Scratch& scratch_;
+  size_t num_types_;
+  std::vector<int64_t> seed_time_;  // of each seed position
+  Counts nodes_per_hop_, edges_per_hop_;
+};
+
+void check_length(size_t length, size_t expected, const char* name) {
+  check(length == expected, std::string(name) + " has " + std::to_string(length) +
+                                " entries, expected " + std::to_string(expected));
+}
+
+EdgeView edge_view(const Tensor& indptr, const Tensor& indices, const Tensor& edge_id,
+                   const Tensor& time, const Tensor& weight_prefix, const Tensors& node_time,
+                   const std::vector<int64_t>& num_nodes, int64_t expanded, int64_t neighbor,
+                   int64_t hash) {
+  const auto types = static_cast<int64_t>(num_nodes.size());
+  check(expanded >= 0 && expanded < types, "expanded_type is not the number of a node type");
+  check(neighbor >= 0 && neighbor < types, "neighbor_type is not the number of a node type");
+  EdgeView view;
+  view.expanded_type = expanded;
+  view.neighbor_type = neighbor;
+  view.num_neighbors = num_nodes[neighbor];
+  view.hash = static_cast<uint64_t>(hash);
+  view.indptr = int64_data(indptr, num_nodes[expanded] + 1, "indptr");
+  view.indices = int_column(indices, "indices");
+  const int64_t num_edges = indices.numel();
+  check(view.indptr[0] == 0 && view.indptr[num_nodes[expanded]] == num_edges,
+        "indptr must go from 0 to the number of edges, " + std::to_string(num_edges));
+  if (edge_id.numel()) {
+    check_length(edge_id.numel(), num_edges, "edge_id");
+    view.edge_id = int_column(edge_id, "edge_id");
+  }
+  view.time = optional_int64_data(time, num_edges, "edge_time");
+  view.weight_prefix = optional_int64_data(weight_prefix, num_edges, "weight_prefix");
+  view.neighbor_time = optional_int64_data(node_time[neighbor], num_nodes[neighbor], "node_time");
+  check(!view.time || !view.neighbor_time,
+        "an edge type has edge times while its neighbours have node times: keep one of them");
+  return view;
+}
+
+Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors edge_time,
+                       Tensors weight_prefix, Tensors node_time, std::vector<int64_t> num_nodes,
+                       std::vector<int64_t> expanded_type, std::vector<int64_t> neighbor_type,
+                       std::vector<int64_t> edge_type_hash, Tensors seed, Tensors seed_time,
+                       std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
+                       bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
+                       int64_t num_threads) {
+  const size_t types = num_nodes.size(), edge_types = indptr.size();
+  check(num_hops >= 0, "num_hops must not be negative");
+  check_length(indices.size(), edge_types, "indices");
+  check_length(edge_id.size(), edge_types, "edge_id");
+  check_length(edge_time.size(), edge_types, "edge_time");
+  check_length(weight_prefix.size(), edge_types, "weight_prefix");
+  check_length(expanded_type.size(), edge_types, "expanded_type");
+  check_length(neighbor_type.size(), edge_types, "neighbor_type");
+  check_length(edge_type_hash.size(), edge_types, "edge_type_hash");
+  check_length(node_time.size(), types, "node_time");
+  check_length(seed.size(), types, "seed");
+  check_length(seed_time.size(), types, "seed_time");
+  check_length(num_neighbors.size(), edge_types * num_hops, "num_neighbors");
+
+  std::vector<EdgeView> views;
+  for (size_t r = 0; r < edge_types; ++r) {
+    views.push_back(edge_view(indptr[r], indices[r], edge_id[r], edge_time[r], weight_prefix[r],
+                              node_time, num_nodes, expanded_type[r], neighbor_type[r],
+                              edge_type_hash[r]));
+  }
+  const Options options{num_neighbors, num_hops, replace, disjoint, last, induced,
+                        static_cast<uint64_t>(key), int32_output, num_threads};
+  thread_local std::unique_ptr<Scratch> kept;
+  std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws
+  if (!scratch) scratch = std::make_unique<Scratch>();
+  Sampling sampling(views, num_nodes, options, *scratch);
+  sampling.begin(num_nodes, seed, seed_time);
+  sampling.run();
+  Output out = sampling.output();
+  if (scratch->bytes() <= kScratchLimit) kept = std::move(scratch);
+  return out;
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "neighbor_sample(Tensor[] indptr, Tensor[] indices, Tensor[] edge_id, Tensor[] edge_time, "
+      "Tensor[] weight_prefix, Tensor[] node_time, int[] num_nodes, int[] expanded_type, "
+      "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
+      "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
+      "int key, bool int32_output, int num_threads) -> (Tensor[] node, Tensor[] row, "
+      "Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, Tensor num_sampled_nodes, "
+      "Tensor num_sampled_edges)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("neighbor_sample", TORCH_BOX(&pyg_scale::neighbor_sample));
+}

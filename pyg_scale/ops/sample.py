@@ -1,0 +1,119 @@
+"""The compiled neighbour sampler (``csrc/neighbor_sample.cpp``).
+
+Its plain-torch meaning, the same bits, is :mod:`pyg_scale.sampler.reference`;
+``docs/draws.md`` specifies both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import keys, library
+from pyg_scale.ops.threads import num_threads
+
+ABSENT = torch.empty(0, dtype=torch.int64)
+"""Stands for a tensor that an edge type or a node type does not have."""
+
+
+class SampledTensors(NamedTuple):
+    """What the op returns; one tensor per node type or per edge type.
+
+    Attributes:
+        node: Original node ids, the seeds first.
+        row: Position in ``node`` of the neighbour of each edge.
+        col: Position in ``node`` of the expanded node of each edge, never decreasing.
+        edge: Original edge ids, ``int64``.
+        batch: Position of the seed of each node, ``int64``; an empty list if not disjoint.
+        colptr: The edges into row ``i`` are ``colptr[i]`` to ``colptr[i + 1] - 1``.
+        num_sampled_nodes: ``int64`` ``[num_node_types, num_hops + 1]``.
+        num_sampled_edges: ``int64`` ``[num_edge_types, num_hops]``.
+    """
+
+    node: list[Tensor]
+    row: list[Tensor]
+    col: list[Tensor]
+    edge: list[Tensor]
+    batch: list[Tensor]
+    colptr: list[Tensor]
+    num_sampled_nodes: Tensor
+    num_sampled_edges: Tensor
+
+
+def neighbor_sample(
+    *,
+    indptr: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    edge_id: Sequence[Tensor],
+    edge_time: Sequence[Tensor],
+    weight_prefix: Sequence[Tensor],
+    node_time: Sequence[Tensor],
+    num_nodes: Sequence[int],
+    expanded_type: Sequence[int],
+    neighbor_type: Sequence[int],
+    edge_type_hash: Sequence[int],
+    seed: Sequence[Tensor],
+    seed_time: Sequence[Tensor],
+    num_neighbors: Sequence[Sequence[int]],
+    num_hops: int,
+    key: int,
+    replace: bool = False,
+    disjoint: bool = False,
+    last: bool = False,
+    induced: bool = False,
+    int32_output: bool = False,
+) -> SampledTensors:
+    """Sample the neighbourhood of seeds, hop by hop.
+
+    Tensors of the graph are as in :class:`pyg_scale.store.base.CSC`, one per edge type
+    (``node_time``, ``num_nodes``, ``seed`` and ``seed_time``: per node type), :data:`ABSENT`
+    where there is none. Uses as many threads as :func:`pyg_scale.ops.threads.num_threads`
+    says; the result does not depend on it.
+
+    Args:
+        expanded_type: Number of the node type whose in-edges an edge type holds.
+        neighbor_type: Number of the node type of their other ends.
+        edge_type_hash: Unsigned, see :func:`pyg_scale.ops.keys.edge_type_hash`.
+        seed: ``int64`` node ids.
+        seed_time: ``int64``, one per seed, if the graph is temporal.
+        num_neighbors: Per edge type, one number per hop; negative for all.
+        num_hops: How many hops.
+        key: The key of the batch, unsigned.
+        last: Among what is not later than the seed, take the latest.
+        induced: Return all edges among the sampled nodes.
+        int32_output: Whether ``node``, ``row`` and ``col`` are ``int32``.
+
+    Raises:
+        ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
+            or the batch has more nodes than can be numbered.
+        KernelsError: If the kernels are not compiled.
+    """
+    library.load()
+    flat = [n for per_hop in num_neighbors for n in per_hop]
+    out = torch.ops.pyg_scale.neighbor_sample(
+        list(indptr),
+        list(indices),
+        list(edge_id),
+        list(edge_time),
+        list(weight_prefix),
+        list(node_time),
+        list(num_nodes),
+        list(expanded_type),
+        list(neighbor_type),
+        [keys.to_signed(word) for word in edge_type_hash],
+        list(seed),
+        list(seed_time),
+        flat,
+        num_hops,
+        replace,
+        disjoint,
+        last,
+        induced,
+        keys.to_signed(key),
+        int32_output,
+        num_threads(),
+    )
+    return SampledTensors(*out)

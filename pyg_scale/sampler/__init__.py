@@ -1,0 +1,57 @@
+"""Samplers: seeds and a key go in, a sampled subgraph comes out.
+
+Names are loaded when they are first used. :class:`NeighborSampler` is the contract (PyG's class
+of that name is :class:`NativeSampler`), :class:`HopSampler` the easiest way to write one.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyg_scale.sampler.base import (
+        HeteroSamplerOutput,
+        NeighborSampler,
+        Sample,
+        SamplerOutput,
+    )
+    from pyg_scale.sampler.frontier import Chosen, Frontier
+    from pyg_scale.sampler.hop import HopSampler
+    from pyg_scale.sampler.native import NativeSampler
+    from pyg_scale.sampler.negative import NegativeSampling
+    from pyg_scale.sampler.reference import ReferenceSampler
+
+_HOME = {
+    "Chosen": "frontier",
+    "Frontier": "frontier",
+    "HeteroSamplerOutput": "base",
+    "HopSampler": "hop",
+    "NativeSampler": "native",
+    "NegativeSampling": "negative",
+    "NeighborSampler": "base",
+    "ReferenceSampler": "reference",
+    "Sample": "base",
+    "SamplerOutput": "base",
+}
+
+__all__ = [
+    "Chosen",
+    "Frontier",
+    "HeteroSamplerOutput",
+    "HopSampler",
+    "NativeSampler",
+    "NegativeSampling",
+    "NeighborSampler",
+    "ReferenceSampler",
+    "Sample",
+    "SamplerOutput",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

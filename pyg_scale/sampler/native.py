@@ -1,0 +1,95 @@
+"""The native sampler: the meaning of the reference, in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_scale.ops import keys, library
+from pyg_scale.ops.sample import ABSENT, neighbor_sample
+from pyg_scale.sampler.base import CAPABILITIES, Sample
+from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.store.base import NodeType
+
+
+class NativeSampler(ReferenceSampler):
+    """Samples neighbours with the compiled op; supports everything in :data:`CAPABILITIES`.
+
+    Returns the same bits as :class:`~pyg_scale.sampler.reference.ReferenceSampler`, whatever
+    the number of threads, and the dtype in which the graph is stored. Where the kernels are not
+    compiled it *is* that sampler, and says so once; with ``PYG_SCALE_KERNELS=require``
+    it raises instead.
+    """
+
+    supports: ClassVar[frozenset[str]] = frozenset(CAPABILITIES)
+
+    def sample(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+        key: int,
+    ) -> Sample:
+        """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`.
+
+        Raises:
+            KernelsError: If the kernels are not compiled and ``PYG_SCALE_KERNELS=require``.
+            ValueError: If the batch has more nodes than its dtype can number.
+        """
+        if not library.compiled():
+            library.warn_plain_path(type(self).__name__)
+            return super().sample(seed, seed_time, key)
+        graph = self.topology
+        assert graph is not None
+        hops = self._hops()
+        csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
+        number = {node_type: i for i, node_type in enumerate(graph.node_types)}
+        time = seed_time or {}
+        out = neighbor_sample(
+            indptr=[c.indptr for c in csc],
+            indices=[c.indices for c in csc],
+            edge_id=[_or_absent(c.edge_id) for c in csc],
+            edge_time=[_or_absent(c.time) for c in csc],
+            weight_prefix=[_or_absent(c.weight_prefix) for c in csc],
+            node_time=[_or_absent(graph.node_time.get(t)) for t in graph.node_types],
+            num_nodes=[graph.num_nodes[t] for t in graph.node_types],
+            expanded_type=[number[graph.expanded_type(e)] for e in graph.edge_types],
+            neighbor_type=[number[graph.neighbor_type(e)] for e in graph.edge_types],
+            edge_type_hash=[keys.edge_type_hash(e) for e in graph.edge_types],
+            seed=[_int64(seed.get(t)) for t in graph.node_types],
+            seed_time=[_int64(time.get(t)) for t in graph.node_types],
+            num_neighbors=[hops[e] for e in graph.edge_types],
+            num_hops=max((len(numbers) for numbers in hops.values()), default=0),
+            key=key,
+            replace=self.replace,
+            disjoint=self.disjoint,
+            last=self.temporal_strategy == "last",
+            induced=self.subgraph_type == SubgraphType.induced,
+            int32_output=graph.index_dtype == torch.int32,
+        )
+        nodes, edges = graph.node_types, graph.edge_types
+        nodes_per_hop = out.num_sampled_nodes.tolist()
+        edges_per_hop = out.num_sampled_edges.tolist()
+        return self._finish(
+            Sample(
+                node=dict(zip(nodes, out.node, strict=True)),
+                row=dict(zip(edges, out.row, strict=True)),
+                col=dict(zip(edges, out.col, strict=True)),
+                edge=dict(zip(edges, out.edge, strict=True)),
+                batch=dict(zip(nodes, out.batch, strict=True)) if self.disjoint else None,
+                num_sampled_nodes=dict(zip(nodes, nodes_per_hop, strict=True)),
+                num_sampled_edges=dict(zip(edges, edges_per_hop, strict=True)),
+                colptr=dict(zip(edges, out.colptr, strict=True)),
+            )
+        )
+
+
+def _or_absent(tensor: Tensor | None) -> Tensor:
+    return ABSENT if tensor is None else tensor
+
+
+def _int64(tensor: Tensor | None) -> Tensor:
+    return ABSENT if tensor is None else tensor.to(torch.int64).contiguous()

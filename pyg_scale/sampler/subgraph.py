@@ -1,0 +1,125 @@
+"""What becomes of a directional sample: exchanged directions, both directions of every edge.
+
+Shared by every implementation of the contract, so that they cannot differ in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pyg_scale.sampler.base import Sample
+from pyg_scale.store.base import EdgeType
+
+
+def swap_directions(sample: Sample) -> Sample:
+    """Turn a sample of the reversed graph back: ``row`` is the source and ``col`` the destination.
+
+    With ``sample_direction="backward"`` a sampler expands sources, so that its ``col``, the
+    expanded nodes, holds sources. Edges are then grouped by source, and there are no
+    destination pointers.
+    """
+    return dataclasses.replace(sample, row=sample.col, col=sample.row, colptr=None)
+
+
+def to_bidirectional(sample: Sample) -> Sample:
+    """Add the opposite of every sampled edge, each pair of nodes once.
+
+    The same edges as PyG's ``SamplerOutput.to_bidirectional``, but in a defined order and
+    with a defined edge id. In a homogeneous graph the smallest edge id among the parallel and
+    opposite edges of a pair survives, and edges are sorted by (destination, edge id, source).
+    In a heterogeneous graph an edge type is joined with its reverse: the type named
+    ``rev_<relation>`` between the same node types, else, if there is exactly one edge type the
+    other way, that one; between nodes of one type without such a name, itself. Edge ids
+    are dropped (``None``), and edges are sorted by (destination, source).
+
+    The numbers of nodes and edges per hop are dropped, as in PyG.
+
+    Warns:
+        UserWarning: If an edge type has no reverse type; its edges are left as they are.
+    """
+    if None in sample.node:
+        both = _both_directions(sample.row[None], sample.col[None], sample.edge[None])
+        joined: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {None: both}
+    else:
+        joined = dict(_joined_with_reverse(sample.row, sample.col))
+    row, col, edge = dict(sample.row), dict(sample.col), dict(sample.edge)
+    colptr = dict(sample.colptr or {})
+    for edge_type, (source, destination, edge_id) in joined.items():
+        row[edge_type], col[edge_type], edge[edge_type] = source, destination, edge_id
+        node_type = None if edge_type is None else edge_type[2]
+        colptr[edge_type] = _pointers(destination, sample.node[node_type].numel())
+    return dataclasses.replace(
+        sample,
+        row=row,
+        col=col,
+        edge=edge,
+        colptr=colptr if len(colptr) == len(row) else None,
+        num_sampled_nodes=None,
+        num_sampled_edges=None,
+    )
+
+
+def _joined_with_reverse(
+    row: Mapping[EdgeType, Tensor], col: Mapping[EdgeType, Tensor]
+) -> dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]]:
+    out: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {}
+    for edge_type in row:
+        assert edge_type is not None
+        source, relation, destination = edge_type
+        if relation.startswith("rev_"):
+            continue
+        named: EdgeType = (destination, f"rev_{relation}", source)
+        opposite = [key for key in row if key and (key[0], key[2]) == (destination, source)]
+        if named in row:
+            reverse = named
+        elif source == destination:
+            reverse = edge_type
+        elif len(opposite) == 1:
+            reverse = opposite[0]
+        else:
+            warnings.warn(
+                f"subgraph_type='bidirectional': edge type {edge_type} has no reverse edge type, "
+                f"so its edges stay as they were sampled; name the reverse type {named}",
+                stacklevel=2,
+            )
+            continue
+        out[edge_type] = _union(row[edge_type], col[edge_type], col[reverse], row[reverse])
+        if reverse == named:
+            source_rows, destination_rows, _ = out[edge_type]
+            out[named] = _union(destination_rows, source_rows, row[named][:0], col[named][:0])
+    return out
+
+
+def _union(row: Tensor, col: Tensor, row2: Tensor, col2: Tensor) -> tuple[Tensor, Tensor, None]:
+    """The distinct edges of two lists, sorted by (destination, source)."""
+    source, destination = torch.cat([row, row2]), torch.cat([col, col2])
+    size = int(source.max()) + 1 if source.numel() else 1
+    pair = torch.unique(destination.long() * size + source)
+    return (pair % size).to(row.dtype), (pair // size).to(row.dtype), None
+
+
+def _both_directions(
+    row: Tensor, col: Tensor, edge: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All edges and their opposites, each pair once with its smallest edge id."""
+    assert edge is not None
+    source, destination = torch.cat([row, col]), torch.cat([col, row])
+    size = int(source.max()) + 1 if source.numel() else 1
+    pair, which = torch.unique(destination.long() * size + source, return_inverse=True)
+    smallest = torch.full_like(pair, torch.iinfo(torch.int64).max)
+    smallest.scatter_reduce_(0, which, torch.cat([edge, edge]), "amin")
+    by_edge = smallest.argsort(stable=True)  # pairs come sorted: ties stay in order of source
+    order = by_edge[(pair // size)[by_edge].argsort(stable=True)]
+    pair = pair[order]
+    return (pair % size).to(row.dtype), (pair // size).to(row.dtype), smallest[order]
+
+
+def _pointers(destination: Tensor, num_nodes: int) -> Tensor:
+    """Where each destination begins in a sorted list of destinations, ``[num_nodes + 1]``."""
+    count = torch.bincount(destination, minlength=num_nodes)
+    return torch.cat([count.new_zeros(1), count.cumsum(0)])
