@@ -296,9 +296,11 @@ def test_doctor_as_json(capsys, monkeypatch):
 
     monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
 
-    assert main(["doctor", "--json"]) == 0
+    status = main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)
+    assert [v["detail"] for v in found["checks"].values() if v["ok"] is False] == []
     assert found["ok"] is True
+    assert status == 0
     assert found["versions"]["torch"] == torch.__version__
     assert set(found["checks"]) == set(plugins.names("check"))
     for check in found["checks"].values():
