@@ -1,0 +1,62 @@
+"""PyG's loaders under PyG's names: ours where there is one, else PyG's own.
+
+Every name of ``torch_geometric.loader`` can be imported from here.
+"""
+
+from torch_geometric import loader as _pyg
+from torch_geometric.loader import (
+    AffinityMixin,
+    CachedLoader,
+    ClusterData,
+    ClusterLoader,
+    DataListLoader,
+    DataLoader,
+    DenseDataLoader,
+    DynamicBatchSampler,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+    GraphSAINTSampler,
+    HGTLoader,
+    ImbalancedSampler,
+    LinkLoader,
+    LinkNeighborLoader,
+    NeighborSampler,
+    PrefetchLoader,
+    RandomNodeLoader,
+    ShaDowKHopSampler,
+    TemporalDataLoader,
+    ZipLoader,
+)
+
+from pyg_scale.loader.neighbor_loader import NeighborLoader
+from pyg_scale.loader.node_loader import NodeLoader
+
+RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has more than __all__ says
+
+__all__ = [
+    "AffinityMixin",
+    "CachedLoader",
+    "ClusterData",
+    "ClusterLoader",
+    "DataListLoader",
+    "DataLoader",
+    "DenseDataLoader",
+    "DynamicBatchSampler",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
+    "GraphSAINTSampler",
+    "HGTLoader",
+    "ImbalancedSampler",
+    "LinkLoader",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "NeighborSampler",
+    "NodeLoader",
+    "PrefetchLoader",
+    "RandomNodeLoader",
+    "ShaDowKHopSampler",
+    "TemporalDataLoader",
+    "ZipLoader",
+]

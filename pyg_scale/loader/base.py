@@ -1,0 +1,391 @@
+"""What the loaders of sampled subgraphs share: stages, workers, epochs, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_scale.loader.affinity import log_memory
+from pyg_scale.loader.epoch import BatchIndex, KeyedRandomSampler, call_key, draw_seed, to_index
+from pyg_scale.loader.pin import pin_batch, pins
+from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.process import Processes, ProcessPipeline
+from pyg_scale.loader.randomness import forked
+from pyg_scale.loader.state import Progress, Resumable
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import keys
+
+_SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
+
+
+class SubgraphLoader(Resumable, DataLoader):
+    """A ``DataLoader`` whose batches are sampled with a key, fetched, and transformed.
+
+    A subclass calls :meth:`_start` and supplies the two stages below. ``collate_fn`` and
+    ``filter_fn`` mean what they mean in PyG; a subclass may override them (a ``filter_fn`` of
+    its own runs on the consumer's thread).
+    """
+
+    data: Any
+    transform: Callable[[Any], Any] | None = None
+    transform_sampler_output: Callable[[Any], Any] | None = None
+    filter_per_worker: bool = True
+
+    # Supplied by the subclass ##############################################################
+
+    def _sample(self, index: Tensor, key: int) -> Any:
+        """Sample a batch.
+
+        Args:
+            index: ``int64`` ``[batch_size]``, positions in the loader's input.
+            key: The key of the batch.
+        """
+        raise NotImplementedError
+
+    def _fetch(self, out: Any, stats: Stats) -> Any:
+        """Turn what was sampled into a batch with features; counts what it reads in ``stats``."""
+        raise NotImplementedError
+
+    # Construction ##########################################################################
+
+    def _start(
+        self,
+        num_seeds: int,
+        *,
+        seed: int | None,
+        worker_type: str | None,
+        needs_processes: str = "",
+        **kwargs: Any,
+    ) -> None:
+        """Call ``DataLoader.__init__``. Everything else that the loader has must be set before.
+
+        Args:
+            num_seeds: How many seeds there are.
+            seed: See :class:`~pyg_scale.loader.NodeLoader`.
+            worker_type: See there.
+            needs_processes: Why threads are impossible, if they are.
+            kwargs: Arguments of ``DataLoader``.
+
+        Raises:
+            ValueError: If arguments contradict each other.
+        """
+        kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
+        kwargs.pop("collate_fn", None)
+        self._init_epochs(seed)
+        self._needs_processes = bool(needs_processes)
+        self._worker_type = worker_type
+        self._threads: WorkerThreads | None = None
+        self._processes: Processes | None = None
+        self._cores: list[list[int]] | None = None
+        self._log_memory = False
+        self._epoch_stats = Stats()
+        self._total_stats = Stats()
+        _check_workers(worker_type, needs_processes, kwargs)
+        self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
+        self._shuffle = bool(kwargs.get("shuffle"))
+        dataset: Any = range(num_seeds)
+        if self._own_order and self._shuffle:
+            del kwargs["shuffle"]
+            kwargs["sampler"] = KeyedRandomSampler(dataset, kwargs.get("generator"))
+        DataLoader.__init__(self, dataset, collate_fn=self.collate_fn, **kwargs)
+        del self.__dict__["collate_fn"]  # the method does; as an attribute it would be a cycle
+
+    @property
+    def worker_type(self) -> str:
+        """``"thread"`` or ``"process"``: what ``num_workers`` counts."""
+        if self._worker_type is not None:
+            return self._worker_type
+        processes = (
+            self._needs_processes
+            or self.worker_init_fn is not None
+            or self.multiprocessing_context is not None
+        )
+        return "process" if processes else "thread"
+
+    @worker_type.setter
+    def worker_type(self, value: str | None) -> None:
+        given = {"num_workers": self.num_workers, "worker_init_fn": self.worker_init_fn,
+                 "multiprocessing_context": self.multiprocessing_context}
+        needs = f"{type(self).__name__} needs processes" if self._needs_processes else ""
+        _check_workers(value, needs, given)
+        self._worker_type = value
+
+    def check_worker_number_rationality(self) -> None:
+        """Torch's warning about too many worker processes; threads need none."""
+        if self.worker_type == "process":
+            super().check_worker_number_rationality()
+
+    # PyG's methods #########################################################################
+
+    def __call__(self, index: Any) -> Any:
+        """The batch of given seeds.
+
+        Args:
+            index: Positions in the loader's input, a list or an integer tensor. Its draws are a
+                function of the loader's seed and of these positions: with ``seed=`` the same
+                call gives the same batch, without it a seed is drawn as for an epoch.
+        """
+        out = self.collate_fn(index)
+        return out if self.filter_per_worker else self.filter_fn(out)
+
+    def collate_fn(self, index: Any) -> Any:
+        """Sample a batch and, if ``filter_per_worker``, fetch its features."""
+        out = self._sample_stage(self._keyed(index), Stats())
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def filter_fn(self, out: Any) -> Any:
+        """Fetch the features of what was sampled, and transform."""
+        return self._filter(out, Stats())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    # Stages ################################################################################
+
+    def _keyed(self, index: Any) -> BatchIndex:
+        if isinstance(index, BatchIndex):
+            return index
+        index = to_index(index, len(self.dataset), "index")
+        seed = draw_seed(self.generator) if self.seed is None else self.seed
+        return BatchIndex(index, call_key(seed, index))
+
+    def _sample_stage(self, batch: BatchIndex, stats: Stats) -> Any:
+        with stats.stage("sample"):
+            out = self._sample(batch.index, batch.key)
+            for each in out if isinstance(out, tuple) else (out,):
+                if isinstance(each, SamplerOutput | HeteroSamplerOutput):
+                    each._batch_key = batch.key
+                    _count(each, stats)
+        return out
+
+    def _fetch_stage(self, out: Any, stats: Stats) -> Any:
+        with stats.stage("fetch"):
+            return self._fetch(out, stats)
+
+    def _transform_stage(self, data: Any, key: int | None, stats: Stats) -> Any:
+        if self.transform is None:
+            return data
+        with stats.stage("transform"):
+            stats.count("transform", rows=1)
+            if key is None:
+                return self.transform(data)
+            with forked(keys.fold(key, keys.TRANSFORM)):
+                return self.transform(data)
+
+    def _filter(self, out: Any, stats: Stats) -> Any:
+        """All that comes after sampling."""
+        first = out[0] if isinstance(out, tuple) and out else out
+        key = getattr(first, "_batch_key", None)
+        if self.transform_sampler_output is not None:
+            with stats.stage("transform"):
+                if key is None:
+                    out = self.transform_sampler_output(out)
+                else:
+                    with forked(keys.fold(key, keys.TRANSFORM, 1)):
+                        out = self.transform_sampler_output(out)
+        return self._transform_stage(self._fetch_stage(out, stats), key, stats)
+
+    @property
+    def _fetches_in_threads(self) -> bool:
+        return (
+            self.filter_per_worker
+            and self.transform_sampler_output is None
+            and not self._overrides("filter_fn")
+        )
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(SubgraphLoader, name)
+
+    def _work(self, batch: BatchIndex, stats: Stats, pin: bool) -> tuple[str, Any]:
+        """What a worker thread does for a batch; without workers, the consumer."""
+        if self._overrides("collate_fn"):
+            with stats.stage("sample"):
+                out = self.collate_fn(batch)
+            return (_DONE if self.filter_per_worker else _SAMPLED), out
+        out = self._sample_stage(batch, stats)
+        if not self._fetches_in_threads:
+            return _SAMPLED, out
+        out = self._fetch_stage(out, stats)
+        if self.transform is None and pin:
+            return _DONE, pin_batch(out, stats)
+        return _FETCHED, out
+
+    def _process_work(self, batch: BatchIndex) -> tuple[int, tuple[str, Any], Stats]:
+        """What a worker process does for a batch: all of it, or sampling only."""
+        stats = Stats()
+        if self._overrides("collate_fn") or self._overrides("filter_fn"):
+            with stats.stage("sample"):
+                out = self.collate_fn(batch)
+        else:
+            out = self._sample_stage(batch, stats)
+            if self.filter_per_worker:
+                out = self._filter(out, stats)
+        return batch.position, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
+
+    def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
+        """What the consumer does for a batch."""
+        stage, out = made
+        if stage == _DONE:
+            return out
+        if stage == _FETCHED:
+            out = self._transform_stage(out, batch.key, stats)
+        elif self._overrides("filter_fn"):
+            with stats.stage("fetch"):
+                out = self.filter_fn(out)
+        else:
+            out = self._filter(out, stats)
+        return pin_batch(out, stats) if pin else out
+
+    # Iteration #############################################################################
+
+    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+        return self._get_iterator()
+
+    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
+        if self._log_memory:
+            log_memory(self.num_workers)
+        pin = pins(self)
+        progress, batches = self._begin_epoch()
+        work = partial(self._work, pin=pin)
+        source: Inline | Pipeline | ProcessPipeline
+        if self.num_workers == 0:
+            source = Inline(batches, work)
+        elif self.worker_type == "process":
+            source = ProcessPipeline(batches, self._get_processes(pin, progress))
+        else:
+            source = Pipeline(
+                batches,
+                work,
+                self._get_threads(),
+                owned=not self.persistent_workers,
+                limit=self.num_workers * (self.prefetch_factor or 1),
+                timeout=self.timeout,
+                in_order=self.in_order,
+            )
+        self._epoch_stats = Stats()
+        return EpochIterator(self, source, progress, self._epoch_stats, pin)
+
+    def _get_threads(self) -> WorkerThreads:
+        if not self.persistent_workers:
+            return WorkerThreads(self.num_workers, self._cores)
+        if self._threads is None or self._threads.num_threads != self.num_workers:
+            self._threads = WorkerThreads(self.num_workers, self._cores)
+        return self._threads
+
+    def _get_processes(self, pin: bool, progress: Progress) -> Processes:
+        if self._processes is not None and self._processes.alive:
+            return self._processes
+        # Torch seeds its workers' generators from this one, so that one draw per epoch is all
+        # that the loader takes from torch's default generator, whatever its workers are.
+        generator = torch.Generator()
+        generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
+        processes = Processes(self, self._process_work, pin and self.filter_per_worker, generator)
+        self._processes = processes if self.persistent_workers else None
+        return processes
+
+    def stats(self) -> dict[str, Any]:
+        """Seconds, bytes and rows of every stage (:data:`~pyg_scale.loader.stats.STAGES`).
+
+        Counts the batches that were handed out.
+
+        Returns:
+            ``{"epoch": ..., "total": ...}``, of the iteration that began last and of all of them.
+            Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``.
+        """
+        return {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and processes stay where they are.
+        return self.__dict__ | {"_threads": None, "_processes": None, "_iterator": None}
+
+
+class EpochIterator:
+    """One pass over a loader, or the rest of one."""
+
+    def __init__(
+        self,
+        loader: SubgraphLoader,
+        source: Inline | Pipeline | ProcessPipeline,
+        progress: Progress,
+        stats: Stats,
+        pin: bool,
+    ) -> None:
+        self._loader = loader
+        self._source = source
+        self._progress = progress
+        self._stats = stats
+        self._pin = pin
+        self._profile_name = f"enumerate(DataLoader)#{type(loader).__name__}.__next__"
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        with torch.autograd.profiler.record_function(self._profile_name):
+            try:
+                batch, made, stats = next(self._source)
+                out = self._loader._finish(batch, made, stats, self._pin)
+            except StopIteration:
+                self._progress.finished = True
+                raise
+            except BaseException:
+                self._source.pause()
+                raise
+        self._progress.deliver(batch)
+        stats.batches = 1
+        self._stats.add(stats)
+        self._loader._total_stats.add(stats)
+        return out
+
+    def close(self) -> None:
+        """Stop the workers of this iteration now, rather than when the last reference is gone."""
+        self._source.close()
+
+
+_WORKER_TYPES: tuple[str | None, ...] = (None, "thread", "process")
+
+
+def _check_workers(worker_type: str | None, needs_processes: str, kwargs: dict[str, Any]) -> None:
+    if worker_type not in _WORKER_TYPES:
+        raise ValueError(
+            f"worker_type must be 'thread', 'process' or None (got {worker_type!r})"
+        )
+    num_workers = kwargs.get("num_workers", 0)
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int):
+        raise TypeError(f"num_workers must be an integer (got {num_workers!r})")
+    if num_workers > 0 and worker_type == "thread":
+        for name in ("worker_init_fn", "multiprocessing_context"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} is about worker processes: leave it out, or pass "
+                    f"worker_type='process'"
+                )
+        if needs_processes:
+            raise ValueError(f"worker_type='thread' is impossible: {needs_processes}")
+    if num_workers > 0 and kwargs.get("prefetch_factor") == 0:
+        raise ValueError("prefetch_factor must be at least 1 with num_workers > 0 (got 0)")
+    if num_workers == 0 and kwargs.get("timeout"):
+        raise ValueError(
+            f"timeout={kwargs['timeout']} is how long to wait for workers: pass num_workers > 0"
+        )
+
+
+def _count(out: SamplerOutput | HeteroSamplerOutput, stats: Stats) -> None:
+    """Rows are edges, bytes those of nodes and edges."""
+    rows = size = 0
+    for name in ("node", "row", "col", "edge"):
+        value = getattr(out, name)
+        for tensor in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(tensor, Tensor):
+                size += tensor.numel() * tensor.element_size()
+                rows += tensor.numel() if name == "row" else 0
+    stats.count("sample", rows=rows, num_bytes=size)

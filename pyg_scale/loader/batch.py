@@ -1,0 +1,266 @@
+"""A sampled subgraph and its features become a ``Data`` or ``HeteroData``."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.typing import TensorFrame
+
+from pyg_scale.loader.adjacency import adjacency_like
+from pyg_scale.loader.features import Features
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import colptr as destination_pointers
+from pyg_scale.ops.gather import gather
+
+
+def build(
+    data: Any,
+    out: SamplerOutput | HeteroSamplerOutput,
+    *,
+    permutation: Any = None,
+    features: Features | None = None,
+    custom_cls: Any = None,
+    stats: Stats | None = None,
+) -> Data | HeteroData:
+    """Everything of a batch that does not depend on what its seeds were.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        out: The sampled subgraph.
+        permutation: PyG's ``BaseSampler.edge_permutation``.
+        features: Where features come from, instead of or besides ``data``.
+        custom_cls: The class of the batch, if ``data`` is a pair of stores.
+        stats: Counts the rows and bytes that were read.
+
+    Raises:
+        TypeError: If ``out`` does not fit ``data``.
+    """
+    stats = stats or Stats()
+    if isinstance(out, SamplerOutput):
+        if isinstance(data, HeteroData):
+            raise TypeError("the sampler returned a SamplerOutput for a HeteroData")
+        return _homogeneous(data, out, permutation, features, custom_cls, stats)
+    if isinstance(out, HeteroSamplerOutput):
+        if isinstance(data, Data):
+            raise TypeError("the sampler returned a HeteroSamplerOutput for a Data")
+        return _heterogeneous(data, out, permutation or {}, features, custom_cls, stats)
+    raise TypeError(
+        f"a sampler must return a SamplerOutput or a HeteroSamplerOutput (got {type(out).__name__})"
+    )
+
+
+def _homogeneous(
+    data: Any,
+    out: SamplerOutput,
+    permutation: Tensor | None,
+    features: Features | None,
+    custom_cls: Any,
+    stats: Stats,
+) -> Data:
+    edge = _original(out.edge, permutation)
+    if isinstance(data, Data):
+        batch = copy.copy(data)
+        _take_nodes(data._store, batch._store, out.node, _names(features, False, None), stats)
+        _take_edges(
+            data._store, batch._store, out.row, out.col, edge,
+            (out.node.numel(), out.node.numel()), _names(features, True, None), stats,
+        )
+    else:
+        batch = custom_cls() if custom_cls is not None else Data()
+        batch.edge_index = edge_index_of(out.row, out.col)
+        batch.num_nodes = out.node.numel()
+    if features is not None:
+        for feature in features.read({None: out.node}, {None: edge}, stats):
+            batch[feature.name] = feature.value
+    if "n_id" not in batch:
+        batch.n_id = out.node
+    if edge is not None and "e_id" not in batch:
+        batch.e_id = edge
+    batch.batch = out.batch
+    batch.num_sampled_nodes = out.num_sampled_nodes
+    batch.num_sampled_edges = out.num_sampled_edges
+    if out.orig_row is not None and out.orig_col is not None:
+        batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
+    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
+        for name, value in extra.items():
+            batch[name] = value
+    _remember(batch._store, getattr(out, "colptr", None))
+    return batch
+
+
+def _heterogeneous(
+    data: Any,
+    out: HeteroSamplerOutput,
+    permutation: Mapping[Any, Tensor | None],
+    features: Features | None,
+    custom_cls: Any,
+    stats: Stats,
+) -> HeteroData:
+    none = torch.empty(0, dtype=torch.int64)
+    edges = out.edge or {}
+    edge = {t: _original(edges.get(t), permutation.get(t)) for t in out.row}
+    if isinstance(data, HeteroData):
+        batch = copy.copy(data)
+        for node_type in data.node_types:
+            _take_nodes(
+                data[node_type], batch[node_type], out.node.get(node_type, none),
+                _names(features, False, node_type), stats,
+            )
+        for edge_type in data.edge_types:
+            _take_edges(
+                data[edge_type], batch[edge_type], out.row.get(edge_type, none),
+                out.col.get(edge_type, none), edge.get(edge_type, none),
+                tuple(out.node.get(t, none).numel() for t in edge_type[::2]),
+                _names(features, True, edge_type), stats,
+            )
+    else:
+        batch = custom_cls() if custom_cls is not None else HeteroData()
+        for node_type, node in out.node.items():
+            batch[node_type].num_nodes = node.numel()
+        for edge_type in out.row:
+            batch[edge_type].edge_index = edge_index_of(out.row[edge_type], out.col[edge_type])
+    if features is not None:
+        for feature in features.read(out.node, edge, stats):
+            batch[feature.type][feature.name] = feature.value
+    for node_type, node in out.node.items():
+        if "n_id" not in batch[node_type]:
+            batch[node_type].n_id = node
+    for edge_type, edge_id in edge.items():
+        if edge_id is not None and "e_id" not in batch[edge_type]:
+            batch[edge_type].e_id = edge_id
+    batch.set_value_dict("batch", out.batch)
+    batch.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
+    batch.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+    if out.orig_row is not None and out.orig_col is not None:
+        for edge_type in out.orig_row:
+            batch[edge_type]._orig_edge_index = torch.stack(
+                [out.orig_row[edge_type], out.orig_col[edge_type]]
+            )
+    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
+        for name, values in extra.items():
+            batch.set_value_dict(name, values)
+    for edge_type, pointers in (getattr(out, "colptr", None) or {}).items():
+        _remember(batch[edge_type], pointers)
+    return batch
+
+
+def _names(features: Features | None, of_edges: bool, group: Any) -> set[str]:
+    return set() if features is None else features.names(of_edges, group)
+
+
+def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:
+    """Original edge ids, ``int64``."""
+    if edge is None:
+        return None
+    edge = edge.to(torch.int64)
+    return edge if permutation is None else permutation[edge]
+
+
+def _take_nodes(
+    store: BaseStorage, into: BaseStorage, node: Tensor, skip: set[str], stats: Stats
+) -> None:
+    for key, value in list(store.items()):
+        if key == "num_nodes":
+            into.num_nodes = node.numel()
+        elif key in skip:
+            del into[key]
+        elif store.is_node_attr(key):
+            into[key] = _select(store, key, value, node, stats)
+
+
+def _take_edges(
+    store: BaseStorage,
+    into: BaseStorage,
+    row: Tensor,
+    col: Tensor,
+    edge: Tensor | None,
+    size: tuple[int, int],
+    skip: set[str],
+    stats: Stats,
+) -> None:
+    for key, value in list(store.items()):
+        if key == "edge_index":
+            into.edge_index = edge_index_of(row, col).to(value.device)
+        elif key == "adj_t":
+            into.adj_t = adjacency_like(value, row, col, edge, size)
+        elif key in skip:
+            if key in into:
+                del into[key]
+        elif store.is_edge_attr(key):
+            into[key] = None if edge is None else _select(store, key, value, edge, stats)
+
+
+def _select(store: BaseStorage, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
+    """The rows ``index`` of a feature, along the dimension in which PyG concatenates it.
+
+    Raises:
+        IndexError: If the feature has fewer rows than that.
+        TypeError: If the feature is nothing that has rows.
+    """
+    dim = store._parent().__cat_dim__(key, value, store)
+    if isinstance(value, Tensor):
+        out: Any = _select_tensor(value, index.to(value.device), dim)
+        size = out.numel() * out.element_size()
+    elif isinstance(value, np.ndarray):
+        out = torch.from_numpy(np.take(value, index.cpu().numpy(), axis=dim))
+        size = out.numel() * out.element_size()
+    elif isinstance(value, TensorFrame):
+        out, size = value[index.to(value.device)], 0
+    else:
+        raise TypeError(
+            f"cannot take rows of {key!r}, a {type(value).__name__}: make it a tensor or an array"
+        )
+    stats.count("fetch", rows=index.numel(), num_bytes=size)
+    return out
+
+
+def _select_tensor(value: Tensor, index: Tensor, dim: int) -> Tensor:
+    if (
+        torch.utils.data.get_worker_info() is not None
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and value.dtype in _SHAREABLE
+        and not value.requires_grad
+    ):
+        # In a worker process, straight into shared memory: sending the batch then copies nothing.
+        size = list(value.shape)
+        size[dim] = index.numel()
+        num_bytes = math.prod(size) * value.element_size()
+        storage = value.untyped_storage()._new_shared(num_bytes)
+        shared = value.new_empty(0).set_(storage).view(size)
+        return torch.index_select(value, dim, index, out=shared)
+    return gather(value, index, dim)
+
+
+_SHAREABLE = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+}
+
+
+def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
+    """``[2, num_edges]`` from its rows; no copy where they already lie one after the other."""
+    size = row.numel()
+    if (
+        size
+        and row.is_contiguous() and col.is_contiguous()
+        and row.dtype == col.dtype
+        and row.untyped_storage().data_ptr() == col.untyped_storage().data_ptr()
+        and col.storage_offset() == row.storage_offset() + size
+    ):
+        return row.as_strided((2, size), (size, 1))
+    return torch.stack([row, col])
+
+
+def _remember(store: BaseStorage, pointers: Tensor | None) -> None:
+    if pointers is not None and "edge_index" in store:
+        destination_pointers.remember(store.edge_index, pointers)

@@ -1,0 +1,154 @@
+"""Seeds to batches: a pure function of (seed, epoch, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import RandomSampler
+
+from pyg_scale.ops import keys
+
+
+class BatchIndex:
+    """One batch before it is sampled: which seeds, and the key of its draws.
+
+    Attributes:
+        index: ``int64`` ``[batch_size]``, positions in the loader's input.
+        key: The key of the batch, an unsigned 64-bit integer.
+        position: Where the batch stands in the epoch; -1 for ``loader(index)``.
+        epoch: The number of the epoch.
+        sampler_state: What the user's index sampler said after handing out this batch.
+    """
+
+    __slots__ = ("epoch", "index", "key", "position", "sampler_state")
+
+    def __init__(self, index: Tensor, key: int, position: int = -1, epoch: int = 0) -> None:
+        self.index = index
+        self.key = key
+        self.position = position
+        self.epoch = epoch
+        self.sampler_state: Any = None
+
+    def __len__(self) -> int:
+        return self.index.numel()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.index.tolist())
+
+    def __str__(self) -> str:
+        return f"batch {self.position} of epoch {self.epoch}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A tensor would move its whole storage, all seeds of the epoch, to shared memory.
+        return _rebuild, (self.index.numpy(), self.key, self.position, self.epoch)
+
+
+def _rebuild(index: np.ndarray, key: int, position: int, epoch: int) -> BatchIndex:
+    return BatchIndex(torch.from_numpy(index), key, position, epoch)
+
+
+class KeyedRandomSampler(RandomSampler):
+    """What ``loader.sampler`` is with ``shuffle=True``: the seeds in the order of keyed hashes.
+
+    The loader orders its epochs by :func:`order`. Iterating over this object itself (as code
+    does that builds another loader around it) draws a seed from the generator, as torch's does.
+    """
+
+    def __init__(self, data_source: Sized, generator: torch.Generator | None = None) -> None:
+        self.data_source = data_source
+        self.replacement = False
+        self._num_samples = None
+        self.generator = generator  # not super().__init__(), which refuses an empty source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order(len(self.data_source), draw_seed(self.generator), 0).tolist())
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from a generator, torch's default one if ``None``; takes one 64-bit draw."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+def order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """The order of a shuffled epoch, ``int64`` ``[num_seeds]``."""
+    return keys.permutation(keys.fold(0, seed, epoch, keys.SHUFFLE), num_seeds)
+
+
+def batches(
+    num_seeds: int,
+    batch_size: int | None,
+    *,
+    drop_last: bool,
+    shuffle: bool,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+) -> Iterator[BatchIndex]:
+    """The batches of an epoch from number ``start`` on.
+
+    Args:
+        num_seeds: How many seeds the loader has.
+        batch_size: Seeds per batch; ``None`` is one seed per batch, as nothing is batched then.
+        drop_last: Whether to leave out a last batch that is not full.
+        shuffle: Whether seeds come in the order of :func:`order` or as they were given.
+        seed: The loader's seed of this epoch.
+        epoch: The number of the epoch.
+        start: How many batches were delivered already.
+    """
+    size = batch_size or 1
+    count = num_seeds // size if drop_last else -(-num_seeds // size)
+    if start >= count:
+        return
+    ordered = order(num_seeds, seed, epoch) if shuffle else None
+    for b in range(start, count):
+        begin, end = b * size, min((b + 1) * size, num_seeds)
+        index = torch.arange(begin, end) if ordered is None else ordered[begin:end]
+        yield BatchIndex(index, keys.batch_key(seed, epoch, b), b, epoch)
+
+
+def batches_of(
+    index_sampler: Iterable[Any], num_seeds: int, *, seed: int, epoch: int, start: int = 0
+) -> Iterator[BatchIndex]:
+    """The batches of a user's own sampler; the first one that it hands out has number ``start``."""
+    for b, entry in enumerate(index_sampler, start):
+        yield BatchIndex(to_index(entry, num_seeds), keys.batch_key(seed, epoch, b), b, epoch)
+
+
+def to_index(entry: Any, num_seeds: int, name: str = "sampler") -> Tensor:
+    """Positions in a loader's input as ``int64`` ``[batch_size]``; negative ones from the end.
+
+    Raises:
+        TypeError: If they are not integers.
+        IndexError: If one is out of range.
+    """
+    index = entry if isinstance(entry, Tensor) else torch.as_tensor(entry)
+    if index.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        raise TypeError(
+            f"{name} must give integer positions in the loader's input (got {index.dtype})"
+        )
+    index = index.to("cpu", torch.int64).reshape(-1)
+    low, high = int(index.min()), int(index.max())
+    if low < -num_seeds or high >= num_seeds:
+        raise IndexError(
+            f"{name} gives position {low if low < -num_seeds else high}, but the loader's input "
+            f"has {num_seeds} seeds"
+        )
+    return torch.where(index < 0, index + num_seeds, index) if low < 0 else index
+
+
+def call_key(seed: int, index: Tensor) -> int:
+    """The key of ``loader(index)``: a function of the seed and of which seeds, in which order.
+
+    ``fold(B, n, s)`` where ``B = fold(0, seed, CALL)``, ``n`` is the number of seeds and ``s`` the
+    sum over positions ``p`` of ``fold(B, p, index[p])``, modulo 2**64.
+    """
+    base = keys.fold(0, seed, keys.CALL)
+    at = keys.fold_tensor(base, torch.arange(index.numel()))
+    total = int(keys.fold_tensor(at, index).sum())
+    return keys.fold(base, index.numel(), total)

@@ -1,0 +1,150 @@
+"""Features of nodes and edges that a batch takes from a feature store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from pyg_scale.loader.stats import Stats
+from pyg_scale.store.base import EdgeType, NodeType
+
+HOMOGENEOUS_EDGES = (None, None)
+"""The group of edge features in a feature store of a homogeneous graph, as in
+``torch_geometric.distributed``; node features are in the group ``None``. In a heterogeneous
+graph a group is a node type or an edge type."""
+
+
+Group = Any
+"""A node type or an edge type; ``None`` in a homogeneous graph."""
+
+
+class Feature(NamedTuple):
+    """One feature of the nodes or edges of a batch, as it was read."""
+
+    of_edges: bool
+    type: Group
+    name: str
+    value: Tensor
+
+
+class Features:
+    """Reads the features of a batch, all in one request, as PyG's loaders do.
+
+    A group that is a tuple holds edge features. In a homogeneous graph so does any group whose
+    rows are as many as the edges and not as many as the nodes.
+
+    Args:
+        store: Any PyG feature store.
+        num_nodes: Nodes of each type.
+        num_edges: Edges of each type, as far as known.
+
+    Raises:
+        ValueError: If a feature has neither one row per node nor one per edge.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        num_nodes: Mapping[NodeType, int],
+        num_edges: Mapping[EdgeType, int],
+    ) -> None:
+        self.store = store
+        self._num_nodes = dict(num_nodes)
+        self._num_edges = dict(num_edges)
+        self._of_edges: dict[tuple[Any, str], bool] = {}
+        for attr in store.get_all_tensor_attrs():
+            self._is_of_edges(attr)
+
+    def names(self, of_edges: bool, group: Group) -> set[str]:
+        """The features that the store has of a node type or an edge type."""
+        return {
+            attr.attr_name
+            for attr in self.store.get_all_tensor_attrs()
+            if self._is_of_edges(attr) == of_edges and self._group(attr, of_edges) == group
+        }
+
+    def read(
+        self,
+        node: Mapping[NodeType, Tensor],
+        edge: Mapping[EdgeType, Tensor | None],
+        stats: Stats,
+    ) -> Iterator[Feature]:
+        """The features of nodes and edges given by their original ids.
+
+        Edges without ids (both directions in a heterogeneous graph) have no features.
+
+        Raises:
+            ValueError: If the store returns another number of rows than was asked for.
+        """
+        wanted = []
+        for attr in self.store.get_all_tensor_attrs():
+            of_edges = self._is_of_edges(attr)
+            group = self._group(attr, of_edges)
+            index = (edge if of_edges else node).get(group)
+            if index is not None:
+                attr.index = index.to(torch.int64)
+                wanted.append((attr, of_edges, group))
+        if not wanted:
+            return
+        values = self.store.multi_get_tensor([attr for attr, _, _ in wanted])
+        for (attr, of_edges, group), value in zip(wanted, values, strict=True):
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(value)
+            if value.size(0) != attr.index.numel():
+                raise ValueError(
+                    f"{self.store} returned {value.size(0)} rows of {attr.attr_name!r} of group "
+                    f"{attr.group_name!r} when asked for {attr.index.numel()}"
+                )
+            stats.count("fetch", rows=value.size(0), num_bytes=value.numel() * value.element_size())
+            yield Feature(of_edges, group, attr.attr_name, value)
+
+    @property
+    def _is_hetero(self) -> bool:
+        return None not in self._num_nodes
+
+    def _group(self, attr: TensorAttr, of_edges: bool) -> Group:
+        if not self._is_hetero:
+            return None
+        return tuple(attr.group_name) if of_edges else attr.group_name
+
+    def _is_of_edges(self, attr: TensorAttr) -> bool:
+        known = (attr.group_name, attr.attr_name)
+        if known not in self._of_edges:
+            self._of_edges[known] = self._classify(attr)
+        return self._of_edges[known]
+
+    def _classify(self, attr: TensorAttr) -> bool:
+        if isinstance(attr.group_name, tuple):
+            self._check_rows(attr, self._num_edges.get(self._group(attr, True)), "edges")
+            return True
+        if self._is_hetero:
+            self._check_rows(attr, self._num_nodes.get(attr.group_name), "nodes")
+            return False
+        num_nodes, num_edges = self._num_nodes[None], self._num_edges.get(None)
+        rows = self._rows(attr)
+        if rows is None or rows == num_nodes:
+            return False
+        if rows == num_edges:
+            return True
+        raise ValueError(
+            f"feature {attr.attr_name!r} of group {attr.group_name!r} has {rows} rows, but the "
+            f"graph has {num_nodes} nodes and {num_edges} edges"
+        )
+
+    def _check_rows(self, attr: TensorAttr, expected: int | None, of: str) -> None:
+        rows = self._rows(attr)
+        if expected is not None and rows is not None and rows != expected:
+            raise ValueError(
+                f"feature {attr.attr_name!r} of group {attr.group_name!r} has {rows} rows, but the "
+                f"graph has {expected} such {of}"
+            )
+
+    def _rows(self, attr: TensorAttr) -> int | None:
+        attr.index = None
+        size = self.store.get_tensor_size(attr)
+        return None if size is None else int(size[0])

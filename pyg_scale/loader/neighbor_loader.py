@@ -1,0 +1,121 @@
+"""Mini-batches of sampled neighbourhoods."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_scale.loader import foreign
+from pyg_scale.loader.node_loader import NodeLoader
+from pyg_scale.loader.seeds import check_time, input_nodes_of
+
+
+class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
+    """Samples neighbours of seed nodes hop by hop (Hamilton et al.: "Inductive Representation
+    Learning on Large Graphs", NeurIPS 2017).
+
+    As :class:`torch_geometric.loader.NeighborLoader`, and a subclass of it, but needs nothing
+    besides this package, is right where a seed occurs twice in a batch, and gives the same batches
+    for any number and type of workers. See :class:`NodeLoader` for what is not said here.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        num_neighbors: Neighbours per node and hop, -1 for all; in a heterogeneous graph also per
+            edge type.
+        input_nodes: See :class:`NodeLoader`.
+        input_time: See :class:`NodeLoader`; needs ``time_attr``.
+        replace: Whether to draw with replacement.
+        subgraph_type: ``"directional"``, ``"bidirectional"`` or ``"induced"``.
+        disjoint: Whether every seed gets a subgraph of its own; always so with times.
+        temporal_strategy: ``"uniform"`` or ``"last"``.
+        time_attr: The attribute of nodes or edges that holds times. A seed sees what is not later
+            than itself.
+        weight_attr: The attribute of edges that holds weights, finite and not negative.
+        transform: See :class:`NodeLoader`.
+        transform_sampler_output: See :class:`NodeLoader`.
+        is_sorted: Promises that edges are sorted by destination (then time). It is checked.
+        filter_per_worker: See :class:`NodeLoader`.
+        neighbor_sampler: A name, such as ``"native"`` (the default), a class, a sampler
+            without data (takes these arguments), or a sampler.
+        directed: Deprecated; ``False`` means ``subgraph_type="induced"``.
+        seed: See :class:`NodeLoader`.
+        worker_type: See :class:`NodeLoader`.
+        feature_store: See :class:`NodeLoader`.
+        kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        NotImplementedError: If the sampler does not support an argument.
+        TypeError: If an argument has a wrong type.
+        ValueError: If arguments contradict each other or do not fit the graph.
+        IndexError: If a seed is not a node.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        seed: int | None = None,
+        worker_type: str | None = None,
+        feature_store: Any = None,
+        **kwargs: Any,
+    ):
+        if input_time is not None and time_attr is None:
+            raise ValueError(
+                "input_time is given, but time_attr= is not: say which attribute holds the times"
+            )
+        _, ids, _ = input_nodes_of(data, input_nodes, kwargs.get("input_id"))
+        check_time(input_time, ids)
+        if not directed:
+            warnings.warn(
+                "directed=False is deprecated: use subgraph_type='induced'",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            subgraph_type = "induced"
+        sampler = foreign.resolve(
+            "native" if neighbor_sampler is None else neighbor_sampler,
+            data,
+            "neighbor_sampler",
+            num_neighbors=num_neighbors,
+            replace=replace,
+            subgraph_type=subgraph_type,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            is_sorted=is_sorted,
+        )
+        NodeLoader.__init__(
+            self,
+            data=data,
+            node_sampler=sampler,
+            input_nodes=input_nodes,
+            input_time=input_time,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker,
+            seed=seed,
+            worker_type=worker_type,
+            feature_store=feature_store,
+            **kwargs,
+        )

@@ -1,0 +1,136 @@
+"""Mini-batches around seed nodes, with any sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.loader.utils import infer_filter_per_worker
+from torch_geometric.sampler import NodeSamplerInput
+
+from pyg_scale.loader import foreign
+from pyg_scale.loader.affinity import WorkerControls
+from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch import build
+from pyg_scale.loader.features import Features
+from pyg_scale.loader.seeds import check_time, input_nodes_of
+from pyg_scale.loader.source import features_of
+from pyg_scale.loader.stats import Stats
+from pyg_scale.sampler.base import NeighborSampler
+
+
+class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoader):
+    """Loads the sampled neighbourhoods of seed nodes.
+
+    As :class:`torch_geometric.loader.NodeLoader`, and a subclass of it: the same arguments in the
+    same order, the same attributes on every batch.
+
+    ``num_workers=k`` means k threads of this process, ``worker_type="process"`` as many processes;
+    batches are the same for any number and type. ``torch.utils.data.get_worker_info()`` is ``None``
+    in threads. ``transform`` and ``transform_sampler_output`` run where iteration does, in order
+    (in worker processes: there), with torch's, NumPy's and Python's generators seeded per batch.
+    ``state_dict()`` and ``load_state_dict()`` resume in the middle of an epoch, ``stats()``
+    says where the time goes.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        node_sampler: A sampler with ``sample_from_nodes``. One that takes ``key=`` draws the same
+            whoever runs it; any other gets torch's generator seeded, and processes as workers.
+        input_nodes: The seeds: ids or a mask ``[num_seeds]``, ``None`` for all nodes; in a
+            heterogeneous graph a node type or ``(node_type, ids or mask)``.
+        input_time: Times of the seeds ``[num_seeds]``, instead of those of the nodes.
+        transform: Called with every batch.
+        transform_sampler_output: Called with every sampled subgraph before features are fetched.
+        filter_per_worker: Whether workers fetch features; ``None``: unless the data is on a GPU.
+        custom_cls: The class of batches, if ``data`` is a pair of stores.
+        input_id: What to call the seeds in ``input_id`` of batches ``[num_seeds]``.
+        seed: Determines every batch of every epoch. Without it, a seed is drawn from torch's
+            default generator (or ``generator=``) when an epoch starts.
+        worker_type: ``"thread"``, ``"process"``, or ``None``: threads unless ``worker_init_fn`` or
+            ``multiprocessing_context`` is given or the sampler takes no key.
+        feature_store: A name or a PyG ``FeatureStore``: features that it has come from it. By name,
+            such as ``"memory"``, one is made and filled from ``data``.
+        kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If arguments contradict each other or do not fit the graph.
+        IndexError: If a seed is not a node.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        node_sampler: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        filter_per_worker: bool | None = None,
+        custom_cls: Any = None,
+        input_id: Tensor | None = None,
+        *,
+        seed: int | None = None,
+        worker_type: str | None = None,
+        feature_store: Any = None,
+        **kwargs: Any,
+    ):
+        node_type, ids, named = input_nodes_of(data, input_nodes, input_id)
+        time = check_time(input_time, ids)
+        _check_bound(node_sampler)
+        if filter_per_worker is None:
+            filter_per_worker = infer_filter_per_worker(data)
+        self.data = data
+        self.node_sampler = node_sampler
+        self.input_nodes = input_nodes
+        self.input_time = input_time
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self.filter_per_worker = filter_per_worker
+        self.custom_cls = custom_cls
+        self.input_id = input_id
+        self.input_data = NodeSamplerInput(
+            input_id=named, node=ids, time=time, input_type=node_type
+        )
+        self.feature_store = feature_store
+        self._features: Features | None = features_of(data, feature_store, node_sampler)
+        self._start(
+            ids.numel(),
+            seed=seed,
+            worker_type=worker_type,
+            needs_processes=foreign.why_processes(node_sampler.sample_from_nodes),
+            **kwargs,
+        )
+
+    def _sample(self, index: Tensor, key: int) -> Any:
+        return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)
+
+    def _fetch(self, out: Any, stats: Stats) -> Any:
+        batch = build(
+            self.data,
+            out,
+            permutation=self.node_sampler.edge_permutation,
+            features=self._features,
+            custom_cls=self.custom_cls,
+            stats=stats,
+        )
+        node_type = self.input_data.input_type
+        store = batch if node_type is None else batch[node_type]
+        store.input_id, store.seed_time = out.metadata[0], out.metadata[1]
+        store.batch_size = out.metadata[0].numel()
+        return batch
+
+
+def _check_bound(sampler: Any) -> None:
+    if not callable(getattr(sampler, "sample_from_nodes", None)):
+        raise TypeError(
+            f"node_sampler must be a sampler with sample_from_nodes() (got {sampler!r}); a name is "
+            f"for NeighborLoader(neighbor_sampler=...)"
+        )
+    if isinstance(sampler, NeighborSampler) and not sampler.is_bound:
+        raise ValueError(
+            f"node_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or use "
+            f"NeighborLoader(neighbor_sampler=...), which does"
+        )

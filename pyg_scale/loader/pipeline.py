@@ -1,0 +1,327 @@
+"""Threads that work ahead of a consumer: ordered, bounded, and gone when nobody needs them.
+
+The compiled ops release the GIL, so threads share the graph and overlap with training. What
+must never happen: a thread that keeps its iterator alive, a batch that something forgotten
+still holds, a wait without end. Therefore threads know only a queue of jobs; a job is dropped
+as soon as it is done; queues are ``SimpleQueue``, whose ``put`` may be called by a finalizer; and a
+finalizer in one of our own threads never waits for another.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops.threads import serial
+
+JOIN_SECONDS = 5.0
+"""How long closing waits for threads that are in the middle of a batch."""
+
+_local = threading.local()
+
+Work = Callable[[Any, Stats], Any]
+"""What makes a batch of an item; it counts what it does in the ``Stats``."""
+
+
+class _Job:
+    """One batch on its way: what it is made of, then what came out."""
+
+    def __init__(self, item: Any, work: Work | None) -> None:
+        self.item = item
+        self.work = work
+        self.stats = Stats()
+        self.worker = ""
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.token = [None]  # whoever pops it does the job; list.pop is atomic
+
+    def run(self) -> None:
+        work, self.work = self.work, None
+        assert work is not None
+        self.worker = threading.current_thread().name
+        try:
+            self.value = work(self.item, self.stats)
+        except BaseException as error:
+            error.add_note(f"(raised in loader thread {self.worker}, while making {self.item})")
+            self.error = error
+        self.done = True
+
+
+class _Crew:
+    """Running threads and their queue of jobs. Replaced, never restarted."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Any] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.stopped = False
+        self.pid = os.getpid()
+
+
+class _Flag:
+    """Says that nobody wants the results of an iterator any more."""
+
+    raised = False
+
+
+def _serve(crew: _Crew) -> None:
+    _local.is_worker = True
+    with serial():
+        while True:
+            entry = crew.jobs.get()
+            if entry is None or crew.stopped:
+                return
+            job, finished, cancelled = entry
+            if not cancelled.raised and _claim(job):
+                job.run()
+                finished.put(job)
+            del entry, job, finished, cancelled  # the batch must not live until the next job
+
+
+def _claim(job: _Job) -> bool:
+    try:
+        job.token.pop()
+    except IndexError:
+        return False
+    return True
+
+
+def _stop(crew: _Crew, wait: bool) -> None:
+    if crew.pid != os.getpid():
+        return  # threads do not survive a fork: there is nothing to stop in the child
+    crew.stopped = True
+    for _ in crew.threads:
+        crew.jobs.put(None)
+    if not wait or getattr(_local, "is_worker", False):
+        return
+    deadline = time.monotonic() + JOIN_SECONDS
+    for thread in crew.threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    busy = [thread.name for thread in crew.threads if thread.is_alive()]
+    if busy:
+        warnings.warn(
+            f"loader threads {', '.join(busy)} are still busy after {JOIN_SECONDS:g} seconds; "
+            f"they end when what they called returns",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+class WorkerThreads:
+    """A number of threads that start with the first job and end when this object is gone.
+
+    Args:
+        num_threads: How many.
+        cores: CPU cores of each thread, or ``None`` to leave them to the scheduler.
+    """
+
+    def __init__(self, num_threads: int, cores: Sequence[Sequence[int]] | None = None) -> None:
+        self.num_threads = num_threads
+        self._cores = cores
+        self._crew = _Crew()
+        self._finalizer = weakref.finalize(self, _stop, self._crew, True)
+
+    def submit(self, job: _Job, finished: SimpleQueue[_Job], cancelled: _Flag) -> None:
+        if self._crew.stopped or self._crew.pid != os.getpid():
+            self._finalizer.detach()
+            self._crew = _Crew()
+            self._finalizer = weakref.finalize(self, _stop, self._crew, True)
+        if not self._crew.threads:
+            self._start()
+        self._crew.jobs.put((job, finished, cancelled))
+
+    def _start(self) -> None:
+        for i in range(self.num_threads):
+            thread = threading.Thread(
+                target=_serve, args=(self._crew,), name=f"pyg_scale-loader-{i}", daemon=True
+            )
+            thread.start()
+            self._crew.threads.append(thread)
+        if self._cores is not None:
+            self._pin(self._cores)
+
+    def _pin(self, cores: Sequence[Sequence[int]]) -> None:
+        for i, thread in enumerate(self._crew.threads):
+            if thread.native_id is not None and thread.is_alive():
+                os.sched_setaffinity(thread.native_id, cores[i])
+
+    def set_cores(self, cores: Sequence[Sequence[int]] | None) -> None:
+        """Move the threads, those that run and those to come; ``None``: where the caller runs."""
+        self._cores = cores
+        here = sorted(os.sched_getaffinity(0))
+        self._pin(cores if cores is not None else [here] * self.num_threads)
+
+    def stop(self, wait: bool = True) -> None:
+        """End the threads; jobs not begun are dropped. A later job starts new threads."""
+        _stop(self._crew, wait)
+
+    @property
+    def native_ids(self) -> list[int]:
+        """The ids that the operating system gave to the running threads."""
+        return [t.native_id for t in self._crew.threads if t.is_alive() and t.native_id is not None]
+
+
+class Inline:
+    """The same iterator without threads: the work is done when the consumer asks."""
+
+    def __init__(self, items: Iterator[Any], work: Work) -> None:
+        self._items = items
+        self._work = work
+
+    def __next__(self) -> tuple[Any, Any, Stats]:
+        item = next(self._items)
+        stats = Stats()
+        return item, self._work(item, stats), stats
+
+    def pause(self) -> None:
+        """Nothing runs between two calls."""
+
+    close = pause
+
+
+class Pipeline:
+    """An iterator over ``(item, result, stats)`` whose results threads make ahead of time.
+
+    At most ``limit`` results are under way or waiting. ``items`` is advanced by the consumer's
+    thread only. An exception of ``work`` is raised where its result would have been returned; the
+    next call goes on with the item after it.
+
+    Args:
+        items: What to make results of.
+        work: Makes the result of an item, in a thread.
+        threads: The threads; others may use them at the same time.
+        owned: Whether the threads end with this iterator.
+        limit: How many items may be under way.
+        timeout: Seconds to wait for a result, 0 for ever.
+        in_order: Whether results come in the order of the items, or as they are finished.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Any],
+        work: Work,
+        threads: WorkerThreads,
+        *,
+        owned: bool,
+        limit: int,
+        timeout: float = 0,
+        in_order: bool = True,
+    ) -> None:
+        self._items = items
+        self._work = work
+        self._threads = threads
+        self._owned = owned
+        self._limit = limit
+        self._timeout = timeout
+        self._in_order = in_order
+        self._pid = os.getpid()
+        self._exhausted = False
+        self._paused = False
+        self._pending: deque[_Job] = deque()
+        self._finished: SimpleQueue[_Job] = SimpleQueue()
+        self._cancelled = _Flag()
+        weakref.finalize(self, setattr, self._cancelled, "raised", True).atexit = True
+        self._fill()
+
+    def __next__(self) -> tuple[Any, Any, Stats]:
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "this iterator belongs to the process that was forked, and threads do not survive "
+                "a fork: call iter(loader) in this process"
+            )
+        if self._paused:
+            self._paused = False
+            for job in self._pending:
+                if not job.done:
+                    self._threads.submit(job, self._finished, self._cancelled)
+        self._fill()
+        if not self._pending:
+            self.close()
+            raise StopIteration
+        start = time.perf_counter()
+        job = self._next_finished()
+        waited = time.perf_counter() - start
+        self._fill()  # before the consumer gets busy
+        value, error, job.value, job.error = job.value, job.error, None, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame
+        job.stats.add_seconds("wait", waited)
+        return job.item, value, job.stats
+
+    def _fill(self) -> None:
+        while not self._exhausted and len(self._pending) < self._limit:
+            try:
+                job = _Job(next(self._items), self._work)
+            except StopIteration:
+                self._exhausted = True
+                return
+            except Exception as error:  # raised when it is its turn, not before what is finished
+                self._exhausted = True
+                job = _Job(None, None)
+                job.error, job.done = error, True
+                self._pending.append(job)
+                self._finished.put(job)
+                return
+            self._pending.append(job)
+            self._threads.submit(job, self._finished, self._cancelled)
+
+    def _next_finished(self) -> _Job:
+        deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
+        if not self._in_order:
+            job = self._get(deadline)
+            self._pending.remove(job)
+            return job
+        while not self._pending[0].done:
+            self._get(deadline)
+        while not self._finished.empty():  # they are in _pending too
+            self._finished.get()
+        return self._pending.popleft()
+
+    def _get(self, deadline: float) -> _Job:
+        """Wait until any job is finished."""
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                # Not for ever: on some systems a wait without an end cannot be interrupted.
+                return self._finished.get(timeout=max(0.0, min(left, 1.0)))
+            except Empty:
+                if left <= 0:
+                    raise RuntimeError(self._timeout_message(self._pending[0])) from None
+
+    def _timeout_message(self, job: _Job) -> str:
+        where = f"in thread {job.worker}, stage {job.stats.now!r}" if job.worker else job.stats.now
+        return (
+            f"the loader timed out: {job.item} was not ready after timeout={self._timeout:g} "
+            f"seconds ({where}); raise timeout=, or see what blocks that stage"
+        )
+
+    def pause(self) -> None:
+        """Let the threads end if they are ours; the next call starts them again.
+
+        Called when an exception leaves the iterator: its traceback can keep the iterator alive
+        for long (in a notebook, until the next exception).
+        """
+        if self._owned:
+            self._paused = True
+            self._threads.stop(wait=False)
+
+    def close(self) -> None:
+        """Drop what is under way and end the threads if they are ours."""
+        if self._pid != os.getpid():
+            return
+        self._exhausted = True
+        self._cancelled.raised = True
+        self._pending.clear()
+        if self._owned:
+            self._threads.stop()

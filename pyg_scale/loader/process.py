@@ -1,0 +1,128 @@
+"""Worker processes: torch's own, which are handed the key of a batch together with its seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from pyg_scale.loader.epoch import BatchIndex
+from pyg_scale.loader.stats import Stats
+
+
+class _Itself:
+    """A data set whose entries are what one asks for."""
+
+    def __getitem__(self, item: BatchIndex) -> BatchIndex:
+        return item
+
+
+class _Feed:
+    """What torch takes for the index sampler: the batches of the epoch that is under way."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[BatchIndex] = iter(())
+
+    def __iter__(self) -> Iterator[BatchIndex]:
+        return self.batches
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches is that of the loader")
+
+
+class Processes:
+    """Torch's iterator over worker processes, with what it reads of a loader.
+
+    Args:
+        loader: The loader whose arguments of :class:`torch.utils.data.DataLoader` apply.
+        work: Makes ``(position, result, stats)`` of a batch; run in the workers.
+        pin: Whether torch's thread pins what the workers return.
+        generator: What torch draws the base seed of its workers from.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        work: Callable[[BatchIndex], tuple[int, Any, Stats]],
+        pin: bool,
+        generator: Any,
+    ) -> None:
+        self._feed = _Feed()
+        self._loader = SimpleNamespace(
+            dataset=_Itself(),
+            collate_fn=work,
+            generator=generator,
+            pin_memory=pin,
+            _dataset_kind=_DatasetKind.Map,
+            _IterableDataset_len_called=None,
+            _auto_collation=False,
+            _index_sampler=self._feed,
+            **{
+                name: getattr(loader, name)
+                for name in (
+                    "drop_last", "in_order", "multiprocessing_context", "num_workers",
+                    "persistent_workers", "pin_memory_device", "prefetch_factor", "timeout",
+                    "worker_init_fn",
+                )
+            },
+        )
+        self._iterator: Any = None
+        self._user: ProcessPipeline | None = None
+
+    def start(self, user: ProcessPipeline, batches: Iterator[BatchIndex]) -> None:
+        """Begin an epoch; whoever used the processes before can no longer."""
+        self._user = user
+        self._feed.batches = batches
+        if self._iterator is None:
+            self._iterator = _MultiProcessingDataLoaderIter(self._loader)
+        else:
+            self._iterator._reset(self._loader)
+
+    def next_for(self, user: ProcessPipeline) -> tuple[int, Any, Stats]:
+        if self._user is not user:
+            raise RuntimeError(
+                "this iterator ended when another one of the same loader began: with worker "
+                "processes and persistent_workers=True there is one at a time"
+            )
+        return next(self._iterator)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every worker process runs, or none was started yet."""
+        return self._iterator is None or all(w.is_alive() for w in self._iterator._workers)
+
+
+class ProcessPipeline:
+    """The same iterator as :class:`~pyg_scale.loader.pipeline.Pipeline`, over processes."""
+
+    def __init__(self, batches: Iterator[BatchIndex], processes: Processes) -> None:
+        self._sent: dict[int, BatchIndex] = {}
+        self._batches = batches
+        self._processes = processes
+        processes.start(self, self._noted())
+
+    def _noted(self) -> Iterator[BatchIndex]:
+        for batch in self._batches:
+            self._sent[batch.position] = batch
+            yield batch
+
+    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
+        start = time.perf_counter()
+        position, value, stats = self._processes.next_for(self)
+        stats.add_seconds("wait", time.perf_counter() - start)
+        for passed in [p for p in self._sent if p < position and self._in_order]:
+            del self._sent[passed]  # those raised instead
+        return self._sent.pop(position), value, stats
+
+    @property
+    def _in_order(self) -> bool:
+        return self._processes._loader.in_order
+
+    def pause(self) -> None:
+        """Processes end with the iterator, or with the loader."""
+
+    close = pause

@@ -1,0 +1,161 @@
+"""What a user may pass as ``input_nodes``, checked before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData, remote_backend_utils
+
+from pyg_scale.store.base import NodeType
+
+
+def num_nodes_of(data: Any, node_type: NodeType) -> int:
+    """The number of nodes of a type in ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+
+    Raises:
+        ValueError: If there is no such type or its size is not known.
+    """
+    if isinstance(data, Data):
+        count = data.num_nodes
+    elif isinstance(data, HeteroData):
+        if node_type not in data.node_types:
+            raise ValueError(
+                f"input_nodes has the node type {node_type!r}; the graph has "
+                f"{', '.join(map(repr, data.node_types))}"
+            )
+        count = data[node_type].num_nodes
+    elif node_type is None:
+        count = _num_nodes_of_stores(*data)
+    else:
+        count = remote_backend_utils.num_nodes(*data, node_type)
+    if count is None:
+        raise ValueError(f"the graph does not say how many nodes {node_type!r} has: set num_nodes")
+    return int(count)
+
+
+def _num_nodes_of_stores(feature_store: Any, graph_store: Any) -> int:
+    for attr in graph_store.get_all_edge_attrs():
+        if attr.size is not None:
+            return int(max(size for size in attr.size if size is not None))
+    raise ValueError(
+        "the graph store does not say how many nodes there are: put edges with size=(n, n)"
+    )
+
+
+def input_nodes_of(
+    data: Any, input_nodes: Any, input_id: Tensor | None
+) -> tuple[NodeType, Tensor, Tensor | None]:
+    """The node type, ids (``int64`` or ``int32`` ``[num_seeds]``) and input ids of seeds.
+
+    A mask stands for its nodes, and their ids are then the input ids unless those are given, as in
+    PyG.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        input_nodes: ``None`` (all), ids or a mask; in a heterogeneous graph a node type, or
+            ``(node_type, None or ids or mask)``.
+        input_id: What to call the seeds in batches.
+
+    Raises:
+        TypeError: If ids are not integers.
+        ValueError: If a node type, or one too many, is given, or lengths differ.
+        IndexError: If an id is out of range.
+    """
+    node_type, nodes = _split(data, input_nodes)
+    num_nodes = num_nodes_of(data, node_type)
+    if nodes is None:
+        ids: Tensor = torch.arange(num_nodes)
+    else:
+        ids = _tensor(nodes)
+        if ids.dtype == torch.bool:
+            if ids.numel() != num_nodes:
+                raise ValueError(
+                    f"input_nodes is a mask of {ids.numel()} entries, but there are "
+                    f"{num_nodes} nodes"
+                )
+            ids = ids.nonzero().view(-1)
+            input_id = ids if input_id is None else input_id
+    _check_range(ids, num_nodes)
+    if input_id is not None:
+        input_id = _tensor(input_id, "input_id")
+        if input_id.numel() != ids.numel():
+            raise ValueError(
+                f"input_id has {input_id.numel()} entries for {ids.numel()} input_nodes"
+            )
+    return node_type, ids, input_id
+
+
+def check_time(time: Any, ids: Tensor, name: str = "input_time") -> Tensor | None:
+    """Seed times, one number per seed.
+
+    Raises:
+        TypeError: If they are not numbers.
+        ValueError: If there are too few or too many, or one is NaN.
+    """
+    if time is None:
+        return None
+    time = torch.as_tensor(time)
+    if time.dtype == torch.bool or time.is_complex():
+        raise TypeError(f"{name} must be integers or floating point numbers (got {time.dtype})")
+    if time.dim() != 1 or time.numel() != ids.numel():
+        raise ValueError(
+            f"{name} must be one time per seed (got shape {list(time.shape)} for "
+            f"{ids.numel()} seeds)"
+        )
+    if time.is_floating_point() and bool(time.isnan().any()):
+        raise ValueError(f"{name} has NaN in it: give every seed a time")
+    return time
+
+
+def _split(data: Any, input_nodes: Any) -> tuple[NodeType, Any]:
+    if isinstance(data, Data):
+        if isinstance(input_nodes, str) or (
+            isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)
+        ):
+            raise ValueError(
+                f"input_nodes names the node type {input_nodes!r}, but the graph has no types"
+            )
+        return None, input_nodes
+    if isinstance(input_nodes, str):
+        return input_nodes, None
+    if isinstance(input_nodes, list | tuple) and len(input_nodes) == 2 and isinstance(
+        input_nodes[0], str
+    ):
+        return input_nodes[0], input_nodes[1]
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            "input_nodes must say of which type the seeds are: pass 'paper' for all nodes of a "
+            f"type, or ('paper', ids or mask) (got {type(input_nodes).__name__})"
+        )
+    return None, input_nodes
+
+
+def _tensor(nodes: Any, name: str = "input_nodes") -> Tensor:
+    if not isinstance(nodes, Tensor):
+        if isinstance(nodes, range):
+            nodes = np.arange(nodes.start, nodes.stop, nodes.step)
+        nodes = torch.as_tensor(nodes)
+        if nodes.numel() == 0:
+            nodes = nodes.reshape(-1).to(torch.int64)
+    if nodes.dim() != 1:
+        raise ValueError(f"{name} must be one-dimensional (got shape {list(nodes.shape)})")
+    if nodes.dtype in (torch.bool, torch.int64, torch.int32):
+        return nodes.cpu()
+    if nodes.dtype in (torch.int16, torch.int8):
+        return nodes.to("cpu", torch.int64)
+    raise TypeError(
+        f"{name} must be integer ids or a bool mask (got {nodes.dtype}): use .long() or .bool()"
+    )
+
+
+def _check_range(ids: Tensor, num_nodes: int) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= num_nodes:
+        raise IndexError(
+            f"input_nodes has node {low if low < 0 else high}, but there are {num_nodes} nodes"
+        )

@@ -1,0 +1,96 @@
+"""Which feature store a loader reads from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, HeteroData
+
+from pyg_scale import plugins
+from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
+from pyg_scale.loader.seeds import num_nodes_of
+from pyg_scale.store.base import EdgeType, NodeType
+
+
+def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
+    """The features that a batch takes from a store; ``None`` if all are attributes of ``data``.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        feature_store: A name, a store, or ``None``: that of ``data`` if it is a pair of stores.
+        sampler: The sampler, which may know the numbers of nodes and edges.
+
+    Raises:
+        TypeError: If it is no feature store.
+        ValueError: If a feature does not fit the graph.
+    """
+    if not isinstance(data, Data | HeteroData) and not (
+        isinstance(data, list | tuple) and len(data) == 2
+    ):
+        raise TypeError(
+            f"data must be Data, HeteroData or (FeatureStore, GraphStore) "
+            f"(got {type(data).__name__})"
+        )
+    if isinstance(feature_store, str):
+        feature_store = filled(plugins.get("feature_store", feature_store)(), data)
+    elif feature_store is None:
+        if isinstance(data, Data | HeteroData):
+            return None
+        feature_store = data[0]
+    if not isinstance(feature_store, FeatureStore):
+        raise TypeError(
+            f"feature_store must be a name or a FeatureStore (got {type(feature_store).__name__})"
+        )
+    num_nodes, num_edges = _sizes(data, sampler)
+    return Features(feature_store, num_nodes, num_edges)
+
+
+def filled(store: FeatureStore, data: Any) -> FeatureStore:
+    """A store with every feature of nodes and edges that ``data`` has.
+
+    Raises:
+        ValueError: If ``data`` is a pair of stores, which has a feature store already.
+    """
+    if isinstance(data, Data):
+        _put(store, data._store, None, HOMOGENEOUS_EDGES)
+        return store
+    if isinstance(data, HeteroData):
+        for node_type in data.node_types:
+            _put(store, data[node_type], node_type, None)
+        for edge_type in data.edge_types:
+            _put(store, data[edge_type], None, edge_type)
+        return store
+    raise ValueError(
+        "feature_store= by name is filled from data, but data is a pair of stores and has one: "
+        "pass a FeatureStore, or leave it out"
+    )
+
+
+def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any) -> None:
+    for name, value in attributes.items():
+        if not isinstance(value, Tensor) or name in ("edge_index", "adj_t"):
+            continue
+        of_edges = edge_group is not None and attributes.is_edge_attr(name)
+        if of_edges or (
+            hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)
+        ):
+            group = edge_group if of_edges else node_group
+            store.put_tensor(value, group_name=group, attr_name=name, index=None)
+
+
+def _sizes(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:
+    topology = getattr(sampler, "topology", None)
+    if topology is not None:
+        return dict(topology.num_nodes), {t: csc.num_edges for t, csc in topology.csc.items()}
+    if isinstance(data, Data):
+        return {None: num_nodes_of(data, None)}, {None: data.num_edges}
+    if isinstance(data, HeteroData):
+        nodes: dict[NodeType, int] = {t: num_nodes_of(data, t) for t in data.node_types}
+        return nodes, {t: data[t].num_edges for t in data.edge_types}
+    types = {t for attr in data[1].get_all_edge_attrs() for t in _ends(attr.edge_type)}
+    return {t: num_nodes_of(data, t) for t in sorted(types, key=str)}, {}
+
+
+def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+    return (None, None) if edge_type is None else (edge_type[0], edge_type[2])

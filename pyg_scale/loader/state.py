@@ -1,0 +1,237 @@
+"""Seeds, epochs, and resuming in the middle of one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pyg_scale.loader import index_state
+from pyg_scale.loader.epoch import BatchIndex, batches, batches_of, draw_seed
+from pyg_scale.loader.index_state import SamplerState
+
+VERSION = 1
+
+
+class Progress:
+    """How far an epoch is: its key, what was delivered, and how its order came about."""
+
+    def __init__(self, seed: int, epoch: int, delivered: int = 0) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.delivered = delivered
+        self.finished = False
+        self.index_sampler: SamplerState | None = None  # None: the order is our own
+        self.generator: torch.Tensor | None = None
+
+    def deliver(self, batch: BatchIndex) -> None:
+        self.delivered = batch.position + 1
+        if self.index_sampler is not None and self.index_sampler.kind == "state_dict":
+            self.index_sampler = SamplerState("state_dict", batch.sampler_state)
+
+
+class Resumable:
+    """What a loader knows about epochs. A base class of the loaders."""
+
+    seed: int | None
+    generator: torch.Generator | None
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    in_order: bool
+    sampler: Any
+    _index_sampler: Any
+    _own_order: bool
+    _shuffle: bool
+
+    def _init_epochs(self, seed: int | None) -> None:
+        self.seed = _seed(seed)
+        self._epoch = 0
+        self._pinned = False
+        self._progress: Progress | None = None
+        self._resume: Progress | None = None
+
+    # Epochs ################################################################################
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next iteration starts."""
+        return self._resume.epoch if self._resume is not None else self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch every following iteration is, until this is called again.
+
+        With ``seed=`` the batches of an epoch are always the same, so ``seed=0`` and
+        ``set_epoch(0)`` make validation batches that repeat. A user's own sampler that has
+        ``set_epoch`` is told as well.
+
+        Raises:
+            ValueError: If the number is negative.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative (got {epoch})")
+        if self._resume is not None and self._resume.epoch != epoch:
+            self._resume = None  # another epoch was asked for than the one to be resumed
+        self._epoch = epoch
+        self._pinned = True
+        if not self._own_order:
+            for sampler in (self._index_sampler, self.sampler):
+                if callable(getattr(sampler, "set_epoch", None)):
+                    sampler.set_epoch(epoch)
+
+    def _begin_epoch(self) -> tuple[Progress, Iterator[BatchIndex]]:
+        """The next epoch, or the rest of the one that was loaded."""
+        resumed, self._resume = self._resume, None
+        if resumed is None:
+            # A drawn seed is new for every epoch: counting as well would make what follows
+            # torch.manual_seed depend on how often the loader was used before.
+            counts = self.seed is not None or self._pinned
+            seed = draw_seed(self.generator) if self.seed is None else self.seed
+            progress = Progress(seed, self._epoch if counts else 0)
+        else:
+            progress = Progress(resumed.seed, resumed.epoch, resumed.delivered)
+            progress.index_sampler = resumed.index_sampler
+        if self.generator is not None:
+            progress.generator = self.generator.get_state()
+        if not self._pinned and self.seed is not None:
+            self._epoch = progress.epoch + 1
+        self._progress = progress
+        return progress, self._batches(progress, resumed is not None)
+
+    def _batches(self, progress: Progress, resumed: bool) -> Iterator[BatchIndex]:
+        seed, epoch, start = progress.seed, progress.epoch, progress.delivered
+        if self._own_order:
+            return batches(
+                len(self.dataset), self.batch_size, drop_last=self.drop_last,
+                shuffle=self._shuffle, seed=seed, epoch=epoch, start=start,
+            )
+        sampler = self._index_sampler
+        if resumed and progress.index_sampler is not None:
+            entries = index_state.resume(sampler, progress.index_sampler, start)
+        else:
+            progress.index_sampler = index_state.begin(sampler)
+            entries = iter(sampler)
+        found = batches_of(entries, len(self.dataset), seed=seed, epoch=epoch, start=start)
+        if progress.index_sampler.kind == "state_dict":
+            return self._with_snapshots(found)
+        return found
+
+    def _with_snapshots(self, found: Iterator[BatchIndex]) -> Iterator[BatchIndex]:
+        for batch in found:
+            batch.sampler_state = index_state.snapshot(self._index_sampler)
+            yield batch
+
+    # Resuming ##############################################################################
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that was started last stands: a few integers.
+
+        Counts the batches that were handed out, not those that workers have ready. With an own
+        ``sampler=``, ``batch_sampler=`` or ``generator=`` its state is included.
+
+        Raises:
+            TypeError: If the state of an own ``sampler=`` or ``batch_sampler=`` cannot be known.
+            ValueError: If ``in_order=False``: what was handed out is then no beginning.
+        """
+        if not self.in_order:
+            raise ValueError("a loader with in_order=False cannot be resumed: leave it out")
+        if not self._own_order:
+            index_state.refuse_unknown(self._index_sampler)
+        progress = self._resume or self._progress
+        if progress is not None and progress.finished:
+            progress = None
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "running": progress is not None,
+            "seed": self.seed,
+            "fixed_seed": self.seed is not None,
+            "epoch": self._epoch,
+            "next_epoch": self._epoch,
+            "pinned": self._pinned,
+            "delivered": 0,
+            **self._identity(),
+        }
+        generator = None if self.generator is None else self.generator.get_state()
+        sampler = None
+        if progress is not None:
+            state["seed"], state["epoch"] = progress.seed, progress.epoch
+            state["delivered"] = progress.delivered
+            generator, sampler = progress.generator, progress.index_sampler
+        elif not self._own_order:
+            sampler = index_state.begin(self._index_sampler)
+        if generator is not None:
+            state["generator"] = generator
+        if sampler is not None:
+            state["sampler"] = tuple(sampler)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration go on where ``state`` was taken.
+
+        The number of workers and their type may differ from then; afterwards everything
+        continues as if it had never been interrupted. An epoch whose last batch was
+        delivered, but whose end was not seen, has nothing left and yields no batch.
+
+        Raises:
+            ValueError: If the state is of another version or of a loader with other seeds or
+                batches.
+        """
+        if state.get("version") != VERSION:
+            raise ValueError(
+                f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
+            )
+        self._refuse_other_loader(state)
+        self.seed = state["seed"] if state["fixed_seed"] else None
+        self._pinned = state["pinned"]
+        self._epoch = state["next_epoch"]
+        self._progress = self._resume = None
+        if self.generator is not None and "generator" in state:
+            self.generator.set_state(state["generator"])
+        saved = SamplerState(*state["sampler"]) if "sampler" in state else None
+        if state["running"]:
+            self._resume = Progress(state["seed"], state["epoch"], state["delivered"])
+            self._resume.generator = state.get("generator")
+            self._resume.index_sampler = saved
+        elif saved is not None:
+            index_state.restore(self._index_sampler, saved)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes the batches of two loaders different."""
+        return {
+            "num_seeds": len(self.dataset),
+            "batch_size": self.batch_size or 0,
+            "drop_last": self.drop_last,
+            "shuffle": self._shuffle,
+        }
+
+    def _refuse_other_loader(self, state: dict[str, Any]) -> None:
+        for name, value in self._identity().items():
+            if state[name] != value:
+                raise ValueError(
+                    f"the state was taken from a loader with {name}={state[name]}, this one has "
+                    f"{name}={value}: its batches are others"
+                )
+        if self.seed is not None and (state["fixed_seed"], state["seed"]) != (True, self.seed):
+            was = f"seed={state['seed']}" if state["fixed_seed"] else "no seed="
+            raise ValueError(
+                f"the state was taken with {was}, this loader has seed={self.seed}: leave out "
+                f"seed= to take on what the state says"
+            )
+        if ("sampler" in state) == self._own_order:
+            raise ValueError(
+                "the state was taken from a loader "
+                + ("with" if "sampler" in state else "without")
+                + " a sampler= or batch_sampler= of its own: build the loader as it was"
+            )
+
+
+def _seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an integer or None (got {seed!r})") from None

@@ -1,0 +1,61 @@
+"""Seconds, bytes and rows of every stage of a loader, always counted."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+STAGES = ("sample", "fetch", "transform", "pin", "wait")
+"""What a loader does for a batch.
+
+``sample``: rows are sampled edges, bytes those of the sampler's output. ``fetch``: rows are
+feature rows read, bytes what they hold. ``transform``: rows are batches. ``pin``: rows are batches
+copied to pinned memory, bytes what they hold. ``wait``: seconds the consumer waited for workers.
+"""
+
+
+class Stats:
+    """Sums over batches. Not thread-safe: every batch has its own, the consumer adds them up."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.now = "waiting for a worker"
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._bytes = dict.fromkeys(STAGES, 0)
+        self._rows = dict.fromkeys(STAGES, 0)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts the seconds spent within it."""
+        self.now = name
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        self._seconds[name] += seconds
+
+    def count(self, name: str, *, rows: int = 0, num_bytes: int = 0) -> None:
+        self._rows[name] += rows
+        self._bytes[name] += num_bytes
+
+    def add(self, other: Stats) -> None:
+        self.batches += other.batches
+        for name in STAGES:
+            self._seconds[name] += other._seconds[name]
+            self._bytes[name] += other._bytes[name]
+            self._rows[name] += other._rows[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"batches": self.batches}
+        for name in STAGES:
+            out[name] = {
+                "seconds": self._seconds[name],
+                "bytes": self._bytes[name],
+                "rows": self._rows[name],
+            }
+        return out
