@@ -10,7 +10,9 @@ class TestMySampler(SamplerTests):
         return MySampler()
 ```
 
-The names are loaded when they are used, so that pytest's plugin stays light.
+:mod:`~pyg_scale.testing.graphs` has the hostile graphs that the kit uses and
+:mod:`~pyg_scale.testing.statistics` its tests of fairness, for tests of one's own. All names are
+loaded when they are used, so that pytest's plugin stays light.
 """
 
 import importlib
@@ -22,6 +24,8 @@ _MODULES = {
     "PluginTests": "plugin",
     "SamplerTests": "sampler",
 }
+
+_SUBMODULES = ("graphs", "statistics")
 
 KITS = {
     "sampler": "SamplerTests",
@@ -36,8 +40,10 @@ __all__ = ["KITS", *_MODULES]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_SUBMODULES})

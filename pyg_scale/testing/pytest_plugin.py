@@ -1,17 +1,13 @@
 """What pytest loads in every run of an environment that has pyg_scale: imports pytest alone."""
 
+import pkgutil
+
 import pytest
+
+import pyg_scale.testing
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have assertions of the conformance kit explained as those of a test file are."""
-    pytest.register_assert_rewrite(
-        "pyg_scale.testing.ask",
-        "pyg_scale.testing.draws",
-        "pyg_scale.testing.graphs",
-        "pyg_scale.testing.oracle",
-        "pyg_scale.testing.plugin",
-        "pyg_scale.testing.sampler",
-        "pyg_scale.testing.statistics",
-        "pyg_scale.testing.store",
-    )
+    kit = pkgutil.iter_modules(pyg_scale.testing.__path__, "pyg_scale.testing.")
+    pytest.register_assert_rewrite(*(m.name for m in kit if m.name != __name__))
