@@ -239,13 +239,8 @@ std::vector<int64_t> pool_stats() { return Pool::get().stats(); }
 
 void pool_trim() { Pool::get().trim(); }
 
-Tensor pool_empty_op(std::vector<int64_t> sizes, ScalarType dtype) {
-  return pool_empty(sizes, dtype);
-}
-
-}  // namespace
-
-Tensor pool_empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
+// The bytes of a tensor; throws if its sizes cannot be.
+size_t bytes_of(const std::vector<int64_t>& sizes, ScalarType dtype) {
   size_t bytes = torch::stable::empty({0}, dtype).element_size();
   for (const int64_t size : sizes) {
     if (size < 0) throw std::invalid_argument("a tensor cannot have a negative size");
@@ -254,33 +249,63 @@ Tensor pool_empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
       throw std::bad_alloc();
     }
   }
-  if (bytes < kSmallest) return torch::stable::empty(sizes, dtype);
+  return bytes;
+}
 
+// A tensor on a block, which `release` takes when the tensor is gone.
+Tensor on_block(Block* block, const std::vector<int64_t>& sizes, ScalarType dtype,
+                void (*release)(Block*)) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i]) strides[i] = stride;
-  Block* block = Pool::get().take(bytes);
   try {
     return torch::stable::from_blob(
         block->data, sizes, strides,
         torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype,
-        [block](void*) { Pool::get().give_back(block); });
+        [block, release](void*) { release(block); });
   } catch (...) {
-    Pool::get().give_back(block);
+    release(block);
     throw;
   }
+}
+
+Tensor pool_empty_op(std::vector<int64_t> sizes, ScalarType dtype) {
+  return pool_empty(sizes, dtype);
+}
+
+Tensor huge_empty_op(std::vector<int64_t> sizes, ScalarType dtype) {
+  return huge_empty(sizes, dtype);
+}
+
+}  // namespace
+
+Tensor pool_empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  const size_t bytes = bytes_of(sizes, dtype);
+  if (bytes < kSmallest) return torch::stable::empty(sizes, dtype);
+  return on_block(Pool::get().take(bytes), sizes, dtype,
+                  [](Block* block) { Pool::get().give_back(block); });
+}
+
+Tensor huge_empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  const size_t bytes = bytes_of(sizes, dtype);
+  if (bytes < kSmallest) return torch::stable::empty(sizes, dtype);
+  Block* block = map(bytes);
+  if (!block) throw std::bad_alloc();
+  return on_block(block, sizes, dtype, [](Block* gone) { unmap({gone}); });
 }
 
 }  // namespace pyg_scale
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def("pool_empty(int[] sizes, ScalarType dtype) -> Tensor");
+  m.def("huge_empty(int[] sizes, ScalarType dtype) -> Tensor");
   m.def("pool_stats() -> int[]");
   m.def("pool_trim() -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("pool_empty", TORCH_BOX(&pyg_scale::pool_empty_op));
+  m.impl("huge_empty", TORCH_BOX(&pyg_scale::huge_empty_op));
   m.impl("pool_stats", TORCH_BOX(&pyg_scale::pool_stats));
   m.impl("pool_trim", TORCH_BOX(&pyg_scale::pool_trim));
 }

@@ -13,4 +13,8 @@ namespace pyg_scale {
 torch::stable::Tensor pool_empty(const std::vector<int64_t>& sizes,
                                  torch::headeronly::ScalarType dtype);
 
+// The same for tensors that stay: memory of its own, on huge pages, given back when it is gone.
+torch::stable::Tensor huge_empty(const std::vector<int64_t>& sizes,
+                                 torch::headeronly::ScalarType dtype);
+
 }  // namespace pyg_scale

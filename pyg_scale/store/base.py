@@ -106,6 +106,19 @@ class Topology:
             return None
         return edge_type[0] if self.direction == "forward" else edge_type[2]
 
+    def share_memory_(self) -> Topology:
+        """Move all tensors to shared memory, so that other processes get them by reference.
+
+        Neighbours and edge ids that lie side by side stay so.
+        """
+        for csc in self.csc.values():
+            for tensor in (csc.indptr, csc.indices, csc.edge_id, csc.time, csc.weight_prefix):
+                if tensor is not None:
+                    tensor.share_memory_()
+        for time in self.node_time.values():
+            time.share_memory_()
+        return self
+
     def to_time(self, time: Tensor) -> Tensor:
         """Seed times as ``int64`` that compare with this graph's times."""
         if self.float_time:

@@ -1,0 +1,6 @@
+"""Where graphs and features live, and what samplers see of a graph."""
+
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.topology import topology_of
+
+__all__ = ["CSC", "EdgeType", "NodeType", "Topology", "sortable_time", "topology_of"]

@@ -1,0 +1,241 @@
+"""The topology of a graph: built once from what was handed over, shared by all that ask."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+
+from pyg_scale.ops.csc import (
+    Compressed,
+    build_csc,
+    expand_pointers,
+    from_pointers,
+    order_by_time,
+    weight_prefix,
+)
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.read_data import read_data, read_hetero_data
+from pyg_scale.store.read_stores import read_stores
+from pyg_scale.store.source import Edges, GraphSource, of
+
+
+def topology_of(
+    data: Any,
+    *,
+    direction: str = "forward",
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    is_sorted: bool = False,
+) -> Topology:
+    """What samplers see of ``data``. While somebody holds it, the same for the same graph.
+
+    The graph is the same if its tensors are the same objects and were not changed in place.
+    Edge ids are positions in what was handed over: in the edge list, or in the rows or columns of
+    a sparse matrix.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``, with its edges as an edge
+            list, as a sparse matrix ``adj_t`` or ``adj`` (of torch or torch-sparse), or, in a
+            graph store, in any layout.
+        direction: ``"forward"`` for in-edges, ``"backward"`` for out-edges.
+        time_attr: The attribute, of nodes or of edges, that holds times.
+        weight_attr: The attribute of edges that holds weights.
+        is_sorted: Whether edge lists are sorted by destination; checked. An ``int32`` edge list
+            is then used as it is, so it must not be changed while the topology is in use.
+
+    Raises:
+        ValueError: If an attribute is missing, of the wrong length or wrong in its values, or if
+            edges are not sorted and ``is_sorted``.
+        IndexError: If an edge has a node that does not exist.
+        TypeError: If ``data`` is of another type, or edges are not integers.
+    """
+    if direction not in ("forward", "backward"):
+        raise ValueError(f"direction must be 'forward' or 'backward' (got {direction!r})")
+    source = _read(data, time_attr, weight_attr)
+    options = (direction, time_attr, weight_attr, is_sorted)
+    return _shared(source, options, lambda: _build(source, direction, is_sorted))
+
+
+def _read(data: Any, time_attr: str | None, weight_attr: str | None) -> GraphSource:
+    if isinstance(data, Data):
+        return read_data(data, time_attr, weight_attr)
+    if isinstance(data, HeteroData):
+        return read_hetero_data(data, time_attr, weight_attr)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        features, graph = data
+        if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
+            return read_stores(features, graph, time_attr, weight_attr)
+    raise TypeError(
+        f"data must be Data, HeteroData or (FeatureStore, GraphStore) (got {type(data).__name__})"
+    )
+
+
+# Sharing ##################################################################################
+
+_lock = threading.RLock()
+_built: dict[Any, tuple[list[weakref.ref], weakref.ref]] = {}
+
+
+def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
+    """The topology that was built of the same objects before, if somebody still holds it."""
+    owners = source.owners
+    key = (
+        tuple((id(owner), _version(owner)) for owner in owners),
+        source.node_types,
+        source.edge_types,
+        tuple(source.num_nodes.values()),
+        tuple((edges.layout, edges.is_sorted) for edges in source.edges.values()),
+        options,
+    )
+    with _lock:
+        known, before = _built.get(key, ([], None))
+        if before is not None and all(ref() is owner for ref, owner in zip(known, owners)):
+            topology = before()
+            if topology is not None:
+                return topology
+        topology = build()
+
+        def forget(_: Any) -> None:
+            _built.pop(key, None)
+
+        if owners:
+            refs = [weakref.ref(owner, forget) for owner in owners]
+            _built[key] = (refs, weakref.ref(topology, forget))
+        return topology
+
+
+def _version(owner: Any) -> int:
+    """How often a tensor was changed in place; arrays and others do not count it."""
+    if isinstance(owner, Tensor) and not owner.is_inference():
+        return owner._version
+    return 0
+
+
+# Building #################################################################################
+
+
+def _build(source: GraphSource, direction: str, is_sorted: bool) -> Topology:
+    num_nodes = _num_nodes(source)
+    _check_lengths(source, num_nodes)
+    times = [*source.node_time.values(), *source.edge_time.values()]
+    float_time = any(time.is_floating_point() for time in times)
+    node_time = {t: _time(v, float_time) for t, v in source.node_time.items()}
+    edge_time = {t: _time(v, float_time) for t, v in source.edge_time.items()}
+    indices = [e.col if e.layout == "csr" else e.row for e in source.edges.values()]
+    filled = [index for index in indices if index.numel()] or indices
+    narrow = bool(filled) and all(index.dtype == torch.int32 for index in filled)
+    topology = Topology(
+        node_types=source.node_types,
+        edge_types=source.edge_types,
+        num_nodes=num_nodes,
+        csc={},
+        node_time=node_time,
+        index_dtype=torch.int32 if narrow else torch.int64,
+        direction=direction,
+        float_time=float_time,
+    )
+    csc = {}
+    for edge_type, edges in source.edges.items():
+        expanded = num_nodes[topology.expanded_type(edge_type)]
+        neighbors = num_nodes[topology.neighbor_type(edge_type)]
+        part = _compress(edges, edge_type, direction, is_sorted, expanded, neighbors)
+        of_neighbors = node_time.get(topology.neighbor_type(edge_type))
+        of_edges = edge_time.get(edge_type)
+        if of_neighbors is not None:
+            part = order_by_time(part, of_neighbors, of_edges=False)
+        elif of_edges is not None:
+            part = order_by_time(part, of_edges, of_edges=True)
+        weight = source.weight.get(edge_type)
+        csc[edge_type] = CSC(
+            indptr=part.indptr,
+            indices=part.indices,
+            edge_id=part.edge_id,
+            time=_by_position(of_edges, part.edge_id),
+            weight_prefix=None if weight is None else _weights(part, weight, edge_type),
+        )
+    topology.csc.update(csc)  # type: ignore[attr-defined]
+    return topology
+
+
+def _num_nodes(source: GraphSource) -> dict[NodeType, int]:
+    """Numbers of nodes; where nothing tells, as many as the edges need."""
+    least: dict[NodeType, int] = dict.fromkeys(source.node_types, 0)
+    for edge_type, edges in source.edges.items():
+        ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+        if any(source.num_nodes[end] is None for end in ends):
+            sizes = zip(ends, edges.size, edges.least_size())
+            for end, size, needed in sizes:
+                least[end] = max(least[end], needed if size is None else size)
+    return {t: least[t] if n is None else int(n) for t, n in source.num_nodes.items()}
+
+
+def _check_lengths(source: GraphSource, num_nodes: dict[NodeType, int]) -> None:
+    for node_type, time in source.node_time.items():
+        _check_length("times", time, num_nodes[node_type], f"nodes{of(node_type)}")
+    for edge_type, edges in source.edges.items():
+        for name, values in (("times", source.edge_time), ("weights", source.weight)):
+            if edge_type in values:
+                what = f"edges{of(edge_type)}"
+                _check_length(name, values[edge_type], edges.num_edges, what)
+
+
+def _check_length(name: str, value: Tensor, size: int, what: str) -> None:
+    if value.numel() != size:
+        raise ValueError(f"there are {value.numel()} {name} for {size} {what}: give one each")
+
+
+def _time(time: Tensor, float_time: bool) -> Tensor:
+    return sortable_time(time.to(torch.float64) if float_time else time)
+
+
+def _by_position(of_edges: Tensor | None, edge_id: Tensor | None) -> Tensor | None:
+    """Edge times by position."""
+    if of_edges is None or edge_id is None:
+        return of_edges
+    return torch.index_select(of_edges, 0, edge_id)
+
+
+def _weights(part: Compressed, weight: Tensor, edge_type: EdgeType) -> Tensor:
+    try:
+        return weight_prefix(part, weight)
+    except ValueError as error:
+        raise ValueError(f"weight_attr{of(edge_type)}: {error}") from None
+
+
+def _compress(
+    edges: Edges,
+    edge_type: EdgeType,
+    direction: str,
+    is_sorted: bool,
+    expanded: int,
+    neighbors: int,
+) -> Compressed:
+    """The edges of one type, grouped by the node that a sampler expands."""
+    what = f"edge {{}}{of(edge_type)}"
+    forward = direction == "forward"
+    dst, src = (edges.col, edges.row) if forward else (edges.row, edges.col)
+    grouped, other = ("csc", "csr") if forward else ("csr", "csc")
+    if edges.layout == grouped:
+        return from_pointers(_padded(dst, expanded), src, expanded, neighbors, what=what)
+    if edges.layout == other:
+        checked = from_pointers(_padded(src, neighbors), dst, neighbors, expanded, what=what)
+        src = expand_pointers(checked.indptr, edges.num_edges)
+    declared = forward and edges.layout == "coo" and (is_sorted or edges.is_sorted)
+    names = ("destination", "source") if forward else ("source", "destination")
+    return build_csc(
+        dst, src, expanded, neighbors, is_sorted=declared, what=what, names=names
+    )
+
+
+def _padded(indptr: Tensor, size: int) -> Tensor:
+    """Pointers for ``size`` nodes; those that a smaller matrix does not know have no edges."""
+    missing = size + 1 - indptr.numel()
+    if missing <= 0:
+        return indptr
+    last = indptr[-1:] if indptr.numel() else indptr.new_zeros(1)
+    return torch.cat([indptr, last.expand(missing)])
