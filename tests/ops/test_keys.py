@@ -1,0 +1,174 @@
+"""The keyed draws: the vectors of docs/draws.md, plain torch and C++ against each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import keys, library
+from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.store.base import Topology
+from tests.sampler.graphs import bound, csc
+
+PAGE = (Path(__file__).parents[2] / "docs" / "draws.md").read_text()
+VECTORS = [
+    re.fullmatch(r"(\w+)\((.*)\) = (.*)", line).groups()
+    for block in re.findall(r"```vectors\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+WORD = (1 << 64) - 1
+
+
+@pytest.fixture
+def compiled():
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    return torch.ops.pyg_scale.keyed_draws
+
+
+def word(number: int) -> Tensor:
+    return torch.tensor([keys.to_signed(number)])
+
+
+def bounded(key: int, index: int, size: int) -> int:
+    return int(keys.bounded(word(key), index, torch.tensor([size])))
+
+
+def star(degree: int, prefix: list[int] | None = None) -> Topology:
+    """Node 0 has ``degree`` in-edges; edge ``i`` comes from node ``i + 1``."""
+    edges = csc(degree + 1, [(i + 1, 0) for i in range(degree)])
+    if prefix is not None:
+        weights = torch.tensor(prefix)
+        edges = type(edges)(edges.indptr, edges.indices, None, None, weights)
+    return Topology((None,), (None,), {None: degree + 1}, {None: edges})
+
+
+def picked(sampler, topology: Topology, node_key: int, k: int, replace: bool) -> list[int]:
+    """What a sampler picks for node 0 when the key of that node is ``node_key``."""
+    # A key of the batch that leads to the key of the node: every step of fold can be undone.
+    key = node_key
+    for value in (0, 0, 0, keys.NEIGHBOR):  # the node, the edge type, the hop, the purpose
+        key = unmix(key) ^ (value * keys.GOLDEN & WORD)
+    assert keys.fold(key, keys.NEIGHBOR, 0, 0, 0) == node_key
+    out = bound(sampler, topology, num_neighbors=[k], replace=replace)
+    return out.sample({None: torch.tensor([0])}, None, key).edge[None].tolist()
+
+
+def unmix(word: int) -> int:
+    """The inverse of ``mix``."""
+    word ^= word >> 31 ^ word >> 62
+    word = word * pow(0x94D049BB133111EB, -1, 1 << 64) & WORD
+    word ^= word >> 27 ^ word >> 54
+    word = word * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & WORD
+    return word ^ word >> 30 ^ word >> 60
+
+
+def fixed_point(weights: list[float]) -> list[int]:
+    return csc(1, [(0, 0)] * len(weights), weight=weights).weight_prefix.tolist()
+
+
+MEANING = {
+    "mix": keys.mix,
+    "fold": keys.fold,
+    "batch_key": keys.batch_key,
+    "draw": lambda key, i: int(keys.draw(word(key), i)) & WORD,
+    "bounded": bounded,
+    "edge_type_hash": lambda *names: keys.edge_type_hash(names),
+    "permutation": lambda key, size: keys.permutation(key, size).tolist(),
+    "weight_prefix": fixed_point,
+}
+
+
+@pytest.mark.parametrize(("name", "arguments", "result"), VECTORS)
+@pytest.mark.parametrize("sampler", [ReferenceSampler, NativeSampler])
+def test_vectors_of_the_specification(name, arguments, result, sampler, request):
+    arguments, result = ast.literal_eval(f"({arguments},)"), ast.literal_eval(result)
+    if sampler is NativeSampler:
+        draws = request.getfixturevalue("compiled")
+        if name in ("draw", "bounded"):
+            key, index, size = (*arguments, 0)[:3]
+            out = draws(keys.to_signed(key), torch.tensor([index]), torch.tensor([size]))
+            assert int(out) & WORD == result
+    if name in MEANING:
+        assert MEANING[name](*arguments) == result
+        return
+    key, population, k = arguments
+    if name in ("floyd", "uniform"):
+        found = picked(sampler, star(population), key, k, name == "uniform")
+    else:
+        found = picked(sampler, star(len(population), population), key, k, name == "weighted")
+    assert found == result
+
+
+def test_there_are_vectors_of_everything():
+    assert {name for name, _, _ in VECTORS} == {
+        *MEANING, "floyd", "uniform", "weighted", "successive",
+    }  # fmt: skip
+    assert [rejections(a) for name, a, _ in VECTORS if name == "bounded"][-3:] == [1, 2, 0]
+
+
+def rejections(arguments: str) -> int:
+    key, index, size = ast.literal_eval(arguments)
+    drawn, count = int(keys.draw(word(key), index)) & WORD, 0
+    while drawn * size & WORD < (1 << 64) % size:
+        drawn, count = keys.mix(drawn + keys.GOLDEN), count + 1
+    return count
+
+
+@pytest.mark.parametrize("sampler", [ReferenceSampler, NativeSampler])
+def test_the_batch_of_the_specification(sampler, request):
+    if sampler is NativeSampler:
+        request.getfixturevalue("compiled")
+    (block,) = re.findall(r"```batch\n(.*?)```", PAGE, re.DOTALL)
+    text = dict(line.split(" = ") for line in block.splitlines())
+    given = {name: ast.literal_eval(value) for name, value in text.items()}
+    edges = list(zip(given["source"], given["destination"], strict=True))
+    graph = csc(given["num_nodes"], edges)
+    topology = Topology((None,), (None,), {None: given["num_nodes"]}, {None: graph})
+    seeds, key = {None: torch.tensor(given["seeds"])}, given["key"]
+    assert key == keys.batch_key(12, 3, 45)
+    out = bound(sampler, topology, num_neighbors=given["num_neighbors"]).sample(seeds, None, key)
+    for name in ("node", "row", "col", "edge"):
+        assert getattr(out, name)[None].tolist() == given[name]
+    for name in ("num_sampled_nodes", "num_sampled_edges"):
+        assert getattr(out, name)[None] == given[name]
+    out = bound(sampler, topology, num_neighbors=given["num_neighbors"], disjoint=True).sample(
+        seeds, None, key
+    )
+    for name in ("node", "batch", "edge"):
+        assert getattr(out, name)[None].tolist() == given[f"disjoint_{name}"]
+
+
+def test_compiled_draws_are_those_of_plain_torch(compiled):
+    generator = torch.Generator().manual_seed(5)
+    for key in (0, 1, -1, 2**63 - 1, -(2**63), 0x1234567):
+        index = torch.randint(0, 2**62, (4000,), generator=generator) >> torch.arange(4000) % 62
+        # Every magnitude of sizes, and those just above a fraction of 2**64: many rejections.
+        size = torch.randint(1, 2**62, (4000,), generator=generator) >> torch.arange(4000) % 62
+        size = torch.where(torch.arange(4000) % 7 == 0, (2**63 - 1) // 3 * 2 + 2, size.clamp(min=1))
+        mine = compiled(key, index, size)
+        assert torch.equal(mine, keys.bounded(torch.full_like(index, key), index, size))
+        words = compiled(key, index, torch.zeros_like(size))
+        assert torch.equal(words, keys.draw(torch.full_like(index, key), index))
+
+
+def test_mix_is_a_permutation_that_can_be_undone():
+    for x in (0, 1, 2**63, WORD, 0x0123456789ABCDEF):
+        assert unmix(keys.mix(x)) == x
+
+
+def test_draws_in_a_range_are_uniform():
+    key = torch.full((200_000,), keys.to_signed(keys.fold(0, 9)))
+    # Of the words, 8 lead to 3 values without rejection: these would come as 3 : 3 : 2.
+    size = 2**62 + 2**61
+    drawn = keys.bounded(key, torch.arange(200_000), torch.tensor(size))
+    for bins in (drawn % 3, drawn // (size // 12)):
+        count = torch.bincount(bins).double()
+        expected = 200_000 / count.numel()
+        assert float(((count - expected) ** 2 / expected).sum()) < 40  # p < 1e-4 up to 12 bins
