@@ -11,7 +11,6 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"
 
 
 def run(example: Path, folder: Path, *arguments: str) -> str:
-    # Only errors of the example itself count, not what torch or PyG announce.
     done = subprocess.run(
         [sys.executable, example, *arguments],
         cwd=folder,
