@@ -1,0 +1,281 @@
+// hgt_sample: as many nodes of every type, drawn from a budget of neighbours. The meaning, to the
+// bit, is in pyg_scale/ops/hgt.py.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "buffer.h"
+#include "graph_view.h"
+#include "induced.h"
+#include "keys.h"
+#include "node_list.h"
+#include "pool.h"
+#include "relabel.h"
+
+namespace pyg_scale {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+using Output = std::tuple<Tensors, Tensors, Tensors, Tensors, Tensors>;
+
+constexpr int kShiftedBits = 31;
+
+// Weights by place, from which places are taken one after the other (Fenwick, "A new data
+// structure for cumulative frequency tables", 1994): node i of the tree holds the sum of the
+// (i & -i) weights up to it.
+class FenwickTree {
+ public:
+  // Begins with the weights at `sums_`, which the caller has put there.
+  Buffer<uint64_t>& begin(int64_t size) {
+    sums_.clear();
+    sums_.reserve(size);
+    sums_.set_size(size);
+    return sums_;
+  }
+
+  // Returns the total.
+  uint64_t build() {
+    uint64_t total = 0;
+    const int64_t size = sums_.size();
+    for (int64_t i = 0; i < size; ++i) total += sums_[i];
+    for (int64_t i = 1; i <= size; ++i) {
+      const int64_t parent = i + (i & -i);
+      if (parent <= size) sums_[parent - 1] += sums_[i - 1];
+    }
+    return total;
+  }
+
+  // The first place at which the running sum exceeds `t`.
+  int64_t find(uint64_t t) const {
+    const int64_t size = sums_.size();
+    int64_t place = 0;
+    for (auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size))); step;
+         step /= 2) {
+      if (place + step <= size && sums_[place + step - 1] <= t) {
+        place += step;
+        t -= sums_[place - 1];
+      }
+    }
+    return place;
+  }
+
+  void subtract(int64_t place, uint64_t weight) {
+    for (int64_t i = place + 1; i <= sums_.size(); i += i & -i) sums_[i - 1] -= weight;
+  }
+
+ private:
+  Buffer<uint64_t> sums_;
+};
+
+// The nodes of one type that were seen but not taken, with their scores.
+class Budget {
+ public:
+  void begin(int64_t num_nodes) {
+    table_.begin(static_cast<uint64_t>(std::max<int64_t>(num_nodes, 1)));
+    entries_.clear();
+  }
+
+  void add(int64_t node, uint64_t score) {
+    table_.reserve(entries_.size() + 1);
+    const auto next = static_cast<uint64_t>(entries_.size());
+    const uint64_t place =
+        table_.wide() ? table_.find_or_insert<true>(static_cast<uint64_t>(node), next)
+                      : table_.find_or_insert<false>(static_cast<uint64_t>(node), next);
+    if (place == next) entries_.push({node, 0});
+    entries_[static_cast<int64_t>(place)].score += score;
+  }
+
+  // Takes up to `k` nodes that are not in `list` and puts them there.
+  void take(int64_t k, uint64_t key, NodeList& list) {
+    // The table keeps places, so what is left is copied: entries of nodes that were taken stay.
+    left_.clear();
+    left_.reserve(entries_.size());
+    uint64_t largest = 0;
+    for (int64_t i = 0; i < entries_.size(); ++i) {
+      if (list.table().find(list.identity(entries_[i].node, 0)) >= 0) continue;
+      left_.push(entries_[i]);
+      largest = std::max(largest, entries_[i].score);
+    }
+    const int64_t size = left_.size();
+    std::sort(left_.data(), left_.data() + size,
+              [](const Entry& a, const Entry& b) { return a.node < b.node; });
+    if (k < 0 || k >= size) {
+      for (int64_t i = 0; i < size; ++i) list.add_seeds(&left_[i].node, 1, 0);
+      return;
+    }
+    const int shift = std::bit_width(largest) - kShiftedBits;
+    const auto weigh = [&](uint64_t score) {
+      score = shift > 0 ? score >> shift : score << -shift;
+      return std::max<uint64_t>(score * score >> (kShiftedBits - 1), 1);
+    };
+    Buffer<uint64_t>& weights = tree_.begin(size);
+    for (int64_t i = 0; i < size; ++i) weights[i] = weigh(left_[i].score);
+    uint64_t total = tree_.build();
+    for (int64_t i = 0; i < k; ++i) {
+      const int64_t place = tree_.find(bounded(key, static_cast<uint64_t>(i), total));
+      const uint64_t weight = weigh(left_[place].score);
+      tree_.subtract(place, weight);
+      total -= weight;
+      list.add_seeds(&left_[place].node, 1, 0);
+    }
+  }
+
+ private:
+  struct Entry {
+    int64_t node;
+    uint64_t score;
+  };
+
+  RelabelTable table_;  // from nodes to places in entries_
+  Buffer<Entry> entries_, left_;
+  FenwickTree tree_;
+};
+
+// Adds the in-edges of the nodes from row `begin` on to the budget of their sources.
+void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int64_t end,
+                  Budget& budget) {
+  constexpr int64_t kAhead = 8;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t node = list.node()[row];
+    if (row + kAhead < end) __builtin_prefetch(view.indptr + list.node()[row + kAhead]);
+    if (list.table().find(list.identity(node, 0)) != row) continue;  // a repeated seed
+    const int64_t first = view.indptr[node], degree = view.indptr[node + 1] - first;
+    if (degree == 0) continue;
+    const uint64_t score = std::max<uint64_t>((uint64_t{1} << 32) / degree, 1);
+    for (int64_t i = first; i < first + degree; ++i) {
+      const int64_t neighbor = view.indices[i];
+      check(neighbor >= 0 && neighbor < view.num_neighbors,
+            "indices: neighbour " + std::to_string(neighbor) + " is not a node");
+      budget.add(neighbor, score);
+    }
+  }
+}
+
+template <typename T>
+Tensor to_tensor(const T* data, int64_t count, bool int32) {
+  Tensor out = pool_empty({count}, int32 ? ScalarType::Int : ScalarType::Long);
+  if (int32) {
+    std::copy_n(data, count, out.mutable_data_ptr<int32_t>());
+  } else {
+    std::copy_n(data, count, out.mutable_data_ptr<int64_t>());
+  }
+  return out;
+}
+
+template <typename T>
+void fill_col(const Buffer<int64_t>& colptr, T* col) {
+  for (int64_t i = 0; i + 1 < colptr.size(); ++i) {
+    std::fill(col + colptr[i], col + colptr[i + 1], static_cast<T>(i));
+  }
+}
+
+std::vector<EdgeView> edge_views(const Tensors& indptr, const Tensors& indices,
+                                 const Tensors& edge_id, const std::vector<int64_t>& num_nodes,
+                                 const std::vector<int64_t>& dst_type,
+                                 const std::vector<int64_t>& src_type) {
+  const size_t count = indptr.size();
+  check(indices.size() == count && edge_id.size() == count && dst_type.size() == count &&
+            src_type.size() == count,
+        "indptr, indices, edge_id, dst_type and src_type must have one entry per edge type");
+  std::vector<EdgeView> views(count);
+  for (size_t r = 0; r < count; ++r) {
+    EdgeView& view = views[r];
+    const auto types = static_cast<int64_t>(num_nodes.size());
+    check(dst_type[r] >= 0 && dst_type[r] < types && src_type[r] >= 0 && src_type[r] < types,
+          "dst_type and src_type must be numbers of node types");
+    view.expanded_type = dst_type[r];
+    view.neighbor_type = src_type[r];
+    view.num_expanded = num_nodes[dst_type[r]];
+    view.num_neighbors = num_nodes[src_type[r]];
+    view.indptr = int64_data(indptr[r], view.num_expanded + 1, "indptr");
+    view.indices = int_column(indices[r], "indices");
+    check(view.indptr[0] == 0 && view.indptr[view.num_expanded] == indices[r].numel(),
+          "indptr must go from 0 to the number of edges");
+    if (edge_id[r].numel()) {
+      check(edge_id[r].numel() == indices[r].numel(), "edge_id must have one entry per edge");
+      view.edge_id = int_column(edge_id[r], "edge_id");
+    }
+  }
+  return views;
+}
+
+Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id,
+                  std::vector<int64_t> num_nodes, std::vector<int64_t> dst_type,
+                  std::vector<int64_t> src_type, std::vector<int64_t> node_type_hash,
+                  Tensors seed, std::vector<int64_t> num_samples, int64_t key,
+                  bool int32_output) {
+  const size_t types = num_nodes.size();
+  check(types && node_type_hash.size() == types && seed.size() == types,
+        "num_nodes, node_type_hash and seed must have one entry per node type");
+  check(num_samples.size() % types == 0, "num_samples must be one number per node type and hop");
+  const size_t num_hops = num_samples.size() / types;
+  const std::vector<EdgeView> views =
+      edge_views(indptr, indices, edge_id, num_nodes, dst_type, src_type);
+  const int64_t max_rows = int32_output ? std::numeric_limits<int32_t>::max()
+                                        : std::numeric_limits<uint32_t>::max() - 256;
+
+  std::vector<NodeList> nodes(types);
+  std::vector<Budget> budgets(types);
+  for (size_t t = 0; t < types; ++t) {
+    nodes[t].begin(num_nodes[t], seed[t].numel(), false, max_rows);
+    nodes[t].add_seeds(int64_data(seed[t], seed[t].numel(), "seed"), seed[t].numel(), 0);
+    budgets[t].begin(num_nodes[t]);
+  }
+  std::vector<int64_t> begin(types, 0), end(types);
+  const uint64_t base = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(Purpose::kHgt));
+  for (size_t hop = 0; hop < num_hops; ++hop) {
+    for (size_t t = 0; t < types; ++t) end[t] = nodes[t].size();
+    for (const EdgeView& view : views) {
+      add_in_edges(view, nodes[view.expanded_type], begin[view.expanded_type],
+                   end[view.expanded_type], budgets[view.neighbor_type]);
+    }
+    for (size_t t = 0; t < types; ++t) {
+      const uint64_t hash = static_cast<uint64_t>(node_type_hash[t]);
+      budgets[t].take(num_samples[t * num_hops + hop], fold(fold(base, hop), hash), nodes[t]);
+      check(nodes[t].size() <= max_rows, "num_samples: more nodes than can be numbered");
+    }
+    begin = end;
+  }
+
+  Tensors node, row, col, edge, colptr;
+  for (const NodeList& list : nodes) {
+    node.push_back(to_tensor(list.node(), list.size(), int32_output));
+  }
+  Induced induced;
+  EdgeList list;
+  for (const EdgeView& view : views) {
+    induced.edges(view, nodes[view.expanded_type], nodes[view.neighbor_type], nullptr, list);
+    const int64_t count = list.row.size();
+    row.push_back(to_tensor(list.row.data(), count, int32_output));
+    edge.push_back(to_tensor(list.edge.data(), count, false));
+    colptr.push_back(to_tensor(list.colptr.data(), list.colptr.size(), false));
+    col.push_back(pool_empty({count}, int32_output ? ScalarType::Int : ScalarType::Long));
+    int32_output ? fill_col(list.colptr, col.back().mutable_data_ptr<int32_t>())
+                 : fill_col(list.colptr, col.back().mutable_data_ptr<int64_t>());
+  }
+  return {node, row, col, edge, colptr};
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "hgt_sample(Tensor[] indptr, Tensor[] indices, Tensor[] edge_id, int[] num_nodes, "
+      "int[] dst_type, int[] src_type, int[] node_type_hash, Tensor[] seed, int[] num_samples, "
+      "int key, bool int32_output) -> (Tensor[] node, Tensor[] row, Tensor[] col, "
+      "Tensor[] edge, Tensor[] colptr)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("hgt_sample", TORCH_BOX(&pyg_scale::hgt_sample));
+}

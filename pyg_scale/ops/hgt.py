@@ -1,0 +1,179 @@
+"""Budget sampling of the Heterogeneous Graph Transformer: the same number of nodes of each type.
+
+Hu, Dong, Wang, Sun: "Heterogeneous Graph Transformer", WWW 2020, algorithms 1 and 2. Integers
+take the place of real numbers, so that every implementation gives the same bits:
+
+* A node ``w`` that comes into the sample adds ``max(1, floor(2**32 / d))`` to the score of
+  the source of each of its in-edges, for every edge type on its own; ``d`` is how many in-edges
+  of that type it has. The scores of the nodes that are not in the sample are the budget.
+* Hop ``h`` takes nodes of every type from the budget, as it was before the hop: all, in order
+  of id, if ``k < 0`` or there are no more than ``k``; else ``k`` one after the other, each with
+  probability proportional to its squared score among those that are left.
+* Squares become weights: scores are shifted (left or right) by as many bits as make the
+  largest one of the type a number ``s`` of 31 bits; ``q = max(1, s * s >> 30)``.
+* With ``D = fold(K, HGT, h, node_type_hash)``, draw number ``i`` is ``t = bounded(D, i, R)``,
+  where ``R`` is the sum of the weights that are left; it takes the first node, in order of
+  id, at which the running sum of these weights exceeds ``t``.
+
+The result has all edges of the graph among the sampled nodes, not only those that were looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+from pyg_scale.ops.is_edge import in_edges
+from pyg_scale.ops.keys import HGT, bounded, fold, to_signed
+
+_SCORE_BITS = 32
+_SHIFTED_BITS = 31
+
+
+class HGTTensors(NamedTuple):
+    """What the op returns; one tensor per node type or per edge type.
+
+    Attributes:
+        node: Original node ids, the seeds first (repeats kept), then hop after hop in order of
+            the draws.
+        row: Position in ``node`` of the source of each edge (of its first occurrence).
+        col: Position in ``node`` of the destination of each edge, never decreasing.
+        edge: Original edge ids, ``int64``, increasing within a destination.
+        colptr: The edges into row ``i`` are ``colptr[i]`` to ``colptr[i + 1] - 1``.
+    """
+
+    node: list[Tensor]
+    row: list[Tensor]
+    col: list[Tensor]
+    edge: list[Tensor]
+    colptr: list[Tensor]
+
+
+def hgt_sample(
+    *,
+    indptr: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    edge_id: Sequence[Tensor],
+    num_nodes: Sequence[int],
+    dst_type: Sequence[int],
+    src_type: Sequence[int],
+    node_type_hash: Sequence[int],
+    seed: Sequence[Tensor],
+    num_samples: Sequence[Sequence[int]],
+    key: int,
+    int32_output: bool = False,
+) -> HGTTensors:
+    """Sample a subgraph with about equally many nodes of each type.
+
+    Tensors of the graph are as in :class:`pyg_scale.store.base.CSC`, one per edge type; an empty
+    ``edge_id`` stands for the position itself.
+
+    Args:
+        dst_type: Number of the node type of the destinations of each edge type.
+        src_type: Number of the node type of their sources.
+        node_type_hash: Unsigned, one per node type.
+        seed: ``int64`` node ids, one tensor per node type.
+        num_samples: Per node type, one number per hop; negative for all there are.
+        key: The key of the batch, unsigned.
+        int32_output: Whether ``node``, ``row`` and ``col`` are ``int32``.
+    """
+    if library.compiled():
+        out = torch.ops.pyg_scale.hgt_sample(
+            list(indptr), list(indices), list(edge_id), list(num_nodes), list(dst_type),
+            list(src_type), [to_signed(word) for word in node_type_hash], list(seed),
+            [k for per_hop in num_samples for k in per_hop], to_signed(key), int32_output,
+        )
+        return HGTTensors(*out)
+    return hgt_sample_reference(
+        indptr=indptr, indices=indices, edge_id=edge_id, num_nodes=num_nodes, dst_type=dst_type,
+        src_type=src_type, node_type_hash=node_type_hash, seed=seed, num_samples=num_samples,
+        key=key, int32_output=int32_output,
+    )
+
+
+def hgt_sample_reference(
+    *,
+    indptr: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    edge_id: Sequence[Tensor],
+    num_nodes: Sequence[int],
+    dst_type: Sequence[int],
+    src_type: Sequence[int],
+    node_type_hash: Sequence[int],
+    seed: Sequence[Tensor],
+    num_samples: Sequence[Sequence[int]],
+    key: int,
+    int32_output: bool = False,
+) -> HGTTensors:
+    """The plain-torch meaning of :func:`hgt_sample`."""
+    node = [ids.to(torch.int64) for ids in seed]
+    new = [ids.unique() for ids in node]
+    budget = [_Budget() for _ in node]
+    for hop in range(len(num_samples[0])):
+        for r, pointers in enumerate(indptr):
+            place, position = in_edges(pointers, new[dst_type[r]])
+            degree = pointers.diff()[new[dst_type[r]]][place]
+            budget[src_type[r]].add(indices[r][position], (2**_SCORE_BITS // degree).clamp(min=1))
+        for t, word in enumerate(node_type_hash):
+            budget[t].remove(node[t])
+            new[t] = budget[t].pick(num_samples[t][hop], fold(key, HGT, hop, word))
+            node[t] = torch.cat([node[t], new[t]])
+
+    dtype = torch.int32 if int32_output else torch.int64
+    out = HGTTensors([ids.to(dtype) for ids in node], [], [], [], [])
+    for r, pointers in enumerate(indptr):
+        col, position = in_edges(pointers, node[dst_type[r]])
+        row = _first_row(node[src_type[r]], indices[r][position].to(torch.int64))
+        row, col, position = row[row >= 0], col[row >= 0], position[row >= 0]
+        count = torch.bincount(col, minlength=node[dst_type[r]].numel())
+        out.row.append(row.to(dtype))
+        out.col.append(col.to(dtype))
+        out.edge.append((edge_id[r][position] if edge_id[r].numel() else position).to(torch.int64))
+        out.colptr.append(torch.cat([count.new_zeros(1), count.cumsum(0)]))
+    return out
+
+
+class _Budget:
+    """The nodes of one type that can be taken, in order of id, and their scores."""
+
+    def __init__(self) -> None:
+        self.node = self.score = torch.empty(0, dtype=torch.int64)
+
+    def add(self, node: Tensor, score: Tensor) -> None:
+        self.node, group = torch.unique(
+            torch.cat([self.node, node.to(torch.int64)]), return_inverse=True
+        )
+        score = torch.cat([self.score, score])
+        self.score = torch.zeros_like(self.node).scatter_add_(0, group, score)
+
+    def remove(self, node: Tensor) -> None:
+        keep = ~torch.isin(self.node, node)
+        self.node, self.score = self.node[keep], self.score[keep]
+
+    def pick(self, k: int, key: int) -> Tensor:
+        """Up to ``k`` nodes, in order of the draws."""
+        if k < 0 or k >= self.node.numel():
+            return self.node
+        shift = int(self.score.max()).bit_length() - _SHIFTED_BITS
+        score = self.score >> shift if shift > 0 else self.score << -shift
+        weight = (score * score >> (_SHIFTED_BITS - 1)).clamp(min=1)
+        word = torch.tensor(to_signed(key))
+        picks = torch.empty(k, dtype=torch.int64)
+        for i in range(k):
+            prefix = weight.cumsum(0)
+            picks[i] = torch.searchsorted(prefix, bounded(word, i, prefix[-1]), right=True)
+            weight[picks[i]] = 0
+        return self.node[picks]
+
+
+def _first_row(node: Tensor, wanted: Tensor) -> Tensor:
+    """Where each wanted id is first in ``node``, -1 where it is not."""
+    if node.numel() == 0:
+        return torch.full_like(wanted, -1)
+    ids, order = node.sort(stable=True)
+    place = torch.searchsorted(ids, wanted).clamp(max=ids.numel() - 1)
+    return torch.where(ids[place] == wanted, order[place], -1)
