@@ -1,0 +1,79 @@
+"""Where the edges into each node of a block begin, without a new key on the batch.
+
+A sampler knows these destination pointers anyway. They are found again by the tensor object that
+is the block's ``edge_index``, held weakly: never by an address, which recycled memory repeats. A
+copy (another device, a transform) is another object, for which they are computed.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch_geometric.index import index2ptr
+
+_known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+
+def remember(edge_index: Tensor, colptr: Tensor) -> None:
+    """Keep the destination pointers of a block as long as its ``edge_index`` lives.
+
+    Args:
+        edge_index: ``[2, num_edges]``, sorted by destination.
+        colptr: ``int64`` ``[n + 1]``; nodes from ``n`` on have no edges.
+    """
+    name = id(edge_index)
+
+    def forget(ref: weakref.ref[Tensor]) -> None:
+        entry = _known.get(name)
+        if entry is not None and entry[0] is ref:  # not a later tensor of the same id
+            _known.pop(name, None)
+
+    _known[name] = (weakref.ref(edge_index, forget), _version(edge_index), colptr)
+
+
+def recall(edge_index: Tensor) -> Tensor | None:
+    """What was remembered for this very tensor, if it was not changed in place since."""
+    entry = _known.get(id(edge_index))
+    if entry is None or entry[0]() is not edge_index or entry[1] != _version(edge_index):
+        return None
+    return entry[2]
+
+
+def colptr(edge_index: Tensor, num_nodes: int) -> Tensor | None:
+    """The destination pointers of a block, recomputed if they were lost.
+
+    Args:
+        edge_index: ``[2, num_edges]``.
+        num_nodes: Number of nodes of the block.
+
+    Returns:
+        ``int64`` ``[num_nodes + 1]`` on the device of ``edge_index``: the edges into node ``i``
+        are ``colptr[i]`` to ``colptr[i + 1] - 1``. ``None`` if the edges are not sorted by
+        destination.
+
+    Raises:
+        ValueError: If an edge goes to a node that is not in the block.
+    """
+    known = recall(edge_index)
+    if known is not None:
+        missing = num_nodes + 1 - known.numel()
+        if missing < 0 and int(known[num_nodes]) != edge_index.size(1):
+            raise ValueError(f"edge_index has edges to more than num_nodes={num_nodes} nodes")
+        known = known.to(edge_index.device, torch.int64)
+        if missing <= 0:
+            return known[: num_nodes + 1]
+        return torch.cat([known, known.new_full((missing,), edge_index.size(1))])
+    col = edge_index[1]
+    if col.numel() == 0:
+        return col.new_zeros(num_nodes + 1, dtype=torch.int64)
+    if bool((col[1:] < col[:-1]).any()):
+        return None
+    if int(col[0]) < 0 or int(col[-1]) >= num_nodes:
+        raise ValueError(f"edge_index has edges to more than num_nodes={num_nodes} nodes")
+    return index2ptr(col, num_nodes).to(torch.int64)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

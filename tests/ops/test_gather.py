@@ -1,0 +1,125 @@
+"""``gather`` is ``index_select``: every dtype, layout and error, with and without kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_scale.ops import library
+from pyg_scale.ops.gather import gather
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+@pytest.fixture(params=["never", "require"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "require" and not library.status()["loaded"]:
+        pytest.skip("the kernels are not compiled")
+    monkeypatch.setenv("PYG_SCALE_KERNELS", request.param)
+    return request.param
+
+
+def raw(x: torch.Tensor) -> np.ndarray:
+    """The bytes of each row, whatever the dtype."""
+    return x.contiguous().view(torch.uint8).numpy().reshape(x.size(0), -1)
+
+
+def bytes_like(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    size = (*shape[:-1], shape[-1] * dtype.itemsize)
+    return torch.randint(0, 256, size, generator=generator, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 33, 100])
+def test_rows_are_copied_bit_by_bit(kernels: str, dtype: torch.dtype, width: int) -> None:
+    x = bytes_like((40, width), dtype)
+    index = torch.randint(0, 40, (75,), generator=torch.Generator().manual_seed(width))
+    out = gather(x, index)
+    assert out.dtype == dtype and out.shape == (75, width) and out.is_contiguous()
+    assert np.array_equal(raw(out), raw(x)[index.numpy()])
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(9,), (9, 1), (9, 3, 5), (9, 0), (9, 2, 1, 4)])
+def test_shapes_and_index_types(
+    kernels: str, shape: tuple[int, ...], index_dtype: torch.dtype
+) -> None:
+    x = torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape)
+    index = torch.tensor([8, 0, 0, 3], dtype=index_dtype)
+    out = gather(x, index)
+    assert torch.equal(out, x[index.long()])
+    assert gather(x, index[:0]).shape == (0, *shape[1:])
+
+
+def test_strides(kernels: str) -> None:
+    base = torch.randn(30, 12)
+    index = torch.tensor([3, 1, 4, 1, 5, 9])
+    for x in (base[:, 2:7], base[::3], base.t(), base[:, ::2], base[:1].expand(30, 12), base[4]):
+        wanted = index[index < x.size(0)]
+        assert torch.equal(gather(x, wanted), x[wanted])
+    assert torch.equal(gather(base, torch.arange(20)[::3]), base[::3][:7])
+    assert torch.equal(gather(base, index, dim=1), base[:, index])
+    assert torch.equal(gather(base, index, dim=-2), base[index])
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**40, -(2**62)])
+@pytest.mark.parametrize("width", [0, 1, 7])
+def test_an_index_out_of_range_is_named(kernels: str, bad: int, width: int) -> None:
+    index = torch.tensor([0, 4, bad, 1, bad])
+    with pytest.raises(IndexError, match=rf"index\[2\] is {bad}, but x has 5 rows"):
+        gather(torch.zeros(5, width), index)
+
+
+@pytest.mark.parametrize(
+    "index", [torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2), torch.tensor([True, False])]
+)
+def test_what_is_no_index_is_refused(kernels: str, index: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="one-dimensional int64 or int32"):
+        gather(torch.zeros(5, 2), index)
+
+
+def test_large_output_for_any_number_of_threads(kernels: str) -> None:
+    before = torch.get_num_threads()
+    x = torch.randn(20_000, 25)
+    index = torch.randint(0, 20_000, (60_000,))
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(gather(x, index), x[index])
+            bad = index.clone()
+            bad[[59_999, 100, 40_000]] = 20_000
+            with pytest.raises(IndexError, match=r"index\[100\] is 20000, but x has 20000 rows"):
+                gather(x, bad)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_never_aliases_and_carries_a_graph_only_where_asked(kernels: str) -> None:
+    x = torch.randn(300, 300)
+    whole = gather(x, torch.arange(300))
+    assert whole.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    x.requires_grad_()
+    index = torch.tensor([1, 1, 2])
+    out = gather(x, index)
+    out.sum().backward()
+    assert x.grad[1].eq(2).all() and x.grad[2].eq(1).all() and x.grad[0].eq(0).all()
+    with torch.no_grad():
+        assert not gather(x, index).requires_grad
+
+
+def test_the_result_is_a_tensor_like_any_other() -> None:
+    x = torch.randn(2000, 64)
+    out = gather(x, torch.arange(2000))
+    out.mul_(2)
+    assert torch.equal(out, x * 2)
+    assert torch.equal(torch.from_numpy(out.numpy()), x * 2)
+    out.share_memory_()
+    assert out.is_shared() and torch.equal(out, x * 2)
