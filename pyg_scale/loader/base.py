@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,15 @@ from torch.utils.data import DataLoader
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.loader.affinity import log_memory
+from pyg_scale.loader.arguments import check_workers
 from pyg_scale.loader.epoch import BatchIndex, KeyedRandomSampler, call_key, draw_seed, to_index
+from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.pin import pin_batch, pins
 from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline
 from pyg_scale.loader.randomness import forked
 from pyg_scale.loader.state import Progress, Resumable
-from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.stats import Stats, count_sampled
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
@@ -60,7 +62,6 @@ class SubgraphLoader(Resumable, DataLoader):
         *,
         seed: int | None,
         worker_type: str | None,
-        needs_processes: str = "",
         **kwargs: Any,
     ) -> None:
         """Call ``DataLoader.__init__``. Everything else that the loader has must be set before.
@@ -69,7 +70,6 @@ class SubgraphLoader(Resumable, DataLoader):
             num_seeds: How many seeds there are.
             seed: See :class:`~pyg_scale.loader.NodeLoader`.
             worker_type: See there.
-            needs_processes: Why threads are impossible, if they are.
             kwargs: Arguments of ``DataLoader``.
 
         Raises:
@@ -78,7 +78,7 @@ class SubgraphLoader(Resumable, DataLoader):
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
-        self._needs_processes = bool(needs_processes)
+        self._needs_processes = False
         self._worker_type = worker_type
         self._threads: WorkerThreads | None = None
         self._processes: Processes | None = None
@@ -86,7 +86,7 @@ class SubgraphLoader(Resumable, DataLoader):
         self._log_memory = False
         self._epoch_stats = Stats()
         self._total_stats = Stats()
-        _check_workers(worker_type, needs_processes, kwargs)
+        check_workers(worker_type, kwargs)
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle"))
         dataset: Any = range(num_seeds)
@@ -110,11 +110,19 @@ class SubgraphLoader(Resumable, DataLoader):
 
     @worker_type.setter
     def worker_type(self, value: str | None) -> None:
-        given = {"num_workers": self.num_workers, "worker_init_fn": self.worker_init_fn,
-                 "multiprocessing_context": self.multiprocessing_context}
-        needs = f"{type(self).__name__} needs processes" if self._needs_processes else ""
-        _check_workers(value, needs, given)
+        names = ("num_workers", "worker_init_fn", "multiprocessing_context")
+        check_workers(value, {name: getattr(self, name) for name in names})
         self._worker_type = value
+
+    def _require_processes(self, reason: str) -> None:
+        """Say that threads are impossible, and why; an empty reason says nothing.
+
+        Raises:
+            ValueError: If there are workers, and they are to be threads.
+        """
+        if reason and self._worker_type == "thread" and self.num_workers > 0:
+            raise ValueError(f"worker_type='thread' is impossible: {reason}")
+        self._needs_processes = bool(reason)
 
     def check_worker_number_rationality(self) -> None:
         """Torch's warning about too many worker processes; threads need none."""
@@ -161,7 +169,7 @@ class SubgraphLoader(Resumable, DataLoader):
             for each in out if isinstance(out, tuple) else (out,):
                 if isinstance(each, SamplerOutput | HeteroSamplerOutput):
                     each._batch_key = batch.key
-                    _count(each, stats)
+                    count_sampled(each, stats)
         return out
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
@@ -253,7 +261,7 @@ class SubgraphLoader(Resumable, DataLoader):
         pin = pins(self)
         progress, batches = self._begin_epoch()
         work = partial(self._work, pin=pin)
-        source: Inline | Pipeline | ProcessPipeline
+        source: Source
         if self.num_workers == 0:
             source = Inline(batches, work)
         elif self.worker_type == "process":
@@ -303,89 +311,3 @@ class SubgraphLoader(Resumable, DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes stay where they are.
         return self.__dict__ | {"_threads": None, "_processes": None, "_iterator": None}
-
-
-class EpochIterator:
-    """One pass over a loader, or the rest of one."""
-
-    def __init__(
-        self,
-        loader: SubgraphLoader,
-        source: Inline | Pipeline | ProcessPipeline,
-        progress: Progress,
-        stats: Stats,
-        pin: bool,
-    ) -> None:
-        self._loader = loader
-        self._source = source
-        self._progress = progress
-        self._stats = stats
-        self._pin = pin
-        self._profile_name = f"enumerate(DataLoader)#{type(loader).__name__}.__next__"
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        with torch.autograd.profiler.record_function(self._profile_name):
-            try:
-                batch, made, stats = next(self._source)
-                out = self._loader._finish(batch, made, stats, self._pin)
-            except StopIteration:
-                self._progress.finished = True
-                raise
-            except BaseException:
-                self._source.pause()
-                raise
-        self._progress.deliver(batch)
-        stats.batches = 1
-        self._stats.add(stats)
-        self._loader._total_stats.add(stats)
-        return out
-
-    def close(self) -> None:
-        """Stop the workers of this iteration now, rather than when the last reference is gone."""
-        self._source.close()
-
-
-_WORKER_TYPES: tuple[str | None, ...] = (None, "thread", "process")
-
-
-def _check_workers(worker_type: str | None, needs_processes: str, kwargs: dict[str, Any]) -> None:
-    if worker_type not in _WORKER_TYPES:
-        raise ValueError(
-            f"worker_type must be 'thread', 'process' or None (got {worker_type!r})"
-        )
-    num_workers = kwargs.get("num_workers", 0)
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int):
-        raise TypeError(f"num_workers must be an integer (got {num_workers!r})")
-    if num_workers > 0 and worker_type == "thread":
-        for name in ("worker_init_fn", "multiprocessing_context"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"{name} is about worker processes: leave it out, or pass "
-                    f"worker_type='process'"
-                )
-        if needs_processes:
-            raise ValueError(f"worker_type='thread' is impossible: {needs_processes}")
-    if num_workers > 0 and kwargs.get("prefetch_factor") == 0:
-        raise ValueError("prefetch_factor must be at least 1 with num_workers > 0 (got 0)")
-    if num_workers == 0 and kwargs.get("timeout"):
-        raise ValueError(
-            f"timeout={kwargs['timeout']} is how long to wait for workers: pass num_workers > 0"
-        )
-
-
-def _count(out: SamplerOutput | HeteroSamplerOutput, stats: Stats) -> None:
-    """Rows are edges, bytes those of nodes and edges."""
-    rows = size = 0
-    for name in ("node", "row", "col", "edge"):
-        value = getattr(out, name)
-        for tensor in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(tensor, Tensor):
-                size += tensor.numel() * tensor.element_size()
-                rows += tensor.numel() if name == "row" else 0
-    stats.count("sample", rows=rows, num_bytes=size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,12 @@ from pyg_scale.sampler.base import NeighborSampler
 
 def takes_key(method: Callable[..., Any]) -> bool:
     """Whether a sampler's method has a parameter ``key`` (PyG's own ``**kwargs`` do not count)."""
-    return "key" in inspect.signature(method).parameters
+    return _takes_key(getattr(method, "__func__", method))
+
+
+@functools.lru_cache
+def _takes_key(function: Callable[..., Any]) -> bool:
+    return "key" in inspect.signature(function).parameters
 
 
 def call(method: Callable[..., Any], inputs: Any, key: int, **kwargs: Any) -> Any:

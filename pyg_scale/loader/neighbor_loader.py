@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch_geometric.loader
@@ -12,7 +13,6 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.node_loader import NodeLoader
-from pyg_scale.loader.seeds import check_time, input_nodes_of
 
 
 class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
@@ -83,8 +83,6 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             raise ValueError(
                 "input_time is given, but time_attr= is not: say which attribute holds the times"
             )
-        _, ids, _ = input_nodes_of(data, input_nodes, kwargs.get("input_id"))
-        check_time(input_time, ids)
         if not directed:
             warnings.warn(
                 "directed=False is deprecated: use subgraph_type='induced'",
@@ -92,7 +90,8 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
                 stacklevel=2,
             )
             subgraph_type = "induced"
-        sampler = foreign.resolve(
+        make_sampler = partial(
+            foreign.resolve,
             "native" if neighbor_sampler is None else neighbor_sampler,
             data,
             "neighbor_sampler",
@@ -105,17 +104,15 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             weight_attr=weight_attr,
             is_sorted=is_sorted,
         )
-        NodeLoader.__init__(
-            self,
-            data=data,
-            node_sampler=sampler,
-            input_nodes=input_nodes,
-            input_time=input_time,
+        self._setup(
+            data, input_nodes, input_time, kwargs.pop("input_id", None),
+            make_sampler=make_sampler,
+            feature_store=feature_store,
             transform=transform,
             transform_sampler_output=transform_sampler_output,
             filter_per_worker=filter_per_worker,
+            custom_cls=kwargs.pop("custom_cls", None),
             seed=seed,
             worker_type=worker_type,
-            feature_store=feature_store,
             **kwargs,
         )

@@ -16,7 +16,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.seeds import check_time, input_nodes_of
-from pyg_scale.loader.source import features_of
+from pyg_scale.loader.source import check_data, features_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
 
@@ -77,32 +77,58 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         feature_store: Any = None,
         **kwargs: Any,
     ):
+        self._setup(
+            data, input_nodes, input_time, input_id,
+            make_sampler=lambda: node_sampler,
+            feature_store=feature_store,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker,
+            custom_cls=custom_cls,
+            seed=seed,
+            worker_type=worker_type,
+            **kwargs,
+        )
+
+    def _setup(
+        self,
+        data: Any,
+        input_nodes: Any,
+        input_time: Tensor | None,
+        input_id: Tensor | None,
+        *,
+        make_sampler: Callable[[], Any],
+        feature_store: Any,
+        transform: Callable[..., Any] | None,
+        transform_sampler_output: Callable[..., Any] | None,
+        filter_per_worker: bool | None,
+        custom_cls: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check everything that is cheap to check, then make the sampler, which may not be."""
+        check_data(data)
         node_type, ids, named = input_nodes_of(data, input_nodes, input_id)
         time = check_time(input_time, ids)
-        _check_bound(node_sampler)
-        if filter_per_worker is None:
-            filter_per_worker = infer_filter_per_worker(data)
         self.data = data
-        self.node_sampler = node_sampler
         self.input_nodes = input_nodes
         self.input_time = input_time
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
-        self.filter_per_worker = filter_per_worker
+        self.filter_per_worker = (
+            infer_filter_per_worker(data) if filter_per_worker is None else filter_per_worker
+        )
         self.custom_cls = custom_cls
         self.input_id = input_id
         self.input_data = NodeSamplerInput(
             input_id=named, node=ids, time=time, input_type=node_type
         )
+        self._start(ids.numel(), **kwargs)
+        sampler = make_sampler()
+        _check_bound(sampler)
+        self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
+        self.node_sampler = sampler
         self.feature_store = feature_store
-        self._features: Features | None = features_of(data, feature_store, node_sampler)
-        self._start(
-            ids.numel(),
-            seed=seed,
-            worker_type=worker_type,
-            needs_processes=foreign.why_processes(node_sampler.sample_from_nodes),
-            **kwargs,
-        )
+        self._features: Features | None = features_of(data, feature_store, sampler)
 
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)

@@ -278,26 +278,23 @@ class Pipeline:
 
     def _next_finished(self) -> _Job:
         deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
-        if not self._in_order:
-            job = self._get(deadline)
-            self._pending.remove(job)
-            return job
-        while not self._pending[0].done:
-            self._get(deadline)
-        while not self._finished.empty():  # they are in _pending too
-            self._finished.get()
-        return self._pending.popleft()
-
-    def _get(self, deadline: float) -> _Job:
-        """Wait until any job is finished."""
-        while True:
+        while (job := self._ready()) is None:
             left = deadline - time.monotonic()
             try:
                 # Not for ever: on some systems a wait without an end cannot be interrupted.
-                return self._finished.get(timeout=max(0.0, min(left, 1.0)))
+                self._finished.get(timeout=max(0.0, min(left, 1.0)))
             except Empty:
                 if left <= 0:
                     raise RuntimeError(self._timeout_message(self._pending[0])) from None
+        while not self._finished.empty():  # only wakes us up; what is done is in _pending
+            self._finished.get()
+        self._pending.remove(job)
+        return job
+
+    def _ready(self) -> _Job | None:
+        if self._in_order:
+            return self._pending[0] if self._pending[0].done else None
+        return next((job for job in self._pending if job.done), None)
 
     def _timeout_message(self, job: _Job) -> str:
         where = f"in thread {job.worker}, stage {job.stats.now!r}" if job.worker else job.stats.now

@@ -13,6 +13,21 @@ from pyg_scale.loader.seeds import num_nodes_of
 from pyg_scale.store.base import EdgeType, NodeType
 
 
+def check_data(data: Any) -> None:
+    """Refuse what is no graph.
+
+    Raises:
+        TypeError: If it is neither ``Data`` nor ``HeteroData`` nor two stores.
+    """
+    if not isinstance(data, Data | HeteroData) and not (
+        isinstance(data, list | tuple) and len(data) == 2
+    ):
+        raise TypeError(
+            f"data must be Data, HeteroData or (FeatureStore, GraphStore) "
+            f"(got {type(data).__name__})"
+        )
+
+
 def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
     """The features that a batch takes from a store; ``None`` if all are attributes of ``data``.
 
@@ -25,13 +40,6 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         TypeError: If it is no feature store.
         ValueError: If a feature does not fit the graph.
     """
-    if not isinstance(data, Data | HeteroData) and not (
-        isinstance(data, list | tuple) and len(data) == 2
-    ):
-        raise TypeError(
-            f"data must be Data, HeteroData or (FeatureStore, GraphStore) "
-            f"(got {type(data).__name__})"
-        )
     if isinstance(feature_store, str):
         feature_store = filled(plugins.get("feature_store", feature_store)(), data)
     elif feature_store is None:

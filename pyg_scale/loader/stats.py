@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
 STAGES = ("sample", "fetch", "transform", "pin", "wait")
 """What a loader does for a batch.
 
@@ -59,3 +62,15 @@ class Stats:
                 "rows": self._rows[name],
             }
         return out
+
+
+def count_sampled(out: SamplerOutput | HeteroSamplerOutput, stats: Stats) -> None:
+    """Rows are edges, bytes those of nodes and edges."""
+    rows = size = 0
+    for name in ("node", "row", "col", "edge"):
+        value = getattr(out, name)
+        for tensor in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(tensor, Tensor):
+                size += tensor.numel() * tensor.element_size()
+                rows += tensor.numel() if name == "row" else 0
+    stats.count("sample", rows=rows, num_bytes=size)
