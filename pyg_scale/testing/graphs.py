@@ -48,7 +48,7 @@ The edges of a node come in the order of their ids, nodes in the order in which 
 """
 
 
-def hostile(index_dtype: torch.dtype = torch.int64, num_nodes: int = 40) -> Data:
+def hostile(index_dtype: torch.dtype = torch.int64, num_nodes: int = 100) -> Data:
     """Everything that has ever gone wrong, in one directed graph.
 
     Node 0 is a hub, node 5 has two self-loops, 3 -> 4 is there three times, node 6 has one
@@ -65,7 +65,7 @@ def hostile(index_dtype: torch.dtype = torch.int64, num_nodes: int = 40) -> Data
 
     source = torch.cat([integers(num_nodes - 1, 60), torch.tensor([5, 5, 3, 3, 3, 9])])
     destination = torch.cat([torch.zeros(60, dtype=torch.int64), torch.tensor([5, 5, 4, 4, 4, 6])])
-    more = torch.stack([integers(num_nodes - 1, 200), 1 + integers(last - 1, 200)])
+    more = torch.stack([integers(num_nodes - 1, 400), 1 + integers(last - 1, 400)])
     more = more[:, more[1] != 6]
     edge_index = torch.cat([torch.stack([source, destination]), more], dim=1)
     edge_index = edge_index[:, torch.randperm(edge_index.size(1), generator=generator)]
