@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -45,12 +46,12 @@ def csc(
     elif interleaved:
         pairs = torch.stack([indices, torch.tensor(order, dtype=dtype)], dim=1)
         indices, edge_id = pairs[:, 0], pairs[:, 1]
-    prefix = []
-    for node in range(num_nodes):
-        mine = [weight[e] for e in order if edges[e][1] == node] if weight is not None else []
-        total = 0
-        for w in mine:
-            total += max(1, int(w / max(mine) * 2**32)) if w else 0
+    prefix: list[int] = []
+    for _, mine in itertools.groupby(order, key=lambda e: edges[e][1]):
+        weights = [weight[e] for e in mine] if weight is not None else []
+        total, largest = 0, max(weights, default=0)
+        for w in weights:
+            total += max(1, int(w / largest * 2**32)) if w else 0
             prefix.append(total)
     return CSC(
         indptr,
