@@ -180,7 +180,7 @@ def test_show_prints_options_abilities_and_documentation(adds, capsys):
 
         supports = frozenset({"hetero"})
 
-        def __init__(self, temperature=0.5):
+        def __init__(self, temperature: float = 0.5):
             pass
 
     adds(pyg_scale_samplers={"mine": Mine})

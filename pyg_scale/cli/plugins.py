@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="run the conformance tests on a name or a plugin")
     check.add_argument("name", help="a name (native), or a distribution (pyg-scale-mine)")
-    check.add_argument("pytest_args", nargs="*", metavar="-- PYTEST_ARG")
+    check.add_argument(
+        "pytest_args", nargs="*", metavar="-- PYTEST_ARG", help="for pytest, such as -- -k seeds"
+    )
     check.set_defaults(run=_check)
 
     for command in (lister, show, check):
@@ -132,7 +134,7 @@ def _description(entry: Entry) -> dict[str, Any]:
     out["doc"] = inspect.getdoc(target) or ""
     try:
         parameters = inspect.signature(target).parameters.values()
-        out["options"] = [str(parameter) for parameter in parameters]
+        out["options"] = [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
     except (TypeError, ValueError):  # built in C: no signature to be had
         out["options"] = []
     if hasattr(target, "supports"):
