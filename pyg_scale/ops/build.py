@@ -118,16 +118,16 @@ def build(
         KernelsError: If there are no sources, no compiler or no torch, if the compiler fails,
             or if another build holds the lock for too long.
     """
-    from filelock import FileLock, Timeout  # comes with torch
-
     source = Path(source) if source else source_dir()
-    files = sorted(source.glob("*.cpp"))
-    if not files:
+    if not next(source.glob("*.cpp"), None):
         raise KernelsError(f"there is nothing to compile: {source} has no *.cpp")
     digest = source_hash(source)
     places = [Path(output)] if output else locations(source)
     if not force and (ready := _ready(places, digest)):
         return ready
+    torch = _torch_dir()
+    from filelock import FileLock, Timeout  # comes with torch
+
     output = places[0] if output or os.access(places[0].parent, os.W_OK) else places[1]
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def build(
         with FileLock(cache_dir() / "build.lock", timeout=timeout):
             if not force and (ready := _ready(places, digest)):  # by who held the lock
                 return ready
-            _build(source, files, output, digest, force, jobs, progress or (lambda *_: None))
+            _build(torch, source, output, force, jobs, progress or (lambda *_: None))
     except Timeout:
         raise KernelsError(
             f"another build has held {cache_dir() / 'build.lock'} for {timeout:g} s; "
@@ -159,16 +159,15 @@ def _ready(places: Sequence[Path], digest: str) -> Path | None:
 
 
 def _build(
+    torch: Path,
     source: Path,
-    files: Sequence[Path],
     output: Path,
-    digest: str,
     force: bool,
     jobs: int | None,
     progress: Callable[[int, int, str], None],
 ) -> None:
     compiler = _compiler()
-    torch = _torch_dir()
+    files, digest = sorted(source.glob("*.cpp")), source_hash(source)
     command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
     versions = [_run([*compiler, "--version"]), (torch / "version.py").read_text()]
     identity = "\0".join([platform.machine(), *versions, *command])
