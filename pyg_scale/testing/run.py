@@ -20,7 +20,8 @@ def failures(
     Args:
         kit: A class such as :class:`~pyg_scale.testing.SamplerTests`.
         only: The name of one test; all if ``None``.
-        **fixtures: What the fixtures return, such as ``sampler=MySampler()``.
+        **fixtures: What the fixtures return, such as ``sampler=MySampler()``; a class is called
+            anew for every test.
 
     Yields:
         The name of the test with its parameters, and what it raised.
@@ -31,7 +32,8 @@ def failures(
         if name.startswith("test_") and name == (only or name):
             for parameters in _parameters(function):
                 wanted = set(inspect.signature(function).parameters) - {"self", *parameters}
-                arguments = {n: fixtures[n] for n in wanted} | parameters
+                made = {n: v() if isinstance(v, type) else v for n, v in fixtures.items()}
+                arguments = {n: made[n] for n in wanted} | parameters
                 try:
                     function(kit(), **arguments)
                 except pytest.skip.Exception:

@@ -1,0 +1,297 @@
+"""Conformance of stores: what was put comes back, row by row, also to eight threads at once."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import pickle
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+from torch_geometric.data.feature_store import _FieldStatus
+
+from pyg_scale.testing.graph_store import GraphStoreTests
+
+__all__ = ["FeatureStoreTests", "GraphStoreTests"]
+
+Content = Mapping[tuple[Any, str], Tensor]
+"""Tensors by group (a node type, an edge type or ``None``) and name."""
+
+ROWS = 50
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+          torch.uint8, torch.bool]
+SHAPES = [(), (1,), (7,), (3, 2)]
+BUYS = ("user", "buys", "item")
+
+INDICES: dict[str, Any] = {
+    "all": None,
+    "every row": slice(None),
+    "slice": slice(3, 40),
+    "slice with a step": slice(1, 30, 4),
+    "empty slice": slice(5, 5),
+    "slice from the end": slice(-4, None),
+    "one row": 7,
+    "unsorted": torch.tensor([30, 2, 49, 0]),
+    "repeated": torch.tensor([4, 4, 9, 4]),
+    "empty": torch.empty(0, dtype=torch.int64),
+    "int32": torch.tensor([30, 2, 2], dtype=torch.int32),
+    "not contiguous": torch.arange(40).view(20, 2)[:, 1],
+    "many": torch.arange(5000) * 7 % ROWS,
+    "numpy": np.array([30]),  # PyG's is_fully_specified fails on more than one
+}
+"""What rows can be asked for by."""
+
+
+class FeatureStoreTests:
+    """Tests of a feature store that is empty when it is made.
+
+    What a store does beyond the contract it declares as attributes of its class:
+
+    * ``read_only``: ``put_tensor`` and its like raise. Override :meth:`fill` to make one.
+    * ``negative_index``: index ``-1`` is the last row. Else it is out of range.
+    * ``returns_views``: a whole tensor or a slice may share memory with the store.
+
+    Example::
+
+        class TestMyStore(FeatureStoreTests):
+            @pytest.fixture
+            def feature_store(self):
+                return MyStore()
+    """
+
+    @pytest.fixture
+    def feature_store(self) -> FeatureStore:
+        """An empty store."""
+        raise NotImplementedError("return an empty feature store, such as MyStore()")
+
+    def fill(self, store: FeatureStore, content: Content) -> FeatureStore:
+        """A store that holds ``content``; override it for a store that is read-only."""
+        for (group, name), tensor in content.items():
+            assert store.put_tensor(tensor, group_name=group, attr_name=name, index=None), (
+                "put_tensor must return True"
+            )
+        return store
+
+    # Reading ###############################################################################
+
+    def test_is_a_feature_store(self, feature_store: FeatureStore) -> None:
+        assert isinstance(feature_store, FeatureStore)
+        assert feature_store.get_all_tensor_attrs() == [], "the store must be empty at first"
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_gives_what_was_put(
+        self, feature_store: FeatureStore, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
+        tensor = numbers(ROWS, *shape).to(dtype)
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        assert_equal(store["user", "x", None], tensor)
+        index = torch.tensor([3, 1, 3])
+        assert_equal(store["user", "x", index], tensor[index])
+        assert tuple(store.get_tensor_size("user", "x")) == tuple(tensor.shape)
+
+    @pytest.mark.parametrize("index", INDICES)
+    def test_indices(self, feature_store: FeatureStore, index: str) -> None:
+        tensor, wanted = numbers(ROWS, 3), INDICES[index]
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        got = store.get_tensor("user", "x", wanted, convert_type=index == "numpy")
+        if index == "numpy":
+            assert isinstance(got, np.ndarray), "convert_type=True: NumPy in, NumPy out"
+            got = torch.from_numpy(got)
+        rows = wanted if not isinstance(wanted, np.ndarray) else torch.from_numpy(wanted)
+        assert_equal(got, tensor if rows is None else tensor[rows])
+
+    def test_tensors_that_are_not_contiguous(self, feature_store: FeatureStore) -> None:
+        tensor = numbers(4, ROWS).t()
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        assert_equal(store["user", "x", torch.tensor([5, 0])], tensor[[5, 0]])
+
+    def test_groups(self, feature_store: FeatureStore) -> None:
+        content = {("user", "x"): numbers(4, 2), ("item", "x"): -numbers(5, 2),
+                   ("user", "y"): numbers(4).long(), (BUYS, "edge_attr"): numbers(9, 1),
+                   (None, "x"): 7 + numbers(3)}
+        store = self.fill(feature_store, content)
+        for (group, name), tensor in content.items():
+            assert_equal(store[group, name, None], tensor)
+            assert tuple(store.get_tensor_size(group, name)) == tuple(tensor.shape)
+        listed = [(attr.group_name, attr.attr_name) for attr in store.get_all_tensor_attrs()]
+        assert sorted(map(str, listed)) == sorted(map(str, content))
+
+    def test_listed_attributes_are_fresh(self, feature_store: FeatureStore) -> None:
+        store = self.fill(feature_store, {("user", "x"): numbers(ROWS)})
+        for attr in store.get_all_tensor_attrs():  # loaders write into them
+            attr.index = torch.tensor([0])
+        again = store.get_all_tensor_attrs()[0]
+        assert not isinstance(again.index, Tensor), "get_all_tensor_attrs must return new objects"
+
+    def test_many_at_once(self, feature_store: FeatureStore) -> None:
+        content = {("user", "x"): numbers(ROWS, 2), ("item", "x"): -numbers(ROWS, 3)}
+        store = self.fill(feature_store, content)
+        index = torch.tensor([8, 2, 8])
+        asked = [("item", "x", index), ("user", "x", None), ("item", "x", index.flip(0)),
+                 ("user", "x", index[:0])]
+        got = store.multi_get_tensor([TensorAttr(*attr) for attr in asked])
+        assert len(got) == len(asked)
+        for tensor, (group, name, rows) in zip(got, asked):
+            expected = content[group, name]
+            assert_equal(tensor, expected if rows is None else expected[rows])
+        assert store.multi_get_tensor([]) == []
+
+    @pytest.mark.parametrize("index", [[ROWS], [0, ROWS + 3, 1], [-ROWS - 1], [2**40], [-1]],
+                             ids=str)
+    def test_rows_that_do_not_exist(self, feature_store: FeatureStore, index: list[int]) -> None:
+        tensor = numbers(ROWS, 2)
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        if index == [-1] and getattr(store, "negative_index", False):
+            assert_equal(store["user", "x", torch.tensor(index)], tensor[-1:])
+            return
+        with pytest.raises(IndexError) as error:
+            store["user", "x", torch.tensor(index)]
+        wrong = next(i for i in index if not 0 <= i < ROWS)
+        for number in (wrong, ROWS):
+            assert str(number) in str(error.value), f"the error must name {number}"
+
+    def test_what_was_never_put(self, feature_store: FeatureStore) -> None:
+        store = self.fill(feature_store, {("user", "x"): numbers(ROWS)})
+        for group, name in (("user", "z"), ("item", "x"), (None, "x")):
+            with pytest.raises(KeyError):
+                store[group, name, None]
+        with pytest.raises(ValueError, match="not fully specified"):
+            store.get_tensor(TensorAttr("user", _FieldStatus.UNSET, None))
+
+    def test_rows_are_copies(self, feature_store: FeatureStore) -> None:
+        tensor = numbers(ROWS, 2)
+        store = self.fill(feature_store, {("user", "x"): tensor.clone()})
+        indices: list[Any] = [torch.arange(ROWS), torch.tensor([3])]
+        if not getattr(store, "returns_views", False):
+            indices += [None, slice(0, 10)]
+        for index in indices:
+            got = store["user", "x", index]
+            with contextlib.suppress(RuntimeError):  # what cannot be written to is no alias
+                got.fill_(-1)
+            assert torch.equal(store["user", "x", None], tensor), (
+                f"what get_tensor returned for index {index} shares memory with the store; "
+                f"copy it, or declare returns_views = True for a whole tensor and slices"
+            )
+
+    def test_can_be_pickled(self, feature_store: FeatureStore) -> None:
+        content = {("user", "x"): numbers(ROWS, 2), (BUYS, "edge_attr"): numbers(9)}
+        store = pickle.loads(pickle.dumps(self.fill(feature_store, content)))
+        for (group, name), tensor in content.items():
+            assert_equal(store[group, name, None], tensor)
+
+    # Writing ###############################################################################
+
+    def test_replacing(self, feature_store: FeatureStore) -> None:
+        store = self.writable(feature_store)
+        store.update_tensor(numbers(7, 3), "user", "x", None)
+        assert_equal(store["user", "x", None], numbers(7, 3))
+        store.put_tensor(-numbers(4), "user", "x", None)
+        assert_equal(store["user", "x", None], -numbers(4))
+        assert tuple(store.get_tensor_size("user", "x")) == (4,)
+
+    def test_updating_rows(self, feature_store: FeatureStore) -> None:
+        store, index = self.writable(feature_store), torch.tensor([4, 0])
+        before = store["user", "x", None].clone()
+        try:
+            store.update_tensor(torch.full((2, 2), -5.0), "user", "x", index)
+        except NotImplementedError:
+            assert_equal(store["user", "x", None], before)
+            return
+        before[index] = -5.0
+        assert_equal(store["user", "x", None], before)
+
+    def test_removing(self, feature_store: FeatureStore) -> None:
+        store = self.writable(feature_store)
+        store.put_tensor(numbers(3), "item", "x", None)
+        assert store.remove_tensor("user", "x", None) is True
+        with pytest.raises(KeyError):
+            store["user", "x", None]
+        assert store.remove_tensor("user", "x", None) is False, "there was nothing left to remove"
+        assert [attr.group_name for attr in store.get_all_tensor_attrs()] == ["item"]
+
+    def test_read_only_means_it(self, feature_store: FeatureStore) -> None:
+        store = self.fill(feature_store, {("user", "x"): numbers(5)})
+        if not getattr(store, "read_only", False):
+            pytest.skip("the store can be written to")
+        for write in (lambda: store.put_tensor(numbers(5), "user", "x", None),
+                      lambda: store.update_tensor(numbers(5), "user", "x", None),
+                      lambda: store.remove_tensor("user", "x", None)):
+            with pytest.raises((NotImplementedError, PermissionError, RuntimeError)):
+                write()
+        assert_equal(store["user", "x", None], numbers(5))
+
+    def writable(self, store: FeatureStore) -> FeatureStore:
+        """A store that holds ``x`` ``[5, 2]`` of users; skips if it cannot be written to."""
+        if getattr(store, "read_only", False):
+            pytest.skip("the store declares read_only = True")
+        return self.fill(store, {("user", "x"): numbers(5, 2)})
+
+    # At once ###############################################################################
+
+    def test_eight_threads_read(self, feature_store: FeatureStore) -> None:
+        tensor = numbers(2000, 8)
+        store = self.fill(feature_store, {("user", "x"): tensor})
+
+        def read(seed: int) -> bool:
+            generator = torch.Generator().manual_seed(seed)
+            index = torch.randint(0, 2000, (300,), generator=generator)
+            return torch.equal(store["user", "x", index], tensor[index])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(200))), "a thread got rows of another one"
+
+    def test_readers_see_the_old_or_the_new(self, feature_store: FeatureStore) -> None:
+        store = self.writable(feature_store)
+        versions = [torch.full((200, 4), float(i)) for i in range(30)]
+        store.put_tensor(versions[0], "user", "x", None)
+        done, torn = threading.Event(), []
+
+        def read() -> None:
+            while not done.is_set():
+                got = store["user", "x", torch.arange(200)]
+                if got.unique().numel() != 1:
+                    torn.append(got.unique().tolist())
+
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read) for _ in range(4)]
+            try:
+                for version in versions:
+                    store.put_tensor(version, "user", "x", None)
+            finally:
+                done.set()
+            for reader in readers:
+                reader.result(timeout=60)
+        assert not torn, f"a reader got rows of versions {torn[0]} of a tensor at once"
+
+    def test_any_sequence_of_calls(self, feature_store: FeatureStore) -> None:
+        """Random puts, updates, removals and reads, against a dict."""
+        if importlib.util.find_spec("hypothesis") is None:
+            pytest.skip("needs hypothesis")
+        if getattr(feature_store, "read_only", False):
+            pytest.skip("the store declares read_only = True")
+        from pyg_scale.testing.store_model import run
+
+        run(feature_store)
+
+
+def numbers(*shape: int) -> Tensor:
+    """Different numbers that every dtype of the tests holds exactly or rounds the same way."""
+    size = int(torch.tensor(shape).prod())
+    return (torch.arange(size) * 7 % 101).float().view(shape)
+
+
+def assert_equal(got: Any, expected: Tensor) -> None:
+    """Fail unless two tensors have the same dtype, shape and values."""
+    assert isinstance(got, Tensor), f"got {type(got).__name__} instead of a tensor"
+    assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
+    assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
+    assert torch.equal(got, expected), "got other values than were put"
+
