@@ -17,20 +17,20 @@ from torch_geometric.loader import (
     GraphSAINTNodeSampler,
     GraphSAINTRandomWalkSampler,
     GraphSAINTSampler,
-    HGTLoader,
     ImbalancedSampler,
-    LinkLoader,
-    LinkNeighborLoader,
     NeighborSampler,
     PrefetchLoader,
     RandomNodeLoader,
     ShaDowKHopSampler,
     TemporalDataLoader,
-    ZipLoader,
 )
 
+from pyg_scale.loader.hgt_loader import HGTLoader
+from pyg_scale.loader.link_loader import LinkLoader
+from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_scale.loader.neighbor_loader import NeighborLoader
 from pyg_scale.loader.node_loader import NodeLoader
+from pyg_scale.loader.zip_loader import ZipLoader
 
 RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has more than __all__ says
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         SamplerOutput,
     )
     from pyg_scale.sampler.frontier import Chosen, Frontier
+    from pyg_scale.sampler.hgt import HGTSampler
     from pyg_scale.sampler.hop import HopSampler
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Chosen": "frontier",
     "Frontier": "frontier",
+    "HGTSampler": "hgt",
     "HeteroSamplerOutput": "base",
     "HopSampler": "hop",
     "NativeSampler": "native",
@@ -36,6 +38,7 @@ _HOME = {
 __all__ = [
     "Chosen",
     "Frontier",
+    "HGTSampler",
     "HeteroSamplerOutput",
     "HopSampler",
     "NativeSampler",

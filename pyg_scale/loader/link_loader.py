@@ -1,0 +1,219 @@
+"""Mini-batches around seed links, with any sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.loader.utils import infer_filter_per_worker
+from torch_geometric.sampler import EdgeSamplerInput
+
+from pyg_scale.loader import foreign
+from pyg_scale.loader.affinity import WorkerControls
+from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch import build
+from pyg_scale.loader.features import Features
+from pyg_scale.loader.seed_links import check_labels, seed_links_of
+from pyg_scale.loader.seeds import check_time
+from pyg_scale.loader.source import check_data, features_of
+from pyg_scale.loader.stats import Stats
+from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.negative import NegativeSampling
+
+
+class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoader):
+    """Loads the sampled neighbourhoods of the endpoints of seed links, and of negative ones.
+
+    As :class:`torch_geometric.loader.LinkLoader`, and a subclass of it: the same arguments in the
+    same order, the same attributes on every batch. What is said of workers, of resuming and of
+    ``stats()`` in :class:`~pyg_scale.loader.NodeLoader` holds here as well; negatives are
+    drawn as :mod:`pyg_scale.sampler.negative` says.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        link_sampler: A sampler with ``sample_from_edges``.
+        edge_label_index: The seed links ``[2, num_links]``, ``None`` for all edges; in a
+            heterogeneous graph an edge type or ``(edge_type, links or None)``.
+        edge_label: Labels of the seed links ``[num_links, ...]``. With binary negatives, labels
+            that begin at 0 are shifted by 1, since 0 means "negative" then.
+        edge_label_time: Times of the seed links ``[num_links]``.
+        neg_sampling: PyG's or our :class:`~pyg_scale.sampler.NegativeSampling`, or ``"binary"``
+            or ``"triplet"``, or ``None``. Ours can leave out positives.
+        neg_sampling_ratio: Deprecated; ``r`` means ``neg_sampling=("binary", r)``.
+        transform: Called with every batch.
+        transform_sampler_output: Called with every sampled subgraph before features are fetched.
+        filter_per_worker: Whether workers fetch features; ``None``: unless the data is on a GPU.
+        custom_cls: The class of batches, if ``data`` is a pair of stores.
+        input_id: What to call the seed links in ``input_id`` of batches ``[num_links]``.
+        seed: See :class:`~pyg_scale.loader.NodeLoader`.
+        worker_type: See there.
+        feature_store: See there.
+        kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If arguments contradict each other or do not fit the graph.
+        IndexError: If an endpoint is not a node.
+        NotImplementedError: If the sampler cannot leave out positives, and should.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        link_sampler: Any,
+        edge_label_index: Any = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        neg_sampling: Any = None,
+        neg_sampling_ratio: int | float | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        filter_per_worker: bool | None = None,
+        custom_cls: Any = None,
+        input_id: Tensor | None = None,
+        *,
+        seed: int | None = None,
+        worker_type: str | None = None,
+        feature_store: Any = None,
+        **kwargs: Any,
+    ):
+        self._setup(
+            data, edge_label_index, edge_label, edge_label_time, input_id,
+            make_sampler=lambda: link_sampler,
+            neg_sampling=neg_sampling_of(neg_sampling, neg_sampling_ratio),
+            feature_store=feature_store,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker,
+            custom_cls=custom_cls,
+            seed=seed,
+            worker_type=worker_type,
+            **kwargs,
+        )
+
+    def _setup(
+        self,
+        data: Any,
+        edge_label_index: Any,
+        edge_label: Tensor | None,
+        edge_label_time: Tensor | None,
+        input_id: Tensor | None,
+        *,
+        make_sampler: Callable[[], Any],
+        neg_sampling: NegativeSampling | None,
+        feature_store: Any,
+        transform: Callable[..., Any] | None,
+        transform_sampler_output: Callable[..., Any] | None,
+        filter_per_worker: bool | None,
+        custom_cls: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check everything that is cheap to check, then make the sampler, which may not be."""
+        check_data(data)
+        links = seed_links_of(data, edge_label_index)
+        num_links = links.edge_index.size(1)
+        self.data = data
+        self.edge_label_index = edge_label_index
+        self.edge_label = edge_label
+        self.edge_label_time = edge_label_time
+        self.neg_sampling = neg_sampling
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self.filter_per_worker = (
+            infer_filter_per_worker(data) if filter_per_worker is None else filter_per_worker
+        )
+        self.custom_cls = custom_cls
+        self.input_id = input_id
+        self.input_data = EdgeSamplerInput(
+            input_id=check_labels(input_id, num_links, "input_id"),
+            row=links.edge_index[0],
+            col=links.edge_index[1],
+            label=_shifted(check_labels(edge_label, num_links), neg_sampling),
+            time=check_time(edge_label_time, links.edge_index[0], "edge_label_time"),
+            input_type=links.edge_type,
+        )
+        self._start(num_links, **kwargs)
+        sampler = make_sampler()
+        _check_sampler(sampler, neg_sampling)
+        self._require_processes(foreign.why_processes(sampler.sample_from_edges))
+        self.link_sampler = sampler
+        # The seed links are positives too, also where they are no edges (held-out links).
+        self._negatives = neg_sampling
+        if neg_sampling is not None and neg_sampling.exclude_positives is not False:
+            self._negatives = (
+                neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
+            )
+        self.feature_store = feature_store
+        self._features: Features | None = features_of(data, feature_store, sampler)
+
+    def _sample(self, index: Tensor, key: int) -> Any:
+        return foreign.call(
+            self.link_sampler.sample_from_edges, self.input_data[index], key,
+            neg_sampling=self._negatives,
+        )
+
+    def _fetch(self, out: Any, stats: Stats) -> Any:
+        batch = build(
+            self.data,
+            out,
+            permutation=self.link_sampler.edge_permutation,
+            features=self._features,
+            custom_cls=self.custom_cls,
+            stats=stats,
+        )
+        edge_type = self.input_data.input_type
+        links = batch if edge_type is None else batch[edge_type]
+        links.input_id = out.metadata[0]
+        if self.neg_sampling is None or self.neg_sampling.is_binary():
+            links.edge_label_index, links.edge_label, links.edge_label_time = out.metadata[1:4]
+            return batch
+        _, src_index, dst_pos_index, dst_neg_index, time = out.metadata[:5]
+        source = batch if edge_type is None else batch[edge_type[0]]
+        destination = batch if edge_type is None else batch[edge_type[2]]
+        source.src_index, source.seed_time = src_index, time
+        destination.dst_pos_index, destination.dst_neg_index = dst_pos_index, dst_neg_index
+        destination.seed_time = time
+        # The graph may have these as attributes of its own, which mean nothing here.
+        links.edge_label_index = links.edge_label_time = None
+        return batch
+
+
+def neg_sampling_of(neg_sampling: Any, ratio: int | float | None) -> NegativeSampling | None:
+    """What the arguments ``neg_sampling`` and ``neg_sampling_ratio`` stand for."""
+    if ratio is None or ratio == 0:
+        return NegativeSampling.cast(neg_sampling)
+    if neg_sampling is not None:
+        raise ValueError("pass neg_sampling= or neg_sampling_ratio=, not both")
+    return NegativeSampling("binary", ratio)
+
+
+def _shifted(label: Tensor | None, neg_sampling: NegativeSampling | None) -> Tensor | None:
+    if label is None or neg_sampling is None:
+        return label
+    if neg_sampling.is_triplet():
+        raise ValueError(
+            "edge_label must be None with negatives of mode 'triplet': src_index, dst_pos_index "
+            "and dst_neg_index of a batch say what is positive"
+        )
+    return label + 1 if label.numel() and bool(label.min() == 0) else label
+
+
+def _check_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> None:
+    if not callable(getattr(sampler, "sample_from_edges", None)):
+        raise TypeError(
+            f"link_sampler must be a sampler with sample_from_edges() (got {sampler!r}); a name "
+            f"is for LinkNeighborLoader(neighbor_sampler=...)"
+        )
+    if isinstance(sampler, NeighborSampler):
+        if not sampler.is_bound:
+            raise ValueError(
+                f"link_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or "
+                f"use LinkNeighborLoader(neighbor_sampler=...), which does"
+            )
+    elif neg_sampling is not None and neg_sampling.exclude_positives is not False:
+        raise NotImplementedError(
+            f"{type(sampler).__name__} draws negatives itself and does not know exclude_positives; "
+            f"neighbor_sampler='native' does"
+        )

@@ -1,0 +1,162 @@
+"""What a user may pass as ``edge_label_index``, checked before any work."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import to_edge_index
+
+from pyg_scale.loader.seeds import num_nodes_of
+from pyg_scale.store.base import EdgeType, NodeType
+
+_WHAT = "edge_label_index must be an integer tensor [2, num_links]"
+
+
+class SeedLinks(NamedTuple):
+    """The seeds of a link loader.
+
+    Attributes:
+        edge_type: Their type, ``None`` in a homogeneous graph.
+        edge_index: Sources and destinations, ``int64`` or ``int32`` ``[2, num_links]``.
+        are_edges: Whether they are the edges of the graph itself.
+    """
+
+    edge_type: EdgeType
+    edge_index: Tensor
+    are_edges: bool
+
+
+def seed_links_of(data: Any, edge_label_index: Any) -> SeedLinks:
+    """The links that a loader's argument stands for.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        edge_label_index: Links, or ``None`` for all edges; in a heterogeneous graph an edge type
+            for all its edges, or ``(edge_type, links or None)``.
+
+    Raises:
+        TypeError: If links are not integers.
+        ValueError: If an edge type, or one too many, is given, or links have another shape.
+        IndexError: If an endpoint is not a node.
+    """
+    edge_type, links = _split(data, edge_label_index)
+    index = _edges(data, edge_type) if links is None else _tensor(links)
+    _check_end(data, None if edge_type is None else edge_type[0], index[0], "source")
+    _check_end(data, None if edge_type is None else edge_type[2], index[1], "destination")
+    return SeedLinks(edge_type, index, links is None)
+
+
+def check_labels(edge_label: Any, num_links: int, name: str = "edge_label") -> Tensor | None:
+    """Values of seed links, ``[num_links, ...]``.
+
+    Raises:
+        ValueError: If there are too few or too many.
+    """
+    if edge_label is None:
+        return None
+    label = torch.as_tensor(edge_label)
+    if label.dim() == 0 or label.size(0) != num_links:
+        raise ValueError(
+            f"{name} must have one entry per seed link "
+            f"(got shape {list(label.shape)} for {num_links} links)"
+        )
+    return label
+
+
+def _check_end(data: Any, node_type: NodeType, node: Tensor, end: str) -> None:
+    if isinstance(data, HeteroData) and node_type not in data.node_types:
+        raise ValueError(
+            f"edge_label_index: {node_type!r} is no node type of the graph; it has "
+            f"{', '.join(map(repr, data.node_types))}"
+        )
+    num_nodes = num_nodes_of(data, node_type)
+    if node.numel() == 0:
+        return
+    low, high = int(node.min()), int(node.max())
+    if low < 0 or high >= num_nodes:
+        raise IndexError(
+            f"edge_label_index has {low if low < 0 else high} as a {end}, but there are "
+            f"{num_nodes} nodes{'' if node_type is None else f' of type {node_type!r}'}"
+        )
+
+
+def _split(data: Any, given: Any) -> tuple[EdgeType, Any]:
+    """The edge type and the links, ``None`` for all edges of the type."""
+    named = isinstance(given, list | tuple) and len(given) > 0
+    if isinstance(data, Data):
+        if named and (isinstance(given[0], str) or _is_type(given[0])):
+            raise ValueError(
+                f"edge_label_index names the edge type {given[0]!r}, but the graph has no types"
+            )
+        return None, given
+    if named and _is_type(given):
+        return _canonical(data, given), None
+    if named and len(given) == 2 and _is_type(given[0]):
+        return _canonical(data, given[0]), given[1]
+    if isinstance(data, HeteroData) or data[1].get_all_edge_attrs()[0].edge_type is not None:
+        raise ValueError(
+            "edge_label_index must say of which type the seeds are: pass an edge type such as "
+            "('user', 'rates', 'item') for all its edges, or (edge_type, links)"
+        )
+    if named and len(given) == 2 and given[0] is None:
+        return None, given[1]
+    return None, given
+
+
+def _is_type(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) in (2, 3)
+        and all(isinstance(part, str) for part in value)
+    )
+
+
+def _canonical(data: Any, edge_type: Any) -> EdgeType:
+    if isinstance(data, HeteroData):
+        edge_type = data._to_canonical(*edge_type)
+    if len(edge_type) != 3:
+        raise ValueError(f"edge_label_index: {tuple(edge_type)} is not one edge type of the graph")
+    source, relation, destination = edge_type
+    return source, relation, destination
+
+
+def _edges(data: Any, edge_type: EdgeType) -> Tensor:
+    """All edges of a type, in the order of their ids."""
+    if isinstance(data, Data | HeteroData):
+        if edge_type is not None and edge_type not in data.edge_types:
+            raise ValueError(
+                f"edge_label_index: {edge_type} is no edge type of the graph, so pass "
+                f"(edge_type, links); it has {', '.join(map(str, data.edge_types))}"
+            )
+        store = data._store if isinstance(data, Data) else data[edge_type]
+        if store.get("edge_index") is not None:
+            return _tensor(store.edge_index)
+        adj_t = store.get("adj_t")
+        if isinstance(adj_t, Tensor):
+            return to_edge_index(adj_t)[0].flip(0)
+        if adj_t is not None:
+            destination, source, _ = adj_t.coo()
+            return torch.stack([source, destination])
+        raise ValueError("the graph has no edges to take as seeds: pass edge_label_index=")
+    if edge_type is None:
+        row, col, _ = data[1].coo()
+    else:
+        rows, cols, _ = data[1].coo([edge_type])
+        row, col = rows[edge_type], cols[edge_type]
+    return torch.stack([row, col])
+
+
+def _tensor(links: Any) -> Tensor:
+    if not isinstance(links, Tensor):
+        links = torch.as_tensor(links)
+        if links.numel() == 0:
+            links = links.to(torch.int64)
+    links = links.as_subclass(Tensor)
+    if links.dim() != 2 or links.size(0) != 2:
+        raise ValueError(f"{_WHAT} (got shape {list(links.shape)})")
+    if links.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{_WHAT} (got {links.dtype}): use .long()")
+    return links
