@@ -1,4 +1,4 @@
-"""A feature store: tensors by (group, attribute). Read them from where yours are instead."""
+"""A feature store: tensors by (group, name). Read them from where yours are instead."""
 
 import torch
 from torch_geometric.data import FeatureStore
@@ -9,7 +9,10 @@ class TemplateFeatureStore(FeatureStore):
 
     `attr.group_name` is a node type (`None` if there is one only), `attr.attr_name` is a name
     such as `"x"`, and `attr.index` says which rows: a tensor, an array, a slice or `None` for all.
+    Several threads read at once, so tensors are replaced, never written into.
     """
+
+    returns_views = True  # all rows, or a slice of them, are not copied
 
     def __init__(self):
         super().__init__()
@@ -18,39 +21,38 @@ class TemplateFeatureStore(FeatureStore):
     def _put_tensor(self, tensor, attr):
         key = attr.group_name, attr.attr_name
         tensor = torch.as_tensor(tensor)
-        if attr.index is None:
-            self.tensors[key] = tensor
-        elif key in self.tensors:
-            self.tensors[key][_rows(attr, len(self.tensors[key]))] = tensor
-        else:
-            return False
+        if attr.index is not None:
+            rows, whole = self._rows(attr), self.tensors[key].clone()
+            whole[rows] = tensor
+            tensor = whole
+        self.tensors[key] = tensor
         return True
+
+    def update_tensor(self, tensor, *args, **kwargs):
+        return self._put_tensor(tensor, self._tensor_attr_cls.cast(*args, **kwargs))
 
     def _get_tensor(self, attr):
         tensor = self.tensors[attr.group_name, attr.attr_name]
-        return tensor if attr.index is None else tensor[_rows(attr, len(tensor))]
+        return tensor if attr.index is None else tensor[self._rows(attr)]
 
     def _remove_tensor(self, attr):
         return self.tensors.pop((attr.group_name, attr.attr_name), None) is not None
 
     def _get_tensor_size(self, attr):
-        return tuple(self._get_tensor(attr).shape)
+        return tuple(self.tensors[attr.group_name, attr.attr_name].shape)
 
     def get_all_tensor_attrs(self):
         return [self._tensor_attr_cls(group, name) for group, name in self.tensors]
 
-
-def _rows(attr, size):
-    """The rows that `attr` asks for; refuses those that do not exist."""
-    if isinstance(attr.index, slice):
-        return attr.index
-    rows = torch.as_tensor(attr.index)
-    if rows.dtype != torch.bool and rows.numel():
-        low, high = int(rows.min()), int(rows.max())
-        if low < 0 or high >= size:
+    def _rows(self, attr):
+        """The rows that `attr` asks for; an error names one that does not exist."""
+        if isinstance(attr.index, slice):
+            return attr.index
+        rows, size = torch.as_tensor(attr.index), self._get_tensor_size(attr)[0]
+        wrong = rows[(rows < 0) | (rows >= size)]
+        if wrong.numel():
             raise IndexError(
-                f"row {low if low < 0 else high} of {attr.attr_name!r} is out of range: "
+                f"row {int(wrong.view(-1)[0])} of {attr.attr_name!r} is out of range: "
                 f"there are {size} rows"
             )
-        rows = rows.long()
-    return rows
+        return rows.long()
