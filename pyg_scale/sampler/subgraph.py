@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.sampler.base import Sample
-from pyg_scale.store.base import EdgeType
+from pyg_scale.store.base import EdgeType, NodeType
 
 
 def swap_directions(sample: Sample) -> Sample:
@@ -37,16 +37,22 @@ def to_bidirectional(sample: Sample) -> Sample:
     other way, that one; between nodes of one type without such a name, itself. Edge ids
     are dropped (``None``), and edges are sorted by (destination, source).
 
+    The opposite of an edge into a repeated seed comes from its first row, as every edge that
+    comes from a seed does, so that nobody hears a neighbour twice.
+
     The numbers of nodes and edges per hop are dropped, as in PyG.
 
     Warns:
         UserWarning: If an edge type has no reverse type; its edges are left as they are.
     """
+    first = _first_rows(sample)
     if None in sample.node:
-        both = _both_directions(sample.row[None], sample.col[None], sample.edge[None])
+        both = _both_directions(
+            sample.row[None], sample.col[None], sample.edge[None], first[None]
+        )
         joined: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {None: both}
     else:
-        joined = dict(_joined_with_reverse(sample.row, sample.col))
+        joined = _joined_with_reverse(sample.row, sample.col, first)
     row, col, edge = dict(sample.row), dict(sample.col), dict(sample.edge)
     colptr = dict(sample.colptr or {})
     for edge_type, (source, destination, edge_id) in joined.items():
@@ -65,7 +71,9 @@ def to_bidirectional(sample: Sample) -> Sample:
 
 
 def _joined_with_reverse(
-    row: Mapping[EdgeType, Tensor], col: Mapping[EdgeType, Tensor]
+    row: Mapping[EdgeType, Tensor],
+    col: Mapping[EdgeType, Tensor],
+    first: Mapping[NodeType, Tensor],
 ) -> dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]]:
     out: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {}
     for edge_type in row:
@@ -88,10 +96,26 @@ def _joined_with_reverse(
                 stacklevel=2,
             )
             continue
-        out[edge_type] = _union(row[edge_type], col[edge_type], col[reverse], row[reverse])
+        opposite_row = first[source][col[reverse].long()]
+        out[edge_type] = _union(row[edge_type], col[edge_type], opposite_row, row[reverse])
         if reverse == named:
-            source_rows, destination_rows, _ = out[edge_type]
-            out[named] = _union(destination_rows, source_rows, row[named][:0], col[named][:0])
+            opposite_row = first[destination][col[edge_type].long()]
+            out[named] = _union(row[named], col[named], opposite_row, row[edge_type])
+    return out
+
+
+def _first_rows(sample: Sample) -> dict[NodeType, Tensor]:
+    """For every row the first one of the same node (of the same seed, if disjoint)."""
+    out = {}
+    for node_type, node in sample.node.items():
+        identity = node.long()
+        if sample.batch is not None and node.numel():
+            identity = sample.batch[node_type] * (int(node.max()) + 1) + identity
+        distinct, group = torch.unique(identity, return_inverse=True)
+        place = torch.arange(node.numel())
+        first = torch.zeros_like(distinct)
+        first.scatter_reduce_(0, group, place, "amin", include_self=False)
+        out[node_type] = first[group]
     return out
 
 
@@ -104,11 +128,11 @@ def _union(row: Tensor, col: Tensor, row2: Tensor, col2: Tensor) -> tuple[Tensor
 
 
 def _both_directions(
-    row: Tensor, col: Tensor, edge: Tensor | None
+    row: Tensor, col: Tensor, edge: Tensor | None, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """All edges and their opposites, each pair once with its smallest edge id."""
     assert edge is not None
-    source, destination = torch.cat([row, col]), torch.cat([col, row])
+    source, destination = torch.cat([row, first[col.long()]]), torch.cat([col, row])
     size = int(source.max()) + 1 if source.numel() else 1
     pair, which = torch.unique(destination.long() * size + source, return_inverse=True)
     smallest = torch.full_like(pair, torch.iinfo(torch.int64).max)

@@ -275,6 +275,8 @@ def assert_equal(one: Sample, other: Sample) -> None:
         left, right = getattr(one, name), getattr(other, name)
         assert (left is None) == (right is None), f"{name} is there only once"
         for of_type in left or ():
-            assert torch.equal(left[of_type], right[of_type]), f"{name} differs"
+            mine, theirs = left[of_type], right[of_type]
+            assert (mine is None) == (theirs is None), f"{name} is there only once"
+            assert mine is None or torch.equal(mine, theirs), f"{name} differs"
     assert one.num_sampled_nodes == other.num_sampled_nodes
     assert one.num_sampled_edges == other.num_sampled_edges

@@ -65,7 +65,7 @@ def verify_nodes(sample: Sample, request: Request) -> None:
         assert listed[: len(seeds)] == seeds, f"{what} does not begin with the seeds, in order"
         wrong = [v for v in listed if not 0 <= v < facts.num_nodes[node_type]]
         assert not wrong, f"{what}: {wrong[0]} is not a node of the graph"
-        identity = list(zip(_components(sample, node_type), listed))
+        identity = identities(sample, node_type)
         extra = identity[len(seeds) :]
         known = set(identity[: len(seeds)])
         repeated = [i for i, n in Counter(extra).items() if n > 1 or i in known]
@@ -139,12 +139,7 @@ def _verify_lookup(sample: Sample, request: Request, edge_type: EdgeType) -> Non
         assert torch.equal(from_batch, to_batch), (
             f"disjoint: an edge{_of(edge_type)} leads from one component to another"
         )
-    first: dict[tuple[int, int], int] = {}
-    for row, node in enumerate(zip(_components(sample, source_type),
-                                   sample.node[source_type].tolist())):
-        first.setdefault(node, row)
-    used = set(sample.row[edge_type].tolist())
-    wrong = used - set(first.values())
+    wrong = set(sample.row[edge_type].tolist()) - set(first_rows(sample, source_type))
     assert not wrong, (
         f"edges{_of(edge_type)} come from row {min(wrong)}, a repeated seed: they must come "
         f"from the first row of that node"
@@ -295,6 +290,17 @@ def _components(sample: Sample, node_type: NodeType) -> list[int]:
     assert batch.dtype == torch.int64, "batch must be int64"
     assert batch.numel() == sample.node[node_type].numel(), "batch and node differ in size"
     return batch.tolist()
+
+
+def identities(sample: Sample, node_type: NodeType) -> list[tuple[int, int]]:
+    """Seed position (0 if not disjoint) and id of every node."""
+    return list(zip(_components(sample, node_type), sample.node[node_type].tolist()))
+
+
+def first_rows(sample: Sample, node_type: NodeType) -> list[int]:
+    """For every row the first one of the same node."""
+    first: dict[tuple[int, int], int] = {}
+    return [first.setdefault(v, row) for row, v in enumerate(identities(sample, node_type))]
 
 
 def edge_list(sample: Sample, edge_type: EdgeType) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ask import ask, bind, draw, unbound
 from pyg_scale.testing.draws import DrawTests, assert_equal
-from pyg_scale.testing.oracle import Request, edge_list
+from pyg_scale.testing.oracle import Request, edge_list, first_rows, identities
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -203,6 +203,16 @@ class SamplerTests(DrawTests):
         one_time = None if time is None else {"item": time["item"]}
         ask(unbound, data, {"item": [3, 0, 11]}, [2, 2, 2], time=one_time, **options)
 
+    @pytest.mark.parametrize("graph", [graphs.hostile, graphs.hetero])
+    def test_stores(
+        self, unbound: NeighborSampler, graph: Callable[[], Data | HeteroData]
+    ) -> None:
+        data = graph()
+        seeds = ITEMS_AND_USERS if isinstance(data, HeteroData) else SEEDS
+        of_data = draw(bind(unbound, data, [3, 2]), seeds, 5)
+        of_stores = unbound.bind(graphs.stores(data), num_neighbors=[3, 2])
+        assert_equal(draw(of_stores, seeds, 5), of_data)
+
     @pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"time_attr": "when"},
                                          {"replace": True}], ids=name)
     def test_repeated_seeds(self, unbound: NeighborSampler, options: dict[str, Any]) -> None:
@@ -241,15 +251,21 @@ class SamplerTests(DrawTests):
         assert sample.num_sampled_nodes is None
         assert sample.num_sampled_edges is None
 
-    def test_bidirectional(self, unbound: NeighborSampler) -> None:
+    @pytest.mark.parametrize("disjoint", [False, True])
+    @pytest.mark.parametrize("seeds", [SEEDS, [4, 0, 4, 5, 0]], ids=name)
+    def test_bidirectional(
+        self, unbound: NeighborSampler, seeds: list[int], disjoint: bool
+    ) -> None:
         data = graphs.hostile()
-        directional, _ = ask(unbound, data, SEEDS, [3, 2], key=2)
-        both, _ = ask(unbound, data, SEEDS, [3, 2], key=2, subgraph_type="bidirectional")
+        directional, _ = ask(unbound, data, seeds, [3, 2], key=2, disjoint=disjoint)
+        both, _ = ask(unbound, data, seeds, [3, 2], key=2, disjoint=disjoint,
+                      subgraph_type="bidirectional")
         assert torch.equal(both.node[None], directional.node[None])
         pairs = list(zip(both.row[None].tolist(), both.col[None].tolist()))
         one_way = set(zip(directional.row[None].tolist(), directional.col[None].tolist()))
+        first = first_rows(directional, None)
         assert len(pairs) == len(set(pairs)), "a pair of nodes has more than one edge"
-        assert set(pairs) == one_way | {(col, row) for row, col in one_way}
+        assert set(pairs) == one_way | {(first[col], row) for row, col in one_way}
         assert bool((both.col[None].diff() >= 0).all()), "edges are not sorted by destination"
 
     def test_bidirectional_with_types(self, unbound: NeighborSampler) -> None:
@@ -268,15 +284,11 @@ class SamplerTests(DrawTests):
 def _among(sample: Any, request: Request, edge_type: Any) -> list[tuple[int, int, int]]:
     """All edges of a type among the nodes of a sample, once for every row of the destination."""
     facts = request.facts
-    rows: dict[tuple[int, int], int] = {}
     source_type, destination_type = facts.source_type(edge_type), facts.destination_type(edge_type)
-    batch = sample.batch or {t: torch.zeros_like(node) for t, node in sample.node.items()}
-    for row, node in enumerate(zip(batch[source_type].tolist(), sample.node[source_type].tolist())):
-        rows.setdefault(node, row)
+    rows = dict(zip(identities(sample, source_type), first_rows(sample, source_type)))
     time, source = facts.edge_time.get(edge_type), facts.edges[edge_type][0].tolist()
     out = []
-    ends = zip(batch[destination_type].tolist(), sample.node[destination_type].tolist())
-    for col, (component, node) in enumerate(ends):
+    for col, (component, node) in enumerate(identities(sample, destination_type)):
         for edge in facts.in_edges(edge_type, node):
             late = time is not None and request.times and time[edge] > request.times[component]
             if not late and (component, source[edge]) in rows:

@@ -205,6 +205,11 @@ class FeatureStoreTests:
         except NotImplementedError:
             assert_equal(store["user", "x", None], before)
             return
+        left = [attr.attr_name for attr in store.get_all_tensor_attrs()]
+        assert left == ["x"], (
+            "updating rows removed the tensor: PyG's update_tensor removes and puts. Override it, "
+            "or let it raise NotImplementedError for an index that is not None"
+        )
         before[index] = -5.0
         assert_equal(store["user", "x", None], before)
 
