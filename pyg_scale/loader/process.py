@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +36,28 @@ class _Feed:
         raise TypeError("the number of batches is that of the loader")
 
 
+class _Work:
+    """A method of an object that it does not keep alive; a copy in another process does."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, batch: BatchIndex) -> Any:
+        method = self._method()
+        assert method is not None, "whoever iterates holds the loader"
+        return method(batch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        method: Any = self._method()
+        return getattr, (method.__self__, method.__name__)
+
+
 class Processes:
     """Torch's iterator over worker processes, with what it reads of a loader.
 
     Args:
         loader: The loader whose arguments of :class:`torch.utils.data.DataLoader` apply.
-        work: Makes ``(position, result, stats)`` of a batch; run in the workers.
+        work: A method that makes ``(position, result, stats)`` of a batch; run in the workers.
         pin: Whether torch's thread pins what the workers return.
         generator: What torch draws the base seed of its workers from.
     """
@@ -54,7 +72,7 @@ class Processes:
         self._feed = _Feed()
         self._loader = SimpleNamespace(
             dataset=_Itself(),
-            collate_fn=work,
+            collate_fn=_Work(work),
             generator=generator,
             pin_memory=pin,
             _dataset_kind=_DatasetKind.Map,
@@ -71,9 +89,9 @@ class Processes:
             },
         )
         self._iterator: Any = None
-        self._user: ProcessPipeline | None = None
+        self._user: object = None
 
-    def start(self, user: ProcessPipeline, batches: Iterator[BatchIndex]) -> None:
+    def start(self, user: object, batches: Iterator[BatchIndex]) -> None:
         """Begin an epoch; whoever used the processes before can no longer."""
         self._user = user
         self._feed.batches = batches
@@ -82,13 +100,38 @@ class Processes:
         else:
             self._iterator._reset(self._loader)
 
-    def next_for(self, user: ProcessPipeline) -> tuple[int, Any, Stats]:
+    def next_for(self, user: object) -> tuple[int, Any, Stats]:
         if self._user is not user:
             raise RuntimeError(
                 "this iterator ended when another one of the same loader began: with worker "
                 "processes and persistent_workers=True there is one at a time"
             )
-        return next(self._iterator)
+        try:
+            try:
+                return next(self._iterator)
+            except (EOFError, OSError) as error:  # such as from a tensor of a worker that is gone
+                self._raise_if_dead(error)
+                raise
+        except Exception:
+            if not self.alive:  # torch's signal handler would say so once more, anywhere
+                with contextlib.suppress(RuntimeError):
+                    self._iterator._shutdown_workers()
+            raise
+
+    def _raise_if_dead(self, cause: Exception) -> None:
+        deadline = time.monotonic() + 1.0
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        dead = [w for w in self._iterator._workers if not w.is_alive()]
+        if dead:
+            raise RuntimeError(
+                "loader worker processes exited unexpectedly: "
+                + ", ".join(f"pid {w.pid} with exit code {w.exitcode}" for w in dead)
+            ) from cause
+
+    @property
+    def in_order(self) -> bool:
+        return self._loader.in_order
 
     @property
     def alive(self) -> bool:
@@ -99,30 +142,30 @@ class Processes:
 class ProcessPipeline:
     """The same iterator as :class:`~pyg_scale.loader.pipeline.Pipeline`, over processes."""
 
-    def __init__(self, batches: Iterator[BatchIndex], processes: Processes) -> None:
-        self._sent: dict[int, BatchIndex] = {}
-        self._batches = batches
-        self._processes = processes
-        processes.start(self, self._noted())
+    # No cycles: torch ends its workers properly only if its iterator dies of its last reference.
 
-    def _noted(self) -> Iterator[BatchIndex]:
-        for batch in self._batches:
-            self._sent[batch.position] = batch
-            yield batch
+    def __init__(self, batches: Iterator[BatchIndex], processes: Processes) -> None:
+        self._me = object()
+        self._sent: dict[int, BatchIndex] = {}
+        self._processes = processes
+        processes.start(self._me, _noted(batches, self._sent))
 
     def __next__(self) -> tuple[BatchIndex, Any, Stats]:
         start = time.perf_counter()
-        position, value, stats = self._processes.next_for(self)
+        position, value, stats = self._processes.next_for(self._me)
         stats.add_seconds("wait", time.perf_counter() - start)
-        for passed in [p for p in self._sent if p < position and self._in_order]:
-            del self._sent[passed]  # those raised instead
+        if self._processes.in_order:
+            for passed in [p for p in self._sent if p < position]:
+                del self._sent[passed]  # what raised instead
         return self._sent.pop(position), value, stats
-
-    @property
-    def _in_order(self) -> bool:
-        return self._processes._loader.in_order
 
     def pause(self) -> None:
         """Processes end with the iterator, or with the loader."""
 
     close = pause
+
+
+def _noted(batches: Iterator[BatchIndex], sent: dict[int, BatchIndex]) -> Iterator[BatchIndex]:
+    for batch in batches:
+        sent[batch.position] = batch
+        yield batch
