@@ -26,9 +26,19 @@ from torch_geometric.sampler import NeighborSampler as PyGNeighborSampler
 
 from pyg_scale import plugins
 from pyg_scale.cli.bench import environment, graphs, memory, peers, report, streams
-from pyg_scale.cli.bench.measure import LIMIT, OURS, PYG, Case, build, run_rounds
+from pyg_scale.cli.bench.measure import (
+    LIMIT,
+    OURS,
+    PYG,
+    Case,
+    build,
+    in_one_line,
+    resident,
+    run_rounds,
+)
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import library
 
 QUICK = {"nodes": 50_000, "edges": 1_000_000, "batches": 5, "repeats": 2, "warmup": 1}
 
@@ -37,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
     """Run ``pyg-scale bench loader``."""
     args = _arguments(argv)
     os.environ.setdefault("PYG_SCALE_KERNELS", "require")
+    library.compiled()  # raises at once, not after the graph was made
     found: dict[str, Any] = {
         "benchmark": "loader",
         "command": shlex.join(["pyg-scale", "bench", "loader", *argv]),
@@ -53,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"measuring {variant}", file=sys.stderr)
         form = graphs.variant_of(data, variant)
         group = _cases(form, variant, args, found["builds"])
+        if variant == args.variants[0] and args.memory_batches:
+            found["resident"] = _resident(group, args)
         run_rounds(group, args.repeats, args.warmup, args.batches, args.max_seconds)
         cases += group
-        if variant == args.variants[0] and args.memory_batches:
-            found["resident"].append(_resident(form, variant, args))
         for case in group:
             case.release()
         del form, group
@@ -198,7 +209,8 @@ def _cases(
     data: Data, variant: str, args: argparse.Namespace, builds: list[dict[str, Any]]
 ) -> list[Case]:
     most, size = max(1, *args.workers), args.batch_size
-    node = graphs.seeds(data.num_nodes, (args.warmup + args.batches + 2 * most) * size)
+    rounds = max(args.memory_batches, args.warmup + args.batches + 2 * most)
+    node = graphs.seeds(data.num_nodes, rounds * size)
     options = {"num_neighbors": args.num_neighbors, "is_sorted": graphs.is_sorted(variant)}
     make = partial(plugins.get("sampler", "native"), data, **options)
     native = build(builds, OURS, variant, make)
@@ -265,31 +277,23 @@ def _cases(
     return cases
 
 
-def _resident(data: Data, variant: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Resident memory over many batches: after a start, it must not grow."""
-    workers, batches = max(args.workers), args.memory_batches
-    loader = NeighborLoader(
-        data,
-        args.num_neighbors,
-        batch_size=args.batch_size,
-        num_workers=workers,
-        input_nodes=graphs.seeds(data.num_nodes, batches * args.batch_size),
-        is_sorted=graphs.is_sorted(variant),
-    )
-    early = min(50, batches // 2)
-    found = {
-        "label": f"pyg_scale, {workers} workers",
-        "variant": variant,
-        "batches": batches,
-        "before": memory.resident(),
-        "early": early,
-    }
-    largest, at_early, biggest = 0, 0, 0
-    for number, batch in enumerate(loader):
-        biggest = max(biggest, streams.num_bytes(batch))
-        now = memory.resident() or 0
-        if number == early:
-            at_early = now
-        elif number > early:
-            largest = max(largest, now)
-    return found | {"at_early": at_early, "largest_after": largest, "bytes_per_batch": biggest}
+def _resident(group: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Memory of the loaders with the most workers; ours first, before anything was loaded."""
+    found = []
+    for case in group:
+        if case.group == "loader" and case.workers == max(args.workers):
+            try:
+                found.append(
+                    resident(
+                        case.label,
+                        case.variant,
+                        case.stream,
+                        args.memory_batches,
+                        max_seconds=4 * args.max_seconds,
+                    )
+                )
+            except Exception as error:
+                if case.side == OURS:
+                    raise
+                case.error = in_one_line(error)
+    return found

@@ -44,8 +44,6 @@ class Case:
         rates: Batches per second, one number per round.
         timed: Batches per round that were timed.
         mean: Means of :class:`Counts` per batch.
-        extra_bytes: The most memory during the first round above what was there before it.
-        worker_bytes: Memory of worker processes alone, at the end of the first round.
         error: Why there are no numbers, in one line.
         notes: Anything else, by name.
     """
@@ -59,8 +57,6 @@ class Case:
     rates: list[float] = field(default_factory=list)
     timed: int = 0
     mean: dict[str, float] = field(default_factory=dict)
-    extra_bytes: int | None = None
-    worker_bytes: int | None = None
     error: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -103,11 +99,73 @@ def run_rounds(
             if case.error:
                 continue
             try:
-                _run(case, warmup, batches, max_seconds, with_memory=turn == 0)
+                _run(case, warmup, batches, max_seconds)
             except Exception as error:
                 if case.side == OURS:
                     raise
-                case.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                case.error = in_one_line(error)
+
+
+def in_one_line(error: Exception) -> str:
+    """An error's type and message; of one from a worker process, that of the worker."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "worker process" in lines[0]:
+        return lines[-1]
+    return f"{type(error).__name__}: {' '.join(lines)}"
+
+
+def resident(
+    label: str, variant: str, stream: Stream, batches: int, max_seconds: float
+) -> dict[str, Any]:
+    """Watch memory over many batches: after a start, it must not grow.
+
+    Args:
+        label: Whose stream it is.
+        variant: The graph it runs on.
+        stream: Its first batch is made after the first look at memory.
+        batches: How many, fewer if ``max_seconds`` are over.
+        max_seconds: After which it ends early.
+
+    Returns:
+        Bytes ``before``, ``at_early`` (batch number ``early``), ``largest_after`` that batch,
+        ``peak`` above ``before``, of ``workers`` (processes, what they hold for themselves), of the
+        features of the largest batch; ``None`` where the system does not say.
+    """
+    gc.collect()
+    before, early = memory.resident(), min(50, batches // 2)
+    memory.reset_peak()
+    at_early: int | None = None
+    largest, biggest, number, start = 0, 0, 0, time.perf_counter()
+    source = stream()
+    try:
+        for number, one in zip(range(1, batches + 1), source):
+            biggest = max(biggest, one.bytes)
+            now = memory.resident() or 0
+            at_early = now if number == early else at_early
+            largest = max(largest, now) if number > early else largest
+            if time.perf_counter() - start > max_seconds:
+                break
+        top, workers = memory.peak(), memory.children()
+    finally:
+        _close(source)
+    return {
+        "label": label,
+        "variant": variant,
+        "batches": number,
+        "early": early,
+        "before": before,
+        "at_early": at_early,
+        "largest_after": largest if number > early else None,
+        "peak": None if top is None or before is None else max(0, top - before),
+        "workers": workers,
+        "bytes_per_batch": biggest,
+    }
+
+
+def _close(source: Iterator[Counts]) -> None:
+    close = getattr(source, "close", None)
+    if close is not None:
+        close()
 
 
 def build(found: list[dict[str, Any]], label: str, variant: str, make: Callable[[], Any]) -> Any:
@@ -125,10 +183,8 @@ def build(found: list[dict[str, Any]], label: str, variant: str, make: Callable[
     return sampler
 
 
-def _run(case: Case, warmup: int, batches: int, max_seconds: float, with_memory: bool) -> None:
+def _run(case: Case, warmup: int, batches: int, max_seconds: float) -> None:
     gc.collect()
-    before = memory.resident()
-    memory.reset_peak()
     stream = case.stream()
     try:
         for _ in range(warmup):
@@ -144,15 +200,8 @@ def _run(case: Case, warmup: int, batches: int, max_seconds: float, with_memory:
             seconds = time.perf_counter() - start
             if seconds > max_seconds and count >= min(3, batches):
                 break
-        if with_memory:
-            peak = memory.peak()
-            if before is not None and peak is not None:
-                case.extra_bytes = max(0, peak - before)
-            case.worker_bytes = memory.children()
     finally:
-        close = getattr(stream, "close", None)
-        if close is not None:
-            close()
+        _close(stream)
     case.rates.append(count / seconds)
     case.timed = count
     case.mean = {name: value / count for name, value in vars(total).items()}

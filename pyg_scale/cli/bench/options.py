@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch_geometric.loader
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data, HeteroData
 
 import pyg_scale.loader
@@ -99,12 +99,26 @@ def _theirs(option: _Option, name: str, workers: int) -> Iterator[Counts]:
     return streams.loaded_by_pyg(name, make)
 
 
+class _Seen(TorchDispatchMode):
+    """Within it, the names of the ops that this thread calls are collected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
 def _compiled_ops(option: _Option) -> str:
     """The compiled sampling ops that run for one batch."""
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
-        next(iter(option.make(pyg_scale.loader, num_workers=0)))
-    seen = {event.key for event in trace.key_averages()}
-    ops = [op for op in SAMPLING_OPS if op in seen]
+    loader = option.make(pyg_scale.loader, num_workers=0)
+    with _Seen() as seen:
+        next(iter(loader))
+    ops = [op for op in SAMPLING_OPS if op in seen.names]
     if not ops:
         raise RuntimeError(
             f"option {option.label!r} ran no compiled sampling op: expected one of "

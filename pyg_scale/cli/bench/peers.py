@@ -14,6 +14,8 @@ import torch
 from torch_geometric import typing as pyg_typing
 from torch_geometric.data import Data
 
+from pyg_scale.cli.bench.measure import in_one_line
+
 PACKAGES = {"pyg-lib": "pyg_lib", "torch-sparse": "torch_sparse"}
 """What PyG can sample with, in the order of its preference, and the modules."""
 
@@ -56,7 +58,7 @@ def what_pyg_says() -> str:
             warnings.simplefilter("ignore")
             _first_batch()
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return in_one_line(error)
     return ""
 
 
@@ -68,7 +70,7 @@ def _try(name: str, module: str) -> Backend:
         with using(name):
             _first_batch()
     except Exception as error:
-        return Backend(name, None, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Backend(name, None, in_one_line(error))
     try:
         return Backend(name, version(name))
     except PackageNotFoundError:

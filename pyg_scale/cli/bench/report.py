@@ -26,6 +26,13 @@ NOTES = {
     ),
 }
 
+MEMORY_NOTE = (
+    "One loader after the other. Before it; after some batches; the most after those; the peak "
+    "above the start; what "
+    "worker processes hold for themselves, which comes on top; the features of the largest batch, "
+    "for scale."
+)
+
 # Measured once with pyg-lib 0.9 built from its sources, which cannot be installed from PyPI.
 STATED: dict[str, Any] = {
     "where": "another machine of the same kind (2 cores), generated products-shaped graph, "
@@ -137,7 +144,7 @@ def _tables(found: Mapping[str, Any]) -> Iterable[Table]:
         if not rows:
             continue
         note = NOTES.get(group, "").format(option_nodes=found.get("option_nodes", 0))
-        header = ["", "graph", "batches/s", "low–high", "M edges/s", "against PyG", "extra memory"]
+        header = ["", "graph", "batches/s", "low–high", "M edges/s", "against PyG"]
         extra = any(c["notes"] for c in rows)
         body = [_row(case, baseline) + ([_notes(case)] if extra else []) for case in rows]
         yield title, note, header + (["compiled"] if extra else []), body
@@ -166,9 +173,20 @@ def _tables(found: Mapping[str, Any]) -> Iterable[Table]:
         )
     if found.get("resident"):
         yield (
-            "Resident memory over many batches",
-            "Features and edges of the largest batch are given for scale.",
-            ["", "graph", "batches", "before", "at batch", "then", "most after it", "a batch"],
+            "Memory while loading",
+            MEMORY_NOTE,
+            [
+                "",
+                "graph",
+                "batches",
+                "before",
+                "at batch",
+                "is",
+                "most after",
+                "peak above",
+                "worker processes",
+                "a batch",
+            ],
             [
                 [
                     r["label"],
@@ -178,6 +196,8 @@ def _tables(found: Mapping[str, Any]) -> Iterable[Table]:
                     str(r["early"]),
                     _size(r["at_early"]),
                     _size(r["largest_after"]),
+                    _size(r["peak"]),
+                    _size(r["workers"]),
                     _size(r["bytes_per_batch"]),
                 ]
                 for r in found["resident"]
@@ -201,10 +221,9 @@ def _comparable(case: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _row(case: Mapping[str, Any], baseline: Mapping[tuple[Any, ...], float]) -> list[str]:
     if case["error"]:
-        return [case["label"], case["variant"], "–", f"cannot: {_short(case['error'])}", "", "", ""]
+        return [case["label"], case["variant"], "–", f"cannot: {_short(case['error'])}", "", ""]
     base = baseline.get(_comparable(case))
     times = f"{case['batches_per_s'] / base:.1f}×" if base and case["side"] == "pyg_scale" else ""
-    memory = (case["extra_bytes"] or 0) + (case["worker_bytes"] or 0)
     return [
         case["label"],
         case["variant"],
@@ -212,7 +231,6 @@ def _row(case: Mapping[str, Any], baseline: Mapping[tuple[Any, ...], float]) -> 
         f"{case['batches_per_s_low']:.2f}–{case['batches_per_s_high']:.2f}",
         f"{case['edges_per_s'] / 1e6:.2f}",
         times,
-        "" if case["extra_bytes"] is None else _size(memory),
     ]
 
 

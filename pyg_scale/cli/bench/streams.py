@@ -88,12 +88,6 @@ def count(batch: Data | HeteroData) -> Counts:
     )
 
 
-def num_bytes(batch: Data) -> int:
-    """Bytes of all tensors of a batch."""
-    tensors = [value for _, value in batch if isinstance(value, Tensor)]
-    return sum(value.numel() * value.element_size() for value in tensors)
-
-
 def row_bytes(data: Data) -> int:
     """Bytes of the features of one node."""
     return 0 if data.x is None else data.x[:1].numel() * data.x.element_size()
