@@ -111,7 +111,7 @@ Tensor gather(Tensor x, Tensor index, int64_t num_threads) {
   }
   if (wrong < count) {
     throw std::out_of_range("index[" + std::to_string(wrong) + "] is " +
-                            std::to_string(column[wrong]) + ", but x has " +
+                            std::to_string(column[wrong]) + ", but there are only " +
                             std::to_string(rows.count) + " rows");
   }
   return out;

@@ -67,22 +67,18 @@ def _rows_contiguous(x: Tensor) -> bool:
 
 
 def _plain(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    check_range(index, x.size(dim))
+    _check_range(index, x.size(dim))
     if x.dtype.itemsize == 1 and not x.is_quantized and x.layout == torch.strided:
         # index_select knows not every 8-bit type
         return torch.index_select(x.view(torch.uint8), dim, index).view(x.dtype)
     return torch.index_select(x, dim, index)
 
 
-def check_range(index: Tensor, size: int, name: str = "index", of: str = "x has {} rows") -> None:
-    """Refuse an ``index`` outside of ``[0, size)``.
-
-    Raises:
-        IndexError: Names the first such entry and the size.
-    """
+def _check_range(index: Tensor, size: int) -> None:
+    """Refuse an ``index`` outside of ``[0, size)``, as the compiled op does."""
     if index.numel() == 0 or index.device.type != "cpu":  # a GPU must not be waited for
         return
     low, high = torch.aminmax(index)
     if low < 0 or high >= size:
         at = int(((index < 0) | (index >= size)).nonzero()[0])
-        raise IndexError(f"{name}[{at}] is {int(index[at])}, but {of.format(size)}")
+        raise IndexError(f"index[{at}] is {int(index[at])}, but there are only {size} rows")

@@ -97,48 +97,57 @@ def _read_time(
     source: GraphSource, feature_store: FeatureStore, attrs: list[TensorAttr], name: str
 ) -> None:
     found = _named(source, attrs, name)
-    edges = [t for t in found if isinstance(t, tuple)]
-    if None not in found:
-        one_level(name, [t for t in found if isinstance(t, str)], edges)
-    for group, value in _fetch(feature_store, found).items():
-        of_edges = bool(edges)
-        if group is None:
-            edge_list = source.edges[None]
+    of_nodes = [attr.group_name for _, of_edges, attr in found if of_edges is False]
+    of_edges = [attr.group_name for _, of_edges, attr in found if of_edges]
+    if of_nodes or of_edges:
+        one_level(name, of_nodes, of_edges)
+    for (kind, level, _), value in zip(found, _fetch(feature_store, found)):
+        if level is None:
+            edges = source.edges[None]
             num_nodes = source.num_nodes[None]
             if num_nodes is None:
-                num_nodes = max(edge_list.least_size())
-            of_edges = is_edge_level(  # PyG goes by the name alone
-                len(value), num_nodes, edge_list.num_edges, f"time_attr={name!r}",
-                tie=name != "time",
+                num_nodes = max(edges.least_size())
+            level = is_edge_level(  # PyG goes by the name alone
+                len(value), num_nodes, edges.num_edges, f"time_attr={name!r}", tie=name != "time"
             )
-        source.add_time(group, value, name, of_edges)
+        source.add_time(kind, value, name, level)
 
 
 def _read_weight(
     source: GraphSource, feature_store: FeatureStore, attrs: list[TensorAttr], name: str
 ) -> None:
-    found = _named(source, attrs, name)
-    found = {t: a for t, a in found.items() if t in source.edges}
+    found = [entry for entry in _named(source, attrs, name) if entry[1] is not False]
     if not found:
         raise ValueError(f"weight_attr={name!r} is not an attribute of edges in the feature store")
-    for group, value in _fetch(feature_store, found).items():
-        source.add_weight(group, value, name)
+    for (kind, _, _), value in zip(found, _fetch(feature_store, found)):
+        source.add_weight(kind, value, name)
 
 
-def _named(source: GraphSource, attrs: list[TensorAttr], name: str) -> dict[Any, TensorAttr]:
-    """The attributes of this name, by type, in the order of the types."""
-    found = {attr.group_name: attr for attr in attrs if attr.attr_name == name}
-    if not found:
+Found = tuple[Any, bool | None, TensorAttr]
+"""A type, whether its edges are meant (``None``: its length tells), and the attribute."""
+
+
+def _named(source: GraphSource, attrs: list[TensorAttr], name: str) -> list[Found]:
+    """The attributes of this name, in the order of the types."""
+    groups = {attr.group_name: attr for attr in attrs if attr.attr_name == name}
+    if not groups:
         raise ValueError(f"the feature store has no attribute {name!r}")
-    kinds = dict.fromkeys((*source.node_types, *source.edge_types))
-    if unknown := [group for group in found if group not in kinds]:
+    known: dict[Any, tuple[Any, bool | None]]
+    if source.node_types == (None,):
+        # (None, None) are the edges of a homogeneous graph, as in torch_geometric.distributed
+        known = {None: (None, None), (None, None): (None, True)}
+        if len(groups) > 1 and set(groups) <= set(known):
+            one_level(name, [None], [(None, None)])
+    else:
+        known = {t: (t, False) for t in source.node_types}
+        known |= {t: (t, True) for t in source.edge_types}
+    if unknown := [group for group in groups if group not in known]:
         raise ValueError(f"{name!r} is stored for {unknown[0]!r}, which is no type of the graph")
-    return {kind: found[kind] for kind in kinds if kind in found}
+    return [(*known[group], groups[group]) for group in known if group in groups]
 
 
-def _fetch(feature_store: FeatureStore, attrs: dict[Any, TensorAttr]) -> dict[Any, Any]:
-    values = feature_store.multi_get_tensor([_copy(attr) for attr in attrs.values()])
-    return dict(zip(attrs, values))
+def _fetch(feature_store: FeatureStore, found: list[Found]) -> list[Any]:
+    return feature_store.multi_get_tensor([_copy(attr) for _, _, attr in found])
 
 
 def _copy(attr: TensorAttr) -> TensorAttr:

@@ -74,7 +74,7 @@ def test_strides(kernels: str) -> None:
 @pytest.mark.parametrize("width", [0, 1, 7])
 def test_an_index_out_of_range_is_named(kernels: str, bad: int, width: int) -> None:
     index = torch.tensor([0, 4, bad, 1, bad])
-    with pytest.raises(IndexError, match=rf"index\[2\] is {bad}, but x has 5 rows"):
+    with pytest.raises(IndexError, match=rf"index\[2\] is {bad}, but there are only 5 rows"):
         gather(torch.zeros(5, width), index)
 
 
@@ -96,7 +96,7 @@ def test_large_output_for_any_number_of_threads(kernels: str) -> None:
             assert torch.equal(gather(x, index), x[index])
             bad = index.clone()
             bad[[59_999, 100, 40_000]] = 20_000
-            with pytest.raises(IndexError, match=r"index\[100\] is 20000, but x has 20000 rows"):
+            with pytest.raises(IndexError, match=r"index\[100\] is 20000, but there are only 20000 rows"):
                 gather(x, bad)
     finally:
         torch.set_num_threads(before)
