@@ -1,0 +1,358 @@
+"""Our sampler behind PyG's own, unchanged loaders, for code that cannot be edited.
+
+    import pyg_scale.compat
+    pyg_scale.compat.install()
+
+    from torch_geometric.loader import NeighborLoader      # samples, with nothing else installed
+
+PyG's samplers call ``torch.ops.pyg.neighbor_sample`` and ``hetero_neighbor_sample`` if they think
+that pyg-lib is there. :func:`install` puts functions of that signature there and lets PyG's
+sampler module, and only that, think so: what else PyG does with pyg-lib stays as it is. Node and
+link loaders, disjoint, weighted and temporal (by nodes and by edges), forward and backward
+sampling work; ``subgraph_type="induced"`` raises as before, for PyG does it without pyg-lib.
+
+What is drawn depends on a key from torch's default generator, so that ``torch.manual_seed`` works
+as it does with pyg-lib. What else ``pyg_scale.loader`` promises (equal batches for any number of
+workers, resuming, threads, one copy of the graph) cannot be had from PyG's loaders.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch_geometric.sampler.neighbor_sampler as pyg_module
+import torch_geometric.typing
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
+from pyg_scale.sampler.base import Sample
+from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+
+_FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
+_MISSING = object()
+
+# Installing ################################################################################
+
+
+class Installed:
+    """What :func:`install` returns: as a context manager it takes back what it did."""
+
+    def __init__(self, is_owner: bool) -> None:
+        self._is_owner = is_owner
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_owner:
+            uninstall()
+
+
+def install(force: bool = False) -> Installed:
+    """Put our sampler behind PyG's own loaders, until :func:`uninstall`.
+
+    Does nothing if that was done before. Worker processes have it as well, however they are
+    started. To limit it to a block::
+
+        with pyg_scale.compat.install():
+            ...
+
+    Args:
+        force: Whether to replace a pyg-lib that is installed.
+
+    Raises:
+        RuntimeError: If pyg-lib is installed, and not ``force``.
+    """
+    with _lock:
+        if _undo:
+            return Installed(is_owner=False)
+        has_op = hasattr(torch.ops.pyg, "neighbor_sample")
+        if (has_op or torch_geometric.typing.WITH_PYG_LIB) and not force:
+            raise RuntimeError(
+                "pyg-lib is installed, so PyG's loaders sample with it: leave compat out, or call "
+                "install(force=True) to replace it"
+            )
+        typing = _Overlay(torch_geometric.typing, **dict.fromkeys(_FLAGS, True))
+        _set(pyg_module, "torch_geometric", _Overlay(torch_geometric, typing=typing))
+        _set(torch.ops.pyg, "neighbor_sample", neighbor_sample)
+        _set(torch.ops.pyg, "hetero_neighbor_sample", hetero_neighbor_sample)
+        _set(pyg_module.NeighborSampler, "__reduce_ex__", _reduce_ex)
+        return Installed(is_owner=True)
+
+
+def uninstall() -> None:
+    """Take back what :func:`install` did; nothing if nothing was done."""
+    with _lock:
+        while _undo:
+            owner, name, before = _undo.pop()
+            if before is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def is_installed() -> bool:
+    """Whether PyG's loaders sample with our sampler."""
+    return bool(_undo)
+
+
+_lock = threading.RLock()
+_undo: list[tuple[Any, str, Any]] = []
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    _undo.append((owner, name, vars(owner).get(name, _MISSING)))
+    setattr(owner, name, value)
+
+
+class _Overlay:
+    """A module with some attributes replaced."""
+
+    def __init__(self, module: Any, **values: Any) -> None:
+        self.__dict__.update(values)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _reduce_ex(sampler: Any, protocol: Any) -> tuple[Any, ...]:
+    """How PyG's sampler is pickled meanwhile: so that whoever unpickles it installs us first."""
+    reduced: tuple[Any, ...] = object.__reduce_ex__(sampler, protocol)  # type: ignore[assignment]
+    function, arguments, *rest = reduced
+    return _in_worker, (function, arguments), *rest
+
+
+def _in_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Make an object; in a process that another one has started, after installing."""
+    # While such a process unpickles what it was started with, it does not know its parent yet.
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if starting or multiprocessing.parent_process() is not None:
+        install(force=True)  # the parent has decided
+    return function(*arguments)
+
+
+# The functions #############################################################################
+
+
+def neighbor_sample(
+    rowptr: Tensor,
+    col: Tensor,
+    seed: Tensor,
+    num_neighbors: Sequence[int],
+    node_time: Tensor | None = None,
+    edge_time: Tensor | None = None,
+    seed_time: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    csc: bool = False,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[int], list[int]]:
+    """``torch.ops.pyg.neighbor_sample``; see :func:`hetero_neighbor_sample`."""
+    graph = _topology(
+        (None,), (None,), {None: rowptr}, {None: col}, {None: node_time}, {None: edge_time},
+        {None: edge_weight},
+    )
+    out = _sample(
+        graph, {None: seed}, None if seed_time is None else {None: seed_time},
+        list(num_neighbors), csc, replace, directed, disjoint, temporal_strategy,
+    )
+    assert out.num_sampled_nodes is not None
+    assert out.num_sampled_edges is not None
+    edge = out.edge[None] if return_edge_id else None
+    return (out.row[None], out.col[None], _nodes(out, None), edge,
+            out.num_sampled_nodes[None], out.num_sampled_edges[None])
+
+
+def hetero_neighbor_sample(
+    node_types: Sequence[str],
+    edge_types: Sequence[tuple[str, str, str]],
+    rowptr_dict: Mapping[str, Tensor],
+    col_dict: Mapping[str, Tensor],
+    seed_dict: Mapping[str, Tensor],
+    num_neighbors_dict: Mapping[str, Sequence[int]],
+    node_time_dict: Mapping[str, Tensor] | None = None,
+    edge_time_dict: Mapping[str, Tensor] | None = None,
+    seed_time_dict: Mapping[str, Tensor] | None = None,
+    edge_weight_dict: Mapping[str, Tensor] | None = None,
+    csc: bool = False,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+) -> tuple[Any, ...]:
+    """``torch.ops.pyg.hetero_neighbor_sample``, with our sampler and a key from torch's generator.
+
+    Takes what pyg-lib's function of that name takes. Edge ids are positions in ``col``.
+
+    Raises:
+        NotImplementedError: If ``directed=False`` (the induced subgraph).
+        ValueError: If times or weights do not fit the graph.
+        IndexError: If a seed is not a node.
+    """
+    types = [(source, relation, target) for source, relation, target in edge_types]
+    name = {edge_type: "__".join(edge_type) for edge_type in types}
+
+    def by_type(given: Mapping[str, Any] | None) -> dict[EdgeType, Any]:
+        return {edge_type: (given or {}).get(name[edge_type]) for edge_type in types}
+
+    graph = _topology(
+        tuple(node_types), tuple(types), by_type(rowptr_dict), by_type(col_dict),
+        {t: (node_time_dict or {}).get(t) for t in node_types}, by_type(edge_time_dict),
+        by_type(edge_weight_dict),
+    )
+    out = _sample(
+        graph, dict(seed_dict), None if seed_time_dict is None else dict(seed_time_dict),
+        {edge_type: list(num_neighbors_dict[name[edge_type]]) for edge_type in types},
+        csc, replace, directed, disjoint, temporal_strategy,
+    )
+    assert out.num_sampled_nodes is not None
+    assert out.num_sampled_edges is not None
+    per_edge_type = [
+        None if each is None else {name[edge_type]: each[edge_type] for edge_type in types}
+        for each in (out.row, out.col, out.edge if return_edge_id else None)
+    ]
+    row, col, edge = per_edge_type
+    return (row, col, {t: _nodes(out, t) for t in node_types}, edge,
+            {t: out.num_sampled_nodes[t] for t in node_types},
+            {name[edge_type]: out.num_sampled_edges[edge_type] for edge_type in types})
+
+
+def _sample(
+    graph: Topology,
+    seed: Any,
+    seed_time: Any,
+    num_neighbors: Any,
+    csc: bool,
+    replace: bool,
+    directed: bool,
+    disjoint: bool,
+    temporal_strategy: str,
+) -> Sample:
+    if not directed:
+        raise NotImplementedError(
+            "directed=False: PyG takes induced subgraphs from torch-sparse; "
+            "pyg_scale.loader.NeighborLoader(subgraph_type='induced') has them"
+        )
+    sampler = NativeSampler(
+        num_neighbors=num_neighbors, replace=replace, disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+    )
+    sampler.topology = graph
+    out = sampler.sample_checked(seed, seed_time, None)
+    if not csc:  # then what we take for in-edges are out-edges
+        out.row, out.col = out.col, out.row
+    return out
+
+
+def _nodes(out: Sample, node_type: NodeType) -> Tensor:
+    """Nodes ``[n]``, or pairs of seed position and node ``[n, 2]`` if disjoint."""
+    node = out.node[node_type]
+    if out.batch is None:
+        return node
+    return torch.stack([out.batch[node_type].to(node.dtype), node], dim=1)
+
+
+# The graph #################################################################################
+
+_UNKNOWN_SIZE = 2**31 - 1  # of a node type that has no in-edges: enough for any seed
+
+_known = WeakTensorKeyDictionary()
+
+
+def _topology(
+    node_types: tuple[NodeType, ...],
+    edge_types: tuple[EdgeType, ...],
+    rowptr: Mapping[EdgeType, Tensor],
+    col: Mapping[EdgeType, Tensor],
+    node_time: Mapping[NodeType, Tensor | None],
+    edge_time: Mapping[EdgeType, Tensor | None],
+    weight: Mapping[EdgeType, Tensor | None],
+) -> Topology:
+    """The graph that these tensors are, made once for as long as PyG's sampler holds them."""
+    given = [*rowptr.values(), *col.values(), *node_time.values(), *edge_time.values(),
+             *weight.values()]
+    parts = [part for part in given if part is not None]
+    shape = (node_types, edge_types, [part is not None for part in given])
+    versions = [part._version for part in parts]
+    with _lock:
+        for known in _known.get(parts[0], []) if parts else []:
+            same = known.shape == shape and known.versions == versions
+            if same and all(ref() is part for ref, part in zip(known.parts, parts, strict=True)):
+                return known.graph
+        graph = _build(node_types, edge_types, rowptr, col, node_time, edge_time, weight)
+        if parts:
+            # The graph must not hold the tensor whose end is its end.
+            references = [TensorWeakRef(part) for part in parts]
+            _known.setdefault(parts[0], []).append(_Known(shape, versions, references, graph))
+        return graph
+
+
+class _Known(NamedTuple):
+    shape: Any
+    versions: list[int]
+    parts: list[TensorWeakRef]
+    graph: Topology
+
+
+def _build(
+    node_types: tuple[NodeType, ...],
+    edge_types: tuple[EdgeType, ...],
+    rowptr: Mapping[EdgeType, Tensor],
+    col: Mapping[EdgeType, Tensor],
+    node_time: Mapping[NodeType, Tensor | None],
+    edge_time: Mapping[EdgeType, Tensor | None],
+    weight: Mapping[EdgeType, Tensor | None],
+) -> Topology:
+    ends = {t: (None, None) if t is None else (t[0], t[2]) for t in edge_types}
+    num_nodes: dict[NodeType, int] = {}
+    for edge_type in edge_types:
+        num_nodes[ends[edge_type][1]] = rowptr[edge_type].numel() - 1
+    for edge_type in edge_types:
+        neighbor = ends[edge_type][0]
+        if neighbor not in num_nodes:
+            num_nodes[neighbor] = _UNKNOWN_SIZE
+    for node_type in node_types:
+        when = node_time.get(node_type)
+        num_nodes.setdefault(node_type, _UNKNOWN_SIZE)
+        if when is not None and num_nodes[node_type] == _UNKNOWN_SIZE:
+            num_nodes[node_type] = when.numel()
+    times = [time for time in (*node_time.values(), *edge_time.values()) if time is not None]
+    float_time = any(time.is_floating_point() for time in times)
+
+    def sortable(time: Tensor) -> Tensor:
+        return sortable_time(time.detach().to(torch.float64) if float_time else time.detach())
+
+    of_nodes = {t: sortable(time) for t, time in node_time.items() if time is not None}
+    csc = {}
+    for edge_type in edge_types:
+        neighbor, expanded = ends[edge_type]
+        part = from_pointers(
+            rowptr[edge_type].detach(), col[edge_type], num_nodes[expanded], num_nodes[neighbor]
+        )
+        when = edge_time[edge_type]
+        of_edges = None if when is None else sortable(when)
+        if neighbor in of_nodes:
+            part = order_by_time(part, of_nodes[neighbor], of_edges=False)
+        elif of_edges is not None:
+            part = order_by_time(part, of_edges, of_edges=True)
+            if part.edge_id is not None:
+                of_edges = of_edges[part.edge_id.to(torch.int64)]
+        given = weight[edge_type]
+        prefix = None if given is None else weight_prefix(part, given.detach())
+        csc[edge_type] = CSC(part.indptr, part.indices, part.edge_id, of_edges, prefix)
+    narrow = bool(edge_types) and rowptr[edge_types[0]].dtype == torch.int32
+    return Topology(
+        node_types, edge_types, num_nodes, csc, of_nodes,
+        index_dtype=torch.int32 if narrow else torch.int64, float_time=float_time,
+    )
