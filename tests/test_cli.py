@@ -247,7 +247,7 @@ def test_check_fails_for_what_does_not_conform(tmp_path):
     ):
         assert f"FAILED test_conformance.py::TestPlugin::{test}" in done.stdout
     assert "3 failed" in done.stdout
-    assert run("plugins", "check", "bad", **env).returncode == 1
+    assert run("plugins", "check", "bad", "--", "-x", **env).returncode == 1
 
 
 def test_check_without_a_kit_loads(adds, capsys):

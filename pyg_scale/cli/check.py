@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,23 +55,27 @@ def check(
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder, "test_conformance.py")
         test.write_text(module_source(testable, provider), encoding="utf-8")
-        report = Path(folder, "report.xml")
-        command = [
-            sys.executable,
+        options = [
             "-m",
             "pytest",
             "-q",
             "--rootdir",
-            folder,
+            ".",
             "-p",
             "no:cacheprovider",
             "--junitxml",
-            str(report),
-            *pytest_args,
-            str(test),
+            "report.xml",
         ]
-        done = subprocess.run(command, stdout=sys.stderr if as_json else None, check=False)
-        counts = _counts(report)
+        # In that folder, so that names of tests are short; modules are found as from here.
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        done = subprocess.run(
+            [sys.executable, *options, *pytest_args, test.name],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=sys.stderr if as_json else None,
+            check=False,
+        )
+        counts = _counts(Path(folder, "report.xml"))
     if as_json:
         print(
             json.dumps(
