@@ -222,7 +222,7 @@ class NeighborSampler(pyg.BaseSampler):
         return {
             "hetero": graph.is_hetero,
             "replace": self.replace,
-            "disjoint": self.disjoint,
+            "disjoint": self._disjoint,
             "weighted": self.weight_attr is not None,
             "node_time": bool(graph.node_time),
             "edge_time": graph.has_edge_time,

@@ -38,7 +38,7 @@ def needed(data: Data | HeteroData, **options: Any) -> list[str]:
     wanted = {
         "hetero": isinstance(data, HeteroData),
         "replace": options.get("replace"),
-        "disjoint": options.get("disjoint") or time,
+        "disjoint": options.get("disjoint"),
         "weighted": options.get("weight_attr"),
         "node_time": time == "time",
         "edge_time": time == "when",

@@ -84,7 +84,7 @@ class SamplerTests(DrawTests):
             "weighted": (graphs.hostile(), {"weight_attr": "weight"}),
             "node_time": (graphs.hostile(), {"time_attr": "time"}),
             "edge_time": (graphs.hostile(), {"time_attr": "when"}),
-            "last": (graphs.hostile(), {"time_attr": "when", "temporal_strategy": "last"}),
+            "last": (graphs.hostile(), {"temporal_strategy": "last"}),
             "bidirectional": (graphs.hostile(), {"subgraph_type": "bidirectional"}),
             "induced": (graphs.hostile(), {"subgraph_type": "induced"}),
             "backward": (graphs.hostile(), {"sample_direction": "backward"}),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyg_scale.ops import library
 from pyg_scale.testing import SamplerTests
 
 
@@ -14,4 +15,6 @@ class TestReference(SamplerTests):
 class TestNative(SamplerTests):
     @pytest.fixture
     def sampler(self):
+        if not library.compiled():
+            pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
         return "native"

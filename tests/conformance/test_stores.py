@@ -1,0 +1,18 @@
+"""Every built-in store against the conformance kit."""
+
+import pytest
+
+from pyg_scale import plugins
+from pyg_scale.testing import FeatureStoreTests, GraphStoreTests
+
+
+class TestMemoryFeatures(FeatureStoreTests):
+    @pytest.fixture
+    def feature_store(self):
+        return plugins.get("feature_store", "memory")()
+
+
+class TestMemoryGraph(GraphStoreTests):
+    @pytest.fixture
+    def graph_store(self):
+        return plugins.get("graph_store", "memory")()

@@ -1,0 +1,108 @@
+"""The kit for samplers, on samplers that promise less than the built-in ones."""
+
+import pytest
+import torch
+
+from pyg_scale.ops.keys import bounded, fold_tensor
+from pyg_scale.sampler.frontier import Chosen
+from pyg_scale.sampler.hop import HopSampler
+from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.testing import SamplerTests, graphs
+from pyg_scale.testing.ask import ask
+from pyg_scale.testing.run import failures
+
+
+class Bernoulli(HopSampler):
+    """Keeps each of ``d`` in-edges by itself with probability ``k / d``."""
+
+    exact_count = uniform = False
+
+    def pick(self, frontier, k):
+        row, position = frontier.candidates()
+        d = frontier.num_candidates[row]
+        keep = bounded(fold_tensor(frontier.key[row], position), 0, d) < k
+        return Chosen(row[keep], position[keep])
+
+
+class TestBernoulli(SamplerTests):
+    @pytest.fixture
+    def sampler(self):
+        return Bernoulli()
+
+
+class Modest(ReferenceSampler):
+    """Supports nothing but a homogeneous graph and a number per hop."""
+
+    supports = frozenset()
+
+
+class TestModest(SamplerTests):
+    @pytest.fixture
+    def sampler(self):
+        return Modest()
+
+
+def test_a_modest_sampler_is_still_tested():
+    class FirstK(Modest):
+        def pick(self, frontier, k):
+            row, position = frontier.candidates()
+            keep = position - frontier.begin[row] < k
+            return Chosen(row[keep], position[keep])
+
+    found = {name.partition("[")[0] for name, _ in failures(SamplerTests, sampler=FirstK())}
+    assert {"test_every_neighbor_is_as_likely", "test_every_combination_is_as_likely",
+            "test_another_key_another_batch", "test_hubs_are_sampled_without_bias"} <= found
+
+
+def test_what_a_sampler_that_is_not_exact_must_not_do():
+    class TakesTwice(Bernoulli):
+        def pick(self, frontier, k):
+            row, position, _ = super().pick(frontier, k)
+            return Chosen(row.repeat(2), position.repeat(2))
+
+    assert "more than once" in str(next(failures(SamplerTests, sampler=TakesTwice()))[1])
+
+
+@pytest.mark.parametrize(("sampler", "message"), [
+    (object(), "return an instance of your subclass"),
+    (ReferenceSampler(graphs.written_out(), num_neighbors=[1]), "leave out data="),
+], ids=["not a sampler", "bound"])
+def test_wrong_fixtures_are_explained(sampler, message):
+    with pytest.raises(AssertionError, match=message):
+        next(failures(SamplerTests, sampler=sampler))
+
+
+def test_hostile_graphs_are_hostile():
+    data = graphs.hostile()
+    source, destination = data.edge_index
+    degree = torch.bincount(destination, minlength=data.num_nodes)
+    pairs = list(zip(source.tolist(), destination.tolist()))
+    assert int(degree[0]) > 40, "a hub"
+    assert pairs.count((5, 5)) >= 2, "self-loops"
+    assert pairs.count((3, 4)) >= 3, "parallel edges"
+    assert degree[-2:].tolist() == [0, 0]
+    assert (source == 99).sum() == 0, "an isolated node"
+    assert (source == 98).sum() > 0, "a node with out-edges only"
+    assert degree[6] == 1
+    assert not data.is_undirected()
+    assert not bool((destination.diff() >= 0).all()), "in no order"
+    assert not data.x.is_contiguous()
+    for time, most in ((data.time, 8), (data.when, 8)):
+        assert time.unique().numel() <= most < time.numel(), "ties"
+    assert bool((data.weight[destination == 7] == 0).all())
+    assert int((data.weight[destination == 8] > 0).sum()) == 1
+    hetero = graphs.hetero()
+    reached = {edge_type[0] for edge_type in hetero.edge_types if edge_type[2] != "ghost"}
+    assert "ghost" not in reached
+    assert "time" not in hetero["tag"]
+
+
+def test_messages_say_what_is_wrong():
+    class OneTooFew(ReferenceSampler):
+        def pick(self, frontier, k):
+            return super().pick(frontier, max(k - 1, 0))
+
+    with pytest.raises(AssertionError, match=(
+        r"hop 0, node 0: 2 in-edges were taken instead of 3 \(num_neighbors=3, \d+ candidates\)"
+    )):
+        ask(OneTooFew(), graphs.hostile(), [0], [3])
