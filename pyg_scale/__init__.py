@@ -13,7 +13,17 @@ __version__ = "0.1.0"
 hookimpl = pluggy.HookimplMarker("pyg_scale")
 """Marks a function of a plugin as the implementation of a hook of :mod:`pyg_scale.hookspecs`."""
 
-_SUBMODULES = ("compat", "datasets", "errors", "loader", "ops", "plugins", "sampler", "store", "testing")
+_SUBMODULES = (
+    "compat",
+    "datasets",
+    "errors",
+    "loader",
+    "ops",
+    "plugins",
+    "sampler",
+    "store",
+    "testing",
+)
 
 __all__ = ["__version__", "hookimpl"]
 
