@@ -26,7 +26,7 @@ struct Rows {
 };
 
 // The sampled in-edges of consecutive rows. Memory that a thread uses again and again.
-class Expansion {
+class alignas(64) Expansion {  // not two threads on one cache line
  public:
   // Rows per block, so that what is prefetched for a block is still in cache when it is read.
   static constexpr int64_t kBlockEdges = 512;

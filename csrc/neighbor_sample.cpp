@@ -2,8 +2,8 @@
 //
 // Hop by hop and edge type by edge type, blocks of frontier rows pass three steps: draw positions
 // (prefetching what they point to), read the neighbours, look up their rows. Draws depend on keys
-// alone, so several threads may do the first two steps for different rows; rows are
-// numbered in order by one. docs/draws.md says what is drawn.
+// alone, so several threads may do the first two steps for different rows, while one numbers
+// rows in order. docs/draws.md says what is drawn.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -21,7 +21,8 @@
 #include "induced.h"
 #include "keys.h"
 #include "node_list.h"
-#include "pool.h"
+#include "output.h"
+#include "parallel.h"
 
 namespace pyg_scale {
 namespace {
@@ -56,26 +57,6 @@ struct Scratch {
 
 // A batch of unusual size must not hold its memory for ever.
 constexpr size_t kScratchLimit = size_t{1} << 28;
-
-template <typename To, typename From>
-void convert(const From* from, int64_t count, To* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
-}
-
-template <typename From>
-Tensor to_tensor(const From* data, int64_t count, bool int32) {
-  Tensor out = pool_empty({count}, int32 ? ScalarType::Int : ScalarType::Long);
-  int32 ? convert(data, count, out.mutable_data_ptr<int32_t>())
-        : convert(data, count, out.mutable_data_ptr<int64_t>());
-  return out;
-}
-
-template <typename T>
-void fill_col(const Buffer<int64_t>& colptr, T* col) {
-  for (int64_t i = 0; i + 1 < colptr.size(); ++i) {
-    for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) col[e] = static_cast<T>(i);
-  }
-}
 
 class Sampling {
  public:
@@ -134,21 +115,21 @@ class Sampling {
 
   Output output() {
     Tensors node, row, col, edge, batch, colptr;
+    Outputs outputs(options_.num_threads);
     const bool narrow = options_.int32_output;
-    for (size_t t = 0; t < num_types_; ++t) {
-      node.push_back(to_tensor(nodes(t).node(), nodes(t).size(), narrow));
-      if (options_.disjoint) batch.push_back(to_tensor(nodes(t).seed(), nodes(t).size(), false));
-    }
     for (size_t r = 0; r < views_.size(); ++r) {
-      EdgeList& list = scratch_.edges[r];
-      const int64_t count = list.row.size();
-      row.push_back(to_tensor(list.row.data(), count, narrow));
-      edge.push_back(to_tensor(list.edge.data(), count, false));
-      colptr.push_back(to_tensor(list.colptr.data(), list.colptr.size(), false));
-      col.push_back(pool_empty({count}, narrow ? ScalarType::Int : ScalarType::Long));
-      narrow ? fill_col(list.colptr, col.back().mutable_data_ptr<int32_t>())
-             : fill_col(list.colptr, col.back().mutable_data_ptr<int64_t>());
+      const EdgeList& list = scratch_.edges[r];
+      row.push_back(outputs.copy(list.row.data(), list.row.size(), narrow));
+      col.push_back(outputs.rows(list.colptr, narrow));
+      colptr.push_back(outputs.copy(list.colptr.data(), list.colptr.size(), false));
+      edge.push_back(outputs.copy(list.edge.data(), list.edge.size(), false));
     }
+    for (size_t t = 0; t < num_types_; ++t) {
+      const NodeList& list = nodes(t);
+      node.push_back(outputs.copy(list.node(), list.size(), narrow));
+      if (options_.disjoint) batch.push_back(outputs.copy(list.seed(), list.size(), false));
+    }
+    outputs.write();
     return {node, row, col, edge, batch, colptr, matrix(nodes_per_hop_, options_.num_hops + 1),
             matrix(edges_per_hop_, options_.num_hops)};
   }
@@ -186,14 +167,12 @@ class Sampling {
     const int64_t edges_before = list.row.size();
     list.colptr.reserve(list.colptr.size() + end - begin);
 
-    const int64_t step = Expansion::block_rows(k);
-    const int64_t tasks = std::min(options_.num_threads, (end - begin) / kTaskRows);
-    if (tasks > 1) {
-      expand_parallel(view, how, begin, end, tasks);
-      for (int64_t task = 0; task < tasks; ++task) append(view, scratch_.expansions[task], list);
+    if (options_.num_threads > 1 && end - begin >= 2 * kTaskRows) {
+      expand_parallel(view, how, begin, end, list);
     } else {
+      const int64_t step = Expansion::block_rows(k);
+      Expansion& expansion = scratch_.expansions[0];
       for (int64_t from = begin; from < end; from += step) {
-        Expansion& expansion = scratch_.expansions[0];
         expansion.clear();
         expansion.expand(view, how, rows(view), from, std::min(end, from + step), end);
         append(view, expansion, list);
@@ -202,23 +181,39 @@ class Sampling {
     edges_per_hop_[r][hop] = list.row.size() - edges_before;
   }
 
+  // In rounds: one thread numbers what the others have sampled in the round before.
   void expand_parallel(const EdgeView& view, const HopOptions& how, int64_t begin, int64_t end,
-                       int64_t tasks) {
-    if (static_cast<int64_t>(scratch_.expansions.size()) < tasks) {
-      scratch_.expansions.resize(tasks);
+                       EdgeList& list) {
+    const int64_t size = end - begin;
+    const int64_t workers = std::min(options_.num_threads - 1, size / kTaskRows);
+    const int64_t per_task = std::max(kTaskRows, size / (workers * kRounds) + 1);
+    const int64_t rounds = (size + workers * per_task - 1) / (workers * per_task);
+    if (static_cast<int64_t>(scratch_.expansions.size()) < 2 * workers) {
+      scratch_.expansions.resize(static_cast<size_t>(2 * workers));
     }
-    Expansion* expansions = scratch_.expansions.data();  // the lambda must not see thread_locals
-    const Rows all = rows(view);
     const int64_t step = Expansion::block_rows(how.num_neighbors);
-    torch::stable::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) {
-        const int64_t stop = begin + (end - begin) * (task + 1) / tasks;
-        expansions[task].clear();
-        for (int64_t from = begin + (end - begin) * task / tasks; from < stop; from += step) {
-          expansions[task].expand(view, how, all, from, std::min(stop, from + step), stop);
+    for (int64_t round = 0; round <= rounds; ++round) {
+      // Plain pointers: other threads must not see this thread's thread_locals.
+      Expansion* now = scratch_.expansions.data() + (round % 2) * workers;
+      Expansion* before = scratch_.expansions.data() + ((round + 1) % 2) * workers;
+      int64_t waiting = 0;
+      for (int64_t w = 0; round > 0 && w < workers; ++w) waiting += before[w].num_edges();
+      // Nodes are read while others are appended, so their memory must stay where it is.
+      nodes(view.neighbor_type).reserve_nodes(waiting);
+      const Rows all = rows(view);
+      for_each_task(workers + 1, [&](int64_t task) {
+        if (task == 0) {
+          for (int64_t w = 0; round > 0 && w < workers; ++w) append(view, before[w], list);
+          return;
         }
-      }
-    });
+        now[task - 1].clear();
+        const int64_t first = begin + (round * workers + task - 1) * per_task;
+        const int64_t stop = std::min(end, first + per_task);
+        for (int64_t from = first; from < stop; from += step) {
+          now[task - 1].expand(view, how, all, from, std::min(stop, from + step), stop);
+        }
+      });
+    }
   }
 
   Rows rows(const EdgeView& view) {
@@ -242,6 +237,7 @@ class Sampling {
   }
 
   static constexpr int64_t kTaskRows = 2048;  // fewer rows are not worth a thread
+  static constexpr int64_t kRounds = 8;       // in each of which every thread waits for all
 
   const std::vector<EdgeView>& views_;
   const Options& options_;

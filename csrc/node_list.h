@@ -39,6 +39,12 @@ class NodeList {
     return static_cast<uint64_t>(disjoint_ ? seed * num_nodes_ + node : node);
   }
 
+  // Makes room for `count` more nodes: until then node() and seed() stay valid.
+  void reserve_nodes(int64_t count) {
+    node_.reserve(node_.size() + count);
+    if (disjoint_) seed_.reserve(seed_.size() + count);
+  }
+
   // Adds seeds, which keep a row each; the first of equal ones is found later.
   void add_seeds(const int64_t* node, int64_t count, int64_t first_position) {
     reserve(count);
@@ -89,8 +95,7 @@ class NodeList {
   }
 
   void reserve(int64_t count) {
-    node_.reserve(node_.size() + count);
-    if (disjoint_) seed_.reserve(seed_.size() + count);
+    reserve_nodes(count);
     table_.reserve(node_.size() + count);
   }
 

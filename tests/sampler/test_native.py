@@ -81,6 +81,15 @@ def test_threads_do_not_matter(options, weighted, monkeypatch):
         assert not difference(sampler.sample(seeds, None, 5), expected), threads
 
 
+def test_an_error_of_another_thread_arrives_as_it_is(monkeypatch):
+    topology = homogeneous(9_000, [(i, i) for i in range(8_999)])
+    csc_of = {None: dataclasses.replace(topology.csc[None], indices=torch.arange(8_999) + 7)}
+    sampler = bound(NativeSampler, dataclasses.replace(topology, csc=csc_of), num_neighbors=[1])
+    monkeypatch.setattr(sample, "num_threads", lambda: 2)
+    with pytest.raises(ValueError, match="neighbour 900[0-5] is not a node; there are 9000"):
+        sampler.sample({None: torch.arange(9_000)}, None, 0)
+
+
 def test_many_batches_at_once():
     rng = random.Random(3)
     topology = graph(rng, 3_000, 30_000)

@@ -1,0 +1,82 @@
+// From the memory of a batch in the making to tensors of their own.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "buffer.h"
+#include "graph_view.h"
+#include "parallel.h"
+#include "pool.h"
+
+namespace pyg_scale {
+
+// Allocates the outputs, then writes them all, side by side if there are several threads.
+class Outputs {
+ public:
+  explicit Outputs(int64_t num_threads) : num_threads_(num_threads) {}
+
+  // A copy of `count` numbers, as int32 or int64.
+  template <typename From>
+  Tensor copy(const From* from, int64_t count, bool int32) {
+    Tensor out = pool_empty({count}, int32 ? ScalarType::Int : ScalarType::Long);
+    void* to = out.mutable_data_ptr();
+    add(count, [=] {
+      int32 ? convert(from, count, static_cast<int32_t*>(to))
+            : convert(from, count, static_cast<int64_t*>(to));
+    });
+    return out;
+  }
+
+  // The row of each edge: i for the edges colptr[i] to colptr[i + 1] - 1.
+  Tensor rows(const Buffer<int64_t>& colptr, bool int32) {
+    const int64_t *from = colptr.data(), count = colptr.size();
+    Tensor out = pool_empty({from[count - 1]}, int32 ? ScalarType::Int : ScalarType::Long);
+    void* to = out.mutable_data_ptr();
+    add(from[count - 1], [=] {
+      int32 ? expand(from, count, static_cast<int32_t*>(to))
+            : expand(from, count, static_cast<int64_t*>(to));
+    });
+    return out;
+  }
+
+  // Nothing is written before.
+  void write() {
+    const auto count = static_cast<int64_t>(jobs_.size());
+    if (num_threads_ > 1 && size_ > kWorthThreads) {
+      for_each_task(count, [&](int64_t i) { jobs_[static_cast<size_t>(i)](); });
+    } else {
+      for (const auto& job : jobs_) job();
+    }
+    jobs_.clear();
+  }
+
+ private:
+  static constexpr int64_t kWorthThreads = int64_t{1} << 16;  // numbers
+
+  void add(int64_t size, std::function<void()> job) {
+    size_ += size;
+    jobs_.push_back(std::move(job));
+  }
+
+  template <typename To, typename From>
+  static void convert(const From* from, int64_t count, To* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(from[i]);
+  }
+
+  template <typename To>
+  static void expand(const int64_t* colptr, int64_t count, To* to) {
+    for (int64_t i = 0; i + 1 < count; ++i) {
+      for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) to[e] = static_cast<To>(i);
+    }
+  }
+
+  int64_t num_threads_;
+  int64_t size_ = 0;
+  std::vector<std::function<void()>> jobs_;
+};
+
+}  // namespace pyg_scale
