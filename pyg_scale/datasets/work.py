@@ -31,7 +31,7 @@ class Work:
             leave=False,
             disable=None if progress else True,
         )
-        self._pool = ThreadPoolExecutor(torch.get_num_threads())
+        self._pool = ThreadPoolExecutor(torch.get_num_threads(), "pyg_scale-datasets")
 
     def __enter__(self) -> Work:
         return self

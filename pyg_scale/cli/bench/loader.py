@@ -40,7 +40,7 @@ from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import library
 
-QUICK = {"nodes": 50_000, "edges": 1_000_000, "batches": 5, "repeats": 2, "warmup": 1}
+QUICK = {"nodes": 50_000, "edges": 1_000_000, "batches": 10, "repeats": 2, "warmup": 4}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -251,7 +251,7 @@ def _cases(
     )
     for workers in args.workers:
         kwargs = {"input_nodes": node, "batch_size": size, "num_workers": workers} | options
-        loader = partial(NeighborLoader, data, **kwargs)
+        loader = partial(NeighborLoader, data, **kwargs, seed=0)
         cases.append(
             Case(
                 "loader",

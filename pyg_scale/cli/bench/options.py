@@ -82,8 +82,7 @@ def measure(args: argparse.Namespace) -> list[Case]:
                     workers,
                 )
             )
-    batches = max(1, args.batches // 2)
-    run_rounds(cases, args.repeats, args.warmup, batches, args.max_seconds / 4)
+    run_rounds(cases, args.repeats, args.warmup, args.batches, args.max_seconds / 4)
     return cases
 
 

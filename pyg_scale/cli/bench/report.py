@@ -28,9 +28,8 @@ NOTES = {
 
 MEMORY_NOTE = (
     "One loader after the other. Before it; after some batches; the most after those; the peak "
-    "above the start; what "
-    "worker processes hold for themselves, which comes on top; the features of the largest batch, "
-    "for scale."
+    "above the start; what worker processes hold for themselves, which comes on top; the features "
+    "of the largest batch, for scale."
 )
 
 # Measured once with pyg-lib 0.9 built from its sources, which cannot be installed from PyPI.

@@ -71,7 +71,7 @@ def limit(
         np.copyto(own.target[:size], source[begin : begin + size])
         return Counts(out.node.numel(), out.row.numel(), size)
 
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(num_threads, "pyg_scale-bench") as pool:
         try:
             yield from pool.map(work, enumerate(node.split(batch_size)))
         finally:
