@@ -39,3 +39,17 @@ def check_workers(worker_type: str | None, kwargs: Mapping[str, Any]) -> None:
         raise ValueError(
             f"timeout={kwargs['timeout']} is how long to wait for workers: pass num_workers > 0"
         )
+
+
+def check_index_samplers(kwargs: Mapping[str, Any]) -> None:
+    """Refuse names where torch's index samplers belong.
+
+    Raises:
+        TypeError: If ``sampler`` or ``batch_sampler`` is a string.
+    """
+    for name in ("sampler", "batch_sampler"):
+        if isinstance(kwargs.get(name), str):
+            raise TypeError(
+                f"{name}= is torch's index sampler, which orders the seeds (got "
+                f"{kwargs[name]!r}); neighbor_sampler= takes a name"
+            )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.loader.affinity import log_memory
-from pyg_scale.loader.arguments import check_workers
+from pyg_scale.loader.arguments import check_index_samplers, check_workers
 from pyg_scale.loader.epoch import BatchIndex, KeyedRandomSampler, call_key, draw_seed, to_index
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.pin import pin_batch, pins
@@ -87,6 +87,7 @@ class SubgraphLoader(Resumable, DataLoader):
         self._epoch_stats = Stats()
         self._total_stats = Stats()
         check_workers(worker_type, kwargs)
+        check_index_samplers(kwargs)
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle"))
         dataset: Any = range(num_seeds)

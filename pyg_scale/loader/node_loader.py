@@ -19,6 +19,7 @@ from pyg_scale.loader.seeds import check_time, input_nodes_of
 from pyg_scale.loader.source import check_data, features_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.store.base import NodeType, Topology
 
 
 class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoader):
@@ -125,6 +126,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self._start(ids.numel(), **kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
+        _check_has_time(sampler, node_type, time)
         self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
         self.node_sampler = sampler
         self.feature_store = feature_store
@@ -160,3 +162,17 @@ def _check_bound(sampler: Any) -> None:
             f"node_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or use "
             f"NeighborLoader(neighbor_sampler=...), which does"
         )
+
+
+def _check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> None:
+    """Seeds of a temporal graph have times, and others have none."""
+    graph: Topology | None = getattr(sampler, "topology", None)
+    if graph is None:
+        return
+    if time is None and graph.is_temporal and node_type not in graph.node_time:
+        raise ValueError(
+            "input_time is missing: the seeds have no time of their own, as time_attr= is one of "
+            + ("edges" if graph.has_edge_time else "other nodes")
+        )
+    if time is not None and not graph.is_temporal:
+        raise ValueError("input_time is given, but the sampler has no time_attr=")

@@ -147,12 +147,18 @@ class ProcessPipeline:
     def __init__(self, batches: Iterator[BatchIndex], processes: Processes) -> None:
         self._me = object()
         self._sent: dict[int, BatchIndex] = {}
+        self._failed: list[Exception] = []
         self._processes = processes
-        processes.start(self._me, _noted(batches, self._sent))
+        processes.start(self._me, _noted(batches, self._sent, self._failed))
 
     def __next__(self) -> tuple[BatchIndex, Any, Stats]:
         start = time.perf_counter()
-        position, value, stats = self._processes.next_for(self._me)
+        try:
+            position, value, stats = self._processes.next_for(self._me)
+        except StopIteration:
+            if self._failed:
+                raise self._failed.pop() from None
+            raise
         stats.add_seconds("wait", time.perf_counter() - start)
         if self._processes.in_order:
             for passed in [p for p in self._sent if p < position]:
@@ -165,7 +171,13 @@ class ProcessPipeline:
     close = pause
 
 
-def _noted(batches: Iterator[BatchIndex], sent: dict[int, BatchIndex]) -> Iterator[BatchIndex]:
-    for batch in batches:
-        sent[batch.position] = batch
-        yield batch
+def _noted(
+    batches: Iterator[BatchIndex], sent: dict[int, BatchIndex], failed: list[Exception]
+) -> Iterator[BatchIndex]:
+    """Keeps what is sent, and an error until what was sent before it has come back."""
+    try:
+        for batch in batches:
+            sent[batch.position] = batch
+            yield batch
+    except Exception as error:
+        failed.append(error)

@@ -111,26 +111,26 @@ def check_time(time: Any, ids: Tensor, name: str = "input_time") -> Tensor | Non
 
 
 def _split(data: Any, input_nodes: Any) -> tuple[NodeType, Any]:
-    if isinstance(data, Data):
-        if isinstance(input_nodes, str) or (
-            isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)
-        ):
-            raise ValueError(
-                f"input_nodes names the node type {input_nodes!r}, but the graph has no types"
-            )
-        return None, input_nodes
-    if isinstance(input_nodes, str):
-        return input_nodes, None
-    if isinstance(input_nodes, list | tuple) and len(input_nodes) == 2 and isinstance(
-        input_nodes[0], str
-    ):
-        return input_nodes[0], input_nodes[1]
-    if isinstance(data, HeteroData):
+    named = input_nodes if isinstance(input_nodes, list | tuple) else (input_nodes, None)
+    typed = len(named) == 2 and isinstance(named[0], str)
+    if typed and not _is_hetero(data):
+        raise ValueError(
+            f"input_nodes names the node type {named[0]!r}, but the graph has no types"
+        )
+    if typed:
+        return named[0], named[1]
+    if _is_hetero(data):
         raise ValueError(
             "input_nodes must say of which type the seeds are: pass 'paper' for all nodes of a "
             f"type, or ('paper', ids or mask) (got {type(input_nodes).__name__})"
         )
     return None, input_nodes
+
+
+def _is_hetero(data: Any) -> bool:
+    if isinstance(data, Data | HeteroData):
+        return isinstance(data, HeteroData)
+    return any(attr.edge_type is not None for attr in data[1].get_all_edge_attrs())
 
 
 def _tensor(nodes: Any, name: str = "input_nodes") -> Tensor:

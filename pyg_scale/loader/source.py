@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, HeteroData
 
@@ -77,7 +78,7 @@ def filled(store: FeatureStore, data: Any) -> FeatureStore:
 
 def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any) -> None:
     for name, value in attributes.items():
-        if not isinstance(value, Tensor) or name in ("edge_index", "adj_t"):
+        if not isinstance(value, Tensor | np.ndarray) or name in ("edge_index", "adj_t"):
             continue
         of_edges = edge_group is not None and attributes.is_edge_attr(name)
         if of_edges or (
