@@ -149,7 +149,8 @@ def order_by_time(csc: Compressed, time: Tensor, *, of_edges: bool) -> Compresse
         return csc
     csc = _with_ids(csc)
     assert csc.edge_id is not None
-    return Compressed(csc.indptr, csc.indices[order], csc.edge_id[order])
+    pair = torch.stack([csc.indices[order], csc.edge_id[order]], dim=1)
+    return Compressed(csc.indptr, pair[:, 0], pair[:, 1])
 
 
 def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:

@@ -32,7 +32,10 @@ def read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Gra
     if time_attr is not None:
         value = _get(data, time_attr, "time_attr")
         of_edges = is_edge_level(
-            len(value), source.num_nodes[None], edges.num_edges, f"time_attr={time_attr!r}",
+            len(value),
+            source.num_nodes[None],
+            edges.num_edges,
+            f"time_attr={time_attr!r}",
             tie="edge" in time_attr,
         )
         source.add_time(None, value, time_attr, of_edges)
@@ -126,7 +129,7 @@ def _edges(store: Any, edge_type: EdgeType) -> tuple[Edges, list[Any]]:
         value = store["edge_index"]
         return _from_edge_index(value, f"edge_index{of(edge_type)}"), [value]
     for name in ("adj_t", "adj"):
-        value = store[name] if name in store else None
+        value = store.get(name)
         edges = _from_matrix(value, f"{name}{of(edge_type)}", name == "adj_t")
         if edges is not None:
             return edges, [value]
@@ -146,23 +149,29 @@ def _from_matrix(value: Any, name: str, transposed: bool) -> Edges | None:
     """The edges of a sparse matrix; ``None`` if ``value`` is not one."""
     if isinstance(value, SparseTensor):  # a matrix of torch-sparse, kept by rows
         pointers, index, _ = value.csr()
-        by_rows, size = True, tuple(value.sparse_sizes())
+        by_rows, size = True, _ends(value.sparse_sizes(), transposed)
     elif not isinstance(value, Tensor) or value.layout == torch.strided:
         return None
     elif value.layout == torch.sparse_coo:
-        row, col = value._indices()  # edges as they are, coalesced or not
-        edges = coo(col, row, name) if transposed else coo(row, col, name)
-        edges.size = (value.size(1), value.size(0)) if transposed else tuple(value.shape)
+        rows, cols = value._indices()  # edges as they are, coalesced or not
+        edges = coo(cols, rows, name) if transposed else coo(rows, cols, name)
+        edges.size = _ends(value.shape, transposed)
         return edges
     elif value.layout == torch.sparse_csr:
         pointers, index = value.crow_indices(), value.col_indices()
-        by_rows, size = True, tuple(value.shape)
+        by_rows, size = True, _ends(value.shape, transposed)
     elif value.layout == torch.sparse_csc:
         pointers, index = value.ccol_indices(), value.row_indices()
-        by_rows, size = False, tuple(value.shape)
+        by_rows, size = False, _ends(value.shape, transposed)
     else:
         raise TypeError(f"{name} must have the layout COO, CSR or CSC (got {value.layout})")
     pointers, index = index_column(pointers, name), index_column(index, name)
     if by_rows == transposed:
-        return Edges("csc", index, pointers, size=size[::-1] if transposed else size)
-    return Edges("csr", pointers, index, size=size[::-1] if transposed else size)
+        return Edges("csc", index, pointers, size=size)
+    return Edges("csr", pointers, index, size=size)
+
+
+def _ends(shape: Any, transposed: bool) -> tuple[int, int]:
+    """The numbers of source and destination nodes of a matrix."""
+    rows, cols = shape
+    return (cols, rows) if transposed else (rows, cols)

@@ -70,16 +70,14 @@ def _edges(
         edges.size = tuple(attr.size) if attr.size is not None else (None, None)
         source.edges[edge_type] = edges
         source.owners += [row, col]
-        ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-        for node_type, size in zip(ends, edges.size):
+        node_ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+        for node_type, size in zip(node_ends, edges.size):
             if size is not None:
                 source.num_nodes[node_type] = max(size, source.num_nodes[node_type] or 0)
     return source
 
 
-def _count_nodes(
-    source: GraphSource, feature_store: FeatureStore, attrs: list[TensorAttr]
-) -> None:
+def _count_nodes(source: GraphSource, feature_store: FeatureStore, attrs: list[TensorAttr]) -> None:
     """Fill in numbers of nodes that the graph store does not know, from the features."""
     for attr in attrs:
         if attr.group_name not in source.num_nodes:

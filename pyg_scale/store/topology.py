@@ -227,9 +227,7 @@ def _compress(
         src = expand_pointers(checked.indptr, edges.num_edges)
     declared = forward and edges.layout == "coo" and (is_sorted or edges.is_sorted)
     names = ("destination", "source") if forward else ("source", "destination")
-    return build_csc(
-        dst, src, expanded, neighbors, is_sorted=declared, what=what, names=names
-    )
+    return build_csc(dst, src, expanded, neighbors, is_sorted=declared, what=what, names=names)
 
 
 def _padded(indptr: Tensor, size: int) -> Tensor:

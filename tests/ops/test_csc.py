@@ -92,9 +92,7 @@ def test_strided_input(kernels: str) -> None:
 
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_what_is_sorted_stays_where_it_is(
-    kernels: str, dtype: torch.dtype, declared: bool
-) -> None:
+def test_what_is_sorted_stays_where_it_is(kernels: str, dtype: torch.dtype, declared: bool) -> None:
     dst, src = edges(50, 60, 500)
     dst, src = dst.sort()[0].to(dtype), src.to(dtype)
     csc = build_csc(dst, src, 50, 60, is_sorted=declared)
@@ -145,7 +143,9 @@ def test_pointers(kernels: str) -> None:
     assert expand_pointers(torch.tensor([0]), 0).tolist() == []
 
 
-@pytest.mark.parametrize("wrong", [[0, 2, 3], [1, 2, 2, 3], [0, 2, 2, 2], [0, 3, 2, 3], [0, 1, 2, 4]])
+@pytest.mark.parametrize(
+    "wrong", [[0, 2, 3], [1, 2, 2, 3], [0, 2, 2, 2], [0, 3, 2, 3], [0, 1, 2, 4]]
+)
 def test_wrong_pointers(kernels: str, wrong: list[int]) -> None:
     with pytest.raises(ValueError, match="pointers"):
         from_pointers(torch.tensor(wrong), torch.tensor([4, 1, 0]), 3, 5)

@@ -96,7 +96,7 @@ def test_large_output_for_any_number_of_threads(kernels: str) -> None:
             assert torch.equal(gather(x, index), x[index])
             bad = index.clone()
             bad[[59_999, 100, 40_000]] = 20_000
-            with pytest.raises(IndexError, match=r"index\[100\] is 20000, but there are only 20000 rows"):
+            with pytest.raises(IndexError, match=r"index\[100\] is 20000, .* only 20000 rows"):
                 gather(x, bad)
     finally:
         torch.set_num_threads(before)
