@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
-from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.sampler.output import Sample
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")

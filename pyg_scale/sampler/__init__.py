@@ -8,31 +8,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyg_scale.sampler.base import (
-        HeteroSamplerOutput,
-        NeighborSampler,
-        Sample,
-        SamplerOutput,
-    )
+    from pyg_scale.sampler.base import NeighborSampler
     from pyg_scale.sampler.frontier import Chosen, Frontier
     from pyg_scale.sampler.hgt import HGTSampler
     from pyg_scale.sampler.hop import HopSampler
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
+    from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
     from pyg_scale.sampler.reference import ReferenceSampler
 
 _HOME = {
     "Chosen": "frontier",
     "Frontier": "frontier",
     "HGTSampler": "hgt",
-    "HeteroSamplerOutput": "base",
+    "HeteroSamplerOutput": "output",
     "HopSampler": "hop",
     "NativeSampler": "native",
     "NegativeSampling": "negative",
     "NeighborSampler": "base",
     "ReferenceSampler": "reference",
-    "Sample": "base",
-    "SamplerOutput": "base",
+    "Sample": "output",
+    "SamplerOutput": "output",
 }
 
 __all__ = [

@@ -72,8 +72,9 @@ class Frontier:
 
     def at(self, row: Tensor) -> Frontier:
         """Some of the rows, ``int64`` ``[r]``."""
-        return replace(self, node=self.node[row], begin=self.begin[row], end=self.end[row],
-                       key=self.key[row])
+        return replace(
+            self, node=self.node[row], begin=self.begin[row], end=self.end[row], key=self.key[row]
+        )
 
 
 class Chosen(NamedTuple):

@@ -12,7 +12,8 @@ from torch_geometric.data import Data
 
 from pyg_scale.ops import library
 from pyg_scale.ops.hgt import hgt_sample
-from pyg_scale.sampler.base import NeighborSampler, Sample
+from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.output import Sample
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.topology import topology_of
 

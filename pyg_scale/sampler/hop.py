@@ -16,8 +16,9 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
-from pyg_scale.sampler.base import NeighborSampler, Sample
+from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.frontier import Chosen, Frontier
+from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
 from pyg_scale.store.base import EdgeType, NodeType, Topology
 
@@ -39,10 +40,19 @@ class HopSampler(NeighborSampler):
                 return Chosen(row[keep], position[keep])
     """
 
-    supports = frozenset({
-        "hetero", "disjoint", "node_time", "edge_time", "last", "bidirectional", "induced",
-        "backward", "links",
-    })
+    supports = frozenset(
+        {
+            "hetero",
+            "disjoint",
+            "node_time",
+            "edge_time",
+            "last",
+            "bidirectional",
+            "induced",
+            "backward",
+            "links",
+        }
+    )
 
     @abstractmethod
     def pick(self, frontier: Frontier, k: int) -> Chosen:

@@ -24,7 +24,8 @@ from pyg_scale.sampler.negative import NegativeSampling, sample_negatives
 from pyg_scale.store.base import EdgeType, NodeType, Topology
 
 if TYPE_CHECKING:
-    from pyg_scale.sampler.base import HeteroSamplerOutput, NeighborSampler, SamplerOutput
+    from pyg_scale.sampler.base import NeighborSampler
+    from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
 
 
 def sample_links(
@@ -77,9 +78,7 @@ def sample_links(
     num_links, num_negatives = src.numel(), 0
     if neg_sampling is not None:
         limit = None if time is None else graph.to_time(time)
-        src_neg, dst_neg = sample_negatives(
-            neg_sampling, graph, edge_type, src, dst, limit, key
-        )
+        src_neg, dst_neg = sample_negatives(neg_sampling, graph, edge_type, src, dst, limit, key)
         num_negatives = dst_neg.numel()
         dst, dst_time = torch.cat([dst, dst_neg]), _repeat(time, num_links + num_negatives)
         if src_neg is not None:
@@ -94,8 +93,10 @@ def sample_links(
     if neg_sampling is not None and neg_sampling.is_triplet():
         positive, negative = seeds.dst_index[:num_links], seeds.dst_index[num_links:]
         if neg_sampling.amount > 1:
-            negative = negative.view(-1, num_links).t() if num_links else negative.view(
-                0, neg_sampling.amount
+            negative = (
+                negative.view(-1, num_links).t()
+                if num_links
+                else negative.view(0, neg_sampling.amount)
             )
         out.metadata = (inputs.input_id, seeds.src_index, positive, negative, src_time)
     else:
@@ -180,8 +181,12 @@ def _end_types(graph: Topology, edge_type: EdgeType) -> tuple[NodeType, NodeType
 
 def _check_inputs(inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None) -> None:
     num_links = inputs.row.numel()
-    for name, value in (("edge_label_index[1]", inputs.col), ("edge_label", inputs.label),
-                        ("edge_label_time", inputs.time), ("input_id", inputs.input_id)):
+    for name, value in (
+        ("edge_label_index[1]", inputs.col),
+        ("edge_label", inputs.label),
+        ("edge_label_time", inputs.time),
+        ("input_id", inputs.input_id),
+    ):
         if value is not None and value.size(0) != num_links:
             raise ValueError(
                 f"{name} must have one entry per link, {num_links} (got {value.size(0)})"

@@ -11,7 +11,8 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.ops import keys, library
 from pyg_scale.ops.sample import ABSENT, neighbor_sample
-from pyg_scale.sampler.base import CAPABILITIES, Sample
+from pyg_scale.sampler.base import CAPABILITIES
+from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
 from pyg_scale.store.base import NodeType
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyg_scale.sampler.base import Sample
+from pyg_scale.sampler.output import Sample
 from pyg_scale.store.base import EdgeType, NodeType
 
 
@@ -47,9 +47,7 @@ def to_bidirectional(sample: Sample) -> Sample:
     """
     first = _first_rows(sample)
     if None in sample.node:
-        both = _both_directions(
-            sample.row[None], sample.col[None], sample.edge[None], first[None]
-        )
+        both = _both_directions(sample.row[None], sample.col[None], sample.edge[None], first[None])
         joined: dict[EdgeType, tuple[Tensor, Tensor, Tensor | None]] = {None: both}
     else:
         joined = _joined_with_reverse(sample.row, sample.col, first)

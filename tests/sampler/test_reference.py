@@ -15,9 +15,9 @@ import torch
 from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.ops.keys import GOLDEN, NEIGHBOR, edge_type_hash, fold, mix
-from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.frontier import Chosen
 from pyg_scale.sampler.hop import HopSampler
+from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
 from pyg_scale.testing import graphs
 
@@ -66,8 +66,9 @@ def scalar_pick(key, edges, weights, k, replace):
     return out
 
 
-def scalar_sample(facts, node_types, seeds, hops, key, *, replace=False, disjoint=False,
-                  times=None, last=False):
+def scalar_sample(
+    facts, node_types, seeds, hops, key, *, replace=False, disjoint=False, times=None, last=False
+):
     """Lists of nodes and edges: what the specification says, one edge after the other."""
     nodes = {t: [] for t in node_types}  # (component, id)
     row_of, edges, position = {t: {} for t in node_types}, {t: [] for t in facts.edges}, 0
@@ -92,7 +93,7 @@ def scalar_sample(facts, node_types, seeds, hops, key, *, replace=False, disjoin
                     candidates = facts.in_edges(et, node, times[component])
                 k = hops[et][hop]
                 if last and k >= 0 and facts.time_of(et) is not None:
-                    candidates = candidates[max(0, len(candidates) - k):]
+                    candidates = candidates[max(0, len(candidates) - k) :]
                 weights = None
                 if et in facts.weight:
                     all_weights = facts.weight[et][everything].double().tolist()
@@ -154,8 +155,14 @@ def compare(data, seeds, num_neighbors, hops, case, direction="forward", key=KEY
         times = [i for t in sampler.topology.node_types if t in time for i in time[t].tolist()]
     out = sampler.sample_checked({t: torch.tensor(s) for t, s in seeds.items()}, time, key)
     nodes, _, edges = scalar_sample(
-        facts, list(facts.num_nodes), seeds, hops, key, times=times,
-        replace=case.get("replace", False), last="temporal_strategy" in case,
+        facts,
+        list(facts.num_nodes),
+        seeds,
+        hops,
+        key,
+        times=times,
+        replace=case.get("replace", False),
+        last="temporal_strategy" in case,
         disjoint=case.get("disjoint", False) or times is not None,
     )
     if direction == "backward":
@@ -210,8 +217,11 @@ def scalar_induced(facts, nodes, row_of, disjoint, times):
             for row, (component, node) in enumerate(nodes[facts.destination_type(et)])
             for edge in sorted(facts.in_edges(et, node))
             if (component, int(source[edge])) in row_of[facts.source_type(et)]
-            and (times is None or et not in facts.edge_time
-                 or facts.edge_time[et][edge] <= times[component])
+            and (
+                times is None
+                or et not in facts.edge_time
+                or facts.edge_time[et][edge] <= times[component]
+            )
         ]
     return out
 
@@ -221,18 +231,22 @@ def scalar_induced(facts, nodes, row_of, disjoint, times):
 def test_induced(data, case):
     types = list(graphs.Facts.of(data).edges)
     seeds = {None if types == [None] else "user": [0, 8, 0, 17]}
-    sampler = ReferenceSampler().bind(
-        data, num_neighbors=[3, 2], subgraph_type="induced", **case
-    )
+    sampler = ReferenceSampler().bind(data, num_neighbors=[3, 2], subgraph_type="induced", **case)
     facts = graphs.Facts.of(data, case.get("time_attr"))
     times = [7, 3, 5, 4] if "time_attr" in case else None
     out = sampler.sample_checked(
         {t: torch.tensor(s) for t, s in seeds.items()},
-        None if times is None else {t: torch.tensor(times) for t in seeds}, KEY,
+        None if times is None else {t: torch.tensor(times) for t in seeds},
+        KEY,
     )
     nodes, row_of, _ = scalar_sample(
-        facts, list(facts.num_nodes), seeds, {t: [3, 2] for t in types}, KEY,
-        disjoint=sampler.disjoint, times=times,
+        facts,
+        list(facts.num_nodes),
+        seeds,
+        {t: [3, 2] for t in types},
+        KEY,
+        disjoint=sampler.disjoint,
+        times=times,
     )
     edges = scalar_induced(facts, nodes, row_of, sampler.disjoint, times)
     assert sum(map(len, edges.values())) > 30
@@ -241,8 +255,9 @@ def test_induced(data, case):
     assert out.num_sampled_edges is None
     for et in types:
         size = len(nodes[facts.destination_type(et)])
-        assert out.colptr[et].diff().tolist() == torch.bincount(
-            out.col[et], minlength=size).tolist()
+        assert (
+            out.colptr[et].diff().tolist() == torch.bincount(out.col[et], minlength=size).tolist()
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -282,7 +297,8 @@ def test_extra_tensors_stay_with_their_edges():
         col = out.col[edge_type]
         assert bool((col[1:] >= col[:-1]).all())
     output = sampler.sample_from_nodes(
-        NodeSamplerInput(None, torch.tensor([1]), input_type="user"), key=KEY)
+        NodeSamplerInput(None, torch.tensor([1]), input_type="user"), key=KEY
+    )
     assert "chance" in output.edge_attrs
 
 
