@@ -164,12 +164,22 @@ def test_ids_of_many_bits(bits):
 
 def test_the_table_is_cleared_before_the_number_of_the_batch_repeats():
     # 46 bits of identity and 10 of the row leave 8 bits for the number of the batch.
-    topology, seed = huge(46), {"few": torch.tensor([1])}
-    sampler = bound(NativeSampler, topology, num_neighbors=[2])
-    for key in range(700):
-        out = sampler.sample(seed, None, key)
-        assert out.row["huge", "to", "few"].unique().numel() == out.node["huge"].numel()
-        assert out.node["huge"].unique().numel() == out.node["huge"].numel()
+    topology, edge_type = huge(46), ("huge", "to", "few")
+    edges = topology.csc[edge_type]
+    source = dict(zip(edges.edge_id.tolist(), edges.indices.tolist()))
+    sampler = bound(NativeSampler, topology, num_neighbors=[-1])
+
+    def check(*seed: int) -> None:
+        out = sampler.sample({"few": torch.tensor(seed)}, None, 0)
+        node, row, edge = out.node["huge"], out.row[edge_type], out.edge[edge_type]
+        assert node.unique().numel() == node.numel() == 20 * len(set(seed))
+        assert node[row].tolist() == [source[e] for e in edge.tolist()]
+
+    for between in range(250, 260):
+        check(0, 0)
+        for _ in range(between):
+            check(1, 1)
+        check(2, 0)  # the neighbours of 0 have other rows than last time
 
 
 def test_refuses_identities_beyond_63_bits():
