@@ -67,8 +67,8 @@ def rate_of_pyg(data, batches, **kwargs):
         warnings.simplefilter("ignore")
         try:
             return rate(torch_geometric.loader.NeighborLoader(data, **kwargs), batches)
-        except ImportError as error:
-            return f"{type(error).__name__}: {error}"
+        except ImportError as error:  # of a worker: the last line is the message
+            return str(error).strip().splitlines()[-1].removeprefix("ImportError: ")
 
 
 @torch.no_grad()
@@ -165,6 +165,7 @@ def main(argv=None):
     if args.tiny:
         args.epochs, args.batch_size = 2, 256
 
+    warnings.filterwarnings("ignore", "Sparse ")  # torch says that its sparse tensors are new
     data = open_graph(args)
     kwargs = {
         "num_neighbors": args.num_neighbors,
