@@ -19,6 +19,7 @@ from pyg_scale.loader.adjacency import adjacency_like
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr as destination_pointers
+from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 
 
@@ -258,6 +259,8 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
         and col.storage_offset() == row.storage_offset() + size
     ):
         return row.as_strided((2, size), (size, 1))
+    if size and row.device.type == "cpu" and row.dtype == col.dtype:
+        return torch.stack([row, col], out=memory.empty([2, size], row.dtype))
     return torch.stack([row, col])
 
 

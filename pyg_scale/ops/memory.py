@@ -7,9 +7,11 @@ was recently in use at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pyg_scale.ops import library
 
@@ -34,6 +36,13 @@ def stats() -> PoolStats:
     if not library.compiled():
         return PoolStats(0, 0, 0, 0, 0)
     return PoolStats(*torch.ops.pyg_scale.pool_stats())
+
+
+def empty(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised CPU tensor on recycled memory; on fresh memory without compiled kernels."""
+    if library.compiled():
+        return torch.ops.pyg_scale.pool_empty(list(sizes), dtype)
+    return torch.empty(sizes, dtype=dtype)
 
 
 def trim() -> None:
