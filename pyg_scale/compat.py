@@ -159,18 +159,36 @@ def neighbor_sample(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[int], list[int]]:
     """``torch.ops.pyg.neighbor_sample``; see :func:`hetero_neighbor_sample`."""
     graph = _topology(
-        (None,), (None,), {None: rowptr}, {None: col}, {None: node_time}, {None: edge_time},
+        (None,),
+        (None,),
+        {None: rowptr},
+        {None: col},
+        {None: node_time},
+        {None: edge_time},
         {None: edge_weight},
     )
     out = _sample(
-        graph, {None: seed}, None if seed_time is None else {None: seed_time},
-        list(num_neighbors), csc, replace, directed, disjoint, temporal_strategy,
+        graph,
+        {None: seed},
+        None if seed_time is None else {None: seed_time},
+        list(num_neighbors),
+        csc,
+        replace,
+        directed,
+        disjoint,
+        temporal_strategy,
     )
     assert out.num_sampled_nodes is not None
     assert out.num_sampled_edges is not None
     edge = out.edge[None] if return_edge_id else None
-    return (out.row[None], out.col[None], _nodes(out, None), edge,
-            out.num_sampled_nodes[None], out.num_sampled_edges[None])
+    return (
+        out.row[None],
+        out.col[None],
+        _nodes(out, None),
+        edge,
+        out.num_sampled_nodes[None],
+        out.num_sampled_edges[None],
+    )
 
 
 def hetero_neighbor_sample(
@@ -207,14 +225,24 @@ def hetero_neighbor_sample(
         return {edge_type: (given or {}).get(name[edge_type]) for edge_type in types}
 
     graph = _topology(
-        tuple(node_types), tuple(types), by_type(rowptr_dict), by_type(col_dict),
-        {t: (node_time_dict or {}).get(t) for t in node_types}, by_type(edge_time_dict),
+        tuple(node_types),
+        tuple(types),
+        by_type(rowptr_dict),
+        by_type(col_dict),
+        {t: (node_time_dict or {}).get(t) for t in node_types},
+        by_type(edge_time_dict),
         by_type(edge_weight_dict),
     )
     out = _sample(
-        graph, dict(seed_dict), None if seed_time_dict is None else dict(seed_time_dict),
+        graph,
+        dict(seed_dict),
+        None if seed_time_dict is None else dict(seed_time_dict),
         {edge_type: list(num_neighbors_dict[name[edge_type]]) for edge_type in types},
-        csc, replace, directed, disjoint, temporal_strategy,
+        csc,
+        replace,
+        directed,
+        disjoint,
+        temporal_strategy,
     )
     assert out.num_sampled_nodes is not None
     assert out.num_sampled_edges is not None
@@ -223,9 +251,14 @@ def hetero_neighbor_sample(
         for each in (out.row, out.col, out.edge if return_edge_id else None)
     ]
     row, col, edge = per_edge_type
-    return (row, col, {t: _nodes(out, t) for t in node_types}, edge,
-            {t: out.num_sampled_nodes[t] for t in node_types},
-            {name[edge_type]: out.num_sampled_edges[edge_type] for edge_type in types})
+    return (
+        row,
+        col,
+        {t: _nodes(out, t) for t in node_types},
+        edge,
+        {t: out.num_sampled_nodes[t] for t in node_types},
+        {name[edge_type]: out.num_sampled_edges[edge_type] for edge_type in types},
+    )
 
 
 def _sample(
@@ -245,7 +278,9 @@ def _sample(
             "pyg_scale.loader.NeighborLoader(subgraph_type='induced') has them"
         )
     sampler = NativeSampler(
-        num_neighbors=num_neighbors, replace=replace, disjoint=disjoint,
+        num_neighbors=num_neighbors,
+        replace=replace,
+        disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
     sampler.topology = graph
@@ -280,8 +315,13 @@ def _topology(
     weight: Mapping[EdgeType, Tensor | None],
 ) -> Topology:
     """The graph that these tensors are, made once for as long as PyG's sampler holds them."""
-    given = [*rowptr.values(), *col.values(), *node_time.values(), *edge_time.values(),
-             *weight.values()]
+    given = [
+        *rowptr.values(),
+        *col.values(),
+        *node_time.values(),
+        *edge_time.values(),
+        *weight.values(),
+    ]
     parts = [part for part in given if part is not None]
     shape = (node_types, edge_types, [part is not None for part in given])
     versions = [part._version for part in parts]
@@ -353,6 +393,11 @@ def _build(
         csc[edge_type] = CSC(part.indptr, part.indices, part.edge_id, of_edges, prefix)
     narrow = bool(edge_types) and rowptr[edge_types[0]].dtype == torch.int32
     return Topology(
-        node_types, edge_types, num_nodes, csc, of_nodes,
-        index_dtype=torch.int32 if narrow else torch.int64, float_time=float_time,
+        node_types,
+        edge_types,
+        num_nodes,
+        csc,
+        of_nodes,
+        index_dtype=torch.int32 if narrow else torch.int64,
+        float_time=float_time,
     )

@@ -67,8 +67,12 @@ def hetero():
     data["user"].x = torch.arange(40)[:, None].float()
     data["item"].x = torch.arange(25)[:, None].float()
     data["tag"].x = torch.arange(9)[:, None].float()  # no edge leads to a tag
-    for a, name, b, count in (("user", "rates", "item", 200), ("item", "rev_rates", "user", 150),
-                              ("tag", "of", "item", 60), ("user", "knows", "user", 100)):
+    for a, name, b, count in (
+        ("user", "rates", "item", 200),
+        ("item", "rev_rates", "user", 150),
+        ("tag", "of", "item", 60),
+        ("user", "knows", "user", 100),
+    ):
         sizes = data[a].num_nodes, data[b].num_nodes
         data[a, name, b].edge_index = torch.stack(
             [torch.randint(size, (count,), generator=generator) for size in sizes]
@@ -86,16 +90,21 @@ def check(batch, data):
         return
     for a, name, b in data.edge_types:
         store = batch[a, name, b]
-        found = torch.stack([batch[a].n_id[store.edge_index[0]],
-                             batch[b].n_id[store.edge_index[1]]])
+        found = torch.stack(
+            [batch[a].n_id[store.edge_index[0]], batch[b].n_id[store.edge_index[1]]]
+        )
         assert torch.equal(found, data[a, name, b].edge_index[:, store.e_id])
 
 
 OPTIONS = [
-    {}, {"replace": True}, {"disjoint": True}, {"time_attr": "time"},
+    {},
+    {"replace": True},
+    {"disjoint": True},
+    {"time_attr": "time"},
     {"time_attr": "time", "temporal_strategy": "last"},
     {"time_attr": "edge_time", "input_time": torch.full((60,), 9)},
-    {"weight_attr": "weight"}, {"weight_attr": "weight", "replace": True},
+    {"weight_attr": "weight"},
+    {"weight_attr": "weight", "replace": True},
 ]
 
 
@@ -131,10 +140,15 @@ def test_all_neighbours_are_those_of_our_own_loader(data, installed):
             assert a.num_sampled_edges == b.num_sampled_edges
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"disjoint": True}, {"weight_attr": "weight"},
-    {"time_attr": "when", "input_time": torch.full((40,), 9)},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"disjoint": True},
+        {"weight_attr": "weight"},
+        {"time_attr": "when", "input_time": torch.full((40,), 9)},
+    ],
+)
 def test_heterogeneous(hetero, installed, options):
     loader = pyg_loader.NeighborLoader(hetero, [4, 3], ("user", None), batch_size=8, **options)
     for batch in loader:
@@ -189,13 +203,15 @@ def test_backward(data, installed):
         torch_geometric.sampler.NodeSamplerInput(None, torch.tensor([3, 5]))
     )
     found = set(sampler.edge_permutation[out.edge].tolist())
-    assert found == set(torch.isin(data.edge_index[0], torch.tensor([3, 5])).nonzero().view(-1)
-                        .tolist())
+    assert found == set(
+        torch.isin(data.edge_index[0], torch.tensor([3, 5])).nonzero().view(-1).tolist()
+    )
 
 
 def test_bidirectional(data, installed):
-    batch = next(iter(pyg_loader.NeighborLoader(
-        data, [3, 2], subgraph_type="bidirectional", batch_size=8)))
+    batch = next(
+        iter(pyg_loader.NeighborLoader(data, [3, 2], subgraph_type="bidirectional", batch_size=8))
+    )
     pairs = set(map(tuple, batch.edge_index.t().tolist()))
     assert pairs == {(b, a) for a, b in pairs}
 
@@ -204,7 +220,11 @@ def test_times_that_are_not_in_order_are_put_in_order(data, installed):
     order = data.edge_index[1].argsort(stable=True)
     data.edge_index, data.edge_time = data.edge_index[:, order], data.edge_time[order]
     loader = pyg_loader.NeighborLoader(
-        data, [-1], time_attr="edge_time", input_time=torch.full((60,), 9), is_sorted=True,
+        data,
+        [-1],
+        time_attr="edge_time",
+        input_time=torch.full((60,), 9),
+        is_sorted=True,
         batch_size=60,
     )
     batch = next(iter(loader))

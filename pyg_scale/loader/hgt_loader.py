@@ -61,7 +61,10 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
             )
         self.num_samples = num_samples
         self._setup(
-            data, input_nodes, None, kwargs.pop("input_id", None),
+            data,
+            input_nodes,
+            None,
+            kwargs.pop("input_id", None),
             make_sampler=partial(HGTSampler, data, num_samples, is_sorted=is_sorted),
             feature_store=feature_store,
             transform=transform,

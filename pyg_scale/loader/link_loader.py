@@ -80,7 +80,11 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         **kwargs: Any,
     ):
         self._setup(
-            data, edge_label_index, edge_label, edge_label_time, input_id,
+            data,
+            edge_label_index,
+            edge_label,
+            edge_label_time,
+            input_id,
             make_sampler=lambda: link_sampler,
             neg_sampling=neg_sampling_of(neg_sampling, neg_sampling_ratio),
             feature_store=feature_store,
@@ -150,7 +154,9 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
 
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(
-            self.link_sampler.sample_from_edges, self.input_data[index], key,
+            self.link_sampler.sample_from_edges,
+            self.input_data[index],
+            key,
             neg_sampling=self._negatives,
         )
 

@@ -110,7 +110,11 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             is_sorted=is_sorted,
         )
         self._setup(
-            data, edge_label_index, edge_label, edge_label_time, kwargs.pop("input_id", None),
+            data,
+            edge_label_index,
+            edge_label,
+            edge_label_time,
+            kwargs.pop("input_id", None),
             make_sampler=make_sampler,
             neg_sampling=neg_sampling_of(neg_sampling, neg_sampling_ratio),
             feature_store=feature_store,

@@ -65,8 +65,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         self.loaders = loaders
         self.filter_per_worker = filter_per_worker
         self._parts = [
-            loader if isinstance(loader, SubgraphLoader) else _Foreign(loader)
-            for loader in loaders
+            loader if isinstance(loader, SubgraphLoader) else _Foreign(loader) for loader in loaders
         ]
         self._start(
             min(len(loader.dataset) for loader in loaders),

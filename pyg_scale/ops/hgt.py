@@ -1,7 +1,8 @@
 """Budget sampling of the Heterogeneous Graph Transformer: the same number of nodes of each type.
 
 Hu, Dong, Wang, Sun: "Heterogeneous Graph Transformer", WWW 2020, algorithms 1 and 2. Integers
-take the place of real numbers, so that every implementation gives the same bits:
+take the place of real numbers, so that every implementation gives the same bits (``docs/draws.md``
+has a vector):
 
 * A node ``w`` that comes into the sample adds ``max(1, floor(2**32 / d))`` to the score of
   the source of each of its in-edges, for every edge type on its own; ``d`` is how many in-edges
@@ -83,15 +84,31 @@ def hgt_sample(
     """
     if library.compiled():
         out = torch.ops.pyg_scale.hgt_sample(
-            list(indptr), list(indices), list(edge_id), list(num_nodes), list(dst_type),
-            list(src_type), [to_signed(word) for word in node_type_hash], list(seed),
-            [k for per_hop in num_samples for k in per_hop], to_signed(key), int32_output,
+            list(indptr),
+            list(indices),
+            list(edge_id),
+            list(num_nodes),
+            list(dst_type),
+            list(src_type),
+            [to_signed(word) for word in node_type_hash],
+            list(seed),
+            [k for per_hop in num_samples for k in per_hop],
+            to_signed(key),
+            int32_output,
         )
         return HGTTensors(*out)
     return hgt_sample_reference(
-        indptr=indptr, indices=indices, edge_id=edge_id, num_nodes=num_nodes, dst_type=dst_type,
-        src_type=src_type, node_type_hash=node_type_hash, seed=seed, num_samples=num_samples,
-        key=key, int32_output=int32_output,
+        indptr=indptr,
+        indices=indices,
+        edge_id=edge_id,
+        num_nodes=num_nodes,
+        dst_type=dst_type,
+        src_type=src_type,
+        node_type_hash=node_type_hash,
+        seed=seed,
+        num_samples=num_samples,
+        key=key,
+        int32_output=int32_output,
     )
 
 

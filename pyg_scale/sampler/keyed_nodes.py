@@ -1,6 +1,7 @@
 """Nodes drawn from keys: uniformly or by weight, and none that is later than it may be.
 
 This is how the endpoints of negatives are drawn; :mod:`pyg_scale.sampler.negative` says when.
+``docs/draws.md`` specifies both, with vectors.
 In the notation of :mod:`pyg_scale.ops.keys`, with the key ``K`` of the batch, attempt ``a`` at
 draw number ``p`` for a purpose is
 

@@ -17,8 +17,11 @@ def data():
     data["paper"].x = torch.arange(100)[:, None].float()
     data["paper"].train_mask = torch.arange(100) % 3 == 0
     data["author"].x = torch.arange(60)[:, None].float()
-    for a, name, b, count in (("paper", "cites", "paper", 300), ("author", "writes", "paper", 200),
-                              ("paper", "rev_writes", "author", 200)):
+    for a, name, b, count in (
+        ("paper", "cites", "paper", 300),
+        ("author", "writes", "paper", 200),
+        ("paper", "rev_writes", "author", 200),
+    ):
         sizes = data[a].num_nodes, data[b].num_nodes
         data[a, name, b].edge_index = torch.stack(
             [torch.randint(size, (count,), generator=generator) for size in sizes]
@@ -30,8 +33,12 @@ def data():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches(data, num_workers):
     loader = HGTLoader(
-        data, {"paper": [8, 4], "author": [5, 5]}, ("paper", data["paper"].train_mask),
-        batch_size=10, seed=0, num_workers=num_workers,
+        data,
+        {"paper": [8, 4], "author": [5, 5]},
+        ("paper", data["paper"].train_mask),
+        batch_size=10,
+        seed=0,
+        num_workers=num_workers,
     )
     assert isinstance(loader, torch_geometric.loader.HGTLoader)
     assert repr(loader) == "HGTLoader()"
@@ -47,8 +54,9 @@ def test_batches(data, num_workers):
             assert torch.equal(batch[node_type].x, data[node_type].x[batch[node_type].n_id])
         for a, name, b in data.edge_types:
             store, whole = batch[a, name, b], data[a, name, b]
-            found = torch.stack([batch[a].n_id[store.edge_index[0]],
-                                 batch[b].n_id[store.edge_index[1]]])
+            found = torch.stack(
+                [batch[a].n_id[store.edge_index[0]], batch[b].n_id[store.edge_index[1]]]
+            )
             assert torch.equal(found, whole.edge_index[:, store.e_id])
             assert torch.equal(store.edge_attr, whole.edge_attr[store.e_id])
             among = torch.isin(whole.edge_index[0], batch[a].n_id)
@@ -75,8 +83,10 @@ def test_stores(data):
             store.edge_index, edge_type=store._key, layout="coo", size=store.size()
         )
     options = {"num_samples": [6, 6], "batch_size": 16, "seed": 4}
-    loaders = [HGTLoader(d, input_nodes=("paper", torch.arange(100)), **options)
-               for d in (data, (features, graph))]
+    loaders = [
+        HGTLoader(d, input_nodes=("paper", torch.arange(100)), **options)
+        for d in (data, (features, graph))
+    ]
     for ours, theirs in zip(*loaders, strict=True):
         for node_type in data.node_types:
             # Stores name their edge types in another order, on which nothing depends here.

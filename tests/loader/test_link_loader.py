@@ -35,8 +35,12 @@ def hetero():
     data = HeteroData()
     data["user"].x = torch.arange(40)[:, None].float()
     data["item"].x = torch.arange(25)[:, None].float()
-    pairs = torch.stack([torch.randint(40, (200,), generator=generator),
-                         torch.randint(25, (200,), generator=generator)])
+    pairs = torch.stack(
+        [
+            torch.randint(40, (200,), generator=generator),
+            torch.randint(25, (200,), generator=generator),
+        ]
+    )
     data[RATES].edge_index = pairs
     data[RATES].edge_attr = torch.arange(200)
     data["item", "rev_rates", "user"].edge_index = pairs.flip(0)
@@ -76,8 +80,11 @@ def test_homogeneous(data, neg_sampling):
         num_links = batch.input_id.numel()
         links = batch.n_id[batch.edge_label_index]
         assert torch.equal(links[:, :num_links], data.edge_index[:, batch.input_id])
-        num_negatives = 0 if neg_sampling is None else (
-            num_links if neg_sampling == "binary" else -int(-num_links * 1.5 // 1))
+        num_negatives = (
+            0
+            if neg_sampling is None
+            else (num_links if neg_sampling == "binary" else -int(-num_links * 1.5 // 1))
+        )
         assert links.size(1) == num_links + num_negatives
         if neg_sampling is None:
             assert "edge_label" not in batch
@@ -158,8 +165,13 @@ def test_links_of_a_type_that_is_no_edge_type(hetero):
     links = torch.tensor([[1, 2], [3, 4]])
     edge_type = ("user", "likes", "user")
     loader = LinkNeighborLoader(
-        hetero, [2], (edge_type, links), neg_sampling=NegativeSampling(
-            "binary", 200, exclude_positives=True), batch_size=2, seed=0)
+        hetero,
+        [2],
+        (edge_type, links),
+        neg_sampling=NegativeSampling("binary", 200, exclude_positives=True),
+        batch_size=2,
+        seed=0,
+    )
     batch = next(iter(loader))
     found = batch["user"].n_id[batch[edge_type].edge_label_index]
     assert torch.equal(found[:, :2], links)
@@ -168,10 +180,13 @@ def test_links_of_a_type_that_is_no_edge_type(hetero):
     assert not negatives & {(1, 3), (2, 4)}
 
 
-@pytest.mark.parametrize("neg_sampling", [
-    NegativeSampling("binary", 20, exclude_positives=True),
-    NegativeSampling("triplet", 20, exclude_positives=True),
-])
+@pytest.mark.parametrize(
+    "neg_sampling",
+    [
+        NegativeSampling("binary", 20, exclude_positives=True),
+        NegativeSampling("triplet", 20, exclude_positives=True),
+    ],
+)
 def test_neither_edges_nor_held_out_links_come_as_negatives(neg_sampling):
     generator = torch.Generator().manual_seed(0)
     whole = Data(edge_index=torch.randint(25, (2, 250), generator=generator), num_nodes=25)
@@ -186,10 +201,12 @@ def test_neither_edges_nor_held_out_links_come_as_negatives(neg_sampling):
             pairs = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
         else:
             shape = batch.dst_neg_index.shape
-            pairs = torch.stack([
-                batch.n_id[batch.src_index][:, None].expand(shape).flatten(),
-                batch.n_id[batch.dst_neg_index].flatten(),
-            ])
+            pairs = torch.stack(
+                [
+                    batch.n_id[batch.src_index][:, None].expand(shape).flatten(),
+                    batch.n_id[batch.dst_neg_index].flatten(),
+                ]
+            )
         assert not present & set(map(tuple, pairs.t().tolist()))
     assert loader.neg_sampling is neg_sampling
 
@@ -216,8 +233,13 @@ def test_times(data, dtype, neg_sampling):
     data.time = data.time.to(dtype)
     time = torch.arange(400).to(dtype) / 40 if dtype.is_floating_point else torch.arange(400) // 40
     loader = LinkNeighborLoader(
-        data, [3, 3], edge_label_time=time, time_attr="time", neg_sampling=neg_sampling,
-        batch_size=20, seed=0,
+        data,
+        [3, 3],
+        edge_label_time=time,
+        time_attr="time",
+        neg_sampling=neg_sampling,
+        batch_size=20,
+        seed=0,
     )
     for batch in loader:
         when = time[batch.input_id]
@@ -234,13 +256,21 @@ def test_times(data, dtype, neg_sampling):
         assert bool((batch.time <= when[batch.batch])[~seeds].all())
 
 
-@pytest.mark.parametrize("options", [
-    {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "worker_type": "process"},
-    {"num_workers": 2, "filter_per_worker": False},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 3},
+        {"num_workers": 2, "worker_type": "process"},
+        {"num_workers": 2, "filter_per_worker": False},
+    ],
+)
 def test_same_batches_for_any_workers(data, options):
     common = {
-        "num_neighbors": [4, 2], "batch_size": 64, "shuffle": True, "seed": 11,
+        "num_neighbors": [4, 2],
+        "batch_size": 64,
+        "shuffle": True,
+        "seed": 11,
         "neg_sampling": NegativeSampling("binary", 2, exclude_positives=True),
     }
     one = LinkNeighborLoader(data, **common)
@@ -321,8 +351,7 @@ def test_a_sampler_of_pyg_is_seeded(data):
     first, second = (LinkLoader(data, Foreign(), batch_size=7, seed=3) for _ in range(2))
     assert_same_batches(first, second)
     with pytest.raises(NotImplementedError, match="Foreign draws negatives itself"):
-        LinkLoader(data, Foreign(), neg_sampling=NegativeSampling(
-            "binary", exclude_positives=True))
+        LinkLoader(data, Foreign(), neg_sampling=NegativeSampling("binary", exclude_positives=True))
 
 
 def test_transforms(data):
@@ -336,7 +365,12 @@ def test_transforms(data):
 
     for num_workers in (0, 2):
         loader = LinkNeighborLoader(
-            data, [2], batch_size=100, seed=0, transform=add, transform_sampler_output=relabel,
+            data,
+            [2],
+            batch_size=100,
+            seed=0,
+            transform=add,
+            transform_sampler_output=relabel,
             num_workers=num_workers,
         )
         batches = list(loader)
@@ -394,10 +428,18 @@ def test_two_names_are_a_type_where_that_says_enough(hetero):
 def test_none_early_enough_says_so(data):
     data.time += 10
     with pytest.raises(ValueError, match=r"negative number 0"):
-        next(iter(LinkNeighborLoader(
-            data, [2], edge_label_time=torch.full((400,), 3), time_attr="time",
-            neg_sampling="binary", batch_size=4,
-        )))
+        next(
+            iter(
+                LinkNeighborLoader(
+                    data,
+                    [2],
+                    edge_label_time=torch.full((400,), 3),
+                    time_attr="time",
+                    neg_sampling="binary",
+                    batch_size=4,
+                )
+            )
+        )
 
 
 def test_adj_t_gives_its_edges_as_seeds(data):

@@ -53,11 +53,16 @@ def assert_same_tuples(left, right):
             assert_same(x, y)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"num_workers": 2}, {"num_workers": 2, "filter_per_worker": False},
-    {"num_workers": 2, "worker_type": "process"},
-    {"num_workers": 2, "worker_type": "process", "filter_per_worker": False},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "filter_per_worker": False},
+        {"num_workers": 2, "worker_type": "process"},
+        {"num_workers": 2, "worker_type": "process", "filter_per_worker": False},
+    ],
+)
 def test_batches_are_those_of_the_loaders_alone(data, hetero, options):
     zipped = ZipLoader(loaders_of(data, hetero), batch_size=16, **options)
     assert len(zipped) == 5
@@ -75,10 +80,14 @@ def test_batches_are_those_of_the_loaders_alone(data, hetero, options):
             loader.set_epoch(1)
 
 
-@pytest.mark.parametrize("options", [
-    {"num_workers": 3}, {"num_workers": 1, "filter_per_worker": False},
-    {"num_workers": 2, "worker_type": "process"},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 3},
+        {"num_workers": 1, "filter_per_worker": False},
+        {"num_workers": 2, "worker_type": "process"},
+    ],
+)
 def test_shuffled_and_without_seeds_of_the_loaders(data, hetero, options):
     def build(**options):
         loaders = loaders_of(data, hetero, seeds=(None, None, None))
@@ -145,7 +154,8 @@ def test_stats_count_every_loader(data, hetero):
         zipped = ZipLoader(loaders_of(data, hetero), batch_size=16, seed=0, **options)
         edges = sum(
             sum(store.edge_index.size(1) for store in batch.edge_stores)
-            for batches in zipped for batch in batches
+            for batches in zipped
+            for batch in batches
         )
         assert zipped.stats()["epoch"]["sample"]["rows"] == edges
         assert zipped.stats()["epoch"]["batches"] == 5
@@ -162,7 +172,9 @@ def test_own_methods_of_a_subclass_are_called(data, hetero):
 
     for num_workers in (0, 2):
         zipped = Named(
-            loaders_of(data, hetero), filter_per_worker=False, batch_size=16,
+            loaders_of(data, hetero),
+            filter_per_worker=False,
+            batch_size=16,
             num_workers=num_workers,
         )
         plain = ZipLoader(loaders_of(data, hetero), batch_size=16)

@@ -1,6 +1,9 @@
 """HGT sampling: the compiled op and plain torch agree to the bit; both with a naive rewriting."""
 
+import ast
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 from pyg_scale.ops import library
 from pyg_scale.ops.hgt import hgt_sample, hgt_sample_reference
 from pyg_scale.ops.keys import GOLDEN, HGT, fold, mix
+from pyg_scale.sampler.hgt import _node_type_hash
 
 
 def csc(num_src, num_dst, num_edges, generator):
@@ -23,24 +27,28 @@ def random_case(number):
     num_nodes = [choose.randint(1, 60) for _ in range(choose.randint(1, 3))]
     types = range(len(num_nodes))
     ends = [(choose.choice(types), choose.choice(types)) for _ in range(choose.randint(1, 4))]
-    graphs = [csc(num_nodes[s], num_nodes[d], choose.choice([0, 5, 100, 400]), generator)
-              for s, d in ends]
+    graphs = [
+        csc(num_nodes[s], num_nodes[d], choose.choice([0, 5, 100, 400]), generator) for s, d in ends
+    ]
     num_hops = choose.randint(1, 4)
     return {
         "indptr": [indptr for indptr, _, _ in graphs],
         "indices": [src.int() if number % 2 else src for _, src, _ in graphs],
         "edge_id": [
-            2 * torch.arange(len(src)) if choose.random() < 0.5
-            else torch.empty(0, dtype=torch.int64) for _, src, _ in graphs
+            2 * torch.arange(len(src))
+            if choose.random() < 0.5
+            else torch.empty(0, dtype=torch.int64)
+            for _, src, _ in graphs
         ],
         "num_nodes": num_nodes,
         "dst_type": [d for _, d in ends],
         "src_type": [s for s, _ in ends],
         "node_type_hash": [choose.getrandbits(64) for _ in types],
-        "seed": [torch.randint(size, (choose.choice([0, 1, 3, 8]),), generator=generator)
-                 for size in num_nodes],
-        "num_samples": [[choose.choice([-1, 0, 1, 3, 10]) for _ in range(num_hops)]
-                        for _ in types],
+        "seed": [
+            torch.randint(size, (choose.choice([0, 1, 3, 8]),), generator=generator)
+            for size in num_nodes
+        ],
+        "num_samples": [[choose.choice([-1, 0, 1, 3, 10]) for _ in range(num_hops)] for _ in types],
         "key": choose.getrandbits(64),
         "int32_output": bool(number % 3),
     }
@@ -58,12 +66,13 @@ def naive_nodes(case):
     node = [ids.tolist() for ids in case["seed"]]
     new = [set(ids) for ids in node]
     budget = [{} for _ in node]
-    edges = list(zip(case["indptr"], case["indices"], case["src_type"], case["dst_type"],
-                     strict=True))
+    edges = list(
+        zip(case["indptr"], case["indices"], case["src_type"], case["dst_type"], strict=True)
+    )
     for hop in range(len(case["num_samples"][0])):
         for indptr, indices, s, d in edges:
             for w in new[d]:
-                sources = indices[indptr[w]:indptr[w + 1]].tolist()
+                sources = indices[indptr[w] : indptr[w + 1]].tolist()
                 for source in sources:
                     budget[s][source] = budget[s].get(source, 0) + 2**32 // len(sources)
         for t, word in enumerate(case["node_type_hash"]):
@@ -121,6 +130,37 @@ def test_edges_are_all_edges_among_the_nodes(number):
         assert torch.equal(out.colptr[r].diff(), degree)
 
 
+def grouped(edges, num_dst):
+    """Pointers, sources and edge ids by destination."""
+    src, dst = map(torch.tensor, edges)
+    order, count = dst.argsort(stable=True), torch.bincount(dst, minlength=num_dst)
+    return torch.cat([count.new_zeros(1), count.cumsum(0)]), src[order], order
+
+
+@pytest.mark.parametrize("function", [hgt_sample_reference, hgt_sample])
+def test_vector_of_the_specification(function):
+    page = (Path(__file__).parents[2] / "docs" / "draws.md").read_text()
+    (block,) = re.findall(r"```hgt\n(.*?)```", page, re.DOTALL)
+    lines = [line.split(" = ") for line in block.splitlines()]
+    vector = {name: ast.literal_eval(value) for name, value in lines}
+    assert [_node_type_hash(t) for t in vector["node_types"]] == vector["node_type_hash"]
+    graphs = [grouped(vector[name], vector["num_nodes"][0]) for name in ("writes", "cites")]
+    out = function(
+        indptr=[graph[0] for graph in graphs],
+        indices=[graph[1] for graph in graphs],
+        edge_id=[graph[2] for graph in graphs],
+        num_nodes=vector["num_nodes"],
+        dst_type=[0, 0],
+        src_type=[1, 0],
+        node_type_hash=vector["node_type_hash"],
+        seed=[torch.tensor(vector["seeds"]), torch.empty(0, dtype=torch.int64)],
+        num_samples=vector["num_samples"],
+        key=0x028E4B9782EAAAF1,
+    )
+    for name in ("node", "row", "col", "edge"):
+        assert [part.tolist() for part in getattr(out, name)] == vector[name]
+
+
 @pytest.mark.parametrize("number", range(120))
 def test_compiled_gives_the_same_bits(number):
     if not library.compiled():
@@ -139,9 +179,16 @@ def test_compiled_on_a_hub_and_many_samples():
     indptr, indices, _ = csc(20_000, 50, 60_000, generator)
     none = torch.empty(0, dtype=torch.int64)
     case = {
-        "indptr": [indptr], "indices": [indices], "edge_id": [none], "num_nodes": [20_000, 50],
-        "dst_type": [1], "src_type": [0], "node_type_hash": [5, 6],
-        "seed": [none, torch.arange(50)], "num_samples": [[700], [1]], "key": 9,
+        "indptr": [indptr],
+        "indices": [indices],
+        "edge_id": [none],
+        "num_nodes": [20_000, 50],
+        "dst_type": [1],
+        "src_type": [0],
+        "node_type_hash": [5, 6],
+        "seed": [none, torch.arange(50)],
+        "num_samples": [[700], [1]],
+        "key": 9,
     }
     for ours, reference in zip(hgt_sample(**case), hgt_sample_reference(**case), strict=True):
         for a, b in zip(ours, reference, strict=True):
@@ -161,10 +208,16 @@ def test_compiled_refuses_what_would_read_out_of_bounds(change, match):
     if not library.compiled():
         pytest.skip("the kernels are not compiled")
     case = {
-        "indptr": [torch.tensor([0, 1, 1, 1])], "indices": [torch.tensor([2])],
-        "edge_id": [torch.empty(0, dtype=torch.int64)], "num_nodes": [3], "dst_type": [0],
-        "src_type": [0], "node_type_hash": [0], "seed": [torch.tensor([0])],
-        "num_samples": [[1]], "key": 0,
+        "indptr": [torch.tensor([0, 1, 1, 1])],
+        "indices": [torch.tensor([2])],
+        "edge_id": [torch.empty(0, dtype=torch.int64)],
+        "num_nodes": [3],
+        "dst_type": [0],
+        "src_type": [0],
+        "node_type_hash": [0],
+        "seed": [torch.tensor([0])],
+        "num_samples": [[1]],
+        "key": 0,
     }
     with pytest.raises(ValueError, match=match):
         hgt_sample(**case | change)

@@ -19,9 +19,12 @@ def data():
     data = HeteroData()
     for node_type, size in (("paper", 50), ("author", 30), ("venue", 5)):
         data[node_type].num_nodes = size
-    for a, name, b, count in (("paper", "cites", "paper", 150), ("author", "writes", "paper", 120),
-                              ("paper", "rev_writes", "author", 120),
-                              ("paper", "in", "venue", 50)):
+    for a, name, b, count in (
+        ("paper", "cites", "paper", 150),
+        ("author", "writes", "paper", 120),
+        ("paper", "rev_writes", "author", 120),
+        ("paper", "in", "venue", 50),
+    ):
         sizes = data[a].num_nodes, data[b].num_nodes
         data[a, name, b].edge_index = torch.stack(
             [torch.randint(size, (count,), generator=generator) for size in sizes]
@@ -46,8 +49,9 @@ def test_output(data):
     assert out.metadata[1] is None
     for edge_type in data.edge_types:
         edge_index = data[edge_type].edge_index[:, out.edge[edge_type]]
-        found = torch.stack([out.node[edge_type[0]][out.row[edge_type]],
-                             out.node[edge_type[2]][out.col[edge_type]]])
+        found = torch.stack(
+            [out.node[edge_type[0]][out.row[edge_type]], out.node[edge_type[2]][out.col[edge_type]]]
+        )
         assert torch.equal(found, edge_index)
 
 
@@ -78,9 +82,7 @@ def test_probability_is_the_squared_sum_of_inverse_degrees():
     # b0 has the in-neighbours 0, 1, 1, 1; b1 has 0 and 2: 3/4, 3/4 and 1/2.
     data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 1, 1, 0, 2], [0, 0, 0, 0, 1, 1]])
     sampler = HGTSampler(data, [1])
-    found = Counter(
-        int(sample(sampler, [0, 1], "b", key=key).node["a"]) for key in range(2000)
-    )
+    found = Counter(int(sample(sampler, [0, 1], "b", key=key).node["a"]) for key in range(2000))
     scores = torch.tensor([3 / 4, 3 / 4, 1 / 2], dtype=torch.float64) ** 2
     expected = (scores / scores.sum() * 2000).tolist()
     assert chisquare([found[n] for n in range(3)], expected).pvalue > 1e-3

@@ -30,8 +30,11 @@ def heterogeneous():
         data[node_type].num_nodes = size
         data[node_type].time = torch.randint(50, (size,), generator=generator)
         data[node_type].time[0] = 0
-    for a, name, b in (("user", "rates", "item"), ("item", "rev_rates", "user"),
-                       ("user", "knows", "user")):
+    for a, name, b in (
+        ("user", "rates", "item"),
+        ("item", "rev_rates", "user"),
+        ("user", "knows", "user"),
+    ):
         sizes = data[a].num_nodes, data[b].num_nodes
         data[a, name, b].edge_index = torch.stack(
             [torch.randint(size, (120,), generator=generator) for size in sizes]
@@ -75,9 +78,7 @@ def pyg_edge_sample(sampler, inputs, spec, monkeypatch):
 
     num_nodes = dict(graph.num_nodes) if graph.is_hetero else graph.num_nodes[None]
     # Negatives are already drawn, so that PyG needs no times of nodes.
-    return pyg_sampler.edge_sample(
-        inputs, sample, num_nodes, sampler.disjoint, neg_sampling=spec
-    )
+    return pyg_sampler.edge_sample(inputs, sample, num_nodes, sampler.disjoint, neg_sampling=spec)
 
 
 def assert_equal(ours, theirs):
@@ -169,8 +170,9 @@ def test_triplet_means_what_it_says(edge_type, disjoint, amount):
         assert not {(int(inputs.row[i]), node) for node in nodes} & present
     if disjoint:
         batch = out.batch if edge_type is None else out.batch[edge_type[2]]
-        assert torch.equal(batch[negative.view(P, amount)],
-                           torch.arange(P).view(P, 1).expand(P, amount))
+        assert torch.equal(
+            batch[negative.view(P, amount)], torch.arange(P).view(P, 1).expand(P, amount)
+        )
 
 
 def test_seeds_are_sorted_once_each_unless_disjoint():

@@ -1,7 +1,10 @@
 """Negatives: the specification to the bit, distributions, times, and no positive among them."""
 
+import ast
 import pickle
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +115,31 @@ def test_what_is_left_is_drawn_to_the_bit():
     assert drawn_late > 10
 
 
+def test_vectors_of_the_specification():
+    page = (Path(__file__).parents[2] / "docs" / "draws.md").read_text()
+    (block,) = re.findall(r"```negatives\n(.*?)```", page, re.DOTALL)
+    lines = [line.split(" = ") for line in block.splitlines()]
+    vector = {name: ast.literal_eval(value) for name, value in lines}
+    key = 0x028E4B9782EAAAF1
+
+    found = negatives(("binary", 2), homogeneous(1000), [0, 0, 0], key=key)
+    assert tuple(end.tolist() for end in found) == vector["binary_2"]
+    weight = torch.tensor(vector["weight"], dtype=torch.float64)
+    spec = NegativeSampling("triplet", 4, dst_weight=weight)
+    found = negatives(spec, homogeneous(5), [0, 0], key=key)
+    assert found[1].tolist() == vector["weighted_triplet_4"]
+    graph = homogeneous(5, time=vector["time"])
+    found = negatives(("triplet", 4), graph, [0, 0], time=vector["time_of_links"], key=key)
+    assert found[1].tolist() == vector["temporal_triplet_4"]
+    spec = NegativeSampling("binary", 3, exclude_positives=True)
+    graph = homogeneous(3, zip(*vector["edges"], strict=True))
+    found = negatives(spec, graph, [0, 0], key=key)
+    assert tuple(end.tolist() for end in found) == vector["excluding_binary_3"]
+    spec = NegativeSampling("triplet", 2, exclude_positives=True)
+    graph = homogeneous(10, [(0, node) for node in vector["edges_of_0"]])
+    assert negatives(spec, graph, [0], key=key)[1].tolist() == vector["excluding_triplet_2"]
+
+
 # Distributions ##############################################################################
 
 
@@ -175,7 +203,9 @@ def test_without_times_of_links_each_endpoint_limits_its_own_negatives():
 def test_one_type_with_times_and_one_without():
     rated = ("user", "rated", "item")
     graph = Topology(
-        ("user", "item"), (rated,), {"user": 4, "item": 5},
+        ("user", "item"),
+        (rated,),
+        {"user": 4, "item": 5},
         {rated: make_csc(torch.empty(2, 0, dtype=torch.int64), 5)},
         {"item": torch.tensor([1, 1, 9, 9, 9])},
     )

@@ -92,10 +92,18 @@ def test_all_neighbours_are_those_of_the_native_sampler(name, data, hetero):
             if name == "pyg-lib" and subgraph_type == "induced":
                 continue
             ours, theirs = (
-                next(iter(NeighborLoader(
-                    graph, [-1, -1], nodes, neighbor_sampler=sampler, batch_size=5,
-                    subgraph_type=subgraph_type,
-                )))
+                next(
+                    iter(
+                        NeighborLoader(
+                            graph,
+                            [-1, -1],
+                            nodes,
+                            neighbor_sampler=sampler,
+                            batch_size=5,
+                            subgraph_type=subgraph_type,
+                        )
+                    )
+                )
                 for sampler in ("native", name)
             )
             for a, b in zip(ours.edge_stores, theirs.edge_stores, strict=True):

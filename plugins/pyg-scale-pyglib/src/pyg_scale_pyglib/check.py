@@ -36,7 +36,8 @@ def _check(name: str) -> Check:
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         return Check(
-            False, f"{cls.library} does not sample: {type(error).__name__}: {first}",
+            False,
+            f"{cls.library} does not sample: {type(error).__name__}: {first}",
             f"reinstall {cls.library} for torch {torch.__version__}",
         )
     if out.node.tolist() != [0, 1]:

@@ -110,9 +110,7 @@ class TorchSparseSampler(_PyGSampler):
 
     library = "torch-sparse"
     module = "torch_sparse"
-    supports = frozenset(
-        {"hetero", "replace", "bidirectional", "induced", "backward", "links"}
-    )
+    supports = frozenset({"hetero", "replace", "bidirectional", "induced", "backward", "links"})
 
     def _sample(
         self,
@@ -128,8 +126,12 @@ class TorchSparseSampler(_PyGSampler):
         if not isinstance(seed, Mapping):
             dtype = self.row.dtype
             node, row, col, edge = torch.ops.torch_sparse.neighbor_sample(
-                self.colptr.long(), self.row.long(), seed.long(),
-                self.num_neighbors.get_mapped_values(), self.replace, directed,
+                self.colptr.long(),
+                self.row.long(),
+                seed.long(),
+                self.num_neighbors.get_mapped_values(),
+                self.replace,
+                directed,
             )
             node, row, col = node.to(dtype), row.to(dtype), col.to(dtype)
             if self.sample_direction == "backward":
@@ -160,4 +162,3 @@ class TorchSparseSampler(_PyGSampler):
         if self.sample_direction == "backward":
             out = {self.to_restored_edge_type[key]: value for key, value in out.items()}
         return out
-
