@@ -57,14 +57,14 @@ class Features:
         self._num_nodes = dict(num_nodes)
         self._num_edges = dict(num_edges)
         self._of_edges: dict[tuple[Any, str], bool] = {}
-        for attr in store.get_all_tensor_attrs():
+        for attr in self._attrs():
             self._is_of_edges(attr)
 
     def names(self, of_edges: bool, group: Group) -> set[str]:
         """The features that the store has of a node type or an edge type."""
         return {
             attr.attr_name
-            for attr in self.store.get_all_tensor_attrs()
+            for attr in self._attrs()
             if self._is_of_edges(attr) == of_edges and self._group(attr, of_edges) == group
         }
 
@@ -82,7 +82,7 @@ class Features:
             ValueError: If the store returns another number of rows than was asked for.
         """
         wanted = []
-        for attr in self.store.get_all_tensor_attrs():
+        for attr in self._attrs():
             of_edges = self._is_of_edges(attr)
             group = self._group(attr, of_edges)
             index = (edge if of_edges else node).get(group)
@@ -102,6 +102,14 @@ class Features:
                 )
             stats.count("fetch", rows=value.size(0), num_bytes=value.numel() * value.element_size())
             yield Feature(of_edges, group, attr.attr_name, value)
+
+    def _attrs(self) -> list[TensorAttr]:
+        """Asked for each time, as PyG's loaders do: a store may get new features."""
+        attrs = self.store.get_all_tensor_attrs()
+        for attr in attrs:
+            if not attr.is_set("group_name"):  # Data says no more than the name
+                attr.group_name = None
+        return attrs
 
     @property
     def _is_hetero(self) -> bool:

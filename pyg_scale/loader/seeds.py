@@ -37,6 +37,8 @@ def num_nodes_of(data: Any, node_type: NodeType) -> int:
 
 
 def _num_nodes_of_stores(feature_store: Any, graph_store: Any) -> int:
+    if isinstance(graph_store, Data):
+        return num_nodes_of(graph_store, None)
     for attr in graph_store.get_all_edge_attrs():
         if attr.size is not None:
             return int(max(size for size in attr.size if size is not None))

@@ -342,6 +342,21 @@ def test_stores_of_a_heterogeneous_graph_have_edge_features_too() -> None:
     assert seen > 0
 
 
+@pytest.mark.parametrize("data", [graphs.hostile(), graphs.hetero()], ids=["homo", "hetero"])
+def test_data_in_place_of_its_stores(data: Any) -> None:
+    """Data and HeteroData are feature and graph stores, of node features only."""
+    nodes = "item" if isinstance(data, HeteroData) else None
+    arguments: dict[str, Any] = {"input_nodes": nodes, "batch_size": 6, "seed": 1}
+    for expected, batch in zip(
+        NeighborLoader(data, [3, 2], **arguments),
+        NeighborLoader((data, data), [3, 2], **arguments),
+    ):
+        for store in expected.edge_stores:
+            for name in ("when", "weight", "edge_attr"):
+                store.pop(name, None)
+        assert_same(expected, batch)
+
+
 def test_custom_cls() -> None:
     class Mine(Data):
         pass
