@@ -21,18 +21,17 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch_geometric.sampler.neighbor_sampler as pyg_module
 import torch_geometric.typing
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.base import EdgeType, NodeType, Topology
+from pyg_scale.store.pyg_tensors import PyGTensors, topology_of_tensors
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 _MISSING = object()
@@ -158,14 +157,16 @@ def neighbor_sample(
     return_edge_id: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[int], list[int]]:
     """``torch.ops.pyg.neighbor_sample``; see :func:`hetero_neighbor_sample`."""
-    graph = _topology(
-        (None,),
-        (None,),
-        {None: rowptr},
-        {None: col},
-        {None: node_time},
-        {None: edge_time},
-        {None: edge_weight},
+    graph = topology_of_tensors(
+        PyGTensors(
+            node_types=(None,),
+            edge_types=(None,),
+            rowptr={None: rowptr},
+            col={None: col},
+            node_time={None: node_time},
+            edge_time={None: edge_time},
+            weight={None: edge_weight},
+        )
     )
     out = _sample(
         graph,
@@ -224,14 +225,16 @@ def hetero_neighbor_sample(
     def by_type(given: Mapping[str, Any] | None) -> dict[EdgeType, Any]:
         return {edge_type: (given or {}).get(name[edge_type]) for edge_type in types}
 
-    graph = _topology(
-        tuple(node_types),
-        tuple(types),
-        by_type(rowptr_dict),
-        by_type(col_dict),
-        {t: (node_time_dict or {}).get(t) for t in node_types},
-        by_type(edge_time_dict),
-        by_type(edge_weight_dict),
+    graph = topology_of_tensors(
+        PyGTensors(
+            node_types=tuple(node_types),
+            edge_types=tuple(types),
+            rowptr=by_type(rowptr_dict),
+            col=by_type(col_dict),
+            node_time={t: (node_time_dict or {}).get(t) for t in node_types},
+            edge_time=by_type(edge_time_dict),
+            weight=by_type(edge_weight_dict),
+        )
     )
     out = _sample(
         graph,
@@ -296,108 +299,3 @@ def _nodes(out: Sample, node_type: NodeType) -> Tensor:
     if out.batch is None:
         return node
     return torch.stack([out.batch[node_type].to(node.dtype), node], dim=1)
-
-
-# The graph #################################################################################
-
-_UNKNOWN_SIZE = 2**31 - 1  # of a node type that has no in-edges: enough for any seed
-
-_known = WeakTensorKeyDictionary()
-
-
-def _topology(
-    node_types: tuple[NodeType, ...],
-    edge_types: tuple[EdgeType, ...],
-    rowptr: Mapping[EdgeType, Tensor],
-    col: Mapping[EdgeType, Tensor],
-    node_time: Mapping[NodeType, Tensor | None],
-    edge_time: Mapping[EdgeType, Tensor | None],
-    weight: Mapping[EdgeType, Tensor | None],
-) -> Topology:
-    """The graph that these tensors are, made once for as long as PyG's sampler holds them."""
-    given = [
-        *rowptr.values(),
-        *col.values(),
-        *node_time.values(),
-        *edge_time.values(),
-        *weight.values(),
-    ]
-    parts = [part for part in given if part is not None]
-    shape = (node_types, edge_types, [part is not None for part in given])
-    versions = [part._version for part in parts]
-    with _lock:
-        for known in _known.get(parts[0], []) if parts else []:
-            same = known.shape == shape and known.versions == versions
-            if same and all(ref() is part for ref, part in zip(known.parts, parts, strict=True)):
-                return known.graph
-        graph = _build(node_types, edge_types, rowptr, col, node_time, edge_time, weight)
-        if parts:
-            # The graph must not hold the tensor whose end is its end.
-            references = [TensorWeakRef(part) for part in parts]
-            _known.setdefault(parts[0], []).append(_Known(shape, versions, references, graph))
-        return graph
-
-
-class _Known(NamedTuple):
-    shape: Any
-    versions: list[int]
-    parts: list[TensorWeakRef]
-    graph: Topology
-
-
-def _build(
-    node_types: tuple[NodeType, ...],
-    edge_types: tuple[EdgeType, ...],
-    rowptr: Mapping[EdgeType, Tensor],
-    col: Mapping[EdgeType, Tensor],
-    node_time: Mapping[NodeType, Tensor | None],
-    edge_time: Mapping[EdgeType, Tensor | None],
-    weight: Mapping[EdgeType, Tensor | None],
-) -> Topology:
-    ends = {t: (None, None) if t is None else (t[0], t[2]) for t in edge_types}
-    num_nodes: dict[NodeType, int] = {}
-    for edge_type in edge_types:
-        num_nodes[ends[edge_type][1]] = rowptr[edge_type].numel() - 1
-    for edge_type in edge_types:
-        neighbor = ends[edge_type][0]
-        if neighbor not in num_nodes:
-            num_nodes[neighbor] = _UNKNOWN_SIZE
-    for node_type in node_types:
-        when = node_time.get(node_type)
-        num_nodes.setdefault(node_type, _UNKNOWN_SIZE)
-        if when is not None and num_nodes[node_type] == _UNKNOWN_SIZE:
-            num_nodes[node_type] = when.numel()
-    times = [time for time in (*node_time.values(), *edge_time.values()) if time is not None]
-    float_time = any(time.is_floating_point() for time in times)
-
-    def sortable(time: Tensor) -> Tensor:
-        return sortable_time(time.detach().to(torch.float64) if float_time else time.detach())
-
-    of_nodes = {t: sortable(time) for t, time in node_time.items() if time is not None}
-    csc = {}
-    for edge_type in edge_types:
-        neighbor, expanded = ends[edge_type]
-        part = from_pointers(
-            rowptr[edge_type].detach(), col[edge_type], num_nodes[expanded], num_nodes[neighbor]
-        )
-        when = edge_time[edge_type]
-        of_edges = None if when is None else sortable(when)
-        if neighbor in of_nodes:
-            part = order_by_time(part, of_nodes[neighbor], of_edges=False)
-        elif of_edges is not None:
-            part = order_by_time(part, of_edges, of_edges=True)
-            if part.edge_id is not None:
-                of_edges = of_edges[part.edge_id.to(torch.int64)]
-        given = weight[edge_type]
-        prefix = None if given is None else weight_prefix(part, given.detach())
-        csc[edge_type] = CSC(part.indptr, part.indices, part.edge_id, of_edges, prefix)
-    narrow = bool(edge_types) and rowptr[edge_types[0]].dtype == torch.int32
-    return Topology(
-        node_types,
-        edge_types,
-        num_nodes,
-        csc,
-        of_nodes,
-        index_dtype=torch.int32 if narrow else torch.int64,
-        float_time=float_time,
-    )

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 import pyg_scale.loader
 from pyg_scale import compat
 from pyg_scale.datasets import read_npz
+from pyg_scale.store import pyg_tensors
 
 if torch_geometric.typing.WITH_PYG_LIB:
     pytest.skip("pyg-lib is installed: there is nothing to stand in for", allow_module_level=True)
@@ -272,8 +273,10 @@ def test_unpickling_does_not_install_in_a_main_process(data):
 
 def test_the_graph_is_made_once_and_goes_with_the_sampler(data, installed, monkeypatch):
     built = []
-    build = compat._build
-    monkeypatch.setattr(compat, "_build", lambda *args: built.append(build(*args)) or built[-1])
+    build = pyg_tensors._build
+    monkeypatch.setattr(
+        pyg_tensors, "_build", lambda *args: built.append(build(*args)) or built[-1]
+    )
     loader = pyg_loader.NeighborLoader(data, [3], batch_size=8)
     assert len(list(loader)) == 8
     assert len(built) == 1
