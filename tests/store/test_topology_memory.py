@@ -42,6 +42,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    """Once only: the processes choose for themselves."""
+
+
 def extra_peak(which: str) -> int:
     """Kilobytes that a build adds to the peak of a process that holds the edge list."""
     done = subprocess.run(
