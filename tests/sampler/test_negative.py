@@ -257,7 +257,7 @@ def test_links_that_are_no_edges_are_excluded_as_well():
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_one_pair_that_is_left_is_found(direction):
-    edges = [(i, j) for i in range(60) for j in range(60) if (i, j) != (41, 7)] + [(0, 0)]
+    edges = [(i, j) for i in range(60) for j in range(60) if (i, j) != (41, 7)] + [(0, 7)]
     graph = homogeneous(60, edges, direction=direction)
     spec = NegativeSampling("binary", 3, exclude_positives=True)
     src, dst = negatives(spec, graph, [0, 1])
