@@ -95,8 +95,9 @@ def main(argv=None):
     same = all(
         torch.equal(a, b) for a, b in zip(unbroken.model.parameters(), second.model.parameters())
     )
-    print("the models are the same to the bit" if same else "the models differ")
-    return same
+    if not same:
+        raise SystemExit("the models differ")
+    print("the models are the same to the bit")
 
 
 if __name__ == "__main__":

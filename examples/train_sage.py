@@ -47,7 +47,7 @@ class GraphSAGE(torch.nn.Module):
 def open_graph(args):
     if args.data is None:
         size = (2_000, 20_000) if args.tiny else (200_000, 4_000_000)
-        return planted_communities(*size, num_classes=16, num_features=64, seed=args.seed)
+        return planted_communities(*size, homophily=0.6, signal=0.8, seed=args.seed)
     data = load(args.data)
     return data if "train_mask" in data else RandomNodeSplit(num_val=0.25, num_test=0.25)(data)
 
@@ -192,7 +192,7 @@ def main(argv=None):
     curves = {"sampled neighbours": history}
     if args.full_batch:
         full = copy.copy(args)
-        full.epochs, full.lr = (5 if args.tiny else 100), 0.01
+        full.epochs, full.lr = (5 if args.tiny else 60), 0.01
         curves["whole graph"], _ = fit(full, data, whole, x, adj_t, "whole graph")
     result = {name: max(h)[1] for name, h in curves.items()}
     for name, accuracy in result.items():

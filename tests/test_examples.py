@@ -1,6 +1,7 @@
 """Every example runs, in its smallest setting."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,14 @@ import pytest
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 
-def run(example: Path, folder: Path, *arguments: str) -> str:
+def run(example: Path, folder: Path, *arguments: str, timeout: float = 110) -> str:
     done = subprocess.run(
         [sys.executable, example, *arguments],
         cwd=folder,
         env=os.environ | {"MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -34,7 +35,43 @@ def test_says_what_it_does(example, tmp_path):
 
 
 def test_train_sage_draws_a_picture_of_a_real_graph(tmp_path, data_dir):
-    (example,) = (path for path in EXAMPLES if path.stem == "train_sage")
-    data = str(data_dir / "cora.npz")
-    assert "accuracy" in run(example, tmp_path, "--tiny", "--data", data, "--out", "picture.png")
+    args = ("--tiny", "--data", str(data_dir / "cora.npz"), "--out", "picture.png")
+    assert "accuracy" in run(named("train_sage"), tmp_path, *args)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def named(name: str) -> Path:
+    (found,) = (path for path in EXAMPLES if path.stem == name)
+    return found
+
+
+def accuracies(printed: str) -> dict[str, float]:
+    return {k: float(v) for k, v in re.findall(r"test accuracy, (.*): ([\d.]+)", printed)}
+
+
+def test_train_sage_says_how_fast_it_is_and_why_pyg_is_not(tmp_path):
+    printed = run(named("train_sage"), tmp_path, "--tiny")
+    assert re.search(r"training [\d.]+, loading only [\d.]+", printed)
+    assert re.search(r"PyG's own loader: ([\d.]+ batches|.*requires either 'pyg-lib')", printed)
+
+
+def test_resuming_gives_the_same_model(tmp_path):
+    assert "the same to the bit" in run(named("resume"), tmp_path, "--tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sampled_training_is_as_good_as_on_the_whole_graph(tmp_path, data_dir):
+    data = str(data_dir / "facebook_pages.npz")
+    printed = run(named("train_sage"), tmp_path, "--data", data, "--full-batch", timeout=800)
+    found = accuracies(printed)
+    assert found["whole graph"] > 0.93
+    assert found["sampled neighbours"] > found["whole graph"] - 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_types_of_nodes_are_told_apart(tmp_path, data_dir):
+    data = str(data_dir / "dblp.npz")
+    printed = run(named("hetero_dblp"), tmp_path, "--data", data, timeout=500)
+    assert max(map(float, re.findall(r"test accuracy ([\d.]+)", printed))) > 0.9
