@@ -82,16 +82,15 @@ class Budget {
   void begin(int64_t num_nodes) {
     table_.begin(static_cast<uint64_t>(std::max<int64_t>(num_nodes, 1)));
     entries_.clear();
+    node_bits_ = std::bit_width(static_cast<uint64_t>(num_nodes));
   }
 
-  void add(int64_t node, uint64_t score) {
-    table_.reserve(entries_.size() + 1);
-    const auto next = static_cast<uint64_t>(entries_.size());
-    const uint64_t place =
-        table_.wide() ? table_.find_or_insert<true>(static_cast<uint64_t>(node), next)
-                      : table_.find_or_insert<false>(static_cast<uint64_t>(node), next);
-    if (place == next) entries_.push({node, 0});
-    entries_[static_cast<int64_t>(place)].score += score;
+  static constexpr int64_t kBlock = 64;  // table slots that are prefetched together
+
+  // Adds to the scores of up to kBlock nodes, which may repeat.
+  void add(const int64_t* nodes, int64_t count, uint64_t score) {
+    table_.reserve(entries_.size() + count);
+    table_.wide() ? add_block<true>(nodes, count, score) : add_block<false>(nodes, count, score);
   }
 
   // Takes up to `k` nodes that are not in `list` and puts them there.
@@ -106,8 +105,7 @@ class Budget {
       largest = std::max(largest, entries_[i].score);
     }
     const int64_t size = left_.size();
-    std::sort(left_.data(), left_.data() + size,
-              [](const Entry& a, const Entry& b) { return a.node < b.node; });
+    sort_left();
     if (k < 0 || k >= size) {
       for (int64_t i = 0; i < size; ++i) list.add_seeds(&left_[i].node, 1, 0);
       return;
@@ -135,8 +133,47 @@ class Budget {
     uint64_t score;
   };
 
+  template <bool kWide>
+  void add_block(const int64_t* nodes, int64_t count, uint64_t score) {
+    for (int64_t i = 0; i < count; ++i) {
+      table_.prefetch<kWide>(static_cast<uint64_t>(nodes[i]));
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const auto next = static_cast<uint64_t>(entries_.size());
+      const uint64_t place =
+          table_.find_or_insert<kWide>(static_cast<uint64_t>(nodes[i]), next);
+      if (place == next) entries_.push({nodes[i], 0});
+      entries_[static_cast<int64_t>(place)].score += score;
+    }
+  }
+
+  // By node: a few digits at a time from the lowest on, each step keeping the order of the last.
+  void sort_left() {
+    constexpr int kDigit = 11;
+    const int64_t size = left_.size();
+    if (size < (int64_t{1} << kDigit)) {
+      std::sort(left_.data(), left_.data() + size,
+                [](const Entry& a, const Entry& b) { return a.node < b.node; });
+      return;
+    }
+    sorted_.reserve(size);
+    Entry *from = left_.data(), *to = sorted_.data();
+    for (int shift = 0; shift < node_bits_; shift += kDigit) {
+      int64_t start[(1 << kDigit) + 1] = {};
+      const auto digit = [&](const Entry& entry) {
+        return (entry.node >> shift) & ((1 << kDigit) - 1);
+      };
+      for (int64_t i = 0; i < size; ++i) ++start[digit(from[i]) + 1];
+      for (int d = 0; d < 1 << kDigit; ++d) start[d + 1] += start[d];
+      for (int64_t i = 0; i < size; ++i) to[start[digit(from[i])]++] = from[i];
+      std::swap(from, to);
+    }
+    if (from != left_.data()) std::copy_n(from, size, left_.data());
+  }
+
   RelabelTable table_;  // from nodes to places in entries_
-  Buffer<Entry> entries_, left_;
+  Buffer<Entry> entries_, left_, sorted_;
+  int node_bits_ = 0;
   FenwickTree tree_;
 };
 
@@ -151,11 +188,16 @@ void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int
     const int64_t first = view.indptr[node], degree = view.indptr[node + 1] - first;
     if (degree == 0) continue;
     const uint64_t score = std::max<uint64_t>((uint64_t{1} << 32) / degree, 1);
-    for (int64_t i = first; i < first + degree; ++i) {
-      const int64_t neighbor = view.indices[i];
-      check(neighbor >= 0 && neighbor < view.num_neighbors,
-            "indices: neighbour " + std::to_string(neighbor) + " is not a node");
-      budget.add(neighbor, score);
+    int64_t block[Budget::kBlock];
+    for (int64_t from = first; from < first + degree; from += Budget::kBlock) {
+      const int64_t count = std::min(Budget::kBlock, first + degree - from);
+      for (int64_t i = 0; i < count; ++i) {
+        block[i] = view.indices[from + i];
+        if (block[i] < 0 || block[i] >= view.num_neighbors) [[unlikely]] {
+          fail("indices: neighbour " + std::to_string(block[i]) + " is not a node");
+        }
+      }
+      budget.add(block, count, score);
     }
   }
 }
