@@ -36,7 +36,8 @@ class Features:
     """Reads the features of a batch, all in one request, as PyG's loaders do.
 
     A group that is a tuple holds edge features. In a homogeneous graph so does any group whose
-    rows are as many as the edges and not as many as the nodes.
+    rows are as many as the edges and not as many as the nodes. Rows of nodes that the graph does
+    not have are never asked for, as with PyG's loaders.
 
     Args:
         store: Any PyG feature store.
@@ -44,7 +45,7 @@ class Features:
         num_edges: Edges of each type, as far as known.
 
     Raises:
-        ValueError: If a feature has neither one row per node nor one per edge.
+        ValueError: If a feature has neither a row for every node nor one per edge.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Features:
             self._check_rows(attr, self._num_edges.get(self._group(attr, True)), "edges")
             return True
         if self._is_hetero:
-            self._check_rows(attr, self._num_nodes.get(attr.group_name), "nodes")
+            self._check_rows(attr, self._num_nodes.get(attr.group_name), "nodes", more=True)
             return False
         num_nodes, num_edges = self._num_nodes[None], self._num_edges.get(None)
         rows = self._rows(attr)
@@ -139,14 +140,20 @@ class Features:
             return False
         if rows == num_edges:
             return True
+        if rows > num_nodes:
+            return False
         raise ValueError(
             f"feature {attr.attr_name!r} of group {attr.group_name!r} has {rows} rows, but the "
             f"graph has {num_nodes} nodes and {num_edges} edges"
         )
 
-    def _check_rows(self, attr: TensorAttr, expected: int | None, of: str) -> None:
+    def _check_rows(
+        self, attr: TensorAttr, expected: int | None, of: str, more: bool = False
+    ) -> None:
         rows = self._rows(attr)
-        if expected is not None and rows is not None and rows != expected:
+        if expected is None or rows is None or rows == expected:
+            return
+        if not (more and rows > expected):
             raise ValueError(
                 f"feature {attr.attr_name!r} of group {attr.group_name!r} has {rows} rows, but the "
                 f"graph has {expected} such {of}"

@@ -87,7 +87,9 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             given, missing = "edge_label_time", "time_attr"
             if edge_label_time is None:
                 given, missing = missing, given
-            raise ValueError(f"{given} is given, but {missing} is not: pass both or neither")
+            raise ValueError(
+                f"{given!r} is given, but {missing!r} is not set: pass both or neither"
+            )
         if not directed:
             warnings.warn(
                 "directed=False is deprecated: use subgraph_type='induced'",

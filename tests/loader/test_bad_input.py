@@ -155,6 +155,17 @@ def test_features_that_fit_neither_nodes_nor_edges() -> None:
         loader(graphs.hetero(), input_nodes="item", feature_store=store)
 
 
+def test_features_of_more_nodes_than_the_graph_has_are_those_of_its_nodes() -> None:
+    for data, group, options in (
+        (graphs.hostile(), None, {}), (graphs.hetero(), "item", {"input_nodes": "item"})
+    ):
+        store, rows = MyFeatureStore(), torch.arange(9_000)
+        store.put_tensor(rows, group_name=group, attr_name="row", index=None)
+        for batch in loader(data, feature_store=store, **options):
+            nodes = batch if group is None else batch[group]
+            assert torch.equal(nodes.row, nodes.n_id)
+
+
 @pytest.mark.parametrize("position", [100, -101])
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_an_index_sampler_that_is_out_of_range(position: int, workers: dict[str, Any]) -> None:

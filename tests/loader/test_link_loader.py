@@ -386,8 +386,8 @@ def test_no_links(data):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"edge_label_time": torch.zeros(400)}, ValueError, "time_attr is not"),
-        ({"time_attr": "time"}, ValueError, "edge_label_time is not"),
+        ({"edge_label_time": torch.zeros(400)}, ValueError, "'time_attr' is not set"),
+        ({"time_attr": "time"}, ValueError, "'edge_label_time' is not set"),
         ({"edge_label_index": torch.zeros(3, 2).long()}, ValueError, r"integer tensor \[2"),
         ({"edge_label_index": torch.zeros(2, 2)}, TypeError, "use .long"),
         ({"edge_label_index": torch.tensor([[0], [60]])}, IndexError, "60 as a destination"),
