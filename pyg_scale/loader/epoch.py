@@ -123,9 +123,15 @@ def to_index(entry: Any, num_seeds: int, name: str = "sampler") -> Tensor:
 
     Raises:
         TypeError: If they are not integers.
+        ValueError: If they are not one-dimensional.
         IndexError: If one is out of range.
     """
     index = entry if isinstance(entry, Tensor) else torch.as_tensor(entry)
+    if index.dim() > 1:
+        raise ValueError(
+            f"{name} must give positions in the loader's input, one dimension "
+            f"(got shape {list(index.shape)}); seeds themselves are given when a loader is made"
+        )
     if index.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():

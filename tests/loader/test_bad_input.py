@@ -183,6 +183,8 @@ def test_an_index_sampler_of_something_else() -> None:
         list(loader(sampler=[0.5], batch_size=1))
     with pytest.raises(TypeError, match="integer positions"):
         loader()(torch.tensor([True, False]))
+    with pytest.raises(ValueError, match="one dimension"):
+        loader()([[0, 1], [2, 3]])
 
 
 # Failures on the way #######################################################################
