@@ -74,4 +74,4 @@ def test_sampled_training_is_as_good_as_on_the_whole_graph(tmp_path, data_dir):
 def test_types_of_nodes_are_told_apart(tmp_path, data_dir):
     data = str(data_dir / "dblp.npz")
     printed = run(named("hetero_dblp"), tmp_path, "--data", data, timeout=500)
-    assert max(map(float, re.findall(r"test accuracy ([\d.]+)", printed))) > 0.9
+    assert max(map(float, re.findall(r"test accuracy ([\d.]+)", printed))) > 0.85
