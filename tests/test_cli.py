@@ -253,9 +253,15 @@ def test_check_fails_for_what_does_not_conform(tmp_path):
 def test_check_without_a_kit_loads(adds, capsys):
     adds(pyg_scale_checks={"fine": lambda: Check(True, "fine"), "gone": "nowhere:check"})
     assert main(["plugins", "check", "fine"]) == 0
-    assert "no conformance tests for kind check" in capsys.readouterr().err
+    assert "no conformance tests for check" in capsys.readouterr().err
     assert main(["plugins", "check", "gone"]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_check_loads_a_sampler_that_takes_no_key(adds, capsys):
+    adds(pyg_scale_samplers={"foreign": "torch_geometric.sampler:NeighborSampler"})
+    assert main(["plugins", "check", "foreign"]) == 0
+    assert "no conformance tests for sampler 'foreign'" in capsys.readouterr().err
 
 
 def test_the_module_that_check_writes_is_valid(adds):
