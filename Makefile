@@ -12,7 +12,7 @@ EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
-.PHONY: help demo test lint format kernels wheel peers bench clean
+.PHONY: help demo test pyg-suite lint format kernels wheel peers bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
+	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of its loaders, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
 	@echo "make clean   remove what was made here"
 	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment"
@@ -59,6 +60,20 @@ test: lint kernels
 	$(BIN)/python -m pytest tests
 	set -e; for plugin in $(PLUGINS); do \
 	  echo "== plugins/$$plugin"; $(BIN)/python -m pytest -q plugins/$$plugin; done
+
+# Of a checkout of PyG, of the version that is installed.
+PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
+  loader/test_hgt_loader.py loader/test_zip_loader.py loader/test_cache.py \
+  loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py
+PYG_SUITE = $(BIN)/python -m pytest -q -rs -o addopts= -p tests.parity.pyg_suite
+
+pyg-suite: export PYG_SCALE_KERNELS = require
+pyg-suite: $(VENV)/.test kernels
+	@test -d "$(PYG)/test/loader" || \
+	  { echo "make pyg-suite PYG=/path/to/pytorch_geometric: a checkout of its repository" >&2; exit 1; }
+	$(PYG_SUITE) --drop-in=loaders $(PYG_TESTS:%=$(PYG)/test/%)
+	$(PYG_SUITE) --drop-in=compat $(PYG_TESTS:%=$(PYG)/test/%) \
+	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
