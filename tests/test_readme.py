@@ -72,8 +72,8 @@ def test_every_page_and_example_can_be_found_from_the_readme():
 
 def test_what_the_pages_call_exists():
     text = "\n".join(page.read_text() for page in PAGES)
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for target in re.findall(r"`make (\w+)`|^make (\w+)", text, re.MULTILINE):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"`make ([\w-]+)`|^make ([\w-]+)", text, re.MULTILINE):
         assert "".join(target) in targets
     commands = plugins.names("command")
     for command in re.findall(r"pyg-scale (?!COMMAND)([a-z]+)", text):
