@@ -18,6 +18,7 @@ unexport PYTHONPATH
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
 	@echo "make test    everything that must pass: linters, types, layers, tests, plugins, examples"
+	@echo "make test-slow  the tests that train to the end, 10 minutes more"
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
@@ -55,25 +56,15 @@ kernels: $(VENV)/.demo
 
 # Testing #########################################################################################
 
-test: export PYG_SCALE_KERNELS = require
+test test-slow: export PYG_SCALE_KERNELS = require
+
 test: lint kernels
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -m "not slow" tests
 	set -e; for plugin in $(PLUGINS); do \
 	  echo "== plugins/$$plugin"; $(BIN)/python -m pytest -q plugins/$$plugin; done
 
-# Of a checkout of PyG, of the version that is installed.
-PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
-  loader/test_hgt_loader.py loader/test_zip_loader.py loader/test_cache.py \
-  loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py
-PYG_SUITE = $(BIN)/python -m pytest -q -rs -o addopts= -p tests.parity.pyg_suite
-
-pyg-suite: export PYG_SCALE_KERNELS = require
-pyg-suite: $(VENV)/.test kernels
-	@test -d "$(PYG)/test/loader" || \
-	  { echo "make pyg-suite PYG=/path/to/pytorch_geometric: a checkout of its repository" >&2; exit 1; }
-	$(PYG_SUITE) --drop-in=loaders $(PYG_TESTS:%=$(PYG)/test/%)
-	$(PYG_SUITE) --drop-in=compat $(PYG_TESTS:%=$(PYG)/test/%) \
-	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
+test-slow: $(VENV)/.test kernels
+	$(BIN)/python -m pytest -m slow tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
