@@ -66,6 +66,20 @@ test: lint kernels
 test-slow: $(VENV)/.test kernels
 	$(BIN)/python -m pytest -m slow tests
 
+# Of a checkout of PyG, of the version that is installed.
+PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
+  loader/test_hgt_loader.py loader/test_zip_loader.py loader/test_cache.py \
+  loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py
+PYG_SUITE = $(BIN)/python -m pytest -q -rs -o addopts= -p tests.parity.pyg_suite
+
+pyg-suite: export PYG_SCALE_KERNELS = require
+pyg-suite: $(VENV)/.test kernels
+	@test -d "$(PYG)/test/loader" || \
+	  { echo "make pyg-suite PYG=/path/to/pytorch_geometric: a checkout of its repository" >&2; exit 1; }
+	$(PYG_SUITE) --drop-in=loaders $(PYG_TESTS:%=$(PYG)/test/%)
+	$(PYG_SUITE) --drop-in=compat $(PYG_TESTS:%=$(PYG)/test/%) \
+	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
