@@ -12,7 +12,7 @@ EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
-.PHONY: help demo test pyg-suite lint format kernels wheel peers bench clean
+.PHONY: help demo test test-slow pyg-suite lint format kernels wheel peers bench clean
 .DELETE_ON_ERROR:
 
 help:

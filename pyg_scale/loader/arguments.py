@@ -20,9 +20,7 @@ def check_workers(worker_type: str | None, kwargs: Mapping[str, Any]) -> None:
         ValueError: If an argument means nothing with the others, or is none of those allowed.
     """
     if worker_type not in _WORKER_TYPES:
-        raise ValueError(
-            f"worker_type must be 'thread', 'process' or None (got {worker_type!r})"
-        )
+        raise ValueError(f"worker_type must be 'thread', 'process' or None (got {worker_type!r})")
     num_workers = kwargs.get("num_workers", 0)
     if isinstance(num_workers, bool) or not isinstance(num_workers, int):
         raise TypeError(f"num_workers must be an integer (got {num_workers!r})")
@@ -30,8 +28,7 @@ def check_workers(worker_type: str | None, kwargs: Mapping[str, Any]) -> None:
         for name in ("worker_init_fn", "multiprocessing_context"):
             if kwargs.get(name) is not None:
                 raise ValueError(
-                    f"{name} is about worker processes: leave it out, or pass "
-                    f"worker_type='process'"
+                    f"{name} is about worker processes: leave it out, or pass worker_type='process'"
                 )
     if num_workers > 0 and kwargs.get("prefetch_factor") == 0:
         raise ValueError("prefetch_factor must be at least 1 with num_workers > 0 (got 0)")

@@ -72,8 +72,14 @@ def _homogeneous(
         batch = copy.copy(data)
         _take_nodes(data._store, batch._store, out.node, _names(features, False, None), stats)
         _take_edges(
-            data._store, batch._store, out.row, out.col, edge,
-            (out.node.numel(), out.node.numel()), _names(features, True, None), stats,
+            data._store,
+            batch._store,
+            out.row,
+            out.col,
+            edge,
+            (out.node.numel(), out.node.numel()),
+            _names(features, True, None),
+            stats,
         )
     else:
         batch = custom_cls() if custom_cls is not None else Data()
@@ -113,15 +119,22 @@ def _heterogeneous(
         batch = copy.copy(data)
         for node_type in data.node_types:
             _take_nodes(
-                data[node_type], batch[node_type], out.node.get(node_type, none),
-                _names(features, False, node_type), stats,
+                data[node_type],
+                batch[node_type],
+                out.node.get(node_type, none),
+                _names(features, False, node_type),
+                stats,
             )
         for edge_type in data.edge_types:
             _take_edges(
-                data[edge_type], batch[edge_type], out.row.get(edge_type, none),
-                out.col.get(edge_type, none), edge.get(edge_type, none),
+                data[edge_type],
+                batch[edge_type],
+                out.row.get(edge_type, none),
+                out.col.get(edge_type, none),
+                edge.get(edge_type, none),
                 tuple(out.node.get(t, none).numel() for t in edge_type[::2]),
-                _names(features, True, edge_type), stats,
+                _names(features, True, edge_type),
+                stats,
             )
     else:
         batch = custom_cls() if custom_cls is not None else HeteroData()
@@ -243,8 +256,16 @@ def _select_tensor(value: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 _SHAREABLE = {
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
 }
 
 
@@ -253,7 +274,8 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
     size = row.numel()
     if (
         size
-        and row.is_contiguous() and col.is_contiguous()
+        and row.is_contiguous()
+        and col.is_contiguous()
         and row.dtype == col.dtype
         and row.untyped_storage().data_ptr() == col.untyped_storage().data_ptr()
         and col.storage_offset() == row.storage_offset() + size

@@ -105,7 +105,10 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             is_sorted=is_sorted,
         )
         self._setup(
-            data, input_nodes, input_time, kwargs.pop("input_id", None),
+            data,
+            input_nodes,
+            input_time,
+            kwargs.pop("input_id", None),
             make_sampler=make_sampler,
             feature_store=feature_store,
             transform=transform,

@@ -79,7 +79,10 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         **kwargs: Any,
     ):
         self._setup(
-            data, input_nodes, input_time, input_id,
+            data,
+            input_nodes,
+            input_time,
+            input_id,
             make_sampler=lambda: node_sampler,
             feature_store=feature_store,
             transform=transform,

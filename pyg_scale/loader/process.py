@@ -82,8 +82,14 @@ class Processes:
             **{
                 name: getattr(loader, name)
                 for name in (
-                    "drop_last", "in_order", "multiprocessing_context", "num_workers",
-                    "persistent_workers", "pin_memory_device", "prefetch_factor", "timeout",
+                    "drop_last",
+                    "in_order",
+                    "multiprocessing_context",
+                    "num_workers",
+                    "persistent_workers",
+                    "pin_memory_device",
+                    "prefetch_factor",
+                    "timeout",
                     "worker_init_fn",
                 )
             },

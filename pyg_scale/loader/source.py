@@ -81,9 +81,7 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
         if not isinstance(value, Tensor | np.ndarray) or name in ("edge_index", "adj_t"):
             continue
         of_edges = edge_group is not None and attributes.is_edge_attr(name)
-        if of_edges or (
-            hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)
-        ):
+        if of_edges or (hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)):
             group = edge_group if of_edges else node_group
             store.put_tensor(value, group_name=group, attr_name=name, index=None)
 

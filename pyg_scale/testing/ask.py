@@ -61,9 +61,7 @@ def bind(
     return sampler.bind(data, num_neighbors=num_neighbors, **options)
 
 
-def draw(
-    bound: NeighborSampler, seeds: Seeds, key: int = 0, time: Seeds | None = None
-) -> Sample:
+def draw(bound: NeighborSampler, seeds: Seeds, key: int = 0, time: Seeds | None = None) -> Sample:
     """One sample for seeds (of the only type, or by type)."""
     node = {t: torch.tensor(s, dtype=torch.int64) for t, s in by_type(seeds).items()}
     times = None if time is None else {t: torch.tensor(s) for t, s in by_type(time).items()}
@@ -120,10 +118,14 @@ def requested(
         times = [t for node_type in facts.num_nodes for t in of_type.get(node_type, [])]
     elif temporal:
         of_seed = by_type(seeds)
-        times = [int(facts.node_time[node_type][v]) for node_type in facts.num_nodes
-                 for v in of_seed.get(node_type, [])]
+        times = [
+            int(facts.node_time[node_type][v])
+            for node_type in facts.num_nodes
+            for v in of_seed.get(node_type, [])
+        ]
     hops = (
-        dict(num_neighbors) if isinstance(num_neighbors, Mapping)
+        dict(num_neighbors)
+        if isinstance(num_neighbors, Mapping)
         else {edge_type: list(num_neighbors) for edge_type in facts.edges}
     )
     return Request(

@@ -26,8 +26,9 @@ class DrawTests:
 
     # The key of the batch decides ##########################################################
 
-    @pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True},
-                                         {"weight_attr": "weight"}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, {"replace": True}, {"disjoint": True}, {"weight_attr": "weight"}], ids=str
+    )
     def test_same_key_same_batch(self, unbound: NeighborSampler, options: dict[str, Any]) -> None:
         bound = bind(unbound, graphs.hostile(), [4, 3], **options)
         seeds = [0, 7, 8, 3, 99]
@@ -154,9 +155,7 @@ class DrawTests:
         )
 
     @pytest.mark.parametrize("last", [False, True])
-    def test_uniform_among_what_is_early_enough(
-        self, unbound: NeighborSampler, last: bool
-    ) -> None:
+    def test_uniform_among_what_is_early_enough(self, unbound: NeighborSampler, last: bool) -> None:
         _only_if_uniform(unbound)
         data = graphs.copies(500, 10)
         data.when = torch.tensor([5, 1, 9, 3, 1, 7, 1, 9, 2, 5]).repeat(500)
@@ -260,9 +259,7 @@ def _only_if_uniform(sampler: NeighborSampler) -> None:
 
 
 def _require_independent(pair: Tensor, what: str) -> None:
-    statistics.require(
-        statistics.independent(pair, (4, 4)), f"draws depend on each other: {what}"
-    )
+    statistics.require(statistics.independent(pair, (4, 4)), f"draws depend on each other: {what}")
 
 
 def _some(count: Tensor) -> str:

@@ -51,7 +51,10 @@ class GraphStoreTests:
         """A store that holds edges: by type a pair of tensors in a layout, and the sizes."""
         for edge_type, (row, col) in edges.items():
             assert store.put_edge_index(
-                (row, col), edge_type=edge_type, layout=layout, is_sorted=is_sorted,
+                (row, col),
+                edge_type=edge_type,
+                layout=layout,
+                is_sorted=is_sorted,
                 size=(sizes or SIZES)[edge_type],
             ), "put_edge_index must return True"
         return store
@@ -177,10 +180,13 @@ class GraphStoreTests:
                     data[t].edge_index = torch.stack(pair)
             else:
                 data.edge_index = torch.stack(facts.edges[None])
-        sizes = {t: (facts.num_nodes[facts.source_type(t)],
-                     facts.num_nodes[facts.destination_type(t)]) for t in facts.edges}
-        pairs = {t: in_layout(torch.stack(pair), sizes[t], layout)
-                 for t, pair in facts.edges.items()}
+        sizes = {
+            t: (facts.num_nodes[facts.source_type(t)], facts.num_nodes[facts.destination_type(t)])
+            for t in facts.edges
+        }
+        pairs = {
+            t: in_layout(torch.stack(pair), sizes[t], layout) for t, pair in facts.edges.items()
+        }
         store = self.fill(graph_store, pairs, layout, sizes=sizes)
         of_stores, of_data = (
             ReferenceSampler().bind(d, num_neighbors=[3, 2]).sample(seeds, None, 5)
@@ -197,8 +203,12 @@ def edge_list(edge_type: Any, dtype: torch.dtype = torch.int64) -> Tensor:
     """Edges in no order, some of them parallel, ``[2, num_edges]``."""
     generator = torch.Generator().manual_seed(len(str(edge_type)))
     rows, cols = SIZES[edge_type]
-    edges = torch.stack([torch.randint(0, rows - 2, (90,), generator=generator),
-                         torch.randint(0, cols - 2, (90,), generator=generator)])
+    edges = torch.stack(
+        [
+            torch.randint(0, rows - 2, (90,), generator=generator),
+            torch.randint(0, cols - 2, (90,), generator=generator),
+        ]
+    )
     return torch.cat([edges, edges[:, :10]], dim=1).to(dtype)
 
 

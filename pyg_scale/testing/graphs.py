@@ -171,8 +171,10 @@ def stores(data: Data | HeteroData) -> tuple[FeatureStore, GraphStore]:
                 features.put_tensor(value, group_name=group, attr_name=name, index=None)
     facts = Facts.of(data)
     for edge_type, (source, destination) in facts.edges.items():
-        size = (facts.num_nodes[facts.source_type(edge_type)],
-                facts.num_nodes[facts.destination_type(edge_type)])
+        size = (
+            facts.num_nodes[facts.source_type(edge_type)],
+            facts.num_nodes[facts.destination_type(edge_type)],
+        )
         graph.put_edge_index((source, destination), edge_type=edge_type, layout="coo", size=size)
     return features, graph
 
@@ -212,10 +214,16 @@ class Facts:
         return cls(
             {t: int(s.num_nodes) for t, s in nodes.items()},
             {t: (s.edge_index[0], s.edge_index[1]) for t, s in edges.items()},
-            {t: s[time_attr] for t, s in nodes.items()
-             if time_attr in s and s.is_node_attr(time_attr)},
-            {t: s[time_attr] for t, s in edges.items()
-             if time_attr in s and s.is_edge_attr(time_attr)},
+            {
+                t: s[time_attr]
+                for t, s in nodes.items()
+                if time_attr in s and s.is_node_attr(time_attr)
+            },
+            {
+                t: s[time_attr]
+                for t, s in edges.items()
+                if time_attr in s and s.is_edge_attr(time_attr)
+            },
             {t: s[weight_attr] for t, s in edges.items() if weight_attr in s},
         )
 

@@ -117,12 +117,16 @@ class SamplerTests(DrawTests):
         again = pickle.loads(pickle.dumps(bound))
         assert_equal(draw(again, SEEDS, 4), draw(bound, SEEDS, 4))
 
-    @pytest.mark.parametrize(("seed", "error"), [
-        (torch.tensor([0, 100]), IndexError),
-        (torch.tensor([-1]), IndexError),
-        (torch.tensor([0.0, 1.0]), TypeError),
-        (torch.tensor([[0, 1]]), TypeError),
-    ], ids=["too large", "negative", "float", "matrix"])
+    @pytest.mark.parametrize(
+        ("seed", "error"),
+        [
+            (torch.tensor([0, 100]), IndexError),
+            (torch.tensor([-1]), IndexError),
+            (torch.tensor([0.0, 1.0]), TypeError),
+            (torch.tensor([[0, 1]]), TypeError),
+        ],
+        ids=["too large", "negative", "float", "matrix"],
+    )
     def test_seeds_that_are_none_raise(
         self, unbound: NeighborSampler, seed: torch.Tensor, error: type[Exception]
     ) -> None:
@@ -169,9 +173,7 @@ class SamplerTests(DrawTests):
         ask(unbound, graphs.nothing(0), [], [2, 2])
 
     @pytest.mark.parametrize("seeds", graphs.WRITTEN_OUT, ids=str)
-    def test_the_whole_neighborhood(
-        self, unbound: NeighborSampler, seeds: tuple[int, ...]
-    ) -> None:
+    def test_the_whole_neighborhood(self, unbound: NeighborSampler, seeds: tuple[int, ...]) -> None:
         node, nodes_per_hop, edges = graphs.WRITTEN_OUT[seeds]
         sample, _ = ask(unbound, graphs.written_out(), seeds, [-1, -1])
         assert sorted(sample.node[None].tolist()) == sorted(node)
@@ -204,17 +206,16 @@ class SamplerTests(DrawTests):
         ask(unbound, data, {"item": [3, 0, 11]}, [2, 2, 2], time=one_time, **options)
 
     @pytest.mark.parametrize("graph", [graphs.hostile, graphs.hetero])
-    def test_stores(
-        self, unbound: NeighborSampler, graph: Callable[[], Data | HeteroData]
-    ) -> None:
+    def test_stores(self, unbound: NeighborSampler, graph: Callable[[], Data | HeteroData]) -> None:
         data = graph()
         seeds = ITEMS_AND_USERS if isinstance(data, HeteroData) else SEEDS
         of_data = draw(bind(unbound, data, [3, 2]), seeds, 5)
         of_stores = unbound.bind(graphs.stores(data), num_neighbors=[3, 2])
         assert_equal(draw(of_stores, seeds, 5), of_data)
 
-    @pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"time_attr": "when"},
-                                         {"replace": True}], ids=name)
+    @pytest.mark.parametrize(
+        "options", [{}, {"disjoint": True}, {"time_attr": "when"}, {"replace": True}], ids=name
+    )
     def test_repeated_seeds(self, unbound: NeighborSampler, options: dict[str, Any]) -> None:
         seeds = [4, 0, 4, 4, 5, 0, 99, 99]
         time = [4, 4, 2, 9, 4, 7, 0, 1] if "time_attr" in options else None
@@ -225,10 +226,17 @@ class SamplerTests(DrawTests):
             times = {"user": [1, 8, 3], "item": [6, 2]} if "time_attr" in options else None
             ask(unbound, graphs.hetero(), by_type, [2, 2], time=times, **options)
 
-    @pytest.mark.parametrize("options", [
-        {}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "when"},
-        {"sample_direction": "backward"},
-    ], ids=name)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"disjoint": True},
+            {"time_attr": "time"},
+            {"time_attr": "when"},
+            {"sample_direction": "backward"},
+        ],
+        ids=name,
+    )
     @pytest.mark.parametrize("graph", [graphs.hostile, graphs.hetero])
     def test_induced(
         self,
@@ -258,8 +266,9 @@ class SamplerTests(DrawTests):
     ) -> None:
         data = graphs.hostile()
         directional, _ = ask(unbound, data, seeds, [3, 2], key=2, disjoint=disjoint)
-        both, _ = ask(unbound, data, seeds, [3, 2], key=2, disjoint=disjoint,
-                      subgraph_type="bidirectional")
+        both, _ = ask(
+            unbound, data, seeds, [3, 2], key=2, disjoint=disjoint, subgraph_type="bidirectional"
+        )
         assert torch.equal(both.node[None], directional.node[None])
         pairs = list(zip(both.row[None].tolist(), both.col[None].tolist()))
         one_way = set(zip(directional.row[None].tolist(), directional.col[None].tolist()))

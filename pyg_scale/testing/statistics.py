@@ -61,8 +61,9 @@ def inclusion(count: Tensor, k: int, size: Tensor | None = None) -> float:
     return chi_square_tail(float(spread * (d - 1) / (d - k)), count.numel() - 1)
 
 
-def combinations(picks: Tensor, d: int, probability: Mapping[tuple[int, ...], float] | None = None
-                 ) -> float:
+def combinations(
+    picks: Tensor, d: int, probability: Mapping[tuple[int, ...], float] | None = None
+) -> float:
     """The p-value of repeated draws of sets: every combination has its probability.
 
     This sees what inclusion cannot: combinations that never come up although each of

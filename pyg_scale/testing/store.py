@@ -25,8 +25,16 @@ Content = Mapping[tuple[Any, str], Tensor]
 """Tensors by group (a node type, an edge type or ``None``) and name."""
 
 ROWS = 50
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-          torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 SHAPES = [(), (1,), (7,), (3, 2)]
 BUYS = ("user", "buys", "item")
 
@@ -114,9 +122,13 @@ class FeatureStoreTests:
         assert_equal(store["user", "x", torch.tensor([5, 0])], tensor[[5, 0]])
 
     def test_groups(self, feature_store: FeatureStore) -> None:
-        content = {("user", "x"): numbers(4, 2), ("item", "x"): -numbers(5, 2),
-                   ("user", "y"): numbers(4).long(), (BUYS, "edge_attr"): numbers(9, 1),
-                   (None, "x"): 7 + numbers(3)}
+        content = {
+            ("user", "x"): numbers(4, 2),
+            ("item", "x"): -numbers(5, 2),
+            ("user", "y"): numbers(4).long(),
+            (BUYS, "edge_attr"): numbers(9, 1),
+            (None, "x"): 7 + numbers(3),
+        }
         store = self.fill(feature_store, content)
         for (group, name), tensor in content.items():
             assert_equal(store[group, name, None], tensor)
@@ -135,8 +147,12 @@ class FeatureStoreTests:
         content = {("user", "x"): numbers(ROWS, 2), ("item", "x"): -numbers(ROWS, 3)}
         store = self.fill(feature_store, content)
         index = torch.tensor([8, 2, 8])
-        asked = [("item", "x", index), ("user", "x", None), ("item", "x", index.flip(0)),
-                 ("user", "x", index[:0])]
+        asked = [
+            ("item", "x", index),
+            ("user", "x", None),
+            ("item", "x", index.flip(0)),
+            ("user", "x", index[:0]),
+        ]
         got = store.multi_get_tensor([TensorAttr(*attr) for attr in asked])
         assert len(got) == len(asked)
         for tensor, (group, name, rows) in zip(got, asked):
@@ -144,8 +160,9 @@ class FeatureStoreTests:
             assert_equal(tensor, expected if rows is None else expected[rows])
         assert store.multi_get_tensor([]) == []
 
-    @pytest.mark.parametrize("index", [[ROWS], [0, ROWS + 3, 1], [-ROWS - 1], [2**40], [-1]],
-                             ids=str)
+    @pytest.mark.parametrize(
+        "index", [[ROWS], [0, ROWS + 3, 1], [-ROWS - 1], [2**40], [-1]], ids=str
+    )
     def test_rows_that_do_not_exist(self, feature_store: FeatureStore, index: list[int]) -> None:
         tensor = numbers(ROWS, 2)
         store = self.fill(feature_store, {("user", "x"): tensor})
@@ -226,9 +243,11 @@ class FeatureStoreTests:
         store = self.fill(feature_store, {("user", "x"): numbers(5)})
         if not getattr(store, "read_only", False):
             pytest.skip("the store can be written to")
-        for write in (lambda: store.put_tensor(numbers(5), "user", "x", None),
-                      lambda: store.update_tensor(numbers(5), "user", "x", None),
-                      lambda: store.remove_tensor("user", "x", None)):
+        for write in (
+            lambda: store.put_tensor(numbers(5), "user", "x", None),
+            lambda: store.update_tensor(numbers(5), "user", "x", None),
+            lambda: store.remove_tensor("user", "x", None),
+        ):
             with pytest.raises((NotImplementedError, PermissionError, RuntimeError)):
                 write()
         assert_equal(store["user", "x", None], numbers(5))
@@ -299,4 +318,3 @@ def assert_equal(got: Any, expected: Tensor) -> None:
     assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
     assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
     assert torch.equal(got, expected), "got other values than were put"
-

@@ -73,7 +73,11 @@ def run(store: FeatureStore) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40, stateful_step_count=15, deadline=None, derandomize=True,
-            database=None, suppress_health_check=list(HealthCheck),
+            max_examples=40,
+            stateful_step_count=15,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -101,8 +101,11 @@ def test_the_same_as_pygs_loader_makes_of_the_same_sample(options: dict[str, Any
     assert_same_batches(theirs, ours)
 
 
-@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"time_attr": "time"},
-                                     {"subgraph_type": "bidirectional"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"disjoint": True}, {"time_attr": "time"}, {"subgraph_type": "bidirectional"}],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:subgraph_type='bidirectional'")
 def test_the_same_as_pygs_loader_makes_of_the_same_heterogeneous_sample(
     options: dict[str, Any],
@@ -117,8 +120,14 @@ def test_disjoint_and_temporal_batches_say_whose_seed_a_node_belongs_to() -> Non
     data = graphs.hostile()
     batch = next(iter(NeighborLoader(data, [3], batch_size=10, disjoint=True)))
     assert batch.batch[:10].tolist() == list(range(10))
-    timed = NeighborLoader(data, [3], batch_size=10, time_attr="time", input_nodes=[4, 9],
-                           input_time=torch.tensor([3, 1]))
+    timed = NeighborLoader(
+        data,
+        [3],
+        batch_size=10,
+        time_attr="time",
+        input_nodes=[4, 9],
+        input_time=torch.tensor([3, 1]),
+    )
     batch = next(iter(timed))
     assert batch.seed_time.tolist() == [3, 1]
     limit = batch.seed_time[batch.batch][2:]
@@ -221,8 +230,11 @@ def test_rows_that_lie_one_after_the_other_are_not_copied() -> None:
 def test_what_a_sampler_adds_is_on_the_batch() -> None:
     data = graphs.hostile()
     out = SamplerOutput(
-        node=torch.tensor([3, 4]), row=torch.tensor([0]), col=torch.tensor([1]),
-        edge=torch.tensor([7]), node_attrs={"probability": torch.tensor([0.5, 1.0])},
+        node=torch.tensor([3, 4]),
+        row=torch.tensor([0]),
+        col=torch.tensor([1]),
+        edge=torch.tensor([7]),
+        node_attrs={"probability": torch.tensor([0.5, 1.0])},
         edge_attrs={"edge_weight": torch.tensor([2.0])},
     )
     batch = build(data, out)
@@ -230,7 +242,9 @@ def test_what_a_sampler_adds_is_on_the_batch() -> None:
     pair = graphs.hetero()
     hetero = HeteroSamplerOutput(
         node={"user": torch.tensor([1]), "item": torch.tensor([2])},
-        row={BUYS: torch.tensor([0])}, col={BUYS: torch.tensor([0])}, edge={BUYS: None},
+        row={BUYS: torch.tensor([0])},
+        col={BUYS: torch.tensor([0])},
+        edge={BUYS: None},
         node_attrs={"probability": {"user": torch.tensor([0.5])}},
         edge_attrs={"edge_weight": {BUYS: torch.tensor([2.0])}},
     )
@@ -243,8 +257,12 @@ def test_what_a_sampler_adds_is_on_the_batch() -> None:
 
 def test_a_samplers_original_edges_are_on_the_batch() -> None:
     out = SamplerOutput(
-        node=torch.tensor([3, 4]), row=torch.tensor([0, 1]), col=torch.tensor([1, 0]),
-        edge=None, orig_row=torch.tensor([0]), orig_col=torch.tensor([1]),
+        node=torch.tensor([3, 4]),
+        row=torch.tensor([0, 1]),
+        col=torch.tensor([1, 0]),
+        edge=None,
+        orig_row=torch.tensor([0]),
+        orig_col=torch.tensor([1]),
     )
     assert build(graphs.hostile(), out)._orig_edge_index.tolist() == [[0], [1]]
 
@@ -252,7 +270,9 @@ def test_a_samplers_original_edges_are_on_the_batch() -> None:
 def test_a_samplers_permutation_is_applied() -> None:
     data = graphs.hostile()
     out = SamplerOutput(
-        node=torch.tensor([3]), row=torch.tensor([0]), col=torch.tensor([0]),
+        node=torch.tensor([3]),
+        row=torch.tensor([0]),
+        col=torch.tensor([0]),
         edge=torch.tensor([1], dtype=torch.int32),
     )
     batch = build(data, out, permutation=torch.tensor([5, 9]))
@@ -275,8 +295,9 @@ def test_output_that_does_not_fit_the_data_is_refused() -> None:
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
 def test_every_attribute_of_every_type(index_dtype: torch.dtype) -> None:
     data = graphs.hetero(index_dtype)
-    loader = NeighborLoader(data, [3, 2], input_nodes=("item", torch.arange(11)), batch_size=4,
-                            num_workers=2)
+    loader = NeighborLoader(
+        data, [3, 2], input_nodes=("item", torch.arange(11)), batch_size=4, num_workers=2
+    )
     for batch in loader:
         assert isinstance(batch, HeteroData)
         assert (batch.node_types, batch.edge_types) == (data.node_types, data.edge_types)
@@ -324,10 +345,14 @@ def test_stores_of_a_heterogeneous_graph_have_edge_features_too() -> None:
     data = graphs.hetero()
     features, graph = graphs.stores(data)
     for edge_type in data.edge_types:
-        features.put_tensor(data[edge_type].weight, group_name=edge_type, attr_name="weight",
-                            index=None)
+        features.put_tensor(
+            data[edge_type].weight, group_name=edge_type, attr_name="weight", index=None
+        )
     arguments: dict[str, Any] = {
-        "num_neighbors": [3, 2], "input_nodes": "item", "batch_size": 4, "seed": 1,
+        "num_neighbors": [3, 2],
+        "input_nodes": "item",
+        "batch_size": 4,
+        "seed": 1,
     }
     seen = 0
     for batch in NeighborLoader((features, graph), **arguments, num_workers=1):

@@ -335,8 +335,11 @@ def test_cpu_affinity_moves_worker_threads_and_nothing_else() -> None:
     fresh = loader(num_workers=1)
     with fresh.enable_cpu_affinity():
         iterator = iter(fresh)
-        assert [len(os.sched_getaffinity(t.native_id)) for t in threads() if t.native_id not in
-                pinned._threads.native_ids] == [1]
+        assert [
+            len(os.sched_getaffinity(t.native_id))
+            for t in threads()
+            if t.native_id not in pinned._threads.native_ids
+        ] == [1]
 
 
 def test_cpu_affinity_refuses_what_cannot_be() -> None:

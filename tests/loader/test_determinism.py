@@ -194,9 +194,7 @@ def test_batches_of_an_epoch_have_keys_of_their_own() -> None:
 
 def test_the_formulas_of_the_documentation() -> None:
     n, seed, epoch = 50, 9, 4
-    hashes = [
-        keys.fold(keys.fold(0, seed, epoch, keys.SHUFFLE), i) >> 1 for i in range(n)
-    ]
+    hashes = [keys.fold(keys.fold(0, seed, epoch, keys.SHUFFLE), i) >> 1 for i in range(n)]
     expected = sorted(range(n), key=lambda i: (hashes[i], i))
     assert order(n, seed, epoch).tolist() == expected
     made = list(batches(n, 8, drop_last=False, shuffle=True, seed=seed, epoch=epoch))
@@ -281,7 +279,10 @@ def test_an_index_travels_without_its_storage() -> None:
     again = pickle.loads(sent)
     assert len(sent) < 1000
     assert (again.index.tolist(), again.key, again.position, again.epoch) == (
-        [5, 6, 7], 2**64 - 1, 3, 4,
+        [5, 6, 7],
+        2**64 - 1,
+        3,
+        4,
     )
 
 

@@ -159,9 +159,7 @@ def test_a_batch_is_as_large_as_pygs_memory_wise() -> None:
     """What a worker process sends is a batch, not the tensors that it was cut from."""
     data = graphs.hostile()
     data.x = torch.randn(100, 1000)
-    batch = next(
-        iter(NeighborLoader(data, [0], [3], num_workers=1, worker_type="process"))
-    )
+    batch = next(iter(NeighborLoader(data, [0], [3], num_workers=1, worker_type="process")))
     assert batch.x.untyped_storage().nbytes() == 4000
 
 
@@ -195,8 +193,12 @@ def lightning_module(lightning: Any) -> Any:
             return torch.optim.Adam(self.parameters())
 
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     return trainer, Module()
 
@@ -206,8 +208,15 @@ def lightning_module(lightning: Any) -> Any:
 def test_lightning_with_loaders(lightning: Any, workers: int) -> None:
     trainer, module = lightning_module(lightning)
     data = graphs.hostile()
-    train = NeighborLoader(data, [3, 2], range(60), batch_size=20, shuffle=True,
-                           num_workers=workers, persistent_workers=workers > 0)
+    train = NeighborLoader(
+        data,
+        [3, 2],
+        range(60),
+        batch_size=20,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
     val = NeighborLoader(data, [3, 2], range(60, 100), batch_size=20, num_workers=workers)
     trainer.fit(module, train, val)
     for epoch in (module.seen[:3], module.seen[3:]):
@@ -223,8 +232,12 @@ def test_lightnings_data_module_with_our_sampler(lightning: Any) -> None:
     sampler = NeighborLoader(data, [3, 2]).node_sampler
     nodes = torch.arange(100)
     module_data = LightningNodeData(
-        data, input_train_nodes=nodes[:60], input_val_nodes=nodes[60:], node_sampler=sampler,
-        batch_size=20, eval_loader_kwargs={"num_neighbors": [-1, -1]},
+        data,
+        input_train_nodes=nodes[:60],
+        input_val_nodes=nodes[60:],
+        node_sampler=sampler,
+        batch_size=20,
+        eval_loader_kwargs={"num_neighbors": [-1, -1]},
     )
     trainer.fit(module, module_data)
     assert len(module.seen) == 6

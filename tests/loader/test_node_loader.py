@@ -114,8 +114,9 @@ def test_a_transform_of_the_sampler_output_comes_first() -> None:
         )
 
     for kwargs in ({}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "process"}):
-        loader = NeighborLoader(graphs.hostile(), [3], batch_size=9,
-                                transform_sampler_output=only_seeds, **kwargs)
+        loader = NeighborLoader(
+            graphs.hostile(), [3], batch_size=9, transform_sampler_output=only_seeds, **kwargs
+        )
         for batch in loader:
             assert torch.equal(batch.n_id, batch.input_id)
             assert torch.equal(batch.x, loader.data.x[batch.n_id]) and batch.num_edges == 0

@@ -94,7 +94,8 @@ ORDERS: dict[str, Any] = {
         lambda g: {"sampler": RandomSampler(range(100), generator=g), "generator": g}
     )(generator(3)),
     "with replacement": lambda: {
-        "seed": 1, "sampler": RandomSampler(range(100), replacement=True, num_samples=80),
+        "seed": 1,
+        "sampler": RandomSampler(range(100), replacement=True, num_samples=80),
     },
     "WeightedRandomSampler": lambda: {
         "sampler": WeightedRandomSampler(torch.arange(100.0), 70),
@@ -102,10 +103,12 @@ ORDERS: dict[str, Any] = {
     "ImbalancedSampler": lambda: {"sampler": ImbalancedSampler(DATA)},
     "SubsetRandomSampler": lambda: {"sampler": SubsetRandomSampler(range(5, 60))},
     "DistributedSampler": lambda: {
-        "seed": 1, "sampler": DistributedSampler(range(100), num_replicas=2, rank=1),
+        "seed": 1,
+        "sampler": DistributedSampler(range(100), num_replicas=2, rank=1),
     },
     "batch_sampler": lambda: {
-        "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(range(100)), 7, True),
+        "batch_size": 1,
+        "batch_sampler": BatchSampler(RandomSampler(range(100)), 7, True),
     },
     "list": lambda: {"batch_size": 1, "batch_sampler": [[1, 2], [3], [3, 3], [50], [4]]},
     "SequentialSampler": lambda: {"sampler": SequentialSampler(range(100))},

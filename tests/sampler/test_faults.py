@@ -53,8 +53,10 @@ class Floyd(ReferenceSampler):
             t = self.number(choice.key, i, j)
             picks[:, i] = torch.where((picks[:, :i] == t.unsqueeze(1)).any(dim=1), j, t)
         more = choice.begin.unsqueeze(1) + picks
-        return Chosen(torch.cat([row, many.repeat_interleave(picks.size(1))]),
-                      torch.cat([position, more.view(-1)]))
+        return Chosen(
+            torch.cat([row, many.repeat_interleave(picks.size(1))]),
+            torch.cat([position, more.view(-1)]),
+        )
 
 
 class NeverTheLast(Floyd):

@@ -142,8 +142,10 @@ class SeedsOnce(ReferenceSampler):
     def sample(self, seed, seed_time, key):
         if seed_time is not None:
             return super().sample(seed, seed_time, key)
-        once = {t: torch.tensor(list(dict.fromkeys(v.tolist())), dtype=torch.int64)
-                for t, v in seed.items()}
+        once = {
+            t: torch.tensor(list(dict.fromkeys(v.tolist())), dtype=torch.int64)
+            for t, v in seed.items()
+        }
         return super().sample(once, None, key)
 
 
@@ -273,8 +275,10 @@ class InducedIgnoresTime(ReferenceSampler):
             out = super().sample(seed, seed_time, key)
             self.subgraph_type = was
             graph = self.topology
-            nodes = {t: hops._Nodes(graph.num_nodes[t], out.node[t].long(), out.batch[t], [])
-                     for t in graph.node_types}
+            nodes = {
+                t: hops._Nodes(graph.num_nodes[t], out.node[t].long(), out.batch[t], [])
+                for t in graph.node_types
+            }
             edges = hops._induced(graph, nodes, torch.full((99,), 99), key)
             size = {t: nodes[t].size for t in graph.node_types}
             return self._finish(hops._sample(graph, nodes, edges, size))

@@ -200,8 +200,9 @@ class FirstByWeightThenUniform(NearlyUniformWeights):
             keep.append((row, position) not in taken and int(free[row]) > 0)
             free[row] -= int(keep[-1])
         kept = torch.tensor(keep, dtype=torch.bool)
-        return Chosen(torch.cat([one.row, more.row[kept]]),
-                      torch.cat([one.position, more.position[kept]]))
+        return Chosen(
+            torch.cat([one.row, more.row[kept]]), torch.cat([one.position, more.position[kept]])
+        )
 
 
 # Time ##########################################################################################
@@ -212,9 +213,14 @@ class IgnoresTime(ReferenceSampler):
     """Takes edges that are later than the seed."""
 
     def pick(self, frontier, k):
-        return super().pick(dataclasses.replace(
-            frontier, begin=frontier.csc.indptr[frontier.node],
-            end=frontier.csc.indptr[frontier.node + 1]), k)
+        return super().pick(
+            dataclasses.replace(
+                frontier,
+                begin=frontier.csc.indptr[frontier.node],
+                end=frontier.csc.indptr[frontier.node + 1],
+            ),
+            k,
+        )
 
 
 @caught_by("test_options")
@@ -235,7 +241,8 @@ class LastIsFirst(ReferenceSampler):
         if self.temporal_strategy == "last":
             begin = frontier.csc.indptr[frontier.node]
             frontier = dataclasses.replace(
-                frontier, begin=begin, end=begin + frontier.num_candidates)
+                frontier, begin=begin, end=begin + frontier.num_candidates
+            )
         return super().pick(frontier, k)
 
 

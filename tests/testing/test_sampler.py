@@ -50,8 +50,12 @@ def test_a_modest_sampler_is_still_tested():
             return Chosen(row[keep], position[keep])
 
     found = {name.partition("[")[0] for name, _ in failures(SamplerTests, sampler=FirstK())}
-    assert {"test_every_neighbor_is_as_likely", "test_every_combination_is_as_likely",
-            "test_another_key_another_batch", "test_hubs_are_sampled_without_bias"} <= found
+    assert {
+        "test_every_neighbor_is_as_likely",
+        "test_every_combination_is_as_likely",
+        "test_another_key_another_batch",
+        "test_hubs_are_sampled_without_bias",
+    } <= found
 
 
 def test_what_a_sampler_that_is_not_exact_must_not_do():
@@ -63,10 +67,14 @@ def test_what_a_sampler_that_is_not_exact_must_not_do():
     assert "more than once" in str(next(failures(SamplerTests, sampler=TakesTwice()))[1])
 
 
-@pytest.mark.parametrize(("sampler", "message"), [
-    (object(), "return an instance of your subclass"),
-    (ReferenceSampler(graphs.written_out(), num_neighbors=[1]), "leave out data="),
-], ids=["not a sampler", "bound"])
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (object(), "return an instance of your subclass"),
+        (ReferenceSampler(graphs.written_out(), num_neighbors=[1]), "leave out data="),
+    ],
+    ids=["not a sampler", "bound"],
+)
 def test_wrong_fixtures_are_explained(sampler, message):
     with pytest.raises(AssertionError, match=message):
         next(failures(SamplerTests, sampler=sampler))
@@ -102,7 +110,10 @@ def test_messages_say_what_is_wrong():
         def pick(self, frontier, k):
             return super().pick(frontier, max(k - 1, 0))
 
-    with pytest.raises(AssertionError, match=(
-        r"hop 0, node 0: 2 in-edges were taken instead of 3 \(num_neighbors=3, \d+ candidates\)"
-    )):
+    with pytest.raises(
+        AssertionError,
+        match=(
+            r"hop 0, node 0: 2 in-edges were taken instead of 3 \(num_neighbors=3, \d+ candidates\)"
+        ),
+    ):
         ask(OneTooFew(), graphs.hostile(), [0], [3])

@@ -27,7 +27,8 @@ def test_multinomial_is_pearsons():
     weight = torch.tensor([3.0, 2, 5, 1])
     expected = (counts.sum() * weight / weight.sum()).numpy()
     assert statistics.multinomial(counts, weight) == pytest.approx(
-        stats.chisquare(counts, expected).pvalue, rel=1e-5)
+        stats.chisquare(counts, expected).pvalue, rel=1e-5
+    )
 
 
 def test_what_has_no_probability_must_not_be_drawn():
@@ -38,8 +39,10 @@ def test_what_has_no_probability_must_not_be_drawn():
 
 def test_inclusion_rejects_as_often_as_it_says():
     d, k, times = 16, 10, 300
-    p = [statistics.inclusion(count(draw(torch.ones(d), k, 500, seed), d), k)
-         for seed in range(times)]
+    p = [
+        statistics.inclusion(count(draw(torch.ones(d), k, 500, seed), d), k)
+        for seed in range(times)
+    ]
     uniform = stats.kstest(p, "uniform").pvalue
     assert uniform > 1e-3  # p-values of a correct sampler are uniform; uncorrected they are near 1
 

@@ -70,8 +70,9 @@ class PlainEdges(GraphStore):
         return self.edges.pop((edge_attr.edge_type, edge_attr.layout), None) is not None
 
     def get_all_edge_attrs(self):
-        return [EdgeAttr(a.edge_type, a.layout, a.is_sorted, a.size) for a, _ in
-                self.edges.values()]
+        return [
+            EdgeAttr(a.edge_type, a.layout, a.is_sorted, a.size) for a, _ in self.edges.values()
+        ]
 
 
 class TestPlain(FeatureStoreTests):
@@ -218,7 +219,8 @@ class SameAttributes(Plain):
 
     def _put_tensor(self, tensor, attr):
         self.__dict__.setdefault("attrs", {})[attr.group_name] = self._tensor_attr_cls(
-            attr.group_name, attr.attr_name)
+            attr.group_name, attr.attr_name
+        )
         return super()._put_tensor(tensor, attr)
 
     def get_all_tensor_attrs(self):
