@@ -86,16 +86,15 @@ class Resumable:
         """The next epoch, or the rest of the one that was loaded."""
         resumed, self._resume = self._resume, None
         if resumed is None:
-            # A drawn seed is new for every epoch: counting as well would make what follows
-            # torch.manual_seed depend on how often the loader was used before.
-            counts = self.seed is not None or self._pinned
             seed = draw_seed(self.generator) if self.seed is None else self.seed
-            progress = Progress(seed, self._epoch if counts else 0)
+            progress = Progress(seed, self._epoch)
         else:
             progress = Progress(resumed.seed, resumed.epoch, resumed.delivered)
             progress.index_sampler = resumed.index_sampler
         if self.generator is not None:
             progress.generator = self.generator.get_state()
+        # A drawn seed is new for every epoch: counting as well would make what follows
+        # torch.manual_seed depend on how often the loader was used before.
         if not self._pinned and self.seed is not None:
             self._epoch = progress.epoch + 1
         self._progress = progress

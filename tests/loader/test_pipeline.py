@@ -150,6 +150,24 @@ def test_after_an_error_the_next_call_goes_on() -> None:
     assert got + list(values(source)) == [0, 1, 2, *range(4, 20)]
 
 
+def test_after_an_error_what_was_not_begun_is_not_done() -> None:
+    begun = []
+
+    def work(item: int, stats: Stats) -> int:
+        begun.append(item)
+        if item == 0:
+            raise LookupError("broken on purpose")
+        time.sleep(0.05)
+        return item
+
+    source = pipeline(work, range(1000), num_workers=2, limit=1000)
+    with pytest.raises(LookupError):
+        next(source)
+    source.pause()
+    assert wait_until(lambda: not threads())
+    assert len(begun) < 20
+
+
 def test_an_error_of_the_items_is_raised_after_what_was_taken_before() -> None:
     def items() -> Iterator[int]:
         yield 0
@@ -261,6 +279,26 @@ def test_shared_threads_serve_two_iterators_and_outlive_them() -> None:
     assert wait_until(lambda: not threads())
 
 
+def test_results_of_an_abandoned_iterator_are_kept_by_no_thread() -> None:
+    class Result:
+        pass
+
+    results: list[weakref.ref[Result]] = []
+
+    def work(item: int, stats: Stats) -> Result:
+        result = Result()
+        results.append(weakref.ref(result))
+        return result
+
+    crew = WorkerThreads(1)
+    sources = [Pipeline(iter(range(4)), work, crew, owned=False, limit=4)]
+    assert wait_until(lambda: len(results) == 4 and sources[0]._pending[-1].done)
+    sources.clear()
+    assert wait_until(lambda: not any(result() for result in results))
+    assert len(crew.native_ids) == 1
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_finalizer_that_runs_in_a_worker_does_not_wait_for_that_worker() -> None:
     holder: dict[str, Any] = {}
 
@@ -287,6 +325,7 @@ def test_in_a_forked_child_the_iterator_says_so_and_threads_start_anew() -> None
     pid = os.fork()
     if pid == 0:
         status = 1
+        signal.alarm(20)  # a hang must not outlive the test
         try:
             try:
                 next(source)
