@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SUITE = '''
+SUITE = """
 import pytest
 import torch
 import torch_geometric.nn.models.basic_gnn as basic_gnn
@@ -42,14 +42,24 @@ def test_of_another_package():
 
 def test_pyg_lib_and_torch_sparse_agree():
     assert torch.ops.pyg.neighbor_sample is not None
-'''
+"""
 
 
 @pytest.mark.parametrize(("drop_in", "passed"), [("loaders", 1), ("compat", 2)])
 def test_runs_what_pyg_skips(tmp_path: Path, drop_in: str, passed: int) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-               "-p", "tests.parity.pyg_suite", f"--drop-in={drop_in}", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.parity.pyg_suite",
+        f"--drop-in={drop_in}",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert f"{passed} passed, {3 - passed} skipped" in done.stdout, done.stdout + done.stderr
