@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -106,7 +107,8 @@ class Features:
 
     def _attrs(self) -> list[TensorAttr]:
         """Asked for each time, as PyG's loaders do: a store may get new features."""
-        attrs = self.store.get_all_tensor_attrs()
+        # Copies, as an index is written into them and other threads ask at the same time.
+        attrs = [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
         for attr in attrs:
             if not attr.is_set("group_name"):  # Data says no more than the name
                 attr.group_name = None

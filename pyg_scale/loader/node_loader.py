@@ -52,7 +52,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         worker_type: ``"thread"``, ``"process"``, or ``None``: threads unless ``worker_init_fn`` or
             ``multiprocessing_context`` is given or the sampler takes no key.
         feature_store: A name or a PyG ``FeatureStore``: features that it has come from it. By name,
-            such as ``"memory"``, one is made and filled from ``data``.
+            such as ``"memory"``, one is made and filled from ``data``. With worker threads it is
+            read by several threads at once.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:

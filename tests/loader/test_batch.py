@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -422,6 +423,27 @@ def test_a_store_by_name_is_filled_from_the_data(data: Any, workers: dict[str, i
     assert from_store._features is not None and from_store._features.store is not data
     for expected, batch in zip(NeighborLoader(data, [3, 2], **arguments), from_store):
         assert_same(expected, batch)
+
+
+def test_a_store_that_hands_out_the_same_descriptions_again_is_read_right_by_threads() -> None:
+    class Same(MyFeatureStore):
+        attrs: Any = None
+
+        def get_all_tensor_attrs(self) -> Any:
+            if self.attrs is None:
+                self.attrs = super().get_all_tensor_attrs()
+            return self.attrs
+
+        def _multi_get_tensor(self, attrs: Any) -> Any:
+            time.sleep(0.001)  # another thread asks meanwhile
+            return super()._multi_get_tensor(attrs)
+
+    data, store = graphs.hostile(), Same()
+    for name in ("x", "y"):
+        store.put_tensor(data[name], group_name=None, attr_name=name, index=None)
+    for batch in NeighborLoader(data, [3], batch_size=4, num_workers=4, feature_store=store):
+        assert torch.equal(batch.x, data.x[batch.n_id])
+        assert torch.equal(batch.y, data.y[batch.n_id])
 
 
 def test_all_features_are_asked_for_in_one_request() -> None:

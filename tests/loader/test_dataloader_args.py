@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, get_w
 from torch_geometric.data import Data
 
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import colptr
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
 
@@ -218,6 +219,37 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does(workers: dict[str
     assert not pinned[0].x.is_pinned()
 
 
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "transform": where_am_i},
+     {"num_workers": 2, "filter_per_worker": False}],
+    ids=str,
+)
+def test_pinning_comes_last_and_keeps_destination_pointers(
+    kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a copy in place of torch's pinned copy, which needs an accelerator."""
+    pinned_in = []
+
+    def copy_instead(batch: Data) -> Data:
+        pinned_in.append(threading.current_thread())
+        batch = batch.clone()
+        batch.pinned_with = sorted(name for name, _ in batch)
+        return batch
+
+    monkeypatch.setattr("pyg_scale.loader.base.pins", lambda loader: loader.pin_memory)
+    monkeypatch.setattr("pyg_scale.loader.pin.pin_memory", copy_instead)
+    pinned = loader(pin_memory=True, **kwargs)
+    for batch in pinned:
+        assert colptr.recall(batch.edge_index) is not None
+        assert ("process" in batch.pinned_with) == ("transform" in kwargs)
+        assert {"x", "batch_size", "input_id"} <= set(batch.pinned_with)
+    stats = pinned.stats()["epoch"]["pin"]
+    assert stats["rows"] == 12 and stats["bytes"] > 0 and stats["seconds"] > 0
+    in_consumer = kwargs.get("num_workers", 0) == 0 or len(kwargs) > 1
+    assert ({threading.current_thread()} == set(pinned_in)) == in_consumer
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
@@ -233,8 +265,6 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does(workers: dict[str
     ids=str,
 )
 def test_pin_memory(kwargs: dict[str, Any]) -> None:
-    from pyg_scale.ops import colptr
-
     pinned = list(loader(pin_memory=True, **kwargs))
     assert_same_batches(loader(), pinned)
     for batch in pinned:
