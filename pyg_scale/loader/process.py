@@ -118,11 +118,13 @@ class Processes:
             except (EOFError, OSError) as error:  # such as from a tensor of a worker that is gone
                 self._raise_if_dead(error)
                 raise
-        except Exception:
+        except Exception as error:
             if not self.alive:  # torch's signal handler would say so once more, anywhere
                 with contextlib.suppress(RuntimeError):
                     self._iterator._shutdown_workers()
-            raise
+            # Torch's frame that raised refers to the error: with it in the traceback, a cycle
+            # would keep the worker processes. Where a worker failed is in the message.
+            raise error.with_traceback(None) from error.__cause__
 
     def _raise_if_dead(self, cause: Exception) -> None:
         deadline = time.monotonic() + 1.0

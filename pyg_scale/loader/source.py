@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, HeteroData
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from pyg_scale import plugins
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
@@ -20,13 +20,14 @@ def check_data(data: Any) -> None:
     Raises:
         TypeError: If it is neither ``Data`` nor ``HeteroData`` nor two stores.
     """
-    if not isinstance(data, Data | HeteroData) and not (
-        isinstance(data, list | tuple) and len(data) == 2
-    ):
-        raise TypeError(
-            f"data must be Data, HeteroData or (FeatureStore, GraphStore) "
-            f"(got {type(data).__name__})"
-        )
+    if isinstance(data, Data | HeteroData):
+        return
+    got = type(data).__name__
+    if isinstance(data, list | tuple) and len(data) == 2:
+        if isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore):
+            return
+        got = f"{got} of {type(data[0]).__name__} and {type(data[1]).__name__}"
+    raise TypeError(f"data must be Data, HeteroData or (FeatureStore, GraphStore) (got {got})")
 
 
 def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:

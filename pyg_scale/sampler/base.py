@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -201,10 +202,9 @@ class NeighborSampler(pyg.BaseSampler):
                     "num_neighbors maps edge types to numbers, but the graph has no edge "
                     "types: give one number per hop, such as [15, 10]"
                 )
-            return {None: list(values)}
-        return {
-            k: list(v) for k, v in self._num_neighbors.get_values(list(graph.edge_types)).items()
-        }
+            return {None: _integers(values)}
+        by_type = self._num_neighbors.get_values(list(graph.edge_types))
+        return {edge_type: _integers(values) for edge_type, values in by_type.items()}
 
     @property
     def disjoint(self) -> bool:
@@ -352,7 +352,20 @@ def _key(key: int | None) -> int:
 def _num_neighbors(value: Any) -> NumNeighbors | None:
     if value is None or isinstance(value, NumNeighbors):
         return value
+    if isinstance(value, str | int | float):
+        raise TypeError(
+            f"num_neighbors must be one integer per hop, such as [15, 10] (got {value!r})"
+        )
     return NumNeighbors(value)
+
+
+def _integers(num_neighbors: Any) -> list[int]:
+    try:
+        return [operator.index(k) for k in num_neighbors]
+    except TypeError:
+        raise TypeError(
+            f"num_neighbors must be integers, one per hop (got {num_neighbors!r})"
+        ) from None
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+import zlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -110,9 +112,11 @@ def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
 
 
 def _version(owner: Any) -> int:
-    """How often a tensor was changed in place; arrays and others do not count it."""
+    """Changes when the values were changed in place: how often, or for an array a checksum."""
     if isinstance(owner, Tensor) and not owner.is_inference():
         return owner._version
+    if isinstance(owner, np.ndarray):  # does not count changes
+        return zlib.crc32(np.ascontiguousarray(owner).data)
     return 0
 
 

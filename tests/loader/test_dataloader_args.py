@@ -291,6 +291,22 @@ def test_processes_end_as_soon_as_nobody_holds_them(persistent: bool) -> None:
         gc.enable()
 
 
+def test_processes_end_after_an_error() -> None:
+    def fail(batch: Any) -> Any:
+        raise LookupError("from a worker")
+
+    gc.disable()
+    try:
+        iterator = iter(loader(num_workers=1, worker_type="process", transform=fail))
+        workers = iterator._source._processes._iterator._workers
+        with contextlib.suppress(LookupError):
+            next(iterator)
+        del iterator
+        assert [w.exitcode for w in workers] == [0]
+    finally:
+        gc.enable()
+
+
 def test_early_exit_leaves_no_thread() -> None:
     for _ in loader(num_workers=2):
         break

@@ -8,6 +8,7 @@ import pickle
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -44,6 +45,14 @@ def test_a_changed_attribute_is_another_topology(attribute: str) -> None:
     assert topology_of(data, time_attr="t", weight_attr="w") is graph
     data[attribute][0] += 5
     assert topology_of(data, time_attr="t", weight_attr="w") is not graph
+
+
+def test_a_changed_array_is_another_topology() -> None:
+    data = Data(edge_index=edge_index(), num_nodes=N, w=np.ones(E))
+    graph = topology_of(data, weight_attr="w")
+    assert topology_of(data, weight_attr="w") is graph
+    data.w[0] = 0
+    assert topology_of(data, weight_attr="w") is not graph
 
 
 def test_stores_share_too() -> None:
