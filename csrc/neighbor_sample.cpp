@@ -119,8 +119,9 @@ class Sampling {
     const bool narrow = options_.int32_output;
     for (size_t r = 0; r < views_.size(); ++r) {
       const EdgeList& list = scratch_.edges[r];
-      row.push_back(outputs.copy(list.row.data(), list.row.size(), narrow));
-      col.push_back(outputs.rows(list.colptr, narrow));
+      const auto [source, target] = outputs.edges(list.row.data(), list.colptr, narrow);
+      row.push_back(source);
+      col.push_back(target);
       colptr.push_back(outputs.copy(list.colptr.data(), list.colptr.size(), false));
       edge.push_back(outputs.copy(list.edge.data(), list.edge.size(), false));
     }

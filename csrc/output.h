@@ -1,10 +1,12 @@
 // From the memory of a batch in the making to tensors of their own.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "buffer.h"
@@ -31,16 +33,22 @@ class Outputs {
     return out;
   }
 
-  // The row of each edge: i for the edges colptr[i] to colptr[i + 1] - 1.
-  Tensor rows(const Buffer<int64_t>& colptr, bool int32) {
-    const int64_t *from = colptr.data(), count = colptr.size();
-    Tensor out = pool_empty({from[count - 1]}, int32 ? ScalarType::Int : ScalarType::Long);
-    void* to = out.mutable_data_ptr();
-    add(from[count - 1], [=] {
-      int32 ? expand(from, count, static_cast<int32_t*>(to))
-            : expand(from, count, static_cast<int64_t*>(to));
+  // Both ends of each edge, one after the other in memory, so that an edge index is made of them
+  // without a copy: a copy of `row`, and i for the edges colptr[i] to colptr[i + 1] - 1.
+  template <typename From>
+  std::pair<Tensor, Tensor> edges(const From* row, const Buffer<int64_t>& colptr, bool int32) {
+    const int64_t *from = colptr.data(), count = colptr.size(), size = from[count - 1];
+    Tensor both = pool_empty({2, size}, int32 ? ScalarType::Int : ScalarType::Long);
+    void* to = both.mutable_data_ptr();
+    add(size, [=] {
+      int32 ? convert(row, size, static_cast<int32_t*>(to))
+            : convert(row, size, static_cast<int64_t*>(to));
     });
-    return out;
+    add(size, [=] {
+      int32 ? expand(from, count, static_cast<int32_t*>(to) + size)
+            : expand(from, count, static_cast<int64_t*>(to) + size);
+    });
+    return {torch::stable::select(both, 0, 0), torch::stable::select(both, 0, 1)};
   }
 
   // Nothing is written before.
