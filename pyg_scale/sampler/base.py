@@ -100,39 +100,46 @@ class NeighborSampler(pyg.BaseSampler):
         return self.topology is not None
 
     def bind(self, data: Any, **options: Any) -> Self:
-        """A copy of this sampler bound to ``data`` with a loader's ``options``.
+        """A copy of this sampler bound to ``data`` with its own and a loader's ``options``.
+
+        An option that only one of the two sets (to something else than its default) counts.
 
         Args:
             data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
             options: Arguments of the constructor, by name.
 
         Raises:
-            ValueError: If the sampler is already bound and an option that the caller set (one
-                that differs from its default) is not what the sampler was built with.
+            ValueError: If the sampler is already bound and an option that the caller set is not
+                what the sampler was built with, or if both set one and differ.
             NotImplementedError: If an option asks for what is not in ``supports``.
         """
+        together = self._together(options)
         if self.is_bound:
-            self._refuse_other_options(options)
             return self
         bound = copy.copy(self)
-        NeighborSampler.__init__(bound, data, **options)
+        NeighborSampler.__init__(bound, data, **together)
         return bound
 
-    def _refuse_other_options(self, options: Mapping[str, Any]) -> None:
-        defaults = inspect.signature(NeighborSampler.__init__).parameters
-        for name, value in options.items():
-            mine = getattr(self, "_disjoint" if name == "disjoint" else name, None)
-            if name == "num_neighbors":
-                value = _num_neighbors(value)
-            elif name == "subgraph_type":
-                value = SubgraphType(value)
-            said = name == "num_neighbors" or value != defaults[name].default
-            if said and name != "share_memory" and value is not None and value != mine:
+    def _together(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = inspect.signature(NeighborSampler.__init__).parameters
+        theirs = {name: p.default for name, p in parameters.items()} | dict(options)
+        if not theirs["directed"]:
+            theirs["subgraph_type"] = "induced"
+        theirs["subgraph_type"] = SubgraphType(theirs["subgraph_type"])
+        theirs["num_neighbors"] = _num_neighbors(theirs["num_neighbors"])
+        together = {"share_memory": self.share_memory or theirs["share_memory"]}
+        for name in theirs.keys() - {"self", "data", "directed", "share_memory"}:
+            mine = getattr(self, "_disjoint" if name == "disjoint" else name)
+            default = parameters[name].default
+            if name == "subgraph_type":
+                default = SubgraphType(default)
+            together[name] = mine if theirs[name] in (None, default) else theirs[name]
+            if together[name] != mine and (self.is_bound or mine != default):
                 raise ValueError(
                     f"the sampler was built with {name}={mine!r}, the loader was given "
-                    f"{name}={value!r}: leave it out of one of them, or pass a sampler "
-                    f"without data, which takes the loader's arguments"
+                    f"{name}={theirs[name]!r}: leave it out of one of them"
                 )
+        return together
 
     def _attach(self, data: Any) -> None:
         self.topology = topology_of(
