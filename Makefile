@@ -102,7 +102,8 @@ peers: $(VENV)/.test
 	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
 
 bench: $(VENV)/.demo kernels
-	$(BIN)/pyg-scale bench loader
+	$(BIN)/pyg-scale bench loader --options --json docs/benchmarks/loader.json \
+	  --png docs/benchmarks/loader.png --report docs/benchmarks/loader.md
 
 clean:
 	test ! -e $(VENV)/.pyg_scale || rm -rf $(VENV)
