@@ -124,8 +124,18 @@ class Topology:
         if self.float_time:
             return sortable_time(time.to(torch.float64))
         if time.is_floating_point():  # an integer is <= t exactly if it is <= floor(t)
-            time = time.floor()
+            return _floor(time)
         return sortable_time(time.to(torch.int64))
+
+
+def _floor(time: Tensor) -> Tensor:
+    """Times rounded down to ``int64``; beyond its range (infinity) the last number in it."""
+    if bool(time.isnan().any()):
+        raise ValueError("timestamps must not be NaN: give every seed a time")
+    time = time.to(torch.float64).floor()
+    beyond = time >= 2.0**63
+    within = time.clamp(min=-(2.0**63)).masked_fill(beyond, 0).to(torch.int64)
+    return within.masked_fill(beyond, 2**63 - 1)
 
 
 def sortable_time(time: Tensor) -> Tensor:

@@ -159,6 +159,17 @@ def test_times(of_edges: bool, dtype: torch.dtype) -> None:
         assert torch.equal(graph.node_time[None], graph.to_time(time))
 
 
+def test_floating_point_seed_times_of_integer_times() -> None:
+    graph = topology_of(
+        Data(edge_index=edge_index(), num_nodes=N, when=torch.arange(N)), time_attr="when"
+    )
+    least, most = -(2**63), 2**63 - 1
+    seed = torch.tensor([1.5, 2.0, -0.5, 1e30, float("inf"), -float("inf")])
+    assert graph.to_time(seed).tolist() == [1, 2, -1, most, most, least]
+    with pytest.raises(ValueError, match="NaN"):
+        graph.to_time(torch.tensor([float("nan")]))
+
+
 def test_sorted_by_destination_and_time_needs_no_ids() -> None:
     edges = edge_index()
     time = torch.arange(E)
