@@ -89,7 +89,7 @@ def torch_sparse() -> Check:
         "torch_sparse",
         "torch-sparse",
         "only neighbor_sampler='torch-sparse' uses it",
-        "pip install --no-build-isolation torch-sparse   # compiles for 20 minutes",
+        "pip install --no-build-isolation torch-scatter torch-sparse   # compiles for 20 minutes",
     )
 
 

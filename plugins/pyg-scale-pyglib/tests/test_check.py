@@ -13,6 +13,7 @@ def test_says_whether_the_library_samples(module, function):
     if importlib.util.find_spec(module) is None:
         assert found.ok is None
         assert "not installed" in found.detail
+        assert found.fix.startswith("pip install")
     else:
         assert found.ok, found
 

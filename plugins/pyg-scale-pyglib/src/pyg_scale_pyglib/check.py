@@ -6,6 +6,11 @@ import importlib.util
 
 from pyg_scale.hookspecs import Check
 
+_INSTALL = {
+    "pyg-lib": "pip install --no-build-isolation git+https://github.com/pyg-team/pyg-lib.git",
+    "torch-sparse": "pip install --no-build-isolation torch-scatter torch-sparse",
+}
+
 
 def pyg_lib() -> Check:
     """Whether pyg-lib samples."""
@@ -29,7 +34,11 @@ def _check(name: str) -> Check:
 
     cls = getattr(sampler, name)
     if importlib.util.find_spec(cls.module) is None:
-        return Check(None, f"{cls.library} is not installed: that name cannot be used")
+        return Check(
+            None,
+            f"{cls.library} is not installed: that name cannot be used",
+            _INSTALL[cls.library],
+        )
     try:
         data = Data(edge_index=torch.tensor([[1], [0]]), num_nodes=2)
         out = cls(data, [-1]).sample_from_nodes(NodeSamplerInput(None, torch.tensor([0])))
