@@ -220,8 +220,12 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does(workers: dict[str
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "transform": where_am_i},
-     {"num_workers": 2, "filter_per_worker": False}],
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "transform": where_am_i},
+        {"num_workers": 2, "filter_per_worker": False},
+    ],
     ids=str,
 )
 def test_pinning_comes_last_and_keeps_destination_pointers(

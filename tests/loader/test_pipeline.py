@@ -308,9 +308,7 @@ def test_a_finalizer_that_runs_in_a_worker_does_not_wait_for_that_worker() -> No
         return item
 
     gate = threading.Event()
-    holder["source"] = pipeline(
-        lambda i, s: (gate.wait(10), work(i, s)), num_workers=1, limit=6
-    )
+    holder["source"] = pipeline(lambda i, s: (gate.wait(10), work(i, s)), num_workers=1, limit=6)
     gate.set()
     assert wait_until(lambda: not holder)
     assert wait_until(lambda: not threads())
