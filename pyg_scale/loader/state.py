@@ -104,8 +104,13 @@ class Resumable:
         seed, epoch, start = progress.seed, progress.epoch, progress.delivered
         if self._own_order:
             return batches(
-                len(self.dataset), self.batch_size, drop_last=self.drop_last,
-                shuffle=self._shuffle, seed=seed, epoch=epoch, start=start,
+                len(self.dataset),
+                self.batch_size,
+                drop_last=self.drop_last,
+                shuffle=self._shuffle,
+                seed=seed,
+                epoch=epoch,
+                start=start,
             )
         sampler = self._index_sampler
         if resumed and progress.index_sampler is not None:
@@ -182,6 +187,10 @@ class Resumable:
             raise ValueError(
                 f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
             )
+        if missing := (_KEYS | self._identity().keys()) - state.keys():
+            raise ValueError(
+                f"state must be what state_dict() returned; it lacks {', '.join(sorted(missing))}"
+            )
         self._refuse_other_loader(state)
         self.seed = state["seed"] if state["fixed_seed"] else None
         self._pinned = state["pinned"]
@@ -225,6 +234,9 @@ class Resumable:
                 + ("with" if "sampler" in state else "without")
                 + " a sampler= or batch_sampler= of its own: build the loader as it was"
             )
+
+
+_KEYS = {"running", "seed", "fixed_seed", "epoch", "next_epoch", "pinned", "delivered"}
 
 
 def _seed(seed: Any) -> int | None:

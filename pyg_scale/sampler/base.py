@@ -76,8 +76,8 @@ class NeighborSampler(pyg.BaseSampler):
         if not directed:
             subgraph_type = "induced"
         self.subgraph_type = SubgraphType(subgraph_type)
-        self.replace = replace
-        self._disjoint = disjoint
+        self.replace = _flag("replace", replace)
+        self._disjoint = _flag("disjoint", disjoint)
         self.temporal_strategy = _one_of(
             "temporal_strategy", temporal_strategy, ("uniform", "last")
         )
@@ -368,11 +368,22 @@ def _num_neighbors(value: Any) -> NumNeighbors | None:
 
 def _integers(num_neighbors: Any) -> list[int]:
     try:
-        return [operator.index(k) for k in num_neighbors]
+        numbers = [operator.index(k) for k in num_neighbors]
     except TypeError:
         raise TypeError(
             f"num_neighbors must be integers, one per hop (got {num_neighbors!r})"
         ) from None
+    if min(numbers, default=0) < -1:
+        raise ValueError(
+            f"num_neighbors must be -1 (all), 0 (none) or more (got {num_neighbors!r})"
+        )
+    return numbers
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value not in (True, False):
+        raise TypeError(f"{name} must be True or False (got {value!r})")
+    return bool(value)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

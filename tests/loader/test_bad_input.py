@@ -19,7 +19,9 @@ from pyg_scale.testing import graphs
 
 DATA = graphs.hostile()
 WORKERS: list[dict[str, Any]] = [
-    {}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"},
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "worker_type": "process"},
 ]
 
 
@@ -42,8 +44,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input_nodes": [1, 2], "input_id": torch.tensor([1])}, ValueError, "input_id has 1 entries"),
     ({"input_time": TIME}, ValueError, "input_time is given, but time_attr= is not"),
     ({"input_time": TIME[:5], "time_attr": "time"}, ValueError, "input_time .* one time per seed"),
-    ({"input_time": TIME.double() * torch.nan, "time_attr": "time"}, ValueError,
-     "input_time has NaN"),
+    (
+        {"input_time": TIME.double() * torch.nan, "time_attr": "time"},
+        ValueError,
+        "input_time has NaN",
+    ),
     ({"input_time": TIME.bool(), "time_attr": "time"}, TypeError, "input_time must be"),
     ({"time_attr": "when"}, ValueError, "input_time"),
     ({"time_attr": "nothing"}, (KeyError, ValueError, AttributeError), "nothing"),
@@ -54,6 +59,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_neighbors": "ab"}, TypeError, "num_neighbors must be one integer per hop"),
     ({"num_neighbors": [5, 1.5]}, TypeError, "num_neighbors must be integers"),
     ({"subgraph_type": "triangular"}, ValueError, "triangular"),
+    ({"num_neighbors": [5, -2]}, ValueError, "num_neighbors must be -1 .all., 0 .none. or more"),
+    ({"disjoint": "x"}, TypeError, "disjoint must be True or False"),
+    ({"replace": 2}, TypeError, "replace must be True or False"),
     ({"temporal_strategy": "first"}, ValueError, "temporal_strategy must be"),
     ({"neighbor_sampler": "nativ"}, UnknownPluginError, "did you mean 'native'"),
     ({"neighbor_sampler": 3}, TypeError, "neighbor_sampler must be a name"),
@@ -83,9 +91,21 @@ def test_wrong_arguments(kwargs: dict[str, Any], error: Any, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "kwargs", [k for k, _, _ in WRONG if not {"time_attr", "weight_attr", "num_neighbors",
-                                              "subgraph_type", "temporal_strategy",
-                                              "feature_store"} & k.keys()], ids=str,
+    "kwargs",
+    [
+        k
+        for k, _, _ in WRONG
+        if not {
+            "time_attr",
+            "weight_attr",
+            "num_neighbors",
+            "subgraph_type",
+            "temporal_strategy",
+            "feature_store",
+        }
+        & k.keys()
+    ],
+    ids=str,
 )
 def test_are_refused_before_the_graph_is_touched(
     kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -109,8 +129,12 @@ def test_are_refused_before_the_graph_is_touched(
         (graphs.stores(graphs.hostile()), {"input_nodes": "item"}, ValueError, "no types"),
         (3, {}, TypeError, "data must be Data, HeteroData"),
         ((1, 2), {}, TypeError, "data must be .* tuple of int and int"),
-        (graphs.stores(graphs.hostile()), {"feature_store": "memory"}, ValueError,
-         "is a pair of stores and has one"),
+        (
+            graphs.stores(graphs.hostile()),
+            {"feature_store": "memory"},
+            ValueError,
+            "is a pair of stores and has one",
+        ),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -161,7 +185,8 @@ def test_features_that_fit_neither_nodes_nor_edges() -> None:
 
 def test_features_of_more_nodes_than_the_graph_has_are_those_of_its_nodes() -> None:
     for data, group, options in (
-        (graphs.hostile(), None, {}), (graphs.hetero(), "item", {"input_nodes": "item"})
+        (graphs.hostile(), None, {}),
+        (graphs.hetero(), "item", {"input_nodes": "item"}),
     ):
         store, rows = MyFeatureStore(), torch.arange(9_000)
         store.put_tensor(rows, group_name=group, attr_name="row", index=None)
@@ -209,8 +234,9 @@ class Failing(MyFeatureStore):
         return super()._multi_get_tensor(attrs)
 
 
-@pytest.mark.parametrize("workers", [*WORKERS[:2], {"num_workers": 1, "worker_type": "process"}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "workers", [*WORKERS[:2], {"num_workers": 1, "worker_type": "process"}], ids=str
+)
 def test_a_feature_store_that_raises(workers: dict[str, Any]) -> None:
     iterator = iter(loader(feature_store=Failing(), **workers))
     got: list[int] = []
@@ -332,6 +358,14 @@ def test_the_module_checks_only_what_it_must(monkeypatch: pytest.MonkeyPatch) ->
     expected = loader(input_nodes=torch.tensor([3, 5]), seed=1)([0, 1]).n_id
     mask = torch.zeros(100, dtype=torch.bool)
     mask[[3, 5]] = True
-    for nodes in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), mask, mask.numpy(),
-                  torch.tensor([3, 5], dtype=torch.int32), torch.tensor([3, 5], dtype=torch.int8)):
+    for nodes in (
+        [3, 5],
+        (3, 5),
+        range(3, 6, 2),
+        np.array([3, 5]),
+        mask,
+        mask.numpy(),
+        torch.tensor([3, 5], dtype=torch.int32),
+        torch.tensor([3, 5], dtype=torch.int8),
+    ):
         assert loader(input_nodes=nodes, seed=1)([0, 1]).n_id.tolist() == expected.tolist()
