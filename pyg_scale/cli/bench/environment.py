@@ -23,6 +23,9 @@ QUIET = 0.5
 def describe() -> dict[str, Any]:
     """Plain values for the head of a report; taken before the work starts."""
     load = memory.load_average()
+    kernels = library.status()
+    if kernels["path"]:
+        kernels["path"] = Path(kernels["path"]).name  # reports are published
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
@@ -33,7 +36,7 @@ def describe() -> dict[str, Any]:
             "numpy": _version("numpy"),
             "python": platform.python_version(),
         },
-        "kernels": library.status(),
+        "kernels": kernels,
         "cpu": _cpu(),
         "cpus": _cpus(),
         "threads": torch.get_num_threads(),
