@@ -364,6 +364,8 @@ def test_the_interpreter_exits_with_an_iterator_alive() -> None:
 def test_ctrl_c_while_waiting_reaches_the_consumer_at_once() -> None:
     done = run(
         "import os\n"
+        # What a shell starts in the background ignores it, and so would all that comes after.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "release = threading.Event()\n"
         "def stuck(item, stats): release.wait(30)\n"
         "source = Pipeline(iter(range(9)), stuck, WorkerThreads(2), owned=True, limit=4)\n"
