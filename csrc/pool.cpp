@@ -1,7 +1,7 @@
 // The pool of recycled blocks behind pool_empty.
 //
 // Blocks are private anonymous mappings, most recently freed first. What is resident, used or
-// not, stays within a sixteenth (or 64 MiB) of the most that recent tensors needed at a time, so
+// not, stays within a sixteenth (or 16 MiB) of the most that recent tensors needed at a time, so
 // memory goes back after a peak, and a loop of steady batches maps nothing.
 
 #include "pool.h"
@@ -28,7 +28,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr size_t kSmallest = size_t{256} << 10;  // below, malloc recycles well enough
-constexpr size_t kFreeFloor = size_t{64} << 20;
+constexpr size_t kFreeFloor = size_t{16} << 20;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr uint64_t kRecent = 256;  // allocations: a few batches, also of a many-typed graph
 

@@ -224,6 +224,8 @@ def _narrow(index: Tensor, size: int, share: bool) -> Tensor:
     """``index`` as ``int32`` if ``size`` allows; itself only if ``share``."""
     dtype = torch.int32 if size <= _INT32_MAX else torch.int64
     if share and index.dtype == dtype:
+        if library.compiled():
+            torch.ops.pyg_scale.prefer_huge_pages(index)  # as all that is not shared
         return index
     if not library.compiled():
         return index.to(dtype, copy=True).contiguous()
