@@ -15,10 +15,12 @@ hookimpl = pluggy.HookimplMarker("pyg_scale")
 
 _SUBMODULES = (
     "compat",
+    "convert",
     "datasets",
     "errors",
     "loader",
     "ops",
+    "partitioner",
     "plugins",
     "sampler",
     "store",

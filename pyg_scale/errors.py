@@ -19,3 +19,7 @@ class PluginLoadError(PluginError, ImportError):
 
 class KernelsError(RuntimeError):
     """``PYG_SCALE_KERNELS=require`` asks for compiled kernels, and they cannot be used."""
+
+
+class GraphDirectoryError(ValueError):
+    """A graph directory is damaged, incomplete, or of another version; says which file."""

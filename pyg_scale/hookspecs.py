@@ -94,6 +94,40 @@ def pyg_scale_graph_stores() -> Targets:
 
 
 @hookspec
+def pyg_scale_partitioners() -> Targets:
+    """Partitioners: ``pyg_scale.partition(data, 4, method="mine")``.
+
+    A target is a subclass of :class:`pyg_scale.partitioner.base.Partitioner` that can be built
+    without arguments and passes :class:`pyg_scale.testing.PartitionerTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_partitioners():
+            return {"mine": "pyg_scale_mine.partitioner:MyPartitioner"}
+    """
+
+
+@hookspec
+def pyg_scale_readers() -> Targets:
+    """Readers: what ``pyg-scale convert`` makes a graph directory of.
+
+    A target is a subclass of :class:`pyg_scale.convert.base.Reader`; its name is the suffix of the
+    files that it reads (``parquet``) or what stands before the colon (``ogb:ogbn-products``).
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_readers():
+            return {"mine": "pyg_scale_mine.reader:MyReader"}
+    """
+
+
+@hookspec
 def pyg_scale_commands() -> Targets:
     """Subcommands: ``pyg-scale mine ...``.
 

@@ -39,6 +39,8 @@ KINDS = {
     "sampler": "pyg_scale_samplers",
     "feature_store": "pyg_scale_feature_stores",
     "graph_store": "pyg_scale_graph_stores",
+    "partitioner": "pyg_scale_partitioners",
+    "reader": "pyg_scale_readers",
     "command": "pyg_scale_commands",
     "check": "pyg_scale_checks",
 }

@@ -1,0 +1,1 @@
+"""Any graph to a graph directory, in bounded memory."""

@@ -1,0 +1,1 @@
+"""Partitioners: which part of a graph goes where."""

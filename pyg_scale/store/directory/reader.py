@@ -1,0 +1,217 @@
+"""Open a graph directory: check it, and map its files when they are asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.base import CSC, EdgeType, NodeType
+from pyg_scale.store.directory.array import map_array
+from pyg_scale.store.directory.book import PartitionBook
+from pyg_scale.store.directory.meta import (
+    META,
+    Meta,
+    attribute_file,
+    edge_dir,
+    node_dir,
+    set_file,
+)
+
+
+class GraphDirectory:
+    """A graph directory that was opened. Nothing is read but ``META.json`` and file lengths.
+
+    Tensors are mapped copy-on-write: a write to one stays in this process.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        GraphDirectoryError: If it is no graph directory, of a newer version, or a file is missing
+            or of another length; names the file. Parts that are wholly absent are no error: a
+            machine may hold only its own.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        file = self.path / META
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise GraphDirectoryError(
+                f"{self.path} is no graph directory, it has no {META}: pyg_scale.save(data, path) "
+                "or `pyg-scale convert` make one"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise GraphDirectoryError(f"{file} cannot be read: {error}") from None
+        self.meta = Meta.from_json(text, file)
+        self.parts = [
+            part for part in range(self.meta.num_parts) if (self.path / f"part-{part}").is_dir()
+        ]
+        """The parts that this machine holds."""
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        absent = {f"part-{p}" for p in range(self.meta.num_parts)} - {
+            f"part-{p}" for p in self.parts
+        }
+        for name, file in self.meta.files.items():
+            if name.partition("/")[0] in absent:
+                continue
+            try:
+                size = (self.path / name).stat().st_size
+            except OSError:
+                raise GraphDirectoryError(f"{self.path / name} is missing") from None
+            if size != file.bytes:
+                raise GraphDirectoryError(
+                    f"{self.path / name} has {size} bytes, {META} says {file.bytes}: it is "
+                    "truncated or was changed"
+                )
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.
+
+        Raises:
+            GraphDirectoryError: If ``META.json`` does not list it, or it holds something else.
+        """
+        if name not in self.meta.files:
+            raise GraphDirectoryError(f"{self.path / META} does not list {name}")
+        return map_array(self.path / name, dtype, shape)
+
+    def part(self, number: int) -> Part:
+        """A part that this machine holds.
+
+        Raises:
+            IndexError: If there is no such part.
+            GraphDirectoryError: If it is not on this machine.
+        """
+        if not 0 <= number < self.meta.num_parts:
+            raise IndexError(
+                f"{self.path} has the parts 0 to {self.meta.num_parts - 1} (asked for {number})"
+            )
+        if number not in self.parts:
+            raise GraphDirectoryError(
+                f"part {number} is not here: {self.path} holds {self.parts or 'no part'}; copy "
+                f"part-{number} from where the graph was partitioned"
+            )
+        return Part(self, number)
+
+    @cached_property
+    def books(self) -> dict[NodeType, PartitionBook]:
+        """The partition book of each node type."""
+        return {node_type: self._book(node_type) for node_type in self.meta.nodes}
+
+    def _book(self, node_type: NodeType) -> PartitionBook:
+        node, parts = self.meta.nodes[node_type], self.meta.num_parts
+        sizes = torch.tensor(node.part_nodes, dtype=torch.int64)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        if not node.book:
+            return PartitionBook(parts, node.num_nodes, offsets)
+        shape, folder = (node.num_nodes,), node_dir(node_type)
+        wide = "int32" if node.num_nodes < 2**31 else "int64"
+        part = self.array(f"{folder}/part.npy", "uint8" if parts <= 256 else "int32", shape)
+        return PartitionBook(
+            parts, node.num_nodes, offsets, part, self.array(f"{folder}/local.npy", wide, shape)
+        )
+
+    def index_set(self, name: str, node_type: NodeType = None) -> Tensor:
+        """The original ids ``int64`` ``[n]`` of a named set, such as ``"train"``.
+
+        Raises:
+            KeyError: If there is none of that name; lists those that there are.
+        """
+        sets = self.meta.index_sets.get(node_type or "", {})
+        if name not in sets:
+            raise KeyError(f"{self.path} has no index set {name!r}, only: {', '.join(sets) or '-'}")
+        return self.array(set_file(node_type, name), "int64", (sets[name],))
+
+
+class Part:
+    """One part: its nodes, their in-edges (``by_dst``), attributes, halo.
+
+    Neighbours and edges have their original ids everywhere.
+    """
+
+    def __init__(self, directory: GraphDirectory, number: int) -> None:
+        self.directory = directory
+        self.number = number
+
+    def csc(self, edge_type: EdgeType) -> CSC:
+        """The in-edges of the part's nodes by local id (out-edges if ``by_src``).
+
+        ``indices`` are original node ids, ``edge_id`` original edge ids.
+        """
+        meta = self.directory.meta
+        edge, folder = meta.edges[edge_type], edge_dir(edge_type, self.number)
+        by_src = meta.partition is not None and meta.partition.edge_assign_strategy == "by_src"
+        end = None if edge_type is None else edge_type[0 if by_src else 2]
+        shape = (edge.part_edges[self.number],)
+        array = self.directory.array
+        return CSC(
+            indptr=array(
+                f"{folder}/indptr.npy", "int64", (meta.nodes[end].part_nodes[self.number] + 1,)
+            ),
+            indices=array(f"{folder}/indices.npy", edge.indices_dtype, shape),
+            edge_id=None
+            if edge.edge_id_dtype is None
+            else array(f"{folder}/edge_id.npy", edge.edge_id_dtype, shape),
+            time=array(f"{folder}/time.npy", "int64", shape) if edge.has_time else None,
+            weight_prefix=array(f"{folder}/weight_prefix.npy", "int64", shape)
+            if edge.has_weight
+            else None,
+        )
+
+    def node_attribute(self, node_type: NodeType, name: str) -> Tensor:
+        """``[nodes of the part, ...]`` by local id.
+
+        Raises:
+            KeyError: If there is no such attribute.
+        """
+        node = self.directory.meta.nodes[node_type]
+        spec = node.attributes[name]
+        shape = (node.part_nodes[self.number], *spec.row)
+        file = attribute_file(node_dir(node_type, self.number), name)
+        return self.directory.array(file, spec.dtype, shape)
+
+    def edge_attribute(self, edge_type: EdgeType, name: str) -> Tensor:
+        """``[edges of the part, ...]`` in the order of the original edge ids of the part's edges.
+
+        In a graph of one part: by original edge id.
+
+        Raises:
+            KeyError: If there is no such attribute.
+        """
+        edge = self.directory.meta.edges[edge_type]
+        spec = edge.attributes[name]
+        shape = (edge.part_edges[self.number], *spec.row)
+        file = attribute_file(edge_dir(edge_type, self.number), name)
+        return self.directory.array(file, spec.dtype, shape)
+
+    def edge_ids(self, edge_type: EdgeType) -> Tensor | None:
+        """The original ids of the part's edges, ascending; ``None`` if they are 0, 1, ..."""
+        edge = self.directory.meta.edges[edge_type]
+        name = f"{edge_dir(edge_type, self.number)}/ids.npy"
+        if name not in self.directory.meta.files or edge.edge_id_dtype is None:
+            return None
+        return self.directory.array(name, edge.edge_id_dtype, (edge.part_edges[self.number],))
+
+    def halo(self, node_type: NodeType) -> Tensor:
+        """The original ids ``int64``, ascending, of neighbours that other parts own."""
+        node = self.directory.meta.nodes[node_type]
+        size = node.part_halo[self.number]
+        if not size:
+            return torch.empty(0, dtype=torch.int64)
+        name = f"{node_dir(node_type, self.number)}/halo.npy"
+        return self.directory.array(name, "int64", (size,))
+
+    def orig_id(self, node_type: NodeType) -> Tensor:
+        """The original ids ``int64`` of the part's nodes, by local id (ascending)."""
+        node = self.directory.meta.nodes[node_type]
+        if not node.book:
+            return self.directory.books[node_type].nodes_of(self.number)
+        name = f"{node_dir(node_type, self.number)}/orig_id.npy"
+        return self.directory.array(name, "int64", (node.part_nodes[self.number],))
