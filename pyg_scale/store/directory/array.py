@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 
-_BITS = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
+_BITS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WITHOUT_NUMPY = {
     name: getattr(torch, name)
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
