@@ -2,5 +2,12 @@
 
 from pyg_scale.datasets.communities import hetero_communities, planted_communities
 from pyg_scale.datasets.read import load, read_npz
+from pyg_scale.datasets.streamed import StreamedCommunities
 
-__all__ = ["hetero_communities", "load", "planted_communities", "read_npz"]
+__all__ = [
+    "StreamedCommunities",
+    "hetero_communities",
+    "load",
+    "planted_communities",
+    "read_npz",
+]
