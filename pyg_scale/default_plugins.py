@@ -44,6 +44,7 @@ def pyg_scale_checks() -> dict[str, str]:
 
 
 FIRST_PARTY = {
+    ("feature_store", "redis"): "pyg-scale-redis",
     ("sampler", "pyg-lib"): "pyg-scale-pyglib",
     ("sampler", "torch-sparse"): "pyg-scale-pyglib",
 }

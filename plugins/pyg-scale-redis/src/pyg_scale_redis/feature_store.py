@@ -1,0 +1,352 @@
+"""Features in Redis: a hash per tensor, a field per row, and one hash that says what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from typing import Any
+
+import redis
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+from tqdm import tqdm
+
+from pyg_scale_redis.connection import Connection, default_url
+from pyg_scale_redis.tensors import (
+    Key,
+    Spec,
+    dense,
+    empty_rows,
+    key_text,
+    row_numbers,
+    rows_of,
+    text_key,
+)
+
+_MAX_ROWS = 50_000  # of one command: Redis does nothing else while it runs
+_ATTEMPTS = 20
+_ABANDONED_AFTER = 3600
+"""Seconds after which the server drops the rows of a writer that died."""
+
+Chunk = tuple[Tensor | range, Tensor]
+"""Row numbers and the rows themselves."""
+
+
+class Redis(FeatureStore):
+    """Tensors by group and name on a Redis server, for all machines that reach it.
+
+    Rows are fetched by their numbers, in commands of bounded size, by any number of threads. In
+    a worker process, or unpickled on another machine, the store connects anew. A tensor that is
+    put replaces the one before in one step: readers see all of the old or all of the new. Rows
+    that are written into a tensor change in one step too, but a read of more than one command
+    (``batch_bytes``) may see some before it and some after. A writer that dies leaves what was
+    there before.
+
+    The server keeps, for each tensor, a hash ``{prefix}:rows:{version}`` with a field per row
+    (its number) of raw bytes, little-endian as in memory, and in the hash ``{prefix}:meta`` its
+    dtype and shape as JSON. Nothing is pickled.
+
+    Args:
+        url: ``redis://[user:password@]host:port/db``, ``rediss://...`` (TLS) or
+            ``unix:///path/of/the.socket``; ``None`` for the variable ``PYG_SCALE_REDIS_URL``, or
+            this machine. One server: a Redis cluster is not supported.
+        prefix: What the keys begin with. Graphs of different prefixes do not see each other.
+        timeout: Seconds to wait for a connection and for each reply.
+        batch_bytes: Bytes of rows in one command, at most (one row, if it is larger).
+        max_connections: Connections of this process at once; more threads wait for one.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example::
+
+        store = Redis("redis://features:6379/0", prefix="papers")
+        store.load("papers.graph")
+        loader = NeighborLoader(data, [15, 10], feature_store=store, num_workers=4)
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = "pyg_scale",
+        timeout: float = 10.0,
+        batch_bytes: int = 4 << 20,
+        max_connections: int = 32,
+    ) -> None:
+        super().__init__()
+        if not prefix or not isinstance(prefix, str):
+            raise ValueError(f"prefix must be a name that is not empty (got {prefix!r})")
+        if batch_bytes < 1:
+            raise ValueError(f"batch_bytes must be at least 1 (got {batch_bytes})")
+        self.connection = Connection(url or default_url(), timeout, max_connections)
+        self.prefix = prefix
+        self.batch_bytes = batch_bytes
+        self._specs: dict[Key, Spec] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_specs": {}}
+
+    def __repr__(self) -> str:
+        return f"Redis({self.connection.shown!r}, prefix={self.prefix!r})"
+
+    def load(self, graph: Any, *, progress: bool = True) -> None:
+        """Put all features of a graph.
+
+        Args:
+            graph: A path of a graph directory, whose parts must all be here; or ``Data`` or
+                ``HeteroData``.
+            progress: Show a progress bar if the terminal is one.
+
+        Raises:
+            GraphDirectoryError: If it is no graph directory, or a part is missing.
+        """
+        from pyg_scale_redis.load import tensors_of
+
+        is_path = isinstance(graph, str | PathLike)
+        tensors = tensors_of(graph) if is_path else None
+        if tensors is None:
+            from pyg_scale.loader.source import filled
+
+            filled(self, graph)
+            return
+        for key, spec, chunks in tensors:
+            self._write(key, spec, chunks, progress)
+
+    # Reading ###############################################################################
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        """Rows of a tensor.
+
+        Raises:
+            KeyError: If it is not there.
+            IndexError: Names the row that does not exist, and how many there are.
+            RuntimeError: If the server lost rows.
+        """
+        key, name = _key(attr), _name(attr)
+        spec = self._specs.get(key) or self._spec(key)
+        for _ in range(_ATTEMPTS):
+            try:
+                rows, single = row_numbers(attr.index, spec.rows, name)
+                out = self._read(spec, rows) if rows.numel() else None
+            except IndexError:
+                out = None
+                if spec == self._spec(key):  # asked for again: there may be another tensor now
+                    raise
+            if out is not None:
+                return out[0] if single else out
+            now = self._spec(key)
+            if now == spec:
+                if not rows.numel():
+                    return empty_rows(spec, 0)[0]
+                raise RuntimeError(
+                    f"{name}: {self!r} has lost rows: they were deleted or evicted (its setting "
+                    f"maxmemory-policy must be noeviction); put the tensor again"
+                )
+            spec = now
+        raise RuntimeError(f"{name}: it was replaced {_ATTEMPTS} times while it was read")
+
+    def _read(self, spec: Spec, rows: Tensor) -> Tensor | None:
+        """The rows of one version of a tensor; ``None`` if it has not all of them (any more)."""
+        out, raw = empty_rows(spec, rows.numel())
+        size, key = spec.row_bytes, self._rows_key(spec)
+        with self.connection.client() as client:
+            for begin, end in _batches(rows.numel(), size, self.batch_bytes):
+                found = client.execute_command("HMGET", key, *rows[begin:end].tolist())
+                if None in found:
+                    return None
+                if any(len(row) != size for row in found):
+                    raise RuntimeError(f"{key!r} of {self!r} holds rows that are not {size} bytes")
+                raw[begin * size : end * size] = b"".join(found)
+        return out
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        try:
+            spec = self._spec(_key(attr))
+        except KeyError:
+            return None
+        return (spec.rows, *spec.row)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What is on the server, in the order in which it was put."""
+        specs = self._all_specs()
+        order = sorted(specs, key=lambda key: specs[key].version)
+        return [self._tensor_attr_cls(group, name) for group, name in order]
+
+    def _all_specs(self) -> dict[Key, Spec]:
+        with self.connection.client() as client:
+            found = client.hgetall(self._meta_key)
+        specs = {}
+        for text, value in found.items():
+            key = text_key(text)
+            specs[key] = Spec.from_json(value, str(key))
+        self._specs = specs
+        return specs
+
+    def _spec(self, key: Key) -> Spec:
+        """What the server says now."""
+        with self.connection.client() as client:
+            text = client.hget(self._meta_key, key_text(key))
+        if text is None:
+            known = ", ".join(f"{name!r} of {group!r}" for group, name in self._all_specs())
+            raise KeyError(f"{key[1]!r} of {key[0]!r} is not in {self!r}, only: {known or '-'}")
+        spec = Spec.from_json(text, str(key))
+        self._specs = {**self._specs, key: spec}
+        return spec
+
+    # Writing ###############################################################################
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        """Store a tensor or an array ``[n, ...]``, or rows of one that is there.
+
+        Raises:
+            TypeError: If it is neither a dense tensor nor an array of numbers.
+            ValueError: If it has no rows dimension, or rows are given in another shape or dtype.
+            KeyError: If rows are given of a tensor that is not there.
+            IndexError: If a row does not exist.
+            MemoryError: If the server has no memory left; what was there before still is.
+        """
+        value = dense(tensor, _name(attr))
+        if attr.index is not None:
+            return self._write_rows(value, attr)
+        spec = Spec(value.dtype, tuple(value.shape[1:]), value.size(0))
+        self._write(_key(attr), spec, [(range(value.size(0)), value)])
+        return True
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Replace a tensor, or rows of it.
+
+        Raises:
+            KeyError: If it is not there.
+        """
+        attr = self._tensor_attr_cls.cast(*args, **kwargs)
+        self._spec(_key(attr))
+        return self.put_tensor(tensor, attr)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self._replace(_key(attr), None)
+
+    def _write(self, key: Key, spec: Spec, chunks: Iterable[Chunk], progress: bool = True) -> None:
+        """Write the rows under a new version, then make it the tensor's in one step."""
+        with self.connection.client() as client:
+            spec = Spec(spec.dtype, spec.row, spec.rows, int(client.incr(f"{self.prefix}:version")))
+        target = self._rows_key(spec)
+        bar = tqdm(
+            total=spec.rows,
+            desc=f"Putting {key[1]}",
+            unit="row",
+            unit_scale=True,
+            leave=False,
+            delay=1,
+            disable=None if progress else True,
+        )
+        try:
+            with bar, self.connection.client() as client:
+                for fields in self._commands(spec, chunks):
+                    pipeline = client.pipeline(transaction=False)
+                    pipeline.execute_command("HSET", target, *fields)
+                    pipeline.expire(target, _ABANDONED_AFTER)
+                    pipeline.execute()
+                    bar.update(len(fields) // 2)
+                there = int(client.hlen(target))
+            if there != spec.rows:
+                raise RuntimeError(f"{self!r} holds {there} of the {spec.rows} rows of {key[1]!r}")
+            self._replace(key, spec)
+        except BaseException:
+            self._specs.pop(key, None)
+            self._drop(target)
+            raise
+
+    def _write_rows(self, value: Tensor, attr: TensorAttr) -> bool:
+        key, name = _key(attr), _name(attr)
+        for _ in range(_ATTEMPTS):
+            spec = self._spec(key)
+            rows, single = row_numbers(attr.index, spec.rows, name)
+            shape = spec.row if single else (rows.numel(), *spec.row)
+            if tuple(value.shape) != shape or value.dtype != spec.dtype:
+                raise ValueError(
+                    f"{name} takes {spec.dtype} of shape {list(shape)} there "
+                    f"(got {value.dtype} of shape {list(value.shape)})"
+                )
+            if not rows.numel():
+                return True
+            chunk = (rows, value[None] if single else value)
+            with self.connection.client() as client, client.pipeline() as pipeline:
+                try:
+                    pipeline.watch(self._meta_key)
+                    text = pipeline.hget(self._meta_key, key_text(key))
+                    if text != spec.to_json().encode():
+                        continue
+                    pipeline.multi()
+                    for fields in self._commands(spec, [chunk]):
+                        pipeline.execute_command("HSET", self._rows_key(spec), *fields)
+                    pipeline.execute()
+                    return True
+                except redis.exceptions.WatchError:
+                    continue
+        raise RuntimeError(f"{name}: {self!r} was changed by others {_ATTEMPTS} times meanwhile")
+
+    def _replace(self, key: Key, spec: Spec | None) -> bool:
+        """Make a version the tensor's, or remove it; whether there was one before."""
+        field = key_text(key)
+        for _ in range(_ATTEMPTS):
+            with self.connection.client() as client, client.pipeline() as pipeline:
+                try:
+                    pipeline.watch(self._meta_key)
+                    text = pipeline.hget(self._meta_key, field)
+                    pipeline.multi()
+                    if text is not None:
+                        old = Spec.from_json(text, str(key))
+                        pipeline.unlink(self._rows_key(old))
+                    if spec is None:
+                        pipeline.hdel(self._meta_key, field)
+                    else:
+                        pipeline.persist(self._rows_key(spec))
+                        pipeline.hset(self._meta_key, field, spec.to_json())
+                    pipeline.execute()
+                except redis.exceptions.WatchError:
+                    continue
+            self._specs = {k: v for k, v in self._specs.items() if k != key}
+            return text is not None
+        raise RuntimeError(f"{key}: {self!r} was changed by others {_ATTEMPTS} times meanwhile")
+
+    def _commands(self, spec: Spec, chunks: Iterable[Chunk]) -> Iterator[list[Any]]:
+        """The fields and values of one command each."""
+        for numbers, value in chunks:
+            for begin, end in _batches(len(numbers), spec.row_bytes, self.batch_bytes):
+                part = numbers[begin:end]
+                fields: list[Any] = [None] * (2 * (end - begin))
+                fields[::2] = part.tolist() if isinstance(part, Tensor) else part
+                fields[1::2] = rows_of(value[begin:end])
+                yield fields
+
+    def _drop(self, key: str) -> None:
+        """Free rows that nobody will see; if the server is gone, it does so by itself."""
+        try:
+            with self.connection.client() as client:
+                client.unlink(key)
+        except (OSError, RuntimeError):
+            pass
+
+    @property
+    def _meta_key(self) -> str:
+        return f"{self.prefix}:meta"
+
+    def _rows_key(self, spec: Spec) -> str:
+        return f"{self.prefix}:rows:{spec.version}"
+
+
+def _batches(rows: int, row_bytes: int, batch_bytes: int) -> Iterator[tuple[int, int]]:
+    step = min(_MAX_ROWS, max(1, batch_bytes // max(1, row_bytes)))
+    for begin in range(0, rows, step):
+        yield begin, min(rows, begin + step)
+
+
+def _key(attr: TensorAttr) -> Key:
+    group = attr.group_name if attr.is_set("group_name") else None
+    return (tuple(group) if isinstance(group, list) else group), attr.attr_name
+
+
+def _name(attr: TensorAttr) -> str:
+    group, name = _key(attr)
+    return f"{name!r}" if group is None else f"{name!r} of {group!r}"
