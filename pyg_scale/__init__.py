@@ -14,6 +14,7 @@ hookimpl = pluggy.HookimplMarker("pyg_scale")
 """Marks a function of a plugin as the implementation of a hook of :mod:`pyg_scale.hookspecs`."""
 
 _SUBMODULES = (
+    "comm",
     "compat",
     "convert",
     "datasets",

@@ -22,6 +22,16 @@ def pyg_scale_graph_stores() -> dict[str, str]:
 
 
 @hookimpl
+def pyg_scale_comm_backends() -> dict[str, str]:
+    return {
+        "local": "pyg_scale.comm.local:Local",
+        "gloo": "pyg_scale.comm.gloo:Gloo",
+        "nccl": "pyg_scale.comm.nccl:Nccl",
+        "hybrid": "pyg_scale.comm.hybrid:Hybrid",
+    }
+
+
+@hookimpl
 def pyg_scale_commands() -> dict[str, str]:
     return {
         "bench": "pyg_scale.cli.bench:main",

@@ -23,3 +23,11 @@ class KernelsError(RuntimeError):
 
 class GraphDirectoryError(ValueError):
     """A graph directory is damaged, incomplete, or of another version; says which file."""
+
+
+class CommError(RuntimeError):
+    """Ranks cannot go on together: one is gone, or they called different things."""
+
+
+class CommTimeoutError(CommError, TimeoutError):
+    """A rank did not answer in time; says which."""

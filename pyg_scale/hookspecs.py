@@ -128,6 +128,23 @@ def pyg_scale_readers() -> Targets:
 
 
 @hookspec
+def pyg_scale_comm_backends() -> Targets:
+    """Communicators: ``pyg_scale.comm.connect("mine")``.
+
+    A target is a subclass of :class:`pyg_scale.comm.Communicator` with a class method
+    ``join(group)`` that passes :class:`pyg_scale.testing.CommTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_comm_backends():
+            return {"mine": "pyg_scale_mine.comm:MyCommunicator"}
+    """
+
+
+@hookspec
 def pyg_scale_commands() -> Targets:
     """Subcommands: ``pyg-scale mine ...``.
 

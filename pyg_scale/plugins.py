@@ -40,6 +40,7 @@ KINDS = {
     "feature_store": "pyg_scale_feature_stores",
     "graph_store": "pyg_scale_graph_stores",
     "partitioner": "pyg_scale_partitioners",
+    "comm": "pyg_scale_comm_backends",
     "reader": "pyg_scale_readers",
     "command": "pyg_scale_commands",
     "check": "pyg_scale_checks",

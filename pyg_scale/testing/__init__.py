@@ -19,6 +19,7 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    "CommTests": "comm",
     "FeatureStoreTests": "store",
     "GraphStoreTests": "store",
     "PluginTests": "plugin",
@@ -28,6 +29,7 @@ _MODULES = {
 _SUBMODULES = ("graphs", "statistics")
 
 KITS = {
+    "comm": "CommTests",
     "sampler": "SamplerTests",
     "feature_store": "FeatureStoreTests",
     "graph_store": "GraphStoreTests",

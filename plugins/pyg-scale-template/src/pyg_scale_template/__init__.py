@@ -19,6 +19,11 @@ def pyg_scale_graph_stores():
 
 
 @hookimpl
+def pyg_scale_comm_backends():
+    return {"template": "pyg_scale_template.comm:TemplateCommunicator"}
+
+
+@hookimpl
 def pyg_scale_commands():
     return {"template": "pyg_scale_template.command:main"}
 

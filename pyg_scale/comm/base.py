@@ -1,0 +1,262 @@
+"""The contract of communicators: one primitive, and what follows from it.
+
+Every rank gives every rank a tensor, each of its own shape and dtype: a ragged all-to-all. The
+other collectives are made of it, so that a backend has one method to write. Words and meaning are
+those of ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import CommError
+
+T = TypeVar("T")
+MAX_DIMS = 8
+MAX_TAG = 1 << 28
+"""Tags that a caller may choose are below this."""
+
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+class Work(ABC, Generic[T]):
+    """A collective under way."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> T:
+        """The result; may be asked for again.
+
+        Args:
+            timeout: Seconds, by default those of the communicator.
+
+        Raises:
+            CommTimeoutError: If a rank did not answer in time; names it.
+            CommError: If a rank is gone, or called something else.
+        """
+
+
+class Done(Work[T]):
+    """Work that needs no waiting."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> T:
+        return self._result
+
+
+class Then(Work[T]):
+    """Work whose result is made of the result of another."""
+
+    def __init__(self, work: Work[Any], function: Callable[[Any], T]) -> None:
+        self._work = work
+        self._function: Callable[[Any], T] | None = function
+        self._result: Any = None
+
+    def wait(self, timeout: float | None = None) -> T:
+        if self._function is not None:
+            self._result = self._function(self._work.wait(timeout))
+            self._function = None
+        return self._result
+
+
+class Communicator(ABC):
+    """Ranks that exchange tensors.
+
+    All ranks call the same collectives in the same order, or give calls a ``tag``: calls with tags
+    are matched by them, so threads with several batches in flight need no order.
+    Inputs are not changed, and must not be until the work is done. What a rank gives itself comes
+    back as it is, without a copy.
+
+    A subclass defines :meth:`_exchange` and :meth:`close`.
+
+    Attributes:
+        rank: From 0 to ``world_size - 1``.
+        world_size: Number of ranks.
+        timeout: Seconds that a collective may take.
+        devices: The types of device whose tensors can be sent.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    timeout: float = 300.0
+    devices: frozenset[str] = frozenset(["cpu"])
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+        self._counting = threading.Lock()
+        self._broken: str | None = None
+
+    # Supplied by the subclass ##############################################################
+
+    @abstractmethod
+    def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
+        """Start to send ``tensors[r]`` to rank ``r`` and to receive a tensor from each.
+
+        Args:
+            name: The collective that the user called; ranks that disagree raise.
+            tensors: One for each rank, contiguous, on one of :attr:`devices`.
+            tag: The same on all ranks for the same call, different for calls in flight.
+
+        Returns:
+            Work whose result is what each rank sent to this one, on the device of what this one
+            sent.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held; may be called again. No rank waits for another."""
+
+    # Collectives ###########################################################################
+
+    def all_to_all(
+        self, tensors: Sequence[Tensor], *, tag: int | None = None, async_op: bool = False
+    ) -> Any:
+        """Give ``tensors[r]`` to rank ``r``.
+
+        Args:
+            tensors: One for each rank, of any shape and dtype, also empty.
+            tag: See the class.
+            async_op: Whether to return :class:`Work` instead of waiting.
+
+        Returns:
+            What each rank had for this one, in the order of the ranks.
+
+        Raises:
+            ValueError: If there is not one tensor for each rank, or one has too many dimensions.
+            TypeError: If something is no dense tensor on a device that the backend can send from.
+            CommError: See :meth:`Work.wait`.
+        """
+        return self._result(self._start("all_to_all", tensors, tag), async_op)
+
+    def all_gather(self, tensor: Tensor, *, tag: int | None = None, async_op: bool = False) -> Any:
+        """Give ``tensor`` to every rank; ranks may have different shapes.
+
+        Returns:
+            The tensor of each rank.
+        """
+        work = self._start("all_gather", [tensor] * self.world_size, tag)
+        return self._result(work, async_op)
+
+    def broadcast(
+        self, tensor: Tensor | None, src: int = 0, *, tag: int | None = None, async_op: bool = False
+    ) -> Any:
+        """Give the tensor of rank ``src`` to every rank.
+
+        Args:
+            tensor: Needed on ``src`` only.
+            src: Whose.
+            tag: See the class.
+            async_op: See :meth:`all_to_all`.
+
+        Returns:
+            The tensor of ``src``; on ``src``, itself.
+        """
+        if not 0 <= src < self.world_size:
+            raise ValueError(f"src must be from 0 to {self.world_size - 1} (got {src})")
+        if self.rank == src and tensor is None:
+            raise ValueError(f"rank {src} broadcasts, so it must have a tensor")
+        mine = tensor if self.rank == src and tensor is not None else torch.empty(0)
+        work = self._start("broadcast", [mine] * self.world_size, tag)
+        return self._result(Then(work, lambda found: found[src]), async_op)
+
+    def all_reduce(
+        self, tensor: Tensor, op: str = "sum", *, tag: int | None = None, async_op: bool = False
+    ) -> Any:
+        """Reduce the tensors of all ranks, which have one shape, always in the order of the ranks.
+
+        Args:
+            tensor: Not changed, unlike in ``torch.distributed``.
+            op: ``"sum"``, ``"min"`` or ``"max"``.
+            tag: See the class; two calls in flight need tags that differ by more than one.
+            async_op: See :meth:`all_to_all`.
+
+        Returns:
+            The same bits on every rank.
+        """
+        if op not in REDUCTIONS:
+            raise ValueError(f"op must be one of {', '.join(REDUCTIONS)} (got {op!r})")
+        flat = tensor.contiguous().view(-1)
+        pieces = list(flat.tensor_split(self.world_size))
+        first = self._start("all_reduce", pieces, tag)
+        second = None if tag is None else tag + 1
+
+        def reduce(found: list[Tensor]) -> Tensor:
+            for rank, piece in enumerate(found):
+                if piece.shape != found[self.rank].shape or piece.dtype != tensor.dtype:
+                    raise CommError(
+                        f"all_reduce: rank {rank} has {piece.dtype} of another size than rank "
+                        f"{self.rank}; all ranks must have one shape and dtype"
+                    )
+            total = found[0].clone()
+            for piece in found[1:]:
+                total = REDUCTIONS[op](total, piece)
+            whole = self._start("all_reduce", [total] * self.world_size, second).wait()
+            return torch.cat(whole).view(tensor.shape)
+
+        return self._result(Then(first, reduce), async_op)
+
+    def barrier(self, *, tag: int | None = None) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            CommTimeoutError: Names the rank that is not.
+        """
+        self._start("barrier", [torch.empty(0)] * self.world_size, tag).wait()
+
+    # Parts #################################################################################
+
+    def _start(self, name: str, tensors: Sequence[Tensor], tag: int | None) -> Work[list[Tensor]]:
+        if self._broken is not None:
+            raise CommError(f"this communicator cannot be used any more: {self._broken}")
+        if len(tensors) != self.world_size:
+            raise ValueError(
+                f"{name} needs one tensor for each of the {self.world_size} ranks "
+                f"(got {len(tensors)})"
+            )
+        for tensor in tensors:
+            self._check(name, tensor)
+        if tag is not None and not 0 <= tag < MAX_TAG:
+            raise ValueError(f"tag must be from 0 to {MAX_TAG - 1} (got {tag})")
+        if tag is None:
+            with self._counting:
+                tag = MAX_TAG + next(self._calls) % MAX_TAG
+        return self._exchange(name, [tensor.detach().contiguous() for tensor in tensors], tag)
+
+    def _check(self, name: str, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise TypeError(f"{name} sends dense tensors (got {type(tensor).__name__})")
+        if tensor.device.type not in self.devices:
+            raise TypeError(
+                f"{name}: {type(self).__name__} sends tensors on {', '.join(sorted(self.devices))} "
+                f"(got one on {tensor.device}); the backend 'hybrid' routes by device"
+            )
+        if tensor.dim() > MAX_DIMS:
+            raise ValueError(f"{name}: a tensor may have {MAX_DIMS} dimensions ({tensor.dim()})")
+
+    def _result(self, work: Work[Any], async_op: bool) -> Any:
+        return work if async_op else work.wait()
+
+    def _break(self, reason: str) -> None:
+        """Nothing can be exchanged after this."""
+        self._broken = self._broken or reason
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, world_size={self.world_size})"

@@ -1,0 +1,94 @@
+"""Who the ranks are: from ``torch.distributed``, from torchrun's environment, or this one alone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from pyg_scale import plugins
+from pyg_scale.comm.base import Communicator
+
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_count = itertools.count()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that can find each other.
+
+    Attributes:
+        store: Where they meet; each user of it needs a prefix of its own. ``None`` for one rank.
+        rank: Of this process.
+        world_size: Number of ranks.
+        timeout: Seconds that a collective may take.
+    """
+
+    store: Any
+    rank: int
+    world_size: int
+    timeout: float = 300.0
+
+
+def connect(
+    backend: str | Communicator | None = None, *, timeout: float = 300.0, name: str | None = None
+) -> Communicator:
+    """Connect this rank with the others. Every rank calls it, in the same order.
+
+    The ranks are those of ``torch.distributed`` if that was initialised, else those of torchrun
+    (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``), else this process is alone. A
+    communicator has connections of its own: it may be used beside DDP, at any time.
+
+    Args:
+        backend: A name of the kind ``comm``; by default ``"local"`` for one rank, ``"hybrid"``
+            where there is CUDA, else ``"gloo"``. An instance is returned as it is.
+        timeout: Seconds that a collective may take.
+        name: Names the connection; needed only where ranks do not all make the same ones in the
+            same order.
+
+    Raises:
+        ValueError: If the environment is incomplete, or ``timeout`` is not above 0.
+        UnknownPluginError: If there is no such backend.
+        CommTimeoutError: If not all ranks come in time.
+    """
+    if isinstance(backend, Communicator):
+        return backend
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds (got {timeout!r})")
+    group = _group(timeout, name)
+    if backend is None:
+        several = "hybrid" if torch.cuda.is_available() else "gloo"
+        backend = "local" if group.world_size == 1 else several
+    joined: Communicator = plugins.get("comm", backend).join(group)
+    return joined
+
+
+def _group(timeout: float, name: str | None) -> Group:
+    prefix = f"pyg_scale/{name if name is not None else next(_count)}"
+    if dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return Group(PrefixStore(prefix, store), dist.get_rank(), dist.get_world_size(), timeout)
+    known = [key for key in _ENVIRONMENT if key in os.environ]
+    if not known or os.environ.get("WORLD_SIZE") == "1":
+        return Group(None, 0, 1, timeout)
+    if len(known) < len(_ENVIRONMENT):
+        missing = ", ".join(key for key in _ENVIRONMENT if key not in os.environ)
+        raise ValueError(f"{', '.join(known)} are set, but {missing} not: start with torchrun")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        # torchrun's agent may be the server already, as it says
+        rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        timedelta(seconds=timeout),
+        multi_tenant=True,
+        wait_for_workers=False,
+    )
+    return Group(PrefixStore(prefix, store), rank, world_size, timeout)

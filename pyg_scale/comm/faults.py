@@ -1,0 +1,89 @@
+"""A wrapper that lets a communicator fail on purpose, for tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_scale.comm.base import Communicator, Work
+from pyg_scale.errors import CommError, CommTimeoutError
+
+ACTIONS = ("delay", "drop", "raise", "kill")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, and when.
+
+    Attributes:
+        action: ``"delay"`` (the call starts ``seconds`` later), ``"drop"`` (this rank sends
+            nothing, and waits as if the others did not), ``"raise"`` (this rank raises
+            :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends by SIGKILL).
+        call: The number of the exchange that it happens to, from 0; ``None`` for all of them.
+        seconds: Of a delay.
+    """
+
+    action: str
+    call: int | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"action must be one of {', '.join(ACTIONS)} (got {self.action!r})")
+
+
+class Faulty(Communicator):
+    """Lets exchanges of this rank fail.
+
+    Args:
+        comm: What fails; closed with this one.
+        faults: What happens; several may hit one call, in this order.
+    """
+
+    def __init__(self, comm: Communicator, faults: Sequence[Fault]) -> None:
+        super().__init__()
+        self.comm, self.faults = comm, tuple(faults)
+        self.rank, self.world_size, self.timeout = comm.rank, comm.world_size, comm.timeout
+        self.devices = comm.devices
+        self._exchanges = itertools.count()
+
+    def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
+        number = next(self._exchanges)
+        for fault in self.faults:
+            if fault.call not in (None, number):
+                continue
+            if fault.action == "delay":
+                time.sleep(fault.seconds)
+            elif fault.action == "raise":
+                raise CommError(f"{name}: rank {self.rank} was told to fail at call {number}")
+            elif fault.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                return _Dropped(self, name)
+        return self.comm._exchange(name, tensors, tag)
+
+    def close(self) -> None:
+        self._break("it was closed")
+        self.comm.close()
+
+
+class _Dropped(Work[list[Tensor]]):
+    def __init__(self, comm: Faulty, name: str) -> None:
+        self._comm, self._name = comm, name
+
+    def wait(self, timeout: float | None = None) -> list[Tensor]:
+        seconds = self._comm.timeout if timeout is None else timeout
+        if self._comm.world_size == 1:
+            return [torch.empty(0)]
+        time.sleep(seconds)
+        raise CommTimeoutError(
+            f"{self._name}: no rank answered within {seconds:g} seconds (rank {self._comm.rank} "
+            "was told to send nothing)"
+        )

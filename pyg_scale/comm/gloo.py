@@ -1,0 +1,179 @@
+"""Ranks over TCP by gloo, which every build of torch has.
+
+Messages go from point to point, so that a time limit can say which rank did not answer, and
+several collectives can be under way in any order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_scale.comm import message
+from pyg_scale.comm.base import Communicator, Work
+from pyg_scale.comm.connect import Group
+from pyg_scale.errors import CommError, CommTimeoutError
+
+_CPU = torch.device("cpu")
+
+
+class Gloo(Communicator):
+    """Tensors on the CPU between processes and machines.
+
+    A rank that does not answer within the time limit breaks the connection for good (so does gloo):
+    the error names the rank, and every later call raises.
+    """
+
+    @classmethod
+    def join(cls, group: Group) -> Gloo:
+        """Meet the other ranks.
+
+        Raises:
+            CommTimeoutError: If not all of them come in time.
+        """
+        try:
+            process_group = dist.ProcessGroupGloo(
+                group.store, group.rank, group.world_size, timedelta(seconds=group.timeout)
+            )
+        except RuntimeError as error:
+            raise CommTimeoutError(
+                f"rank {group.rank} could not meet all of the {group.world_size} ranks within "
+                f"{group.timeout:g} seconds: {_first_line(error)}"
+            ) from None
+        return cls(process_group, group.timeout)
+
+    def __init__(self, process_group: Any, timeout: float) -> None:
+        super().__init__()
+        self._group: Any = process_group
+        self.rank, self.world_size = process_group.rank(), process_group.size()
+        self.timeout = timeout
+        self._progress: SimpleQueue[_Exchange | None] | None = None
+        self._lock = threading.Lock()
+
+    def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
+        return _Exchange(self, name, tensors, tag)
+
+    def _push(self, work: _Exchange) -> None:
+        """Let a thread of our own receive what is under way: nobody may be waiting yet."""
+        with self._lock:
+            if self._progress is None:
+                self._progress = SimpleQueue()
+                threading.Thread(
+                    target=_receive_all,
+                    args=(self._progress,),
+                    name="pyg_scale-comm",
+                    daemon=True,
+                ).start()
+            self._progress.put(work)
+
+    def _result(self, work: Work[Any], async_op: bool) -> Any:
+        if async_op:
+            under_way = getattr(work, "_work", work)
+            if isinstance(under_way, _Exchange):
+                self._push(under_way)
+        return super()._result(work, async_op)
+
+    def close(self) -> None:
+        self._break("it was closed")
+        with self._lock:
+            if self._progress is not None:
+                self._progress.put(None)
+                self._progress = None
+        self._group = None
+
+
+class _Exchange(Work[list[Tensor]]):
+    """Headers and tensors of one collective, to and from every other rank."""
+
+    def __init__(self, comm: Gloo, name: str, tensors: Sequence[Tensor], tag: int) -> None:
+        self._comm, self._name, self._tag = comm, name, tag
+        self._tensors = tensors
+        self._result: list[Tensor] | None = None
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        group, self._sent, self._headers = comm._group, [], {}
+        own = comm.rank
+        self._others = [(own + step) % comm.world_size for step in range(1, comm.world_size)]
+        headers = {rank: message.header(name, tensors[rank]) for rank in self._others}
+        try:
+            for rank in self._others:
+                found = torch.empty(message.SIZE, dtype=torch.int64)
+                self._headers[rank] = (found, group.recv([found], rank, 2 * tag))
+                self._sent.append((rank, headers[rank], group.send([headers[rank]], rank, 2 * tag)))
+                if tensors[rank].numel():
+                    flat = _bits(tensors[rank])
+                    self._sent.append((rank, flat, group.send([flat], rank, 2 * tag + 1)))
+        except RuntimeError as error:
+            raise self._failed(error, rank, 0.0) from None
+
+    def wait(self, timeout: float | None = None) -> list[Tensor]:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._result is None:
+                try:
+                    self._result = self._receive(self._comm.timeout if timeout is None else timeout)
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._result
+
+    def _receive(self, seconds: float) -> list[Tensor]:
+        deadline = time.monotonic() + seconds
+        result: dict[int, Tensor] = {self._comm.rank: self._tensors[self._comm.rank]}
+        coming = []
+        for rank in reversed(self._others):
+            found, work = self._headers[rank]
+            self._await(work, rank, deadline, seconds)
+            result[rank] = message.empty_for(found, self._name, rank, _CPU)
+            if result[rank].numel():
+                flat = _bits(result[rank])
+                coming.append((rank, flat, self._comm._group.recv([flat], rank, 2 * self._tag + 1)))
+        for rank, _, work in [*coming, *self._sent]:
+            self._await(work, rank, deadline, seconds)
+        self._sent, self._headers = [], {}
+        return [result[rank] for rank in range(self._comm.world_size)]
+
+    def _await(self, work: Any, rank: int, deadline: float, seconds: float) -> None:
+        left = max(0.001, deadline - time.monotonic())
+        try:
+            work.wait(timedelta(seconds=left))
+        except RuntimeError as error:
+            raise self._failed(error, rank, seconds) from None
+
+    def _failed(self, error: RuntimeError, rank: int, seconds: float) -> CommError:
+        text = str(error)
+        if "imed out" in text or "timeout" in text.lower():
+            reason = f"{self._name}: rank {rank} did not answer within {seconds:g} seconds"
+            self._comm._break(reason)
+            return CommTimeoutError(f"{reason} (waited for by rank {self._comm.rank})")
+        reason = f"{self._name}: the connection to rank {rank} is lost"
+        self._comm._break(reason)
+        return CommError(f"{reason} (rank {self._comm.rank} says: {_first_line(error)})")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes: gloo does not know every dtype."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _receive_all(works: SimpleQueue[_Exchange | None]) -> None:
+    while (work := works.get()) is not None:
+        try:
+            work.wait()
+        except Exception:  # whoever waits for the work gets it
+            continue
+        finally:
+            del work
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,35 @@
+"""One process alone: what it gives itself is what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pyg_scale.comm.base import Communicator, Done, Work
+from pyg_scale.comm.connect import Group
+
+
+class Local(Communicator):
+    """The communicator of a single rank."""
+
+    devices = frozenset(["cpu", "cuda"])
+
+    @classmethod
+    def join(cls, group: Group) -> Local:
+        """The communicator of a group of one.
+
+        Raises:
+            ValueError: If the group is larger.
+        """
+        if group.world_size != 1:
+            raise ValueError(
+                f"the backend 'local' is for one process, there are {group.world_size}: use 'gloo'"
+            )
+        return cls()
+
+    def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
+        return Done(list(tensors))
+
+    def close(self) -> None:
+        self._break("it was closed")

@@ -1,0 +1,70 @@
+"""What goes before a tensor on the wire: which call it belongs to, its dtype and shape."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from pyg_scale.comm.base import MAX_DIMS
+from pyg_scale.errors import CommError
+
+_MAGIC = 0x70796753_63616C65
+SIZE = 4 + MAX_DIMS
+"""Numbers in a header: mark, collective, dtype, dimensions, shape."""
+
+_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+def header(name: str, tensor: Tensor) -> Tensor:
+    """The header of a tensor, ``int64`` ``[SIZE]`` on the CPU.
+
+    Raises:
+        TypeError: If its dtype cannot be sent.
+    """
+    if tensor.dtype not in _CODES:
+        raise TypeError(f"{name} cannot send {tensor.dtype}")
+    shape = [*tensor.shape, *[0] * (MAX_DIMS - tensor.dim())]
+    return torch.tensor([_MAGIC, _code(name), _CODES[tensor.dtype], tensor.dim(), *shape])
+
+
+def empty_for(found: Tensor, name: str, source: int, device: torch.device) -> Tensor:
+    """An empty tensor for what a header announces.
+
+    Args:
+        found: The header that came.
+        name: The collective that this rank is in.
+        source: Which rank it came from.
+        device: Of the result.
+
+    Raises:
+        CommError: If it is of another collective, or no header.
+    """
+    mark, code, dtype, dims, *shape = found.tolist()
+    if mark != _MAGIC or not 0 <= dtype < len(_DTYPES) or not 0 <= dims <= MAX_DIMS:
+        raise CommError(f"{name}: what rank {source} sent is no message of pyg_scale")
+    if code != _code(name):
+        raise CommError(
+            f"this rank is in {name}, rank {source} in another collective: all ranks must call the "
+            "same ones in the same order, or give them tags"
+        )
+    return torch.empty(shape[:dims], dtype=_DTYPES[dtype], device=device)
+
+
+def _code(name: str) -> int:
+    return zlib.crc32(name.encode())

@@ -1,0 +1,70 @@
+"""Ranks in one process, for tests: threads that meet in a store of their own."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale.comm import Group
+
+
+def run_ranks(
+    world_size: int,
+    function: Callable[[Group], Any],
+    *,
+    timeout: float = 30.0,
+    limit: float = 60.0,
+) -> list[Any]:
+    """Call ``function`` on every rank at once.
+
+    Args:
+        world_size: Number of ranks.
+        function: Takes the :class:`~pyg_scale.comm.Group` of its rank.
+        timeout: Seconds, of the group.
+        limit: Seconds after which all ranks must have ended.
+
+    Returns:
+        What each rank returned.
+
+    Raises:
+        TimeoutError: If a rank still runs at the limit; names it.
+        ExceptionGroup: What the ranks raised.
+    """
+    store = HashStore()
+    found: list[Any] = [None] * world_size
+    errors: list[tuple[int, Exception]] = []
+
+    def work(rank: int) -> None:
+        try:
+            group = Group(PrefixStore("ranks", store), rank, world_size, timeout)
+            found[rank] = function(group)
+        except Exception as error:
+            error.add_note(f"(raised by rank {rank})")
+            errors.append((rank, error))
+
+    threads = [
+        threading.Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(world_size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit)
+    late = [thread.name for thread in threads if thread.is_alive()]
+    if late:
+        raised = "".join(
+            f"\n{''.join(traceback.format_exception(error))}" for _, error in sorted_by_rank(errors)
+        )
+        raise TimeoutError(f"{', '.join(late)} did not end within {limit:g} seconds{raised}")
+    if errors:
+        raise ExceptionGroup("ranks failed", [error for _, error in sorted_by_rank(errors)])
+    return found
+
+
+def sorted_by_rank(errors: list[tuple[int, Exception]]) -> list[tuple[int, Exception]]:
+    """Errors of ranks, the lowest rank first."""
+    return sorted(errors, key=lambda each: each[0])

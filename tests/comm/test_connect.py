@@ -1,0 +1,149 @@
+"""Finding the other ranks, and what happens to them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_scale import comm, plugins
+from pyg_scale.comm.hybrid import Hybrid
+from pyg_scale.comm.local import Local
+from pyg_scale.comm.message import SIZE, empty_for, header
+from pyg_scale.comm.nccl import Nccl
+from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.testing.ranks import run_ranks
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def torchrun(tmp_path: Path, code: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, f"--nproc-per-node={ranks}", "--max-restarts=0", str(script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_an_environment_this_process_is_alone() -> None:
+    with comm.connect() as ranks:
+        assert isinstance(ranks, Local) and (ranks.rank, ranks.world_size) == (0, 1)
+        x = torch.ones(2)
+        assert ranks.all_gather(x)[0] is not None and ranks.broadcast(x) is not None
+        assert comm.connect(ranks) is ranks
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        comm.connect(timeout=0)
+    with pytest.raises(plugins.UnknownPluginError, match="gloo"):
+        comm.connect("glooo")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="WORLD_SIZE, MASTER_ADDR, MASTER_PORT not"):
+        comm.connect()
+    with pytest.raises(ExceptionGroup) as raised:
+        run_ranks(2, Local.join)
+    assert "use 'gloo'" in str(raised.value.exceptions[0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("backend", [Nccl, Hybrid])
+def test_without_a_gpu_its_backends_say_so(backend: type) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        run_ranks(1, backend.join)
+    assert isinstance(raised.value.exceptions[0], CommError)
+    assert "use 'gloo'" in str(raised.value.exceptions[0])
+
+
+def test_ranks_that_never_come_are_a_timeout() -> None:
+    def only_rank_0(group: comm.Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(CommTimeoutError, match="could not meet all of the 2 ranks"):
+                plugins.get("comm", "gloo").join(group)
+
+    run_ranks(2, only_rank_0, timeout=1.0)
+
+
+def test_headers_say_what_comes() -> None:
+    x = torch.zeros(3, 0, 2, dtype=torch.bfloat16)
+    made = header("all_gather", x)
+    assert made.shape == (SIZE,)
+    found = empty_for(made, "all_gather", 1, torch.device("cpu"))
+    assert found.shape == x.shape and found.dtype == x.dtype
+    with pytest.raises(CommError, match="rank 1 in another collective"):
+        empty_for(made, "barrier", 1, torch.device("cpu"))
+    with pytest.raises(CommError, match="no message of pyg_scale"):
+        empty_for(torch.zeros(SIZE, dtype=torch.int64), "barrier", 1, torch.device("cpu"))
+    with pytest.raises(TypeError, match="cannot send"):
+        header("all_gather", torch.zeros(1, dtype=torch.complex32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("initialised", [False, True], ids=["", "with torch.distributed"])
+def test_under_torchrun_the_ranks_find_each_other(tmp_path: Path, initialised: bool) -> None:
+    done = torchrun(
+        tmp_path,
+        f"""
+        import torch, torch.distributed as dist
+        from pyg_scale import comm
+        if {initialised}:
+            dist.init_process_group("gloo")
+        first, second = comm.connect(timeout=60), comm.connect(timeout=60)
+        call = first.all_gather(torch.tensor([first.rank]), async_op=True)
+        if {initialised}:
+            dist.barrier()
+        total = second.all_reduce(torch.ones(1 + second.world_size))
+        assert [int(x) for x in call.wait()] == [0, 1] and total.tolist() == [2, 2, 2]
+        first.barrier()
+        second.close(), first.close()
+        if {initialised}:
+            dist.destroy_process_group()
+        print("well")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
+    done = torchrun(
+        tmp_path,
+        """
+        import sys, torch
+        from pyg_scale import comm
+        from pyg_scale.comm import Fault, Faulty
+        from pyg_scale.errors import CommError
+        ranks = comm.connect(timeout=30)
+        if ranks.rank == 1:
+            ranks = Faulty(ranks, [Fault("kill", 2)])
+        try:
+            for _ in range(4):
+                ranks.all_gather(torch.ones(3))
+        except CommError as error:
+            with open(sys.argv[0] + ".said", "w") as out:
+                out.write(str(error))
+            sys.exit(3)
+        """,
+    )
+    assert done.returncode != 0
+    assert "the connection to rank 1 is lost" in (tmp_path / "script.py.said").read_text()
+    assert f"Signal {signal.SIGKILL.value}" in done.stderr or "-9" in done.stderr
