@@ -37,6 +37,7 @@ class NodeMeta:
         book: Whether the book has an entry per node; else parts are ranges of original ids.
         part_nodes: Nodes of each part.
         part_halo: Halo nodes of each part.
+        part_cache: Nodes in each part's list of features to cache; empty where there are none.
     """
 
     name: NodeType
@@ -45,6 +46,7 @@ class NodeMeta:
     book: bool = False
     part_nodes: list[int] = field(default_factory=list)
     part_halo: list[int] = field(default_factory=list)
+    part_cache: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -210,8 +212,10 @@ class Meta:
             _check_parts(node.part_nodes, node.num_nodes, parts, f"nodes of {node.name!r}")
             if len(node.part_halo) != parts:
                 raise ValueError(f"halo of {node.name!r} must have {parts} entries")
-            for count in node.part_halo:
-                _count(count, f"halo of {node.name!r}")
+            if len(node.part_cache) not in (0, parts):
+                raise ValueError(f"cache lists of {node.name!r} must have {parts} entries or none")
+            for count in [*node.part_halo, *node.part_cache]:
+                _count(count, f"halo or cache list of {node.name!r}")
             _check_attributes(node.attributes)
         for edge in self.edges.values():
             ends = (None, None) if edge.name is None else (edge.name[0], edge.name[2])

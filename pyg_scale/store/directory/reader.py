@@ -195,8 +195,14 @@ class Part:
         """The original ids of the part's edges, ascending; ``None`` if they are 0, 1, ..."""
         edge = self.directory.meta.edges[edge_type]
         name = f"{edge_dir(edge_type, self.number)}/ids.npy"
-        if name not in self.directory.meta.files or edge.edge_id_dtype is None:
+        if edge.edge_id_dtype is None:
             return None
+        if name not in self.directory.meta.files:  # written where there are edge attributes
+            if self.directory.meta.num_parts == 1:
+                return None
+            edge_id = self.csc(edge_type).edge_id
+            assert edge_id is not None
+            return edge_id.sort().values
         return self.directory.array(name, edge.edge_id_dtype, (edge.part_edges[self.number],))
 
     def halo(self, node_type: NodeType) -> Tensor:
@@ -207,6 +213,17 @@ class Part:
             return torch.empty(0, dtype=torch.int64)
         name = f"{node_dir(node_type, self.number)}/halo.npy"
         return self.directory.array(name, "int64", (size,))
+
+    def cache(self, node_type: NodeType) -> Tensor:
+        """The original ids ``int64`` of nodes whose features the part should keep, hottest first.
+
+        Empty where the partitioner gave no such list.
+        """
+        sizes = self.directory.meta.nodes[node_type].part_cache
+        if not sizes or not sizes[self.number]:
+            return torch.empty(0, dtype=torch.int64)
+        name = f"{node_dir(node_type, self.number)}/cache.npy"
+        return self.directory.array(name, "int64", (sizes[self.number],))
 
     def orig_id(self, node_type: NodeType) -> Tensor:
         """The original ids ``int64`` of the part's nodes, by local id (ascending)."""

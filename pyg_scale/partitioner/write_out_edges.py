@@ -1,0 +1,246 @@
+"""The edges of a directory that is partitioned by source: in-edges turned into out-edges.
+
+Every edge goes to a file of its source's part, in the order in which it lies. Each such file is
+then read once for every range of sources whose edges fit in memory, and these are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.ops.csc import Compressed, weight_prefix
+from pyg_scale.partitioner.assigned import Assigned
+from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, ranks
+from pyg_scale.partitioner.write_edges import (
+    EDGE_BYTES,
+    EdgeFiles,
+    edges_at_once,
+    end_of,
+    id_dtype,
+    pointer_writers,
+)
+from pyg_scale.partitioner.write_nodes import Progress
+from pyg_scale.store.base import EdgeType, NodeType, sortable_time
+from pyg_scale.store.directory import DirectoryWriter, EdgeMeta, GraphDirectory
+from pyg_scale.store.directory.meta import attribute_file, edge_dir, node_dir
+
+
+@dataclass
+class _Spill:
+    """Columns of edges by part, in files that are no part of the directory."""
+
+    folder: Path
+    dtypes: dict[str, np.dtype]
+
+    def append(self, split: Split, columns: dict[str, Tensor]) -> None:
+        for name, dtype in self.dtypes.items():
+            values = columns[name][split.order].numpy().astype(dtype, copy=False)
+            for part in np.flatnonzero(split.counts):
+                with self._file(name, int(part)).open("ab") as file:
+                    file.write(values[split.bounds[part] : split.bounds[part + 1]].data)
+
+    def chunks(self, part: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
+        begin, names = 0, list(self.dtypes)
+        while self._file(names[0], part).exists():
+            piece = {}
+            for name, dtype in self.dtypes.items():
+                offset = begin * dtype.itemsize
+                piece[name] = np.fromfile(self._file(name, part), dtype, rows, offset=offset)
+            if not piece[names[0]].size:
+                return
+            yield piece
+            begin += piece[names[0]].size
+
+    def remove(self, part: int) -> None:
+        for name in self.dtypes:
+            self._file(name, part).unlink(missing_ok=True)
+
+    def _file(self, name: str, part: int) -> Path:
+        return self.folder / f"{name}-{part}.bin"
+
+
+def write_out_edges(
+    source: GraphDirectory,
+    writer: DirectoryWriter,
+    assigned: Assigned,
+    edge_type: EdgeType,
+    memory: int,
+    progress: Progress,
+) -> EdgeMeta:
+    """Write the edges of a type, each to the part of its source, grouped by source.
+
+    Within a source edges are ordered by original edge id or, if the graph has times, by time and
+    then edge id; running sums of weights are those of out-edges. The in-edges are read once.
+    Needs disk for the edges once more while it works.
+
+    Args:
+        source: A directory of one part.
+        writer: The directory to be.
+        assigned: The part of every node.
+        edge_type: The edge type.
+        memory: Bytes that may be used beside the assignment and eight bytes per node; the
+            out-edges of one node must fit.
+        progress: Called with the bytes that were read.
+
+    Returns:
+        What ``META.json`` says of it.
+    """
+    meta = source.meta
+    edge, start, parts = meta.edges[edge_type], end_of(edge_type, 0), assigned.num_parts
+    folder = writer.staging / "spill"
+    folder.mkdir(exist_ok=True)
+    spill, degree = _distribute(source, assigned, edge_type, folder, memory, progress)
+    written = EdgeMeta(**vars(edge))
+    size_of_neighbors = meta.nodes[end_of(edge_type, 2)].num_nodes
+    ids = id_dtype(edge.num_edges)
+    written.edge_id_dtype = str(ids).removeprefix("torch.")
+    narrow = size_of_neighbors < 2**31
+    written.indices_dtype = "int32" if narrow else "int64"
+    dtypes = {"indices": torch.int32 if narrow else torch.int64, "edge_id": ids}
+    if edge.has_time:
+        dtypes["time"] = torch.int64
+    if edge.has_weight:
+        dtypes["weight_prefix"] = torch.int64
+    pointers = pointer_writers(writer, edge_type, assigned.sizes[start])
+    written.part_edges = []
+    for number in range(parts):
+        mine = degree[assigned.part[start] == number]
+        indptr = torch.cat([mine.new_zeros(1), mine.cumsum(0)])
+        pointers[number].append(indptr[1:])
+        pointers[number].finish()
+        size = int(indptr[-1])
+        written.part_edges.append(size)
+        out = {
+            name: RowWriter(writer, f"{edge_dir(edge_type, number)}/{name}.npy", dtype, (size,))
+            for name, dtype in dtypes.items()
+        }
+        _write_sorted(source, spill, number, indptr, edge, out, memory)
+        spill.remove(number)
+    folder.rmdir()
+    return written
+
+
+def _write_sorted(
+    source: GraphDirectory,
+    spill: _Spill,
+    number: int,
+    indptr: Tensor,
+    edge: EdgeMeta,
+    out: dict[str, RowWriter],
+    memory: int,
+) -> None:
+    """Write the out-edges of a part, a range of its sources after the other."""
+    for begin, end in _ranges(indptr, max(1, memory // EDGE_BYTES)):
+        columns = _gather(spill, number, begin, end, edges_at_once(memory))
+        keys = [columns[name] for name in ("edge_id", "time", "node") if name in columns]
+        order = torch.from_numpy(np.lexsort(keys))
+        rows = {name: torch.from_numpy(values)[order] for name, values in columns.items()}
+        if edge.has_weight:
+            group = Compressed(indptr[begin : end + 1] - indptr[begin], rows["indices"], None)
+            weight = _weights(source, rows["edge_id"], edge)
+            rows["weight_prefix"] = weight_prefix(group, weight)
+        for name, file in out.items():
+            file.append(rows[name])
+    for file in out.values():
+        file.finish()
+
+
+def _distribute(
+    source: GraphDirectory,
+    assigned: Assigned,
+    edge_type: EdgeType,
+    folder: Path,
+    memory: int,
+    progress: Progress,
+) -> tuple[_Spill, Tensor]:
+    """Bring edges to the part of their source; how many each source has, ``int64``."""
+    edge, files = source.meta.edges[edge_type], EdgeFiles.of(source, edge_type)
+    start = end_of(edge_type, 0)
+    part = assigned.part[start]
+    degree = torch.zeros(part.numel(), dtype=torch.int64)
+    node_time = _node_time(source, edge_type)
+    dtypes = {
+        "node": np.dtype("<i8"),
+        "indices": np.dtype("<i8"),
+        "edge_id": np.dtype("<i4" if edge.num_edges < 2**31 else "<i8"),
+    }
+    if edge.has_time or node_time is not None:
+        dtypes["time"] = np.dtype("<i8")
+    local = _local_ids(assigned, start, edges_at_once(memory))
+    spill = _Spill(folder, dtypes)
+    for first, counts, columns in files.chunks(edges_at_once(memory)):
+        node = columns["indices"].to(torch.int64)
+        degree.index_add_(0, node, torch.ones_like(node))
+        last = first + counts.numel()
+        target = torch.arange(first, last).repeat_interleave(counts)
+        here = {"node": local[node], "indices": target, "edge_id": columns["edge_id"]}
+        if edge.has_time:
+            here["time"] = columns["time"]
+        elif node_time is not None:
+            when = node_time.read(first, last).view(-1)
+            when = when.to(torch.float64) if source.meta.float_time else when
+            here["time"] = sortable_time(when).repeat_interleave(counts)
+        spill.append(Split(part[node], assigned.num_parts), here)
+        progress(sum(c.numel() * c.element_size() for c in columns.values()))
+    return spill, degree
+
+
+def _node_time(source: GraphDirectory, edge_type: EdgeType) -> RowReader | None:
+    """The times of the neighbours in out-edges, which are the destinations."""
+    meta, end = source.meta, end_of(edge_type, 2)
+    node = meta.nodes[end]
+    if meta.time_attr is None or meta.time_of_edges or meta.time_attr not in node.attributes:
+        return None
+    spec = node.attributes[meta.time_attr]
+    name = attribute_file(node_dir(end, 0), meta.time_attr)
+    return RowReader(source, name, spec.dtype, (node.num_nodes, *spec.row))
+
+
+def _local_ids(assigned: Assigned, node_type: NodeType, rows: int) -> Tensor:
+    """The rank of every node within its part."""
+    part = assigned.part[node_type]
+    local = torch.empty(part.numel(), dtype=torch.int32 if part.numel() < 2**31 else torch.int64)
+    for begin, _, rank in ranks(part, assigned.num_parts, rows):
+        local[begin : begin + rank.numel()] = rank
+    return local
+
+
+def _weights(source: GraphDirectory, edge_id: Tensor, edge: EdgeMeta) -> Tensor:
+    """The weights of edges by their ids."""
+    name = source.meta.weight_attr
+    if name is None or name not in edge.attributes:
+        raise GraphDirectoryError(
+            f"{source.path} has running sums of weights but not the weights themselves: they are "
+            "needed to partition by source; save the graph again with its weight attribute"
+        )
+    weight = source.part(0).edge_attribute(edge.name, name).view(-1)
+    return weight[edge_id.to(torch.int64)]
+
+
+def _ranges(indptr: Tensor, edges: int) -> Iterator[tuple[int, int]]:
+    """Ranges of nodes with at most so many edges each, but at least one node."""
+    begin, nodes = 0, indptr.numel() - 1
+    while begin < nodes:
+        limit = indptr[begin] + edges
+        end = max(begin + 1, int(torch.searchsorted(indptr, limit, right=True)) - 1)
+        yield begin, end
+        begin = end
+
+
+def _gather(spill: _Spill, part: int, begin: int, end: int, rows: int) -> dict[str, np.ndarray]:
+    """The edges of a range of a part's sources, in the order in which they lay."""
+    found: dict[str, list[np.ndarray]] = {
+        name: [np.empty(0, dtype)] for name, dtype in spill.dtypes.items()
+    }
+    for piece in spill.chunks(part, rows):
+        mine = (piece["node"] >= begin) & (piece["node"] < end)
+        for name, values in piece.items():
+            found[name].append(values[mine])
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}
