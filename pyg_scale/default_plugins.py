@@ -22,6 +22,11 @@ def pyg_scale_graph_stores() -> dict[str, str]:
 
 
 @hookimpl
+def pyg_scale_readers() -> dict[str, str]:
+    return {"generated": "pyg_scale.convert.generated:GeneratedReader"}
+
+
+@hookimpl
 def pyg_scale_comm_backends() -> dict[str, str]:
     return {
         "local": "pyg_scale.comm.local:Local",
