@@ -28,14 +28,21 @@ _SUBMODULES = (
     "testing",
 )
 
+_FUNCTIONS = {
+    "partition": "partitioner",
+}
+"""Functions that are at home in a submodule, which is loaded when they are first used."""
+
 __all__ = ["__version__", "hookimpl"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*globals(), *_SUBMODULES, *_FUNCTIONS})

@@ -37,6 +37,15 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 
 
 @hookimpl
+def pyg_scale_partitioners() -> dict[str, str]:
+    return {
+        "hash": "pyg_scale.partitioner.hash:HashPartitioner",
+        "random": "pyg_scale.partitioner.random:RandomPartitioner",
+        "range": "pyg_scale.partitioner.range:RangePartitioner",
+    }
+
+
+@hookimpl
 def pyg_scale_commands() -> dict[str, str]:
     return {
         "bench": "pyg_scale.cli.bench:main",

@@ -32,6 +32,7 @@ TRANSFORM = 5
 CALL = 6
 FOREIGN = 7
 HGT = 8
+PARTITION = 9
 
 
 def to_signed(word: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import NodeType
+from pyg_scale.store.base import NodeType, Topology
+
+BALANCES = ("nodes", "edges", "train")
+"""What can be balanced: nodes of each type, in-edges of all types, training nodes of each type."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +23,22 @@ class PartitionGraph:
 
     The nodes of all types are numbered through, in the order of the types. Every edge of the
     user's graph is there in both directions, once each way however often it was given; there are
-    no self-loops. Neighbours are ascending within a node.
+    no self-loops. Neighbours are ascending within a node, unless the method does not ask for it.
 
     Attributes:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, the neighbours of each node; may be
-            strided, and may be a memory-mapped file.
-        offsets: Where the nodes of each type begin, and the number of nodes last:
-            ``{type: (begin, end)}``.
+            strided, and may be a memory-mapped file. Never written to.
+        offsets: Where the nodes of each type begin and end: ``{type: (begin, end)}``, in the
+            order of the types, without gaps.
         weights: ``int64`` ``[num_nodes, num_constraints]``, what is to be balanced: a column for
-            each thing, such as nodes of a type, in-edges, training nodes. At least one column.
-        names: What each column counts, for reports and errors.
+            each thing. At least one column, none negative; may be strided, also with stride 0.
+        names: What each column counts: one of :data:`BALANCES`, and of what type where the graph
+            has types (``"nodes of 'paper'"``).
+        is_sorted: Whether neighbours are ascending within each node.
+        train: ``bool`` ``[num_nodes]``, the training nodes; ``None`` where nothing says which.
+        topology: The user's graph, directed and with types; ``None`` where only parts of it are
+            at hand.
     """
 
     indptr: Tensor
@@ -37,6 +46,9 @@ class PartitionGraph:
     offsets: Mapping[NodeType, tuple[int, int]]
     weights: Tensor
     names: tuple[str, ...] = ("nodes",)
+    is_sorted: bool = True
+    train: Tensor | None = None
+    topology: Topology | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -51,20 +63,23 @@ class PartitionGraph:
 class Partitioner(ABC):
     """Cuts a graph into parts.
 
-    An instance holds the options of the method; :meth:`assign` may be called any number of times,
-    and its result depends only on its arguments: not on the number of threads, not on the size of
-    chunks.
+    An instance holds the options of the method, each as an attribute of the same name as the
+    argument of the constructor; all have defaults. :meth:`assign` may be called any number of
+    times, and its result depends only on its arguments: not on the order of neighbours, not on
+    the number of threads, not on the size of chunks.
 
     Attributes:
-        balances: Whether the result keeps to ``max_imbalance``; else :attr:`max_imbalance` is no
-            promise (``random``).
+        balances: Which of :data:`BALANCES` the result keeps within :meth:`capacity` (on every
+            column of that kind); asking for another is refused. Empty: the sizes are random.
         minimises_cut: Whether two cliques joined by an edge are cut at that edge.
-        max_imbalance: The largest part may be this many times the average, in every column of the
-            weights where that is possible at all (a column that only few nodes have need not be).
+        needs_sorted: Whether neighbours must be ascending. Without it, a large graph on disk is
+            used where it lies.
+        max_imbalance: A part may hold this many times its fair share.
     """
 
-    balances: bool = True
+    balances: tuple[str, ...] = BALANCES
     minimises_cut: bool = False
+    needs_sorted: bool = True
     max_imbalance: float = 1.1
 
     @abstractmethod
@@ -85,18 +100,29 @@ class Partitioner(ABC):
             ValueError: If the method cannot do this graph; says why and what can.
         """
 
+    def options(self) -> dict[str, object]:
+        """The arguments of the constructor, as they are kept in a graph directory."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def extra(self) -> dict[str, object]:
+        """What else is to be kept in a graph directory, as JSON values."""
+        return {}
+
     def capacity(self, graph: PartitionGraph, shares: Tensor) -> Tensor:
         """The most that each part may hold, ``int64`` ``[num_parts, num_constraints]``.
 
-        Never less than what lets every node be placed: the share rounded up, or one node of the
-        largest weight.
+        ``max_imbalance`` times the fair share, but never less than what is needed to place every
+        node whatever the weights are: the fair share, rounded up, and all of the heaviest node
+        but one unit. With one column, or columns of which each node has one, some part then
+        always has room; with others (nodes and in-edges) that is usual, not certain.
         """
         total = graph.weights.sum(0)
         fair = shares.view(-1, 1) * total.to(torch.float64)
-        largest = graph.weights.amax(0)
-        least = fair.ceil().to(torch.int64)
-        room = (fair * self.max_imbalance).floor().to(torch.int64)
-        return torch.maximum(torch.maximum(room, least), largest.expand_as(least))
+        # A share of 0.2 of 10 nodes is 2, not the 2.0000000000000004 of floating point.
+        least = (fair - 1e-9 * fair).ceil().to(torch.int64)
+        heaviest = graph.weights.amax(0)
+        room = (fair * self.max_imbalance * (1 + 1e-12)).floor().to(torch.int64)
+        return torch.maximum(room, least + (heaviest - 1).clamp(min=0))
 
 
 @dataclass

@@ -24,6 +24,11 @@ def pyg_scale_comm_backends():
 
 
 @hookimpl
+def pyg_scale_partitioners():
+    return {"template": "pyg_scale_template.partitioner:TemplatePartitioner"}
+
+
+@hookimpl
 def pyg_scale_commands():
     return {"template": "pyg_scale_template.command:main"}
 

@@ -1,0 +1,207 @@
+"""An undirected graph from directed edges: no loops, no copies, neighbours in ascending order.
+
+Entries are counted, placed and then sorted node by node where they lie, so that the result and
+two numbers per node are all the memory that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyg_scale.ops import library
+from pyg_scale.ops.csc import expand_pointers
+from pyg_scale.ops.keys import GOLDEN, mix_tensor, to_signed
+from pyg_scale.ops.threads import num_threads
+
+_CHUNK = 1 << 24  # entries between two steps of the progress bar
+
+
+class Facts(NamedTuple):
+    """What :func:`facts` finds."""
+
+    is_sorted: bool
+    """Neighbours are ascending within each node."""
+    is_undirected: bool
+    """Every edge is there once in both directions, and there are no self-loops."""
+
+
+class Block(NamedTuple):
+    """The edges of one type, or those of some nodes of it, by one of their ends.
+
+    The nodes of all types are numbered through; ``dst_offset`` and ``src_offset`` are the numbers
+    of the first nodes of the two types.
+    """
+
+    indptr: Tensor
+    """``int64`` ``[n + 1]``."""
+    indices: Tensor
+    """``int32`` or ``int64``, the neighbours, counted within their type; may be strided."""
+    dst_offset: int = 0
+    src_offset: int = 0
+    rows: Tensor | None = None
+    """The nodes ``[n]`` themselves, counted within their type; 0, 1, ... if ``None``."""
+
+
+def facts(indptr: Tensor, indices: Tensor) -> Facts:
+    """What is true of an adjacency, found in one pass over it, without memory of its own.
+
+    Whether every edge has its reverse is told by two sums of 64-bit hashes, of all entries and of
+    all entries turned round: a directed graph passes for an undirected one with probability
+    ``2**-64``.
+
+    Args:
+        indptr: ``int64`` ``[num_nodes + 1]``.
+        indices: ``int32`` or ``int64`` ``[num_entries]``; may be strided.
+
+    Raises:
+        ValueError: If a neighbour is none of the nodes, or the pointers go down.
+    """
+    is_sorted, out, back = True, 0, 0
+    for begin, end in _ranges(indptr, "Looking at edges"):
+        if library.compiled():
+            op = torch.ops.pyg_scale.adjacency_facts
+            found = op(indptr, indices, begin, end, num_threads())
+        else:
+            found = facts_reference(indptr, indices, begin, end)
+        ascending, loops, copies, of_out, of_back = found
+        is_sorted &= ascending
+        if loops or copies:
+            return Facts(False, False)
+        out, back = out + of_out, back + of_back
+    return Facts(is_sorted, (out - back) % (1 << 64) == 0)
+
+
+def facts_reference(
+    indptr: Tensor, indices: Tensor, begin: int, end: int
+) -> tuple[bool, bool, bool, int, int]:
+    """The plain-torch meaning of ``adjacency_facts``, for the nodes ``begin`` to ``end - 1``.
+
+    Returns:
+        Whether neighbours are ascending, whether there are self-loops, and copies; the sums of
+        the hashes of all entries, and of all turned round.
+    """
+    first, last = int(indptr[begin]), int(indptr[end])
+    size = indptr.numel() - 1
+    if bool((indptr[begin : end + 1].diff() < 0).any()):
+        raise ValueError("the pointers go down")
+    u = indices[first:last].to(torch.int64)
+    v = begin + expand_pointers(indptr[begin : end + 1] - first, last - first).to(torch.int64)
+    if bool(((u < 0) | (u >= size)).any()):
+        raise ValueError(f"a node has a neighbour that is none of the {size} nodes")
+    order = torch.argsort(u, stable=True)
+    order = order[torch.argsort(v[order], stable=True)]
+    row, neighbor = v[order], u[order]
+    same = v[1:] == v[:-1]
+    ascending = not bool((same & (u[1:] < u[:-1])).any())
+    copies = bool(((row[1:] == row[:-1]) & (neighbor[1:] == neighbor[:-1])).any())
+    sums = [int(_hash(a, b).sum()) for a, b in ((v, u), (u, v))]
+    return ascending, bool((u == v).any()), copies, sums[0], sums[1]
+
+
+def _hash(v: Tensor, u: Tensor) -> Tensor:
+    golden = to_signed(GOLDEN)
+    return mix_tensor(mix_tensor(v + golden) + u * golden)
+
+
+def undirected(blocks: Sequence[Block], num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The undirected graph of some directed edges.
+
+    Args:
+        blocks: The edges.
+        num_nodes: Nodes of all types.
+
+    Returns:
+        ``int64`` ``[num_nodes + 1]`` pointers, and the neighbours ``int32`` (``int64`` beyond
+        ``2**31`` nodes), ascending within each node.
+
+    Raises:
+        ValueError: If an edge has a node that does not exist.
+    """
+    dtype = torch.int32 if num_nodes <= 2**31 else torch.int64
+    if not library.compiled():
+        return undirected_reference(blocks, num_nodes, dtype)
+    ops, none = torch.ops.pyg_scale, torch.empty(0, dtype=torch.int64)
+    cursor = torch.zeros(num_nodes + 2, dtype=torch.int64)
+    for block, begin, end in _steps(blocks, "Counting neighbours"):
+        rows = none if block.rows is None else block.rows
+        offsets = (block.dst_offset, block.src_offset)
+        ops.undirected_count(block.indptr, block.indices, rows, *offsets, begin, end, cursor)
+    torch.cumsum(cursor, 0, out=cursor)
+    entries = ops.huge_empty([int(cursor[-1])], dtype)
+    for block, begin, end in _steps(blocks, "Placing neighbours"):
+        rows = none if block.rows is None else block.rows
+        offsets = (block.dst_offset, block.src_offset)
+        ops.undirected_place(
+            block.indptr, block.indices, rows, *offsets, begin, end, cursor, entries
+        )
+    return _sorted_rows(cursor[:-1], entries)
+
+
+def sort_rows(indptr: Tensor, indices: Tensor) -> Tensor:
+    """A copy of the neighbours, ascending within each node, ``[num_entries]``.
+
+    Args:
+        indptr: ``int64`` ``[num_nodes + 1]``.
+        indices: ``int32`` or ``int64`` ``[num_entries]``, without copies; may be strided.
+    """
+    if not library.compiled():
+        order = torch.argsort(indices.to(torch.int64), stable=True)
+        row = expand_pointers(indptr, indices.numel())
+        return indices[order[torch.argsort(row[order], stable=True)]]
+    out = torch.ops.pyg_scale.huge_empty([indices.numel()], indices.dtype)
+    return _sorted_rows(indptr, out.copy_(indices))[1]
+
+
+def undirected_reference(
+    blocks: Sequence[Block], num_nodes: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The plain-torch meaning of :func:`undirected`."""
+    keys = []
+    for block in blocks:
+        row = expand_pointers(block.indptr, block.indices.numel()).to(torch.int64)
+        v = (row if block.rows is None else block.rows[row]) + block.dst_offset
+        u = block.indices.to(torch.int64) + block.src_offset
+        if bool(((v < 0) | (v >= num_nodes) | (u < 0) | (u >= num_nodes)).any()):
+            raise ValueError(f"an edge has a node that is none of the {num_nodes}")
+        keep = v != u
+        keys += [(v * num_nodes + u)[keep], (u * num_nodes + v)[keep]]
+    key = torch.cat([torch.empty(0, dtype=torch.int64), *keys]).unique()
+    count = torch.bincount(key // max(1, num_nodes), minlength=num_nodes)
+    indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    return indptr, (key % max(1, num_nodes)).to(dtype)
+
+
+def _sorted_rows(indptr: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort the entries of each node where they lie, and drop copies."""
+    ops = torch.ops.pyg_scale
+    degree = torch.empty(indptr.numel() - 1, dtype=torch.int64)
+    for begin, end in _ranges(indptr, "Sorting neighbours"):
+        ops.undirected_sort(indptr, entries, begin, end, degree, num_threads())
+    kept = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    ops.undirected_compact(indptr, kept, entries)
+    return kept, entries[: int(kept[-1])]
+
+
+def _ranges(indptr: Tensor, what: str) -> Iterator[tuple[int, int]]:
+    for _, begin, end in _steps([Block(indptr, indptr)], what):
+        yield begin, end
+
+
+def _steps(blocks: Sequence[Block], what: str) -> Iterator[tuple[Block, int, int]]:
+    """Every block in ranges of its nodes that have about ``_CHUNK`` entries."""
+    total = sum(int(block.indptr[-1]) for block in blocks)
+    with tqdm(total=total, desc=what, unit=" edges", unit_scale=True, disable=None, delay=1) as bar:
+        for block in blocks:
+            begin, size = 0, block.indptr.numel() - 1
+            while begin < size:
+                until = int(block.indptr[begin]) + _CHUNK
+                end = int(torch.searchsorted(block.indptr, until, right=True)) - 1
+                end = min(size, max(end, begin + 1))
+                yield block, begin, end
+                bar.update(int(block.indptr[end]) - int(block.indptr[begin]))
+                begin = end

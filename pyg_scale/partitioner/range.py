@@ -1,0 +1,57 @@
+"""Parts that are ranges of node ids: no book, and the best cut if neighbours have close ids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_scale.partitioner.base import BALANCES, Partitioner, PartitionGraph
+
+
+class RangePartitioner(Partitioner):
+    """Contiguous ids of each type, cut so that one thing is balanced.
+
+    The directory of a graph in ranges holds two numbers per part instead of a book. Good for
+    graphs whose ids mean something: crawls, time, an order by communities.
+    """
+
+    balances = BALANCES
+    needs_sorted = False
+
+    def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
+        """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`.
+
+        Raises:
+            ValueError: If several things are to be balanced.
+        """
+        kinds = {name.partition(" ")[0] for name in graph.names}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"ranges can balance one of {', '.join(sorted(kinds))}, not all at a time: give "
+                "balance= one of them, or take method='fennel'"
+            )
+        out = torch.empty(graph.num_nodes, dtype=torch.int32)
+        for begin, end in graph.offsets.values():
+            out[begin:end] = ranges(graph.weights[begin:end].sum(1), shares)
+        return out
+
+
+def ranges(weight: Tensor, shares: Tensor) -> Tensor:
+    """Cut a sequence into consecutive runs, run ``p`` with the share ``shares[p]`` of the weight.
+
+    An element belongs to the run in whose share it begins, so that a run is at most its share and
+    the heaviest element. If nothing weighs anything, all weigh the same.
+
+    Args:
+        weight: ``int64`` ``[n]``, not negative.
+        shares: ``float64`` ``[num_parts]``, of sum 1.
+
+    Returns:
+        ``int32`` ``[n]``, the run of each element.
+    """
+    total = int(weight.sum())
+    if total == 0:
+        weight = torch.ones_like(weight)
+        total = weight.numel()
+    until = (shares.cumsum(0)[:-1] * total).round().to(torch.int64)
+    return torch.searchsorted(until, weight.cumsum(0) - weight, right=True, out_int32=True)
