@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -81,7 +80,7 @@ def partition(
         options=options,
     )
     if path is not None:
-        _writer()(data, found, path, **_split(method, assignment, options, True)[1])
+        write_partition(data, found, path, **_split(method, assignment, options, True)[1])
     if tuple(found.assignment) == (None,):
         return found.assignment[None]
     return {str(node_type): part for node_type, part in found.assignment.items()}
@@ -194,7 +193,7 @@ def _split(
     if not rest:
         return mine, rest
     # after data, partition and path
-    writer = list(inspect.signature(_writer()).parameters)[3:] if writes else []
+    writer = list(inspect.signature(write_partition).parameters)[3:] if writes else []
     unknown = [name for name in rest if name not in writer]
     if unknown:
         what = f"method {method!r} has"
@@ -208,10 +207,6 @@ def _split(
             f"{', '.join(known) or 'none'}; {also}"
         )
     return mine, rest
-
-
-def _writer() -> Any:
-    return importlib.import_module("pyg_scale.partitioner.write").write_partition
 
 
 def _shares(shares: Any, num_parts: int) -> Tensor:
