@@ -1,0 +1,88 @@
+"""A limit on the memory of a child process, page cache included: a control group.
+
+Without it, a benchmark of what does not fit into memory measures the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_V1 = Path("/sys/fs/cgroup/memory")
+_V2 = Path("/sys/fs/cgroup")
+_REMOVE_SECONDS = 5.0
+
+
+class MemoryLimit:
+    """A control group of its own, removed when this is closed.
+
+    Args:
+        num_bytes: The most that its processes and what they read from files may have in memory.
+
+    Raises:
+        OSError: If control groups are missing, or may not be made (they need root, or a delegated
+            group); says so.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        v1 = (_V1 / "memory.limit_in_bytes").exists()
+        root = _V1 if v1 else _V2
+        self._folder = root / f"pyg_scale-{uuid.uuid4().hex[:12]}"
+        self._peak = "memory.max_usage_in_bytes" if v1 else "memory.peak"
+        limit = "memory.limit_in_bytes" if v1 else "memory.max"
+        try:
+            if not v1 and "memory" not in (_V2 / "cgroup.subtree_control").read_text().split():
+                (_V2 / "cgroup.subtree_control").write_text("+memory")
+            self._folder.mkdir()
+            (self._folder / limit).write_text(str(num_bytes))
+            if not v1:
+                with contextlib.suppress(OSError):
+                    (self._folder / "memory.swap.max").write_text("0")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+            raise OSError(
+                f"memory cannot be limited here ({error}): control groups need root or delegation"
+            ) from None
+
+    def run(self, command: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """``subprocess.run`` under the limit; a process that needs more is killed."""
+        procs = str(self._folder / "cgroup.procs")
+
+        def enter() -> None:
+            handle = os.open(procs, os.O_WRONLY)
+            os.write(handle, str(os.getpid()).encode())
+            os.close(handle)
+
+        return subprocess.run(command, preexec_fn=enter, text=True, check=False, **kwargs)
+
+    def peak(self) -> int | None:
+        """The most bytes that were in memory, page cache included."""
+        try:
+            return int((self._folder / self._peak).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """Remove the group."""
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        while self._folder.exists():
+            try:
+                self._folder.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def __enter__(self) -> MemoryLimit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
