@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from pyg_scale.partitioner.base import (
     equal_shares,
 )
 from pyg_scale.partitioner.graph import Train, partition_graph
+from pyg_scale.partitioner.write import write_partition
 
 Assignment = Tensor | dict[str, Tensor]
 
@@ -66,7 +68,10 @@ def partition(
         ValueError: If there are more parts than nodes, or something is out of range.
         TypeError: If neither the method nor the writer knows an option.
         UnknownPluginError: If there is no such method.
+        FileExistsError: If something is at ``path`` and ``overwrite=True`` is not given.
     """
+    if path is not None and Path(path).exists() and not options.get("overwrite"):
+        raise FileExistsError(f"{path} is there already: take another path, or overwrite=True")
     found, _ = assign(
         data,
         num_parts,
@@ -80,7 +85,7 @@ def partition(
         options=options,
     )
     if path is not None:
-        write_partition(data, found, path, **_split(method, assignment, options, True)[1])
+        write_partition(data, found, Path(path), **_split(method, assignment, options, True)[1])
     if tuple(found.assignment) == (None,):
         return found.assignment[None]
     return {str(node_type): part for node_type, part in found.assignment.items()}

@@ -6,10 +6,12 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_scale
-from pyg_scale.partitioner import Partitioner, assign
+from pyg_scale.partitioner import Partitioner, assign, partition_graph
 from pyg_scale.partitioner.random import RandomPartitioner, part_sizes
 from pyg_scale.partitioner.range import ranges
+from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs
+from tests.partitioner.saved import save
 
 
 class Last(Partitioner):
@@ -241,3 +243,43 @@ def test_no_file_and_a_damaged_one(tmp_path):
         pyg_scale.partition(graphs.hostile(), 3, assignment=tmp_path / "bad.npy")
     with pytest.raises(TypeError, match="imported parts have no option 'strength'"):
         pyg_scale.partition(graphs.hostile(), 3, assignment=tmp_path / "bad.npy", strength=1)
+
+
+# Writing #######################################################################################
+
+
+def test_writes_a_directory_and_cuts_it_anew(tmp_path):
+    """What stands there is what was returned; the options of writing reach the writer."""
+    data = graphs.hostile()
+    save(data, tmp_path / "whole")
+    part = pyg_scale.partition(
+        tmp_path / "whole", 4, "random", tmp_path / "g", seed=5, edge_assign_strategy="by_src"
+    )
+    directory = GraphDirectory(tmp_path / "g")
+    assert torch.equal(directory.books[None].assignment(), part.long())
+    written = directory.meta.partition
+    assert (written.method, written.seed) == ("random", 5)
+    assert written.edge_assign_strategy == "by_src"
+    of_parts, of_data = partition_graph(tmp_path / "g"), partition_graph(data)
+    assert torch.equal(of_parts.indptr, of_data.indptr)
+    assert torch.equal(of_parts.indices, of_data.indices)
+    again = pyg_scale.partition(tmp_path / "g", 3, "range")
+    assert torch.equal(again, pyg_scale.partition(data, 3, "range"))
+
+
+def test_options_of_writing(tmp_path):
+    with pytest.raises(TypeError, match="with path= also"):
+        pyg_scale.partition(graphs.hostile(), 4, "random", edge_assign_strategy="by_src")
+    with pytest.raises(TypeError, match="no option 'strength'.*edge_assign_strategy"):
+        pyg_scale.partition(graphs.hostile(), 4, "random", tmp_path / "g", strength=1)
+    assert not (tmp_path / "g").exists()
+
+
+def test_what_is_there_is_refused_before_any_work(tmp_path):
+    class Never(Partitioner):
+        def assign(self, graph, num_parts, *, seed, shares):
+            raise AssertionError("was called")
+
+    (tmp_path / "g").mkdir()
+    with pytest.raises(FileExistsError, match="overwrite"):
+        pyg_scale.partition(graphs.hostile(), 4, Never(), tmp_path / "g")
