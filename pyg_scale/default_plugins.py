@@ -40,6 +40,7 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 def pyg_scale_partitioners() -> dict[str, str]:
     return {
         "hash": "pyg_scale.partitioner.hash:HashPartitioner",
+        "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",
         "range": "pyg_scale.partitioner.range:RangePartitioner",
     }

@@ -33,6 +33,10 @@ CALL = 6
 FOREIGN = 7
 HGT = 8
 PARTITION = 9
+MULTILEVEL = 16
+SPECTRAL = 17
+RANDOM_WALK = 18
+CLUSTERING = 19
 
 
 def to_signed(word: int) -> int:
