@@ -1,4 +1,4 @@
-"""MultilevelPartitioner partitioning: coarsen, partition the smallest graph, refine on the way back.
+"""Multilevel partitioning: coarsen, partition the smallest graph, refine on the way back.
 
 The scheme of METIS (Karypis and Kumar: "A fast and high quality multilevel scheme for partitioning
 irregular graphs", SIAM J. Sci. Comput. 1998), coarsened by clusters rather than by matchings, which
@@ -44,6 +44,7 @@ class MultilevelPartitioner(Partitioner):
     """
 
     minimises_cut = True
+    needs_sorted = False
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class MultilevelPartitioner(Partitioner):
         self.rounds = rounds
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
+        """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""
         capacity = self.capacity(graph, shares)
         least = least_of_parts(graph.weights, shares, self.max_imbalance)
         finest = Level(graph.indptr, graph.indices, graph.weights)
