@@ -13,12 +13,20 @@ def pyg_scale_samplers() -> dict[str, str]:
 
 @hookimpl
 def pyg_scale_feature_stores() -> dict[str, str]:
-    return {"memory": "pyg_scale.store.memory:MemoryFeatureStore"}
+    return {
+        "memory": "pyg_scale.store.memory:MemoryFeatureStore",
+        "mmap": "pyg_scale.store.mmap:Mmap",
+        "shared": "pyg_scale.store.shared:Shared",
+    }
 
 
 @hookimpl
 def pyg_scale_graph_stores() -> dict[str, str]:
-    return {"memory": "pyg_scale.store.memory:MemoryGraphStore"}
+    return {
+        "memory": "pyg_scale.store.memory:MemoryGraphStore",
+        "mmap": "pyg_scale.store.mmap_graph:MmapGraph",
+        "shared": "pyg_scale.store.shared_graph:SharedGraph",
+    }
 
 
 @hookimpl

@@ -2,6 +2,10 @@
 
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.store.memory import MemoryFeatureStore, MemoryGraphStore
+from pyg_scale.store.mmap import Mmap
+from pyg_scale.store.mmap_graph import MmapGraph
+from pyg_scale.store.shared import Shared
+from pyg_scale.store.shared_graph import SharedGraph
 from pyg_scale.store.topology import topology_of
 
 __all__ = [
@@ -9,7 +13,11 @@ __all__ = [
     "EdgeType",
     "MemoryFeatureStore",
     "MemoryGraphStore",
+    "Mmap",
+    "MmapGraph",
     "NodeType",
+    "Shared",
+    "SharedGraph",
     "Topology",
     "sortable_time",
     "topology_of",

@@ -21,6 +21,7 @@ from pyg_scale.ops.csc import (
     weight_prefix,
 )
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.mapped_topology import KeepsTopology, TopologyOptions
 from pyg_scale.store.read_data import read_data, read_hetero_data
 from pyg_scale.store.read_stores import read_stores
 from pyg_scale.store.source import Edges, GraphSource, of
@@ -58,9 +59,16 @@ def topology_of(
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction must be 'forward' or 'backward' (got {direction!r})")
-    source = _read(data, time_attr, weight_attr)
-    options = (direction, time_attr, weight_attr, is_sorted)
-    return _shared(source, options, lambda: _build(source, direction, is_sorted))
+    options = TopologyOptions(direction, time_attr, weight_attr, is_sorted)
+
+    def shared(source: GraphSource) -> Topology:
+        return _shared(source, options, lambda: _build(source, direction, is_sorted))
+
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], KeepsTopology):
+        return data[1].keep_topology(
+            data[0], options, lambda: _read(data, time_attr, weight_attr), shared
+        )
+    return shared(_read(data, time_attr, weight_attr))
 
 
 def _read(data: Any, time_attr: str | None, weight_attr: str | None) -> GraphSource:

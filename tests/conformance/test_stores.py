@@ -16,3 +16,27 @@ class TestMemoryGraph(GraphStoreTests):
     @pytest.fixture
     def graph_store(self):
         return plugins.get("graph_store", "memory")()
+
+
+class TestMmap(FeatureStoreTests):
+    @pytest.fixture
+    def feature_store(self):
+        return plugins.get("feature_store", "mmap")()
+
+
+class TestShared(FeatureStoreTests):
+    @pytest.fixture
+    def feature_store(self):
+        return plugins.get("feature_store", "shared")()
+
+
+class TestMmapGraph(GraphStoreTests):
+    @pytest.fixture
+    def graph_store(self):
+        return plugins.get("graph_store", "mmap")()
+
+
+class TestSharedGraph(GraphStoreTests):
+    @pytest.fixture
+    def graph_store(self):
+        return plugins.get("graph_store", "shared")()

@@ -1,0 +1,204 @@
+"""Features in files, mapped: as many processes as like share one copy in the page cache."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import tempfile
+import threading
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import TensorAttr
+
+from pyg_scale.store.directory.meta import META
+from pyg_scale.store.directory.reader import GraphDirectory
+from pyg_scale.store.memory import MemoryFeatureStore
+from pyg_scale.store.segment import Segment
+from pyg_scale.store.tensor_directory import TensorDirectory
+
+_KIND = "tensor"
+
+
+class Mmap(MemoryFeatureStore):
+    """Features of a graph directory, or of a directory that this store writes itself.
+
+    Nothing is read before rows are asked for, and the system keeps in memory what it has room for.
+    Rows are gathered into recycled memory. Every process that opens the same directory maps the
+    same pages; a pickled store is the path, opened again where it arrives.
+
+    A graph directory (``META.json``) can only be read. Any other is made with the first
+    ``put_tensor``: each tensor becomes a ``.npy`` file, in place of the one before in one step, so
+    that readers, in other processes too, see the old one or the new one.
+
+    Args:
+        path: The directory. ``None`` for a new one among the temporary files, which is removed
+            when the last process that has the store ends.
+        readahead: Whether the system reads ahead of the rows that are asked for. ``False`` is
+            right for files much larger than memory, where it reads what nobody wants.
+
+    Raises:
+        GraphDirectoryError: If the directory is damaged or something else.
+        NotImplementedError: If it is a graph directory of several parts.
+
+    Example::
+
+        loader = NeighborLoader(data, [15, 10], feature_store=Mmap("features/"))
+    """
+
+    def __init__(self, path: str | Path | None = None, *, readahead: bool = True) -> None:
+        super().__init__()
+        segment = Segment(None, Path(tempfile.gettempdir())) if path is None else None
+        path = Path(segment.path if segment else path).absolute()  # type: ignore[arg-type]
+        graph = (path / META).is_file()
+        tensors: Any
+        if graph:
+            tensors = GraphTensors(GraphDirectory(path), readahead)
+        else:
+            directory = TensorDirectory(path, durable=segment is None)
+            tensors = DirectoryTensors(directory, readahead)
+        self.__dict__.update(
+            path=path, read_only=graph, readahead=readahead, _tensors=tensors, _segment=segment
+        )
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        """See :meth:`MemoryFeatureStore._put_tensor`; rows are put by writing the tensor anew.
+
+        Raises:
+            PermissionError: If it is a graph directory.
+            OSError: If the disk is full; what was there is still there.
+        """
+        self._check_writable()
+        with self._tensors.locked():
+            return super()._put_tensor(tensor, attr)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        self._check_writable()
+        return super()._remove_tensor(attr)
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise PermissionError(
+                f"{self.path} is a graph directory, whose features can only be read: put features "
+                "into a directory of their own, or save the graph again"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), str(self.path), self._segment, self.readahead)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def close(self) -> None:
+        """Let go of a temporary directory; whoever is last removes it."""
+        if self._segment is not None:
+            self._segment.close()
+
+
+def _reopen(cls: type[Mmap], path: str, segment: Segment | None, readahead: bool) -> Mmap:
+    store = cls(path, readahead=readahead)
+    store.__dict__["_segment"] = segment
+    return store
+
+
+class DirectoryTensors(MutableMapping[Any, Tensor]):
+    """The tensors of a :class:`TensorDirectory` by group and name."""
+
+    def __init__(self, directory: TensorDirectory, readahead: bool = True) -> None:
+        self._directory = directory
+        self._readahead = readahead
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return self._directory.locked()
+
+    def __getitem__(self, key: Any) -> Tensor:
+        found = self._directory.tensors(_to_json(key))
+        if found is None:
+            raise KeyError(key)
+        if not self._readahead:
+            no_readahead(found["rows"])
+        return found["rows"]
+
+    def __setitem__(self, key: Any, value: Tensor) -> None:
+        self._directory.write(_to_json(key), {"rows": value}, {})
+
+    def __delitem__(self, key: Any) -> None:
+        if not self._directory.remove(_to_json(key)):
+            raise KeyError(key)
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        """Remove a tensor; a true value if it was there."""
+        return self._directory.remove(_to_json(key)) or default
+
+    def __iter__(self) -> Iterator[Any]:
+        for entry in list(self._directory.entries().values()):
+            if entry.key[0] == _KIND:
+                _, group, name = entry.key
+                yield (tuple(group) if isinstance(group, list) else group), name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class GraphTensors(MutableMapping[Any, Tensor]):
+    """The attributes of a graph directory by group and name. Mapped when they are asked for."""
+
+    def __init__(self, directory: GraphDirectory, readahead: bool = True) -> None:
+        meta = directory.meta
+        if meta.num_parts != 1:
+            raise NotImplementedError(
+                f"{directory.path} has {meta.num_parts} parts, Mmap reads graphs of one part: give "
+                "the directory that was partitioned, or pyg_scale.open(path, part=i)"
+            )
+        self._part = directory.part(0)
+        self._readahead = readahead
+        self._mapped: dict[Any, Tensor] = {}
+        self._lock = threading.Lock()
+        self._keys: list[Any] = [(n.name, a) for n in meta.nodes.values() for a in n.attributes]
+        for edge in meta.edges.values():
+            group = edge.name or (None, None)  # as in torch_geometric.distributed
+            self._keys += [(group, name) for name in edge.attributes]
+
+    def __getitem__(self, key: Any) -> Tensor:
+        if key not in self._keys:
+            raise KeyError(key)
+        with self._lock:
+            if key not in self._mapped:
+                group, name = key
+                if isinstance(group, tuple):
+                    edge_type: Any = None if group == (None, None) else group
+                    tensor = self._part.edge_attribute(edge_type, name)
+                else:
+                    tensor = self._part.node_attribute(group, name)
+                if not self._readahead:
+                    no_readahead(tensor)
+                self._mapped[key] = tensor
+            return self._mapped[key]
+
+    def __setitem__(self, key: Any, value: Tensor) -> None:
+        raise PermissionError("a graph directory can only be read")
+
+    __delitem__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def no_readahead(tensor: Tensor) -> None:
+    """Ask the system to read just the pages that are touched (a hint: refusal is fine)."""
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    if tensor.numel() and hasattr(mmap, "MADV_RANDOM"):
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_RANDOM)
+
+
+def _to_json(key: Any) -> list[Any]:
+    group, name = key
+    return [_KIND, list(group) if isinstance(group, tuple) else group, name]

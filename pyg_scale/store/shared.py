@@ -1,0 +1,117 @@
+"""Features in named shared memory: one copy on a machine for all of its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch_geometric.data import FeatureStore
+
+from pyg_scale.store.mmap import DirectoryTensors, Mmap
+from pyg_scale.store.segment import Segment, memory_root
+from pyg_scale.store.tensor_directory import TensorDirectory, file_lock
+
+
+class Shared(Mmap):
+    """Tensors in shared memory, the same for every process that gives the same name.
+
+    The first of the processes that come calls ``make`` and puts in what it returns; the others
+    wait for it and map that. What any of them puts or replaces later, all of them see.
+
+    The memory is a directory in ``/dev/shm`` that lives as long as a process uses it, by locks that
+    the kernel drops however a process ends. Whoever ends last removes it. If that one is killed
+    (``SIGKILL``), what is left is removed when the next store of the same user begins.
+
+    Args:
+        name: What the store is called on this machine; ``None`` for one that only this process
+            and those that get it pickled or forked know.
+        make: Called without arguments in one of the processes. Returns a ``FeatureStore``, or a
+            mapping of ``(group, name)`` to tensors ``[n, ...]``.
+        root: Where the memory is, a directory in a ``tmpfs``; ``None`` for ``/dev/shm``.
+        timeout: Seconds to wait for another process to make it.
+
+    Raises:
+        TimeoutError: If another process makes it for longer than ``timeout``; names the process.
+        PermissionError: If it is another user's.
+        OSError: If there is not enough shared memory (``--shm-size`` of a container).
+
+    Example::
+
+        store = Shared("products", lambda: {(None, "x"): torch.load("x.pt")})
+        loader = NeighborLoader(data, [15, 10], feature_store=store)
+    """
+
+    read_only = False
+
+    def __init__(
+        self,
+        name: str | None = None,
+        make: Callable[[], Any] | None = None,
+        *,
+        root: str | Path | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        if name is None and make is not None:
+            raise ValueError("make= needs a name: without one no other process finds the store")
+        FeatureStore.__init__(self)
+        segment = Segment(name, memory_root() if root is None else Path(root))
+        directory = TensorDirectory(segment.path, durable=False)
+        self.__dict__.update(
+            path=segment.path,
+            readahead=True,
+            _tensors=DirectoryTensors(directory),
+            _segment=segment,
+        )
+        if make is not None:
+            make_once(directory, "features", lambda: self._fill(make()), timeout)
+
+    @property
+    def name(self) -> str:
+        """What other processes on this machine call it."""
+        return self._segment.name
+
+    def _fill(self, made: Any) -> None:
+        if isinstance(made, FeatureStore):
+            for attr in made.get_all_tensor_attrs():
+                attr.index = None
+                if not attr.is_set("group_name"):
+                    attr.group_name = None
+                self.put_tensor(made.get_tensor(attr), attr.group_name, attr.attr_name, None)
+            return
+        if not hasattr(made, "items"):
+            raise TypeError(
+                "make must return a FeatureStore or {(group, name): tensor} "
+                f"(got {type(made).__name__})"
+            )
+        for (group, attr_name), value in made.items():
+            self.put_tensor(value, group, attr_name, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (type(self), self._segment)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+def _attached(cls: type[Shared], segment: Segment) -> Shared:
+    return cls(segment.name, root=segment.root)
+
+
+def make_once(
+    directory: TensorDirectory, what: str, make: Callable[[], Any], timeout: float
+) -> None:
+    """Let one of all processes fill a directory; the others wait until it is done.
+
+    Raises:
+        TimeoutError: If it takes longer than ``timeout`` seconds; names the process.
+    """
+    key = ["made", what]
+    if directory.find(key) is not None:
+        return
+    lock = directory.path / f".make-{what}"
+    with file_lock(lock, f"another process makes the {what} of {directory.path}", timeout):
+        if directory.find(key) is None:
+            make()
+            directory.write(key, {}, {"process": os.getpid()})
