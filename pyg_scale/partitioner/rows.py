@@ -109,6 +109,27 @@ class RowWriter:
         assert self._at == self._end, f"{self.path} lacks {self._end - self._at} bytes"
 
 
+def pieces(pointers: Tensor, edges: int) -> Iterator[tuple[int, Tensor, int, int]]:
+    """Cut the positions that pointers cover into ranges of at most ``edges``.
+
+    A node with many positions may be in several ranges.
+
+    Args:
+        pointers: ``int64`` ``[num_nodes + 1]``.
+        edges: The size of a range.
+
+    Yields:
+        ``(first node, how many positions it and each node after it has here, begin, end)``.
+    """
+    values = pointers.numpy()
+    for begin in range(int(values[0]), int(values[-1]), edges):
+        end = min(int(values[-1]), begin + edges)
+        low = int(np.searchsorted(values, begin, side="right")) - 1
+        high = int(np.searchsorted(values, end, side="left"))
+        counts = np.diff(np.clip(values[low : high + 1], begin, end))
+        yield low, torch.from_numpy(counts), begin, end
+
+
 class Split:
     """Rows sorted by the part to which they go, in their order within a part.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.base import Topology
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.topology import topology_of
 
 
 def whole_directory(data: Any) -> GraphDirectory:
@@ -39,3 +42,29 @@ def directory_of(data: Any) -> GraphDirectory | None:
     if isinstance(data, str | PathLike):
         return GraphDirectory(Path(data))
     return None
+
+
+def whole_topology(data: Any) -> Topology:
+    """The in-edges of a whole graph, without times and weights, mapped where they are in files.
+
+    Raises:
+        GraphDirectoryError: If it is a directory of several parts.
+        TypeError: If it is no graph.
+    """
+    if isinstance(data, Topology):
+        return data
+    if directory_of(data) is None:
+        return topology_of(data)
+    directory = whole_directory(data)
+    meta, part = directory.meta, directory.part(0)
+    if meta.partition is not None and meta.partition.edge_assign_strategy == "by_src":
+        raise GraphDirectoryError(
+            f"{directory.path} holds out-edges (edge_assign_strategy='by_src'): give the directory "
+            "that it was made from"
+        )
+    return Topology(
+        node_types=tuple(meta.nodes),
+        edge_types=tuple(meta.edges),
+        num_nodes={name: node.num_nodes for name, node in meta.nodes.items()},
+        csc={name: replace(part.csc(name), time=None, weight_prefix=None) for name in meta.edges},
+    )

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
-from pyg_scale.partitioner.quality import Quality
+from pyg_scale.partitioner.counts import Quality
 from pyg_scale.partitioner.train_nodes import count_train, train_nodes_of
 from pyg_scale.partitioner.whole import whole_directory
 from pyg_scale.partitioner.write_edges import (
@@ -67,7 +67,7 @@ def write_partition(
         cache: The original ids ``[n]`` of nodes of other parts whose features each part should
             keep, hottest first: a tensor per part by node type.
         quality: Numbers to keep in the directory that writing does not count, such as
-            :attr:`~pyg_scale.partitioner.quality.Quality.remote`.
+            :attr:`~pyg_scale.partitioner.counts.Quality.remote`.
         overwrite: Whether a graph directory at ``path`` may be replaced.
         memory: Bytes to use beside the assignment, such as ``"1GB"``; see
             :func:`~pyg_scale.store.byte_size.byte_size`.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.partitioner.assigned import Assigned
-from pyg_scale.partitioner.rows import RowReader, RowWriter, Split
+from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, pieces
 from pyg_scale.partitioner.write_nodes import Progress, split_rows, writers
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
@@ -59,15 +59,11 @@ class EdgeFiles:
         """
         nodes = len(self.indptr) - 1
         for first in range(0, nodes, edges):
-            pointers = self.indptr.read(first, min(nodes, first + edges) + 1).numpy()
-            for begin in range(int(pointers[0]), int(pointers[-1]), edges):
-                end = min(int(pointers[-1]), begin + edges)
-                low = int(np.searchsorted(pointers, begin, side="right")) - 1
-                high = int(np.searchsorted(pointers, end, side="left"))
-                counts = np.diff(np.clip(pointers[low : high + 1], begin, end))
+            pointers = self.indptr.read(first, min(nodes, first + edges) + 1)
+            for low, counts, begin, end in pieces(pointers, edges):
                 columns = {name: r.read(begin, end) for name, r in self.columns.items()}
                 columns.setdefault("edge_id", torch.arange(begin, end))
-                yield first + low, torch.from_numpy(counts), columns
+                yield first + low, counts, columns
 
 
 def end_of(edge_type: EdgeType, position: int) -> NodeType:

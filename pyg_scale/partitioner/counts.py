@@ -21,6 +21,7 @@ class Remote:
             parts.
         std_error: Standard error of :attr:`per_batch`.
         share: The same as a share of the nodes of a batch.
+        cached: Of these, how many are in the cache list of the batch's part, on average.
     """
 
     num_neighbors: list[int]
@@ -29,6 +30,7 @@ class Remote:
     per_batch: float
     std_error: float
     share: float
+    cached: float = 0.0
 
 
 @dataclass
