@@ -8,17 +8,25 @@ from pyg_scale.partitioner.base import (
     equal_shares,
     imbalance,
 )
+from pyg_scale.partitioner.counts import Quality
 from pyg_scale.partitioner.cut import assign, partition
 from pyg_scale.partitioner.graph import partition_graph
+from pyg_scale.partitioner.induced import subgraphs
+from pyg_scale.partitioner.measure import quality
+from pyg_scale.partitioner.write import write_partition
 
 __all__ = [
     "BALANCES",
     "Partition",
     "PartitionGraph",
     "Partitioner",
+    "Quality",
     "assign",
     "equal_shares",
     "imbalance",
     "partition",
     "partition_graph",
+    "quality",
+    "subgraphs",
+    "write_partition",
 ]

@@ -64,7 +64,9 @@ def check_assignment(
     for node_type, part in by_type.items():
         _check_tensor(part, node_type, num_nodes[node_type])
     if num_parts is None:
-        num_parts = 1 + max((int(p.max()) for p in by_type.values() if p.numel()), default=0)
+        num_parts = 1 + max(
+            (max(0, int(p.max())) for p in by_type.values() if p.numel()), default=0
+        )
     check_num_parts(num_parts, sum(num_nodes.values()))
     narrow, sizes, is_range = {}, {}, {}
     for node_type in num_nodes:
