@@ -1,5 +1,6 @@
 """Partitioners: which part of a graph goes where."""
 
+from pyg_scale.partitioner.adaptive import Repartition, repartition
 from pyg_scale.partitioner.base import (
     BALANCES,
     Partition,
@@ -21,12 +22,14 @@ __all__ = [
     "PartitionGraph",
     "Partitioner",
     "Quality",
+    "Repartition",
     "assign",
     "equal_shares",
     "imbalance",
     "partition",
     "partition_graph",
     "quality",
+    "repartition",
     "subgraphs",
     "write_partition",
 ]
