@@ -12,5 +12,6 @@ from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group, connect
 from pyg_scale.comm.counting import Counting
 from pyg_scale.comm.faults import Fault, Faulty
+from pyg_scale.comm.service import Service
 
-__all__ = ["Communicator", "Counting", "Fault", "Faulty", "Group", "Work", "connect"]
+__all__ = ["Communicator", "Counting", "Fault", "Faulty", "Group", "Service", "Work", "connect"]

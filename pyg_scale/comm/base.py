@@ -10,13 +10,16 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_scale.errors import CommError
+
+if TYPE_CHECKING:
+    from pyg_scale.comm.service import Handler, Service
 
 T = TypeVar("T")
 MAX_DIMS = 8
@@ -214,6 +217,20 @@ class Communicator(ABC):
             CommTimeoutError: Names the rank that is not.
         """
         self._start("barrier", [torch.empty(0)] * self.world_size, tag).wait()
+
+    # Requests ##############################################################################
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        """Begin to answer requests of other ranks, and to ask them. Every rank calls it.
+
+        Args:
+            handlers: What this rank serves, by name.
+            num_threads: How many requests it answers at a time.
+
+        Raises:
+            NotImplementedError: If the backend has collectives only.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no requests: use 'gloo' for them")
 
     # Parts #################################################################################
 

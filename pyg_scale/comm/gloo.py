@@ -6,9 +6,11 @@ several collectives can be under way in any order.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -16,10 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import message
 from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group
+from pyg_scale.comm.service import Handler, Service
+from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _CPU = torch.device("cpu")
@@ -48,13 +53,15 @@ class Gloo(Communicator):
                 f"rank {group.rank} could not meet all of the {group.world_size} ranks within "
                 f"{group.timeout:g} seconds: {_first_line(error)}"
             ) from None
-        return cls(process_group, group.timeout)
+        return cls(process_group, group)
 
-    def __init__(self, process_group: Any, timeout: float) -> None:
+    def __init__(self, process_group: Any, group: Group) -> None:
         super().__init__()
         self._group: Any = process_group
         self.rank, self.world_size = process_group.rank(), process_group.size()
-        self.timeout = timeout
+        self.timeout = group.timeout
+        self._where = group
+        self._services = itertools.count()
         self._progress: SimpleQueue[_Exchange | None] | None = None
         self._lock = threading.Lock()
 
@@ -80,6 +87,10 @@ class Gloo(Communicator):
             if isinstance(under_way, _Exchange):
                 self._push(under_way)
         return super()._result(work, async_op)
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        prefix = PrefixStore(f"service/{next(self._services)}", self._where.store)
+        return TcpService(replace(self._where, store=prefix), handlers, num_threads)
 
     def close(self) -> None:
         self._break("it was closed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.gloo import Gloo
 from pyg_scale.comm.nccl import Nccl
+from pyg_scale.comm.service import Handler, Service
 
 
 class Hybrid(Communicator):
@@ -46,6 +47,9 @@ class Hybrid(Communicator):
             raise TypeError(f"{name}: all tensors must be on one kind of device (got {where})")
         part = self._cpu if where == {"cpu"} else self._cuda
         return part._exchange(name, tensors, tag)
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        return self._cpu.serve(handlers, num_threads=num_threads)
 
     def close(self) -> None:
         self._break("it was closed")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from pyg_scale.comm.base import Communicator, Done, Work
 from pyg_scale.comm.connect import Group
+from pyg_scale.comm.service import Handler, LocalService, Service
 
 
 class Local(Communicator):
@@ -26,10 +27,15 @@ class Local(Communicator):
             raise ValueError(
                 f"the backend 'local' is for one process, there are {group.world_size}: use 'gloo'"
             )
-        return cls()
+        made = cls()
+        made.timeout = group.timeout
+        return made
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         return Done(list(tensors))
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        return LocalService(handlers, self.timeout, num_threads)
 
     def close(self) -> None:
         self._break("it was closed")

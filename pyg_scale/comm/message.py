@@ -14,7 +14,7 @@ _MAGIC = 0x70796753_63616C65
 SIZE = 4 + MAX_DIMS
 """Numbers in a header: mark, collective, dtype, dimensions, shape."""
 
-_DTYPES = (
+DTYPES = (
     torch.bool,
     torch.uint8,
     torch.int8,
@@ -28,7 +28,8 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+"""What can be sent; a message has the place in this list."""
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 def header(name: str, tensor: Tensor) -> Tensor:
@@ -37,10 +38,8 @@ def header(name: str, tensor: Tensor) -> Tensor:
     Raises:
         TypeError: If its dtype cannot be sent.
     """
-    if tensor.dtype not in _CODES:
-        raise TypeError(f"{name} cannot send {tensor.dtype}")
     shape = [*tensor.shape, *[0] * (MAX_DIMS - tensor.dim())]
-    return torch.tensor([_MAGIC, _code(name), _CODES[tensor.dtype], tensor.dim(), *shape])
+    return torch.tensor([_MAGIC, _code(name), dtype_code(tensor.dtype), tensor.dim(), *shape])
 
 
 def empty_for(found: Tensor, name: str, source: int, device: torch.device) -> Tensor:
@@ -56,14 +55,25 @@ def empty_for(found: Tensor, name: str, source: int, device: torch.device) -> Te
         CommError: If it is of another collective, or no header.
     """
     mark, code, dtype, dims, *shape = found.tolist()
-    if mark != _MAGIC or not 0 <= dtype < len(_DTYPES) or not 0 <= dims <= MAX_DIMS:
+    if mark != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dims <= MAX_DIMS:
         raise CommError(f"{name}: what rank {source} sent is no message of pyg_scale")
     if code != _code(name):
         raise CommError(
             f"this rank is in {name}, rank {source} in another collective: all ranks must call the "
             "same ones in the same order, or give them tags"
         )
-    return torch.empty(shape[:dims], dtype=_DTYPES[dtype], device=device)
+    return torch.empty(shape[:dims], dtype=DTYPES[dtype], device=device)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The place of a dtype in :data:`DTYPES`.
+
+    Raises:
+        TypeError: If it cannot be sent.
+    """
+    if dtype not in _CODES:
+        raise TypeError(f"tensors of {dtype} cannot be sent")
+    return _CODES[dtype]
 
 
 def _code(name: str) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_scale.comm import Communicator, Counting, Fault, Faulty, Group
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.testing.ranks import run_ranks
+from pyg_scale.testing.service import ServiceTests
 
 DTYPES = [
     torch.bool,
@@ -30,7 +31,7 @@ SHAPES = [(0,), (1,), (7,), (3, 2), (0, 5), (2, 0), (), (5, 1, 2), (4096, 33)]
 """What ranks send to each other, one shape or another."""
 
 
-class CommTests:
+class CommTests(ServiceTests):
     """Tests of a communicator that has no state when it is made.
 
     ``comm`` is what joins a group: a subclass of :class:`~pyg_scale.comm.Communicator` or any
@@ -39,6 +40,7 @@ class CommTests:
     * ``world_sizes``: How many ranks there can be.
     * ``device``: Where tensors are.
     * ``names_who_is_missing``: Whether a time limit says which rank did not answer.
+    * ``serves``: Whether it has requests and replies.
 
     Example::
 

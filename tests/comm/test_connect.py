@@ -92,7 +92,7 @@ def test_headers_say_what_comes() -> None:
         empty_for(made, "barrier", 1, torch.device("cpu"))
     with pytest.raises(CommError, match="no message of pyg_scale"):
         empty_for(torch.zeros(SIZE, dtype=torch.int64), "barrier", 1, torch.device("cpu"))
-    with pytest.raises(TypeError, match="cannot send"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         header("all_gather", torch.zeros(1, dtype=torch.complex32))
 
 

@@ -35,6 +35,7 @@ class TestNccl(CommTests):
     world_sizes = (1,)
     device = "cuda"
     names_who_is_missing = False
+    serves = False
 
     @pytest.fixture
     def comm(self) -> Any:

@@ -1,0 +1,132 @@
+"""Requests and replies between ranks: each serves the others whatever its own loop does.
+
+Idling is never a collective. A rank answers from :meth:`Communicator.serve` until it is closed, in
+threads of its own; it may break out of its loop, evaluate alone or ask nothing at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from torch import Tensor
+
+from pyg_scale.comm.base import Work
+from pyg_scale.errors import CommError, CommTimeoutError
+
+Handler = Callable[[list[Tensor]], Sequence[Tensor]]
+"""Answers a request: tensors in, tensors out. Called in several threads at once."""
+
+
+class Service(ABC):
+    """What a rank serves, and how it asks the others.
+
+    Attributes:
+        rank: Of this process.
+        world_size: Number of ranks.
+        timeout: Seconds that an answer may take.
+    """
+
+    rank: int
+    world_size: int
+    timeout: float
+
+    @abstractmethod
+    def request(self, rank: int, name: str, tensors: Sequence[Tensor]) -> Work[list[Tensor]]:
+        """Ask a rank, this one included; returns at once.
+
+        Args:
+            rank: Whom.
+            name: The handler.
+            tensors: What it is called with, on the CPU. They must not be changed until the answer
+                is there.
+
+        Returns:
+            Work whose result is what the handler returned. It raises :class:`CommError` with the
+            message of the handler's error, or if the rank is gone.
+
+        Raises:
+            ValueError: If there is no such rank.
+        """
+
+    @abstractmethod
+    def close(self, wait: float = 0.0) -> list[int]:
+        """Ask no more, and stop to serve.
+
+        Args:
+            wait: Seconds to go on serving until every rank has called ``close``.
+
+        Returns:
+            The ranks that had not.
+        """
+
+
+class Answer(Work[list[Tensor]]):
+    """The answer to a request."""
+
+    def __init__(self, future: Future[list[Tensor]], rank: int, name: str, timeout: float) -> None:
+        self._future, self._rank, self._name, self._timeout = future, rank, name, timeout
+
+    def wait(self, timeout: float | None = None) -> list[Tensor]:
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            return self._future.result(seconds)
+        except FutureTimeoutError as error:
+            if self._future.done():  # the handler's own
+                raise
+            raise CommTimeoutError(
+                f"rank {self._rank} did not answer the request {self._name!r} within {seconds:g} "
+                "seconds"
+            ) from error
+
+
+class Handlers:
+    """The handlers of a rank and the threads that run them.
+
+    Args:
+        handlers: By name.
+        num_threads: How many requests are answered at a time.
+    """
+
+    def __init__(self, handlers: Mapping[str, Handler], num_threads: int) -> None:
+        self._handlers = dict(handlers)
+        self._pool = ThreadPoolExecutor(num_threads, "pyg_scale-serve")
+
+    def submit(self, name: str, tensors: list[Tensor]) -> Future[list[Tensor]]:
+        """Answer a request in a thread."""
+        return self._pool.submit(self._call, name, tensors)
+
+    def _call(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
+        if name not in self._handlers:
+            known = ", ".join(sorted(self._handlers)) or "nothing"
+            raise CommError(f"there is no handler {name!r}; this rank serves {known}")
+        return list(self._handlers[name](tensors))
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class LocalService(Service):
+    """The service of a single rank."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, handlers: Mapping[str, Handler], timeout: float, num_threads: int) -> None:
+        self.timeout = timeout
+        self._handlers = Handlers(handlers, num_threads)
+        self._closed = False
+
+    def request(self, rank: int, name: str, tensors: Sequence[Tensor]) -> Work[list[Tensor]]:
+        if rank != 0:
+            raise ValueError(f"there is no rank {rank}: this process is alone")
+        if self._closed:
+            raise CommError("this service was closed")
+        return Answer(self._handlers.submit(name, list(tensors)), rank, name, self.timeout)
+
+    def close(self, wait: float = 0.0) -> list[int]:
+        self._closed = True
+        self._handlers.close()
+        return []

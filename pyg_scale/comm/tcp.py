@@ -1,0 +1,305 @@
+"""Requests and replies over TCP: a connection for each pair of ranks, made when it is needed.
+
+Unlike gloo's, these waits may end without harm, so a rank can idle for as long as it likes, and
+the loss of a rank is noticed at once by whoever asks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import itertools
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+
+from torch import Tensor
+
+from pyg_scale.comm import frames
+from pyg_scale.comm.base import Work
+from pyg_scale.comm.connect import Group
+from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
+from pyg_scale.comm.service import Answer, Handler, Handlers, Service
+from pyg_scale.errors import CommError, CommTimeoutError
+
+ADDRESS = "PYG_SCALE_ADDRESS"
+"""The environment variable with the address at which others reach this machine."""
+
+MAX_BYTES = 1 << 36
+_HELLO = struct.Struct("<32sQ")  # the group's token, the rank that connects
+_HELLO_SECONDS = 10.0
+
+
+class TcpService(Service):
+    """Serves other ranks at a port of its own.
+
+    Where to find it and a secret token are exchanged through the group's store: whoever connects
+    without the token is not listened to.
+
+    Args:
+        group: The ranks.
+        handlers: What this one serves.
+        num_threads: How many requests it answers at a time.
+
+    Raises:
+        CommTimeoutError: If rank 0 does not come in time.
+    """
+
+    def __init__(self, group: Group, handlers: Mapping[str, Handler], num_threads: int) -> None:
+        self.rank, self.world_size, self.timeout = group.rank, group.world_size, group.timeout
+        self._store = group.store
+        self._handlers = Handlers(handlers, num_threads)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._peers: dict[int, _Connection] = {}
+        self._connections: set[_Connection] = set()
+        self._gone: set[int] = set()
+        self._all_gone = threading.Condition(self._lock)
+        self._closed = False
+        self._token = self._share_token()
+        address = _own_address()
+        self._listener = socket.create_server((address, 0), backlog=max(16, self.world_size))
+        port = self._listener.getsockname()[1]
+        self._store.set(f"address/{self.rank}", f"{address} {port}")
+        threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True).start()
+
+    # Asking ################################################################################
+
+    def request(self, rank: int, name: str, tensors: Sequence[Tensor]) -> Work[list[Tensor]]:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"there is no rank {rank}, only 0 to {self.world_size - 1}")
+        if self._closed:
+            raise CommError("this service was closed")
+        if rank == self.rank:
+            return Answer(self._handlers.submit(name, list(tensors)), rank, name, self.timeout)
+        future: Future[list[Tensor]] = Future()
+        peer = self._peer(rank, self.timeout)
+        peer.ask(Frame(REQUEST, next(self._numbers), name, tensors), future)
+        return Answer(future, rank, name, self.timeout)
+
+    def _peer(self, rank: int, seconds: float) -> _Connection:
+        with self._lock:
+            peer = self._peers.get(rank)
+        if peer is not None:
+            return peer
+        connection = self._connect(rank, seconds)
+        with self._lock:
+            if rank in self._peers:
+                connection.close()
+                return self._peers[rank]
+            peer = _Connection(connection, rank, self)
+            self._peers[rank] = peer
+            self._connections.add(peer)
+        peer.start()
+        return peer
+
+    def _connect(self, rank: int, seconds: float) -> socket.socket:
+        where = f"rank {rank}"
+        try:
+            self._store.wait([f"address/{rank}"], timedelta(seconds=seconds))
+            host, port = self._store.get(f"address/{rank}").decode().split()
+            connection = socket.create_connection((host, int(port)), timeout=seconds)
+        except TimeoutError:
+            raise CommTimeoutError(f"{where} cannot be reached in {seconds:g} s") from None
+        except OSError as error:
+            raise CommError(f"{where} cannot be reached: {error}") from None
+        except RuntimeError:
+            raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
+        connection.settimeout(None)
+        _tune(connection)
+        connection.sendall(_HELLO.pack(self._token, self.rank))
+        return connection
+
+    # Serving ###############################################################################
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(
+                target=self._welcome, args=(connection,), name="pyg_scale-hello", daemon=True
+            ).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.settimeout(_HELLO_SECONDS)
+        try:
+            said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+            token, rank = _HELLO.unpack(said)
+        except (OSError, struct.error):
+            connection.close()
+            return
+        if not hmac.compare_digest(token, self._token) or rank >= self.world_size:
+            connection.close()
+            return
+        connection.settimeout(None)
+        _tune(connection)
+        peer = _Connection(connection, int(rank), self)
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self._connections.add(peer)
+        peer.start()
+
+    def _serve(self, connection: _Connection, frame: Frame) -> None:
+        future = self._handlers.submit(frame.text, list(frame.tensors))
+
+        def reply(done: Future[list[Tensor]]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is None:
+                answer = Frame(REPLY, frame.number, "", done.result())
+            else:
+                answer = Frame(ERROR, frame.number, f"{type(error).__name__}: {error}")
+            try:
+                connection.send(answer)
+            except (TypeError, ValueError) as refused:  # what the handler returned cannot be sent
+                connection.send(Frame(ERROR, frame.number, f"{type(refused).__name__}: {refused}"))
+
+        future.add_done_callback(reply)
+
+    def _said_bye(self, rank: int) -> None:
+        with self._lock:
+            self._gone.add(rank)
+            self._all_gone.notify_all()
+
+    def _lost(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+            if self._peers.get(connection.rank) is connection:
+                del self._peers[connection.rank]
+            if connection.said_bye or connection.asked:
+                self._gone.add(connection.rank)
+                self._all_gone.notify_all()
+
+    def close(self, wait: float = 0.0) -> list[int]:
+        others = set(range(self.world_size)) - {self.rank}
+        if not self._closed and wait > 0:
+            deadline = time.monotonic() + wait
+            for rank in sorted(others):
+                with contextlib.suppress(CommError, OSError):
+                    left = max(0.1, deadline - time.monotonic())
+                    self._peer(rank, left).send(Frame(BYE, 0))
+            with self._all_gone:
+                while others - self._gone and time.monotonic() < deadline:
+                    self._all_gone.wait(max(0.0, deadline - time.monotonic()))
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+        self._handlers.close()
+        return sorted(others - self._gone) if wait > 0 else []
+
+    def _share_token(self) -> bytes:
+        if self.rank == 0:
+            self._store.set("token", secrets.token_hex(16))
+        try:
+            self._store.wait(["token"], timedelta(seconds=self.timeout))
+        except RuntimeError:
+            raise CommTimeoutError(f"rank 0 did not come in {self.timeout:g} seconds") from None
+        return bytes(self._store.get("token"))
+
+
+class _Connection:
+    """A socket, the thread that reads it, and who waits for what comes."""
+
+    def __init__(self, connection: socket.socket, rank: int, service: TcpService) -> None:
+        self._socket, self.rank, self._service = connection, rank, service
+        self._writing = threading.Lock()
+        self._waiting: dict[int, Future[list[Tensor]]] = {}
+        self._waiting_lock = threading.Lock()
+        self._broken: str | None = None
+        self.asked = self.said_bye = False
+
+    def start(self) -> None:
+        name = f"pyg_scale-rank-{self.rank}"
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def ask(self, frame: Frame, future: Future[list[Tensor]]) -> None:
+        with self._waiting_lock:
+            if self._broken is not None:
+                raise CommError(self._broken)
+            self._waiting[frame.number] = future
+        try:
+            self.send(frame)
+        except (TypeError, ValueError):
+            with self._waiting_lock:
+                self._waiting.pop(frame.number, None)
+            raise
+
+    def send(self, frame: Frame) -> None:
+        try:
+            with self._writing:
+                frames.send(self._socket, frame)
+        except OSError as error:
+            self._break(f"the connection to rank {self.rank} is lost ({error})")
+
+    def _read(self) -> None:
+        reason = f"the connection to rank {self.rank} is lost (it ended or was closed)"
+        try:
+            while (frame := frames.receive(self._socket, MAX_BYTES)) is not None:
+                self._take(frame)
+                del frame
+        except (OSError, CommError) as error:
+            reason = f"the connection to rank {self.rank} is lost ({error})"
+        self._break(reason)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == REQUEST:
+            self.asked = True
+            self._service._serve(self, frame)
+            return
+        if frame.kind == BYE:
+            self.said_bye = True
+            self._service._said_bye(self.rank)
+            return
+        with self._waiting_lock:
+            future = self._waiting.pop(frame.number, None)
+        if future is None:
+            return
+        if frame.kind == REPLY:
+            future.set_result(list(frame.tensors))
+        else:
+            future.set_exception(CommError(f"rank {self.rank} could not answer: {frame.text}"))
+
+    def _break(self, reason: str) -> None:
+        with self._waiting_lock:
+            self._broken = self._broken or reason
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for future in waiting:
+            future.set_exception(CommError(reason))
+        self._service._lost(self)
+        self._socket.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _own_address() -> str:
+    """The address at which other ranks reach this one: that of the way to the master."""
+    if given := os.environ.get(ADDRESS):
+        return given
+    master = os.environ.get("MASTER_ADDR", "localhost")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
