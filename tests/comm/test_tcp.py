@@ -83,6 +83,13 @@ def test_a_message_that_ends_early_is_an_error() -> None:
         frames.receive(there, 1000)
 
 
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_strangers_are_not_listened_to() -> None:
     store = HashStore()
     asked: list[int] = []
@@ -99,15 +106,15 @@ def test_strangers_are_not_listened_to() -> None:
                 stranger.sendall(hello)
                 if len(hello) < 40:
                     stranger.shutdown(socket.SHUT_WR)
-                assert stranger.recv(1) == b"", "the connection must be closed"
+                assert closed(stranger)
         # with the token, but as a rank that cannot be
         with socket.create_connection((host, int(port)), timeout=10) as stranger:
             stranger.sendall(store.get("token") + struct.pack("<Q", 2))
-            assert stranger.recv(1) == b""
+            assert closed(stranger)
         # with the token, then garbage: closed, and the service goes on
         with socket.create_connection((host, int(port)), timeout=10) as peer:
             peer.sendall(store.get("token") + struct.pack("<Q", 1) + b"garbage" * 10)
-            assert peer.recv(1) == b""
+            assert closed(peer)
         with socket.create_connection((host, int(port)), timeout=10) as peer:
             peer.sendall(store.get("token") + struct.pack("<Q", 1))
             frames.send(peer, Frame(REQUEST, 7, "secret"))
