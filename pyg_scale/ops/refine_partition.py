@@ -71,7 +71,7 @@ def refine_partition(
             ``None``: 0.
         passes: The largest number of passes; 0 only repairs, with as few moves as it finds.
         patience: Moves without a new best after which a pass ends. ``None``: a hundredth of the
-            nodes, from 100 to 10,000.
+            nodes, from 300 to 10,000.
         key: Of the order among equal gains (:mod:`pyg_scale.ops.keys`).
 
     Returns:
@@ -87,7 +87,7 @@ def refine_partition(
         minimum = torch.zeros_like(capacity)
     _check(num_nodes, assignment, node_weights, capacity, minimum, edge_weights)
     if patience is None:
-        patience = min(10_000, max(100, num_nodes // 100))
+        patience = min(10_000, max(300, num_nodes // 100))
     if passes < 0 or patience < 0:
         raise ValueError(f"passes and patience must not be negative (got {passes}, {patience})")
     none = torch.empty(0, dtype=torch.int64)

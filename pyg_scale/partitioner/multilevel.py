@@ -53,7 +53,7 @@ class MultilevelPartitioner(Partitioner):
         cycles: int = 2,
         tries: int = 8,
         passes: int = 8,
-        rounds: int = 3,
+        rounds: int = 2,
     ) -> None:
         counts = {"cycles": cycles, "tries": tries, "passes": passes, "rounds": rounds}
         for name, value in counts.items():
