@@ -79,6 +79,7 @@ def pyg_scale_checks() -> dict[str, str]:
 FIRST_PARTY = {
     ("partitioner", "metis"): "pyg-scale-metis",
     ("feature_store", "redis"): "pyg-scale-redis",
+    ("reader", "ogb"): "pyg-scale-ogb",
     ("sampler", "pyg-lib"): "pyg-scale-pyglib",
     ("sampler", "torch-sparse"): "pyg-scale-pyglib",
 }

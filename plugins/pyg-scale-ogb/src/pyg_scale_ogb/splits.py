@@ -1,0 +1,84 @@
+"""OGB's standard splits: ids of nodes, or edges."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_scale.store.plain_pickle import load_plain
+from pyg_scale_ogb.catalog import Facts, facts_of, folder_of
+from pyg_scale_ogb.table import read_small
+
+PARTS = ("train", "valid", "test")
+"""What OGB calls the parts of a split, and so its files."""
+
+
+def split(name: str, root: str | PathLike[str] = "dataset") -> dict[str, Any]:
+    """The standard split of a data set, as ``get_idx_split()`` and ``get_edge_split()`` of OGB.
+
+    Args:
+        name: Such as ``"ogbn-arxiv"``.
+        root: Where the data sets are.
+
+    Returns:
+        ``{"train": ..., "valid": ..., "test": ...}``. Of nodes: ids ``int64`` ``[n]``, by node
+        type in a heterogeneous graph. Of links: what OGB has of them by name, such as ``edge``
+        ``[n, 2]`` and ``edge_neg``.
+
+    Raises:
+        FileNotFoundError: If the data set or a file is not there; names it.
+        ValueError: If there is no such data set, or a file is damaged or holds what only running
+            code could load.
+    """
+    facts = facts_of(name)
+    return read_split(facts, folder_of(facts, root))
+
+
+def read_split(facts: Facts, folder: Path) -> dict[str, Any]:
+    """The split in the folder of a data set."""
+    where = folder / "split" / facts.split
+    if (whole := where / "split_dict.pt").is_file():
+        found = _tensors(load_plain(whole))
+        if not isinstance(found, dict) or set(PARTS) - set(found):
+            raise ValueError(f"{whole} must hold {', '.join(PARTS)}")
+        return found
+    if facts.of_links:
+        return {part: _tensors(load_plain(where / f"{part}.pt")) for part in PARTS}
+    if not facts.is_hetero:
+        return {part: _ids(where / f"{part}.csv.gz") for part in PARTS}
+    names, marks = read_small(where / "nodetype-has-split.csv.gz")
+    types = [name for name, mark in zip(names, marks, strict=True) if mark == "True"]
+    return {part: {name: _ids(where / name / f"{part}.csv.gz") for name in types} for part in PARTS}
+
+
+def split_files(facts: Facts, folder: Path) -> list[Path]:
+    """The files that :func:`read_split` reads."""
+    where = folder / "split" / facts.split
+    whole = where / "split_dict.pt"
+    if whole.is_file():
+        return [whole]
+    return sorted(file for file in where.rglob("*") if file.name.endswith((".csv.gz", ".pt")))
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value) if value.dtype.kind in "biufc" else value.tolist()
+    if isinstance(value, dict):
+        return {key: _tensors(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_tensors(each) for each in value]
+    return value
+
+
+def _ids(file: Path) -> Tensor:
+    cells = read_small(file)
+    try:
+        numbers = np.array([cell for (cell,) in cells], dtype=np.int64)
+    except ValueError as error:
+        raise ValueError(f"{file} must hold one id in each row: {error}") from None
+    return torch.from_numpy(numbers)
