@@ -110,19 +110,23 @@ def sampler_of(graph: Topology, num_neighbors: Sequence[int]) -> Any:
     return sampler
 
 
-def batches(seeds: Tensor, batch_size: int, count: int, key: int) -> Iterator[Tensor]:
+def batches(
+    seeds: Tensor, batch_size: int, count: int, key: int, *, drop_last: bool = False
+) -> Iterator[Tensor]:
     """Batches of shuffled seeds, one epoch after the other.
 
     Args:
         seeds: Node ids ``[n]``, at least one.
-        batch_size: Seeds of a batch; the last one of an epoch may be smaller.
+        batch_size: Seeds of a batch; at most ``n`` if ``drop_last``.
         count: How many batches.
         key: Of the orders.
+        drop_last: Leave out the last batch of an epoch where it is smaller.
     """
+    size = seeds.numel() // batch_size * batch_size if drop_last else seeds.numel()
     epoch = 0
     while count > 0:
         order = keys.permutation(keys.fold(key, epoch), seeds.numel())
-        for batch in seeds[order].split(batch_size)[:count]:
+        for batch in seeds[order[:size]].split(batch_size)[:count]:
             yield batch
             count -= 1
         epoch += 1
