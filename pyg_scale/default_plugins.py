@@ -47,6 +47,7 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 @hookimpl
 def pyg_scale_partitioners() -> dict[str, str]:
     return {
+        "frequency": "pyg_scale.partitioner.frequency:FrequencyPartitioner",
         "hash": "pyg_scale.partitioner.hash:HashPartitioner",
         "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",

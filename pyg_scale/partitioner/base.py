@@ -100,6 +100,17 @@ class Partitioner(ABC):
             ValueError: If the method cannot do this graph; says why and what can.
         """
 
+    def assign_and_cache(
+        self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor
+    ) -> tuple[Tensor, dict[NodeType, list[Tensor]]]:
+        """:meth:`assign`, and which features of other parts each part should cache.
+
+        Returns:
+            The assignment, and for node types with such lists the ids ``int64`` ``[n]`` for each
+            part, hottest first.
+        """
+        return self.assign(graph, num_parts, seed=seed, shares=shares), {}
+
     def options(self) -> dict[str, object]:
         """The arguments of the constructor, as they are kept in a graph directory."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
@@ -137,6 +148,8 @@ class Partition:
         options: Its options, as JSON values.
         seed: Its seed.
         extra: What the partitioner wants to be kept in the directory, as JSON values.
+        cache: For node types with such lists, the ids ``int64`` ``[n]`` of nodes of other parts
+            whose features each part should keep, hottest first.
     """
 
     assignment: dict[NodeType, Tensor]
@@ -145,6 +158,7 @@ class Partition:
     options: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     extra: dict[str, object] = field(default_factory=dict)
+    cache: dict[NodeType, list[Tensor]] = field(default_factory=dict)
 
 
 def equal_shares(num_parts: int) -> Tensor:

@@ -22,6 +22,7 @@ from pyg_scale.partitioner.base import (
 )
 from pyg_scale.partitioner.graph import Train, partition_graph
 from pyg_scale.partitioner.write import write_partition
+from pyg_scale.store.base import NodeType
 
 Assignment = Tensor | dict[str, Tensor]
 
@@ -132,15 +133,16 @@ def assign(
         needs_sorted = partitioner is not None and partitioner.needs_sorted
         graph = partition_graph(data, balance=balance, train=train, is_sorted=needs_sorted)
     check_num_parts(num_parts, graph.num_nodes)
+    cache: dict[NodeType, list[Tensor]] = {}
     if partitioner is None:
         part = read_assignment(assignment, graph.offsets, num_parts)
         name, kept, extra = "imported", {}, {}
     else:
         name = method if isinstance(method, str) else type(partitioner).__name__
-        part = _assigned(partitioner, name, graph, num_parts, seed, target)
+        part, cache = _assigned(partitioner, name, graph, num_parts, seed, target)
         kept, extra = partitioner.options(), partitioner.extra()
     by_type = {t: part[begin:end] for t, (begin, end) in graph.offsets.items()}
-    return Partition(by_type, num_parts, name, dict(kept), seed, dict(extra)), graph
+    return Partition(by_type, num_parts, name, dict(kept), seed, dict(extra), cache), graph
 
 
 def _assigned(
@@ -150,7 +152,7 @@ def _assigned(
     num_parts: int,
     seed: int,
     shares: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, dict[NodeType, list[Tensor]]]:
     asked = {column.partition(" ")[0] for column in graph.names}
     if partitioner.balances and asked - set(partitioner.balances):
         raise ValueError(
@@ -161,8 +163,8 @@ def _assigned(
     if not partitioner.balances and asked != {"nodes"}:
         raise ValueError(f"method {name!r} balances nothing: leave balance= out, or take another")
     if num_parts == 1:
-        return torch.zeros(graph.num_nodes, dtype=torch.int32)
-    part = partitioner.assign(graph, num_parts, seed=seed, shares=shares)
+        return torch.zeros(graph.num_nodes, dtype=torch.int32), {}
+    part, cache = partitioner.assign_and_cache(graph, num_parts, seed=seed, shares=shares)
     if not isinstance(part, Tensor) or part.is_floating_point() or part.dtype == torch.bool:
         raise TypeError(f"method {name!r} returned {part!r:.100}, expected an integer tensor")
     if part.shape != (graph.num_nodes,):
@@ -175,7 +177,7 @@ def _assigned(
         raise ValueError(
             f"method {name!r} returned parts {low} to {high}, expected 0 to {num_parts - 1}"
         )
-    return part.to(torch.int32)
+    return part.to(torch.int32), cache
 
 
 def _partitioner(method: str | Partitioner, options: Mapping[str, Any]) -> Partitioner:

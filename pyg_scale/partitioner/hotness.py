@@ -76,7 +76,8 @@ def sample_prob(
     for node_type, node in by_type.items():
         _check_seeds(node, node_type, graph)
         chosen[node_type] = node.to(torch.int64)
-    hops = [int(k) for k in sampler_of(graph, num_neighbors).num_neighbors.get_values()]
+    sampler_of(graph, num_neighbors)  # refuses what is no list of numbers
+    hops = [int(k) for k in num_neighbors]
     if method != "sample":
         spread = _Spread(graph, chosen, batch_size)
         for k in hops:

@@ -65,7 +65,8 @@ def write_partition(
         edge_assign_strategy: ``"by_dst"``: each part has the in-edges of its nodes, as samplers
             need them. ``"by_src"``: it has the out-edges, for ``sample_direction="backward"``.
         cache: The original ids ``[n]`` of nodes of other parts whose features each part should
-            keep, hottest first: a tensor per part by node type.
+            keep, hottest first: a tensor per part by node type. ``None``: those that the
+            partitioner gave.
         quality: Numbers to keep in the directory that writing does not count, such as
             :attr:`~pyg_scale.partitioner.counts.Quality.remote`.
         overwrite: Whether a graph directory at ``path`` may be replaced.
@@ -91,7 +92,7 @@ def write_partition(
     source = whole_directory(data)
     counts = {name: node.num_nodes for name, node in source.meta.nodes.items()}
     assigned = check_assignment(partition, counts)
-    lists = _checked_cache(cache, counts, assigned.num_parts)
+    lists = _checked_cache(partition.cache if cache is None else cache, counts, assigned.num_parts)
     with DirectoryWriter(path, overwrite=overwrite) as writer:
         meta, cut = _write(source, writer, assigned, edge_assign_strategy, lists, budget)
         found = _quality(source, meta, assigned, cut)
@@ -110,13 +111,13 @@ def write_partition(
 
 
 def _checked_cache(
-    cache: Mapping[NodeType, Sequence[Tensor]] | None,
+    cache: Mapping[NodeType, Sequence[Tensor]],
     num_nodes: Mapping[NodeType, int],
     num_parts: int,
 ) -> dict[NodeType, list[Tensor]]:
     """The cache lists of every part, ``int64``."""
     checked: dict[NodeType, list[Tensor]] = {}
-    for node_type, lists in (cache or {}).items():
+    for node_type, lists in cache.items():
         of = "cache" if node_type is None else f"cache of {node_type!r}"
         if node_type not in num_nodes:
             raise ValueError(f"{of}: the graph has no such node type")

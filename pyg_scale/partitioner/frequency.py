@@ -1,0 +1,136 @@
+"""Nodes go to the part whose batches sample them most, and each part says what it should cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_scale import plugins
+from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.hotness import METHODS, sample_prob
+from pyg_scale.partitioner.placement import place
+from pyg_scale.store.base import CSC, NodeType, Topology
+
+
+class FrequencyPartitioner(Partitioner):
+    """Places features by how often they are sampled, as GraphLearn-for-PyTorch's does.
+
+    Training nodes are divided first, by another method; those of a part are its seeds. For every
+    part, each node gets the probability that sampling around them reaches it
+    (:func:`~pyg_scale.partitioner.hotness.sample_prob`). Then each node goes to the part that
+    samples it most, as long as there is room; those first for which it matters most. Without
+    training nodes all nodes are seeds. Needs 4 bytes for each node and part.
+
+    Args:
+        num_neighbors: Neighbours per hop that training will use, -1 for all. Kept in the
+            directory; a loader with others warns.
+        cache_ratio: Share of the nodes of each type whose features every part should cache: those
+            of other parts that it samples most. Written as lists, hottest first.
+        batch_size: Seeds of a batch. ``None``: all seeds of a part, so that what counts is whether
+            an epoch reaches a node.
+        initial: The name of the method that divides the training nodes, with its defaults, and that
+            decides where it makes no difference. ``"random"`` is what GraphLearn-for-PyTorch does.
+        probabilities: ``method`` of :func:`~pyg_scale.partitioner.hotness.sample_prob`.
+        max_imbalance: A part may hold this many times its fair share.
+
+    Raises:
+        ValueError: If an option is out of range.
+        UnknownPluginError: If there is no such initial method.
+    """
+
+    minimises_cut = True
+
+    def __init__(
+        self,
+        *,
+        num_neighbors: Sequence[int] = (15, 10, 5),
+        cache_ratio: float = 0.0,
+        batch_size: int | None = 1024,
+        initial: str = "multilevel",
+        probabilities: str = "propagate",
+        max_imbalance: float = 1.1,
+    ) -> None:
+        if not 0 <= cache_ratio <= 1:
+            raise ValueError(f"cache_ratio must be from 0 to 1 (got {cache_ratio!r})")
+        if probabilities not in METHODS:
+            known = ", ".join(map(repr, METHODS))
+            raise ValueError(f"probabilities must be one of {known} (got {probabilities!r})")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 (got {batch_size})")
+        if not max_imbalance >= 1:
+            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+        if isinstance(num_neighbors, str) or any(
+            isinstance(k, bool) or not isinstance(k, int) or k < -1 for k in num_neighbors
+        ):
+            raise ValueError(
+                f"num_neighbors must be one number per hop, -1 for all (got {num_neighbors!r})"
+            )
+        self.num_neighbors = list(num_neighbors)
+        self.cache_ratio = cache_ratio
+        self.batch_size = batch_size
+        self.initial = initial
+        self.probabilities = probabilities
+        self.max_imbalance = max_imbalance
+        self.needs_sorted = plugins.get("partitioner", initial).needs_sorted
+
+    def extra(self) -> dict[str, object]:
+        """The ``num_neighbors`` that loaders should have."""
+        return {"num_neighbors": self.num_neighbors}
+
+    def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
+        """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""
+        return self.assign_and_cache(graph, num_parts, seed=seed, shares=shares)[0]
+
+    def assign_and_cache(
+        self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor
+    ) -> tuple[Tensor, dict[NodeType, list[Tensor]]]:
+        """See :meth:`pyg_scale.partitioner.base.Partitioner.assign_and_cache`."""
+        start = plugins.get("partitioner", self.initial)()
+        initial = start.assign(graph, num_parts, seed=seed, shares=shares).to(torch.int64)
+        need = torch.empty(num_parts, graph.num_nodes, dtype=torch.float32)
+        for part in range(num_parts):
+            need[part] = self._probability(graph, initial == part, seed)
+        assignment = place(need, graph.weights, self.capacity(graph, shares), initial)
+        cache: dict[NodeType, list[Tensor]] = {}
+        if self.cache_ratio:
+            for node_type, (begin, end) in graph.offsets.items():
+                cache[node_type] = [
+                    self._cached(need[part, begin:end], assignment[begin:end] == part)
+                    for part in range(num_parts)
+                ]
+        return assignment, cache
+
+    def _probability(self, graph: PartitionGraph, mine: Tensor, seed: int) -> Tensor:
+        """How often a part samples each node of all types."""
+        seeds = mine if graph.train is None else mine & graph.train
+        topology, ranges = graph.topology, graph.offsets
+        if topology is None:
+            topology, ranges = _undirected(graph), {None: (0, graph.num_nodes)}
+        ids = {name: seeds[begin:end].nonzero().view(-1) for name, (begin, end) in ranges.items()}
+        found = sample_prob(
+            topology,
+            {name: nodes for name, nodes in ids.items() if nodes.numel()},
+            self.num_neighbors,
+            batch_size=self.batch_size,
+            method=self.probabilities,
+            seed=seed,
+        )
+        return torch.cat([found[name] for name in topology.node_types]).to(torch.float32)
+
+    def _cached(self, need: Tensor, own: Tensor) -> Tensor:
+        """The nodes of other parts that a part samples most, hottest first."""
+        count = int(self.cache_ratio * need.numel())
+        order = need.masked_fill(own, 0).argsort(descending=True, stable=True)[:count]
+        return order[need[order] > 0]
+
+
+def _undirected(graph: PartitionGraph) -> Topology:
+    """The graph as it is cut, where nothing else is at hand."""
+    return Topology(
+        node_types=(None,),
+        edge_types=(None,),
+        num_nodes={None: graph.num_nodes},
+        csc={None: CSC(graph.indptr, graph.indices)},
+    )
