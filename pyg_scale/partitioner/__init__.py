@@ -9,6 +9,7 @@ from pyg_scale.partitioner.base import (
     equal_shares,
     imbalance,
 )
+from pyg_scale.partitioner.compare import compare
 from pyg_scale.partitioner.counts import Quality
 from pyg_scale.partitioner.cut import assign, partition
 from pyg_scale.partitioner.graph import partition_graph
@@ -24,6 +25,7 @@ __all__ = [
     "Quality",
     "Repartition",
     "assign",
+    "compare",
     "equal_shares",
     "imbalance",
     "partition",

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_scale.datasets import load
-from pyg_scale.partitioner import Partition, Quality, quality, write_partition
+from pyg_scale.partitioner import Partition, Quality, compare, quality, write_partition
 from pyg_scale.partitioner.report import describe, draw, table
 from tests.partitioner.saved import save
 
@@ -156,3 +156,14 @@ def test_graphs_without_edges_and_empty_parts():
 def test_bad_input(assignment, options, error, message):
     with pytest.raises(error, match=message):
         quality(two_squares(), assignment, **options)
+
+
+def test_methods_side_by_side(data_dir):
+    data = load(data_dir / "cora.npz")
+    found = compare(data, 4, ["random", "multilevel"], num_neighbors=[5, 5], num_batches=8)
+    assert [each.method for each in found] == ["random", "multilevel"]
+    assert found[1].cut < 0.3 < 0.7 < found[0].cut
+    assert found[1].remote.per_batch < found[0].remote.per_batch
+    assert all(each.seconds > 0 for each in found)
+    with pytest.raises(ValueError, match="list of partitioners"):
+        compare(data, 4, "random")
