@@ -52,6 +52,7 @@ def pyg_scale_partitioners() -> dict[str, str]:
         "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",
         "range": "pyg_scale.partitioner.range:RangePartitioner",
+        "spectral": "pyg_scale.partitioner.spectral:SpectralPartitioner",
     }
 
 

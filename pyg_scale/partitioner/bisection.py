@@ -91,8 +91,7 @@ def bisect(
     """
 
     def halve(level: Level, share: float, room: Tensor, least: Tensor, key: int) -> Tensor:
-        total = level.weights.sum(0).clamp(min=1)
-        size = (level.weights.to(torch.float64) / total * _WHOLE).to(torch.int64).sum(1)
+        size = sizes(level.weights)
         best: tuple[int, int] | None = None
         for number in range(tries):
             mine = keys.fold(key, number)
@@ -121,6 +120,14 @@ def bisect(
         return result
 
     return recursive(level, shares, capacity, minimum, key, halve)
+
+
+def sizes(weights: Tensor) -> Tensor:
+    """One number a node, ``int64`` ``[num_nodes]``: the sum of its shares of all columns."""
+    if weights.size(1) == 1:
+        return weights[:, 0].contiguous()
+    total = weights.sum(0).clamp(min=1)
+    return (weights.to(torch.float64) / total * _WHOLE).to(torch.int64).sum(1)
 
 
 def least_of_parts(weights: Tensor, shares: Tensor, max_imbalance: float) -> Tensor:
