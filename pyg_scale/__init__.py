@@ -29,7 +29,9 @@ _SUBMODULES = (
 )
 
 _FUNCTIONS = {
-    "partition": "partitioner",
+    "open": "store.directory.opening:open_graph",
+    "partition": "partitioner:partition",
+    "save": "store.directory.saving:save",
 }
 """Functions that are at home in a submodule, which is loaded when they are first used."""
 
@@ -40,7 +42,8 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+        module, _, attribute = _FUNCTIONS[name].partition(":")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

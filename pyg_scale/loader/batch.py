@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
+from pyg_scale.store.directory.data import is_waiting, plain_copy
 
 
 def build(
@@ -69,7 +69,7 @@ def _homogeneous(
 ) -> Data:
     edge = _original(out.edge, permutation)
     if isinstance(data, Data):
-        batch = copy.copy(data)
+        batch = plain_copy(data)
         _take_nodes(data._store, batch._store, out.node, _names(features, False, None), stats)
         _take_edges(
             data._store,
@@ -116,7 +116,7 @@ def _heterogeneous(
     edges = out.edge or {}
     edge = {t: _original(edges.get(t), permutation.get(t)) for t in out.row}
     if isinstance(data, HeteroData):
-        batch = copy.copy(data)
+        batch = plain_copy(data)
         for node_type in data.node_types:
             _take_nodes(
                 data[node_type],
@@ -182,13 +182,13 @@ def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:
 def _take_nodes(
     store: BaseStorage, into: BaseStorage, node: Tensor, skip: set[str], stats: Stats
 ) -> None:
-    for key, value in list(store.items()):
+    for key in list(store.keys()):
         if key == "num_nodes":
             into.num_nodes = node.numel()
         elif key in skip:
             del into[key]
         elif store.is_node_attr(key):
-            into[key] = _select(store, key, value, node, stats)
+            into[key] = _select(store, key, store[key], node, stats)
 
 
 def _take_edges(
@@ -201,15 +201,18 @@ def _take_edges(
     skip: set[str],
     stats: Stats,
 ) -> None:
-    for key, value in list(store.items()):
+    for key in list(store.keys()):
         if key == "edge_index":
-            into.edge_index = edge_index_of(row, col).to(value.device)
+            into.edge_index = edge_index_of(row, col)
+            if not is_waiting(store, key):  # which is in a file, and stays there
+                into.edge_index = into.edge_index.to(store[key].device)
         elif key == "adj_t":
-            into.adj_t = adjacency_like(value, row, col, edge, size)
+            into.adj_t = adjacency_like(store[key], row, col, edge, size)
         elif key in skip:
             if key in into:
                 del into[key]
         elif store.is_edge_attr(key):
+            value = store[key]
             into[key] = None if edge is None else _select(store, key, value, edge, stats)
 
 

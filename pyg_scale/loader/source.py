@@ -78,8 +78,11 @@ def filled(store: FeatureStore, data: Any) -> FeatureStore:
 
 
 def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any) -> None:
-    for name, value in attributes.items():
-        if not isinstance(value, Tensor | np.ndarray) or name in ("edge_index", "adj_t"):
+    for name in list(attributes.keys()):
+        if name in ("edge_index", "adj_t"):
+            continue
+        value = attributes[name]
+        if not isinstance(value, Tensor | np.ndarray):
             continue
         of_edges = edge_group is not None and attributes.is_edge_attr(name)
         if of_edges or (hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)):

@@ -45,6 +45,12 @@ class CSC:
     def num_edges(self) -> int:
         return self.indices.numel()
 
+    def share_memory_(self) -> None:
+        """Move all tensors to shared memory."""
+        for tensor in (self.indptr, self.indices, self.edge_id, self.time, self.weight_prefix):
+            if tensor is not None:
+                tensor.share_memory_()
+
     def original_id(self, position: Tensor) -> Tensor:
         """The original edge ids, ``int64``, of positions ``[n]``."""
         if self.edge_id is None:
@@ -112,9 +118,7 @@ class Topology:
         Neighbours and edge ids that lie side by side stay so.
         """
         for csc in self.csc.values():
-            for tensor in (csc.indptr, csc.indices, csc.edge_id, csc.time, csc.weight_prefix):
-                if tensor is not None:
-                    tensor.share_memory_()
+            csc.share_memory_()
         for time in self.node_time.values():
             time.share_memory_()
         return self

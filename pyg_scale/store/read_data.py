@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import SparseTensor
 
 from pyg_scale.store.base import EdgeType
+from pyg_scale.store.grouped import KnowsEdges, read_attribute
 from pyg_scale.store.source import Edges, GraphSource, coo, index_column, no_edges, of
 
 
@@ -30,7 +31,8 @@ def read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Gra
         owners=owner,
     )
     if time_attr is not None:
-        value = _get(data, time_attr, "time_attr")
+        _require(data, time_attr, "time_attr")
+        value = read_attribute(source, "time", data._store, None, time_attr)
         of_edges = is_edge_level(
             len(value),
             source.num_nodes[None],
@@ -40,7 +42,9 @@ def read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Gra
         )
         source.add_time(None, value, time_attr, of_edges)
     if weight_attr is not None:
-        source.add_weight(None, _get(data, weight_attr, "weight_attr"), weight_attr)
+        _require(data, weight_attr, "weight_attr")
+        value = read_attribute(source, "weight", data._store, None, weight_attr)
+        source.add_weight(None, value, weight_attr)
     return source
 
 
@@ -71,13 +75,15 @@ def read_hetero_data(
         edges = [t for t in edge_types if time_attr in data[t]]
         one_level(time_attr, nodes, edges)
         for kind in nodes or edges:
-            source.add_time(kind, data[kind][time_attr], time_attr, not nodes)
+            value = read_attribute(source, "time", data[kind], kind, time_attr)
+            source.add_time(kind, value, time_attr, not nodes)
     if weight_attr is not None:
         weighted = [t for t in edge_types if weight_attr in data[t]]
         if not weighted:
             raise ValueError(f"weight_attr={weight_attr!r}: no edge type has this attribute")
         for edge_type in weighted:
-            source.add_weight(edge_type, data[edge_type][weight_attr], weight_attr)
+            value = read_attribute(source, "weight", data[edge_type], edge_type, weight_attr)
+            source.add_weight(edge_type, value, weight_attr)
     return source
 
 
@@ -117,14 +123,19 @@ def is_edge_level(
     )
 
 
-def _get(data: Data, name: str, argument: str) -> Any:
+def _require(data: Data, name: str, argument: str) -> None:
     if name not in data or data[name] is None:
         raise ValueError(f"{argument}={name!r}: the graph has no such attribute")
-    return data[name]
 
 
 def _edges(store: Any, edge_type: EdgeType) -> tuple[Edges, list[Any]]:
     """The edges of a ``Data`` or of an edge store, and the object that holds them."""
+    if isinstance(store, Data):
+        store = store._store
+    if isinstance(store, KnowsEdges):
+        grouped = store.grouped_edges()
+        if grouped is not None:
+            return grouped, [grouped.owner]
     if "edge_index" in store and store["edge_index"] is not None:
         value = store["edge_index"]
         return _from_edge_index(value, f"edge_index{of(edge_type)}"), [value]

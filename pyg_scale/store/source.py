@@ -36,6 +36,11 @@ class Edges:
     def num_edges(self) -> int:
         return (self.col if self.layout == "csr" else self.row).numel()
 
+    @property
+    def index_dtype(self) -> torch.dtype:
+        """What the node ids are held in."""
+        return (self.col if self.layout == "csr" else self.row).dtype
+
     def least_size(self) -> tuple[int, int]:
         """How many source and destination nodes the edges need."""
         return (_least(self.row, self.layout == "csr"), _least(self.col, self.layout == "csc"))
@@ -55,6 +60,8 @@ class GraphSource:
         weight: Weights ``[num_edges]`` of the edge types that have them, by edge id.
         owners: Every object that this was read from, in a fixed order: the same objects,
             unchanged, are the same graph.
+        recorded: By ``("time" or "weight", type)``, the names of attributes that are as they were
+            when grouped edges were made of them.
     """
 
     node_types: tuple[NodeType, ...]
@@ -65,6 +72,7 @@ class GraphSource:
     edge_time: dict[EdgeType, Tensor] = field(default_factory=dict)
     weight: dict[EdgeType, Tensor] = field(default_factory=dict)
     owners: list[Any] = field(default_factory=list)
+    recorded: dict[tuple[str, Any], str] = field(default_factory=dict)
 
     def add_time(self, kind: NodeType | EdgeType, value: Any, name: str, of_edges: bool) -> None:
         """Take over the time of a node or edge type."""

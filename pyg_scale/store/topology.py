@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 import zlib
@@ -21,6 +22,7 @@ from pyg_scale.ops.csc import (
     weight_prefix,
 )
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.grouped import GroupedEdges
 from pyg_scale.store.mapped_topology import KeepsTopology, TopologyOptions
 from pyg_scale.store.read_data import read_data, read_hetero_data
 from pyg_scale.store.read_stores import read_stores
@@ -138,40 +140,71 @@ def _build(source: GraphSource, direction: str, is_sorted: bool) -> Topology:
     float_time = any(time.is_floating_point() for time in times)
     node_time = {t: _time(v, float_time) for t, v in source.node_time.items()}
     edge_time = {t: _time(v, float_time) for t, v in source.edge_time.items()}
-    indices = [e.col if e.layout == "csr" else e.row for e in source.edges.values()]
-    filled = [index for index in indices if index.numel()] or indices
-    narrow = bool(filled) and all(index.dtype == torch.int32 for index in filled)
+    kinds = source.edges.values()
+    held = {e.index_dtype for e in kinds if e.num_edges} or {e.index_dtype for e in kinds}
     topology = Topology(
         node_types=source.node_types,
         edge_types=source.edge_types,
         num_nodes=num_nodes,
         csc={},
         node_time=node_time,
-        index_dtype=torch.int32 if narrow else torch.int64,
+        index_dtype=torch.int32 if held == {torch.int32} else torch.int64,
         direction=direction,
         float_time=float_time,
     )
-    csc = {}
-    for edge_type, edges in source.edges.items():
-        expanded = num_nodes[topology.expanded_type(edge_type)]
-        neighbors = num_nodes[topology.neighbor_type(edge_type)]
-        part = _compress(edges, edge_type, direction, is_sorted, expanded, neighbors)
-        of_neighbors = node_time.get(topology.neighbor_type(edge_type))
-        of_edges = edge_time.get(edge_type)
-        if of_neighbors is not None:
-            part = order_by_time(part, of_neighbors, of_edges=False)
-        elif of_edges is not None:
-            part = order_by_time(part, of_edges, of_edges=True)
-        weight = source.weight.get(edge_type)
-        csc[edge_type] = CSC(
-            indptr=part.indptr,
-            indices=part.indices,
-            edge_id=part.edge_id,
-            time=_by_position(of_edges, part.edge_id),
-            weight_prefix=None if weight is None else _weights(part, weight, edge_type),
-        )
+    csc = {t: _csc(source, t, topology, edge_time.get(t), is_sorted) for t in source.edge_types}
     topology.csc.update(csc)  # type: ignore[attr-defined]
     return topology
+
+
+def _csc(
+    source: GraphSource,
+    edge_type: EdgeType,
+    topology: Topology,
+    of_edges: Tensor | None,
+    is_sorted: bool,
+) -> CSC:
+    """The edges of one type, ordered, with their times and weights."""
+    edges = source.edges[edge_type]
+    expanded, neighbor = topology.expanded_type(edge_type), topology.neighbor_type(edge_type)
+    weight = source.weight.get(edge_type)
+    if isinstance(edges, GroupedEdges):
+        if edges.serve(source, edge_type, topology, is_sorted):
+            return _grouped(edges, source, edge_type)
+        edges = edges.as_coo(edge_type)
+    part = _compress(
+        edges,
+        edge_type,
+        topology.direction,
+        is_sorted,
+        topology.num_nodes[expanded],
+        topology.num_nodes[neighbor],
+    )
+    of_neighbors = topology.node_time.get(neighbor)
+    if of_neighbors is not None:
+        part = order_by_time(part, of_neighbors, of_edges=False)
+    elif of_edges is not None:
+        part = order_by_time(part, of_edges, of_edges=True)
+    return CSC(
+        indptr=part.indptr,
+        indices=part.indices,
+        edge_id=part.edge_id,
+        time=_by_position(of_edges, part.edge_id),
+        weight_prefix=None if weight is None else _weights(part, weight, edge_type),
+    )
+
+
+def _grouped(edges: GroupedEdges, source: GraphSource, edge_type: EdgeType) -> CSC:
+    """Edges that need not be grouped or ordered any more."""
+    csc, weight = edges.csc, source.weight.get(edge_type)
+    time = csc.time if edge_type in source.edge_time else None
+    prefix = None
+    if weight is not None:
+        prefix = csc.weight_prefix
+        if prefix is None or source.recorded.get(("weight", edge_type)) != edges.weight_attr:
+            part = Compressed(csc.indptr, csc.indices, csc.edge_id)
+            prefix = _weights(part, weight, edge_type)
+    return dataclasses.replace(csc, time=time, weight_prefix=prefix)
 
 
 def _num_nodes(source: GraphSource) -> dict[NodeType, int]:

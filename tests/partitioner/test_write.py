@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -324,9 +322,9 @@ def test_wrong_options(tmp_path, options, message):
 def test_weights_that_are_gone_cannot_be_summed_by_source(tmp_path):
     data = homogeneous(weighted=True)
     save(data, tmp_path / "g", weight_attr="edge_weight")
-    meta = json.loads((tmp_path / "g" / "META.json").read_text())
-    del meta["edges"][0]["attributes"]["edge_weight"]
-    (tmp_path / "g" / "META.json").write_text(json.dumps(meta))
+    meta = GraphDirectory(tmp_path / "g").meta
+    del meta.edges[None].attributes["edge_weight"]
+    (tmp_path / "g" / "META.json").write_text(meta.to_json())
     with pytest.raises(GraphDirectoryError, match="not the weights themselves"):
         write_partition(
             tmp_path / "g", random_parts(data), tmp_path / "p", edge_assign_strategy="by_src"

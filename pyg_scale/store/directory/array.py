@@ -6,8 +6,11 @@ and ``META.json`` has the dtype.
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,6 +18,10 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.directory.file_view import FileView
+
+LONGEST_HEADER = 12 + 65536
+"""Bytes that the header of a file can have at most."""
 
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WITHOUT_NUMPY = {
@@ -78,52 +85,88 @@ def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def as_tensor(array: np.ndarray[Any, Any], name: str) -> Tensor:
     """The tensor of dtype ``name`` on the memory of an array that was read."""
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(array)  # keeps the array, and so its mapping
     return tensor if name in _NUMPY else tensor.view(_WITHOUT_NUMPY[name])
 
 
-def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor in a file, without the header."""
+    return numpy_dtype(dtype).itemsize * math.prod(shape)
+
+
+Open = Callable[[], BinaryIO]
+"""Opens a file to read it."""
+
+
+def map_array(
+    path: Path, dtype: str, shape: tuple[int, ...], *, open_file: Open | None = None
+) -> Tensor:
     """The tensor in a ``.npy`` file, mapped copy-on-write: writes stay in this process.
 
     Args:
         path: The file.
         dtype: What ``META.json`` says it holds.
         shape: What ``META.json`` says it holds.
+        open_file: Opens the file where its path alone does not, such as in a directory that was
+            renamed after it was opened; ``path`` is then what errors call it.
 
     Raises:
         GraphDirectoryError: If it is missing, no ``.npy`` file, or holds something else.
     """
-    offset = check_header(path, dtype, shape)
-    if 0 in shape:
-        return torch.empty(shape, dtype=torch_dtype(dtype))
-    array = np.memmap(path, numpy_dtype(dtype), mode="c", offset=offset, shape=shape)
-    return as_tensor(np.asarray(array), dtype)
+    with _opened(path, open_file) as file:
+        offset = _data_offset(path, file, dtype, shape)
+        if 0 in shape:
+            return torch.empty(shape, dtype=torch_dtype(dtype))
+        try:
+            view = FileView(file.fileno(), offset, numpy_dtype(dtype), shape)
+        except OSError as error:
+            raise GraphDirectoryError(f"{path} cannot be mapped: {error}") from None
+    array = np.asarray(view)
+    with torch.inference_mode(False):  # whose tensors do not count changes
+        return as_tensor(array, dtype)
 
 
-def check_header(path: Path, dtype: str, shape: tuple[int, ...]) -> int:
+def check_header(
+    path: Path, dtype: str, shape: tuple[int, ...], *, open_file: Open | None = None
+) -> int:
     """Compare a file's header and length with what it should hold; where its data begins.
 
     Raises:
         GraphDirectoryError: If they differ.
     """
+    with _opened(path, open_file) as file:
+        return _data_offset(path, file, dtype, shape)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, open_file: Open | None) -> Iterator[BinaryIO]:
     try:
-        with path.open("rb") as file:
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            found, fortran, stored = read(file)
-            offset = file.tell()
-            length = file.seek(0, 2)
+        file = path.open("rb") if open_file is None else open_file()
     except FileNotFoundError:
         raise GraphDirectoryError(f"{path} is missing") from None
-    except (ValueError, EOFError, OSError) as error:
+    except OSError as error:
+        raise GraphDirectoryError(f"{path} cannot be opened: {error}") from None
+    with file:
+        yield file
+
+
+def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        found, fortran, stored = read(file)
+        offset = file.tell()
+        length = file.seek(0, 2)
+    except Exception as error:  # the header is parsed as Python, which fails in many ways
         raise GraphDirectoryError(f"{path} cannot be read as .npy: {error}") from None
     wanted = numpy_dtype(dtype)
-    if fortran or tuple(found) != tuple(shape) or stored != wanted:
+    # the order of one row or of one column is both
+    if (fortran and len(shape) > 1) or tuple(found) != tuple(shape) or stored != wanted:
         raise GraphDirectoryError(
             f"{path} holds {stored} of shape {list(found)}, META.json says {wanted} of shape "
             f"{list(shape)}: the file was replaced; write the directory again"
         )
-    expected = offset + wanted.itemsize * int(np.prod(shape, dtype=object))
+    expected = offset + num_bytes(dtype, shape)
     if length != expected:
         raise GraphDirectoryError(
             f"{path} has {length} bytes, expected {expected}: it is truncated or was changed"

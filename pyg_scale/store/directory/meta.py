@@ -1,17 +1,20 @@
-"""What ``META.json`` says, as checked values."""
+"""What ``META.json`` says, as values."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import EdgeType, NodeType
-from pyg_scale.store.directory.array import DTYPES
+from pyg_scale.store.directory.paths import attribute_file as attribute_file
+from pyg_scale.store.directory.paths import edge_dir as edge_dir
+from pyg_scale.store.directory.paths import node_dir as node_dir
+from pyg_scale.store.directory.paths import set_file as set_file
 
 FORMAT = "pyg_scale graph directory"
 VERSION = 1
@@ -38,6 +41,11 @@ class NodeMeta:
         part_nodes: Nodes of each part.
         part_halo: Halo nodes of each part.
         part_cache: Nodes in each part's list of features to cache; empty where there are none.
+        other: What the type has beside attributes with a row per node, as JSON (see
+            :mod:`pyg_scale.store.directory.values`).
+        keys: The names of all that the user's graph has of the type, in its order, ``num_nodes``
+            among them where the graph says that itself; ``None`` for the usual order.
+        listed: Whether the user's graph has the type itself; else only edges name it.
     """
 
     name: NodeType
@@ -47,6 +55,9 @@ class NodeMeta:
     part_nodes: list[int] = field(default_factory=list)
     part_halo: list[int] = field(default_factory=list)
     part_cache: list[int] = field(default_factory=list)
+    other: dict[str, Any] = field(default_factory=dict)
+    keys: list[str] | None = None
+    listed: bool = True
 
 
 @dataclass
@@ -63,6 +74,8 @@ class EdgeMeta:
         has_weight: Whether there is a ``weight_prefix.npy``.
         attributes: By name.
         part_edges: Edges of each part.
+        other: What the type has beside attributes with a row per edge, as JSON.
+        keys: As of :class:`NodeMeta`, with ``edge_index``.
     """
 
     name: EdgeType
@@ -74,6 +87,8 @@ class EdgeMeta:
     has_weight: bool = False
     attributes: dict[str, Attribute] = field(default_factory=dict)
     part_edges: list[int] = field(default_factory=list)
+    other: dict[str, Any] = field(default_factory=dict)
+    keys: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,8 @@ class Meta:
         graph_attributes: What the graph has beside nodes and edges, as JSON.
         index_sets: ``{node type or "": {name: number of ids}}``.
         partition: ``None`` for a graph that was not cut.
+        keys: As of :class:`NodeMeta`: of a homogeneous graph (of nodes, edges and the graph
+            together), or of what a heterogeneous one has beside its types.
         files: Every file but ``META.json`` by its POSIX path in the directory.
     """
 
@@ -133,36 +150,45 @@ class Meta:
     graph_attributes: dict[str, Any] = field(default_factory=dict)
     index_sets: dict[str, dict[str, int]] = field(default_factory=dict)
     partition: PartitionMeta | None = None
+    keys: list[str] | None = None
     files: dict[str, FileMeta] = field(default_factory=dict)
+
+    def grouped_by(self, edge_type: EdgeType) -> NodeType:
+        """The node type by whose nodes the edges of a type are grouped."""
+        if edge_type is None:
+            return None
+        by_src = self.partition is not None and self.partition.edge_assign_strategy == "by_src"
+        return edge_type[0 if by_src else 2]
 
     # JSON ##################################################################################
 
     def to_json(self) -> str:
         """The text of ``META.json``."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                **{k: v for k, v in vars(self).items() if k not in _NESTED},
-                "nodes": [_plain(each) for each in self.nodes.values()],
-                "edges": [_plain(each) for each in self.edges.values()],
-                "partition": None if self.partition is None else _plain(self.partition),
-                "files": {name: vars(file) for name, file in self.files.items()},
-            },
-            indent=1,
-            default=_plain,
-        )
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            **{k: v for k, v in vars(self).items() if k not in _NESTED},
+            "nodes": [_plain(each) for each in self.nodes.values()],
+            "edges": [_plain(each) for each in self.edges.values()],
+            "partition": None if self.partition is None else _plain(self.partition),
+            "files": {name: vars(file) for name, file in self.files.items()},
+        }
+        content = json.loads(json.dumps(content, default=_plain))
+        return json.dumps({**content, "checksum": checksum(content)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> Meta:
         """Read ``META.json``.
 
         Raises:
-            GraphDirectoryError: If it is no such file, of a newer version, or contradicts itself.
+            GraphDirectoryError: If it is no such file, of a newer version, was altered, or
+                contradicts itself.
         """
         try:
             found = json.loads(text)
-        except ValueError as error:
+            check = found.pop("checksum", None) if isinstance(found, dict) else None
+            intact = check == checksum(found)
+        except (ValueError, RecursionError) as error:
             raise GraphDirectoryError(f"{where} is no JSON: {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise GraphDirectoryError(f"{where} does not say that it is a {FORMAT}")
@@ -174,16 +200,22 @@ class Meta:
                 f"{where} has version {version}, this release reads up to {VERSION}: "
                 "pip install --upgrade pyg-scale"
             )
+        if not intact:
+            raise GraphDirectoryError(
+                f"{where} does not fit its own checksum: it was altered; write the directory again"
+            )
         try:
-            meta = cls._from_dict(found)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return cls._from_dict(found)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise GraphDirectoryError(f"{where} is incomplete or wrong: {reason}") from None
-        return meta
 
     @classmethod
     def _from_dict(cls, found: Mapping[str, Any]) -> Meta:
-        values = {k: found[k] for k in cls.__dataclass_fields__ if k in found and k not in _NESTED}
+        unknown = found.keys() - {"format", "version"} - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise ValueError(f"unknown entry {min(unknown)!r}")
+        values = {k: v for k, v in found.items() if k not in ("format", "version", *_NESTED)}
         nodes = [_node(each) for each in found["nodes"]]
         edges = [_edge(each) for each in found["edges"]]
         partition = found.get("partition")
@@ -194,6 +226,8 @@ class Meta:
             files={name: FileMeta(**file) for name, file in found["files"].items()},
             **values,
         )
+        if len(meta.nodes) != len(nodes) or len(meta.edges) != len(edges):
+            raise ValueError("a type is there twice")
         meta.check()
         return meta
 
@@ -202,41 +236,20 @@ class Meta:
 
         Raises:
             ValueError: Names what.
+            TypeError: Names what.
         """
-        parts = _count(self.num_parts, "num_parts")
-        if parts < 1:
-            raise ValueError("num_parts must be at least 1")
-        for node in self.nodes.values():
-            if (node.name is None) == self.is_hetero:
-                raise ValueError(f"node type {node.name!r} does not fit is_hetero")
-            _check_parts(node.part_nodes, node.num_nodes, parts, f"nodes of {node.name!r}")
-            if len(node.part_halo) != parts:
-                raise ValueError(f"halo of {node.name!r} must have {parts} entries")
-            if len(node.part_cache) not in (0, parts):
-                raise ValueError(f"cache lists of {node.name!r} must have {parts} entries or none")
-            for count in [*node.part_halo, *node.part_cache]:
-                _count(count, f"halo or cache list of {node.name!r}")
-            _check_attributes(node.attributes)
-        for edge in self.edges.values():
-            ends = (None, None) if edge.name is None else (edge.name[0], edge.name[2])
-            if any(end not in self.nodes for end in ends):
-                raise ValueError(f"edge type {edge.name!r} has a node type that is not there")
-            _check_parts(edge.part_edges, edge.num_edges, parts, f"edges of {edge.name!r}")
-            if edge.index_dtype not in _INDEX or edge.indices_dtype not in _INDEX:
-                raise ValueError(f"edges of {edge.name!r} must be int64 or int32")
-            if edge.edge_id_dtype not in (*_INDEX, None):
-                raise ValueError(f"edge ids of {edge.name!r} must be int64 or int32")
-            _check_attributes(edge.attributes)
-        for name, file in self.files.items():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or path.name == META or "\\" in name:
-                raise ValueError(f"file {name!r} is not inside the directory")
-            _count(file.bytes, f"bytes of {name}")
-            _count(file.crc32, f"crc32 of {name}")
+        from pyg_scale.store.directory.check import check_meta  # which needs this module
+
+        check_meta(self)
+
+
+def checksum(content: Any) -> int:
+    """CRC-32 of the content of ``META.json`` but for its ``checksum``, whatever its spacing."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return zlib.crc32(text.encode())
 
 
 _NESTED = ("nodes", "edges", "partition", "files")
-_INDEX = ("int64", "int32")
 
 
 def _plain(value: Any) -> Any:
@@ -257,60 +270,3 @@ def _edge(found: Mapping[str, Any]) -> EdgeMeta:
         source, relation, destination = name
         name = (source, relation, destination)
     return EdgeMeta(**{**found, "name": name, "attributes": _attributes(found["attributes"])})
-
-
-def _count(value: Any, what: str) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{what} must be a number >= 0 (got {value!r})")
-    return value
-
-
-def _check_parts(sizes: Any, total: Any, parts: int, what: str) -> None:
-    _count(total, f"the number of {what}")
-    if not isinstance(sizes, list) or len(sizes) != parts:
-        raise ValueError(f"{what}: expected a size for each of the {parts} parts")
-    if sum(_count(size, what) for size in sizes) != total:
-        raise ValueError(f"{what}: the parts have {sum(sizes)}, in all there are {total}")
-
-
-def _check_attributes(attributes: Mapping[str, Attribute]) -> None:
-    for name, attribute in attributes.items():
-        if attribute.dtype not in DTYPES:
-            raise ValueError(f"attribute {name!r} has an unknown dtype {attribute.dtype!r}")
-        for size in attribute.row:
-            _count(size, f"the shape of attribute {name!r}")
-
-
-# Paths ####################################################################################
-
-
-def node_dir(node_type: NodeType, part: int | None = None) -> str:
-    """Where the files of a node type are, of a part or (the book) of all parts."""
-    root = "book" if part is None else f"part-{part}"
-    return f"{root}/nodes" if node_type is None else f"{root}/nodes/{_quoted(node_type)}"
-
-
-def edge_dir(edge_type: EdgeType, part: int) -> str:
-    """Where the files of an edge type are."""
-    if edge_type is None:
-        return f"part-{part}/edges"
-    return f"part-{part}/edges/{','.join(map(_quoted, edge_type))}"
-
-
-def attribute_file(directory: str, name: str) -> str:
-    """The file of an attribute in the directory of its type."""
-    return f"{directory}/attributes/{_quoted(name)}.npy"
-
-
-def set_file(node_type: NodeType, name: str) -> str:
-    """The file of a named index set."""
-    prefix = "sets" if node_type is None else f"sets/{_quoted(node_type)}"
-    return f"{prefix}/{_quoted(name)}.npy"
-
-
-def _quoted(name: str) -> str:
-    """A name as a file name, whatever it holds; two names never share one."""
-    quoted = quote(name, safe=" ")
-    return (
-        quoted.replace(".", "%2E") if quoted.strip(".") == "" or quoted.startswith(".") else quoted
-    )

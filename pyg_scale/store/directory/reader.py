@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import os
+import threading
+import weakref
+import zlib
+from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -12,20 +18,22 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.array import map_array
 from pyg_scale.store.directory.book import PartitionBook
-from pyg_scale.store.directory.meta import (
-    META,
-    Meta,
-    attribute_file,
-    edge_dir,
-    node_dir,
-    set_file,
+from pyg_scale.store.directory.meta import META, Meta
+from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
+
+_LONGEST_META = 1 << 28
+_opened: weakref.WeakValueDictionary[tuple[Any, ...], GraphDirectory] = (
+    weakref.WeakValueDictionary()
 )
+_opening = threading.Lock()
 
 
 class GraphDirectory:
     """A graph directory that was opened. Nothing is read but ``META.json`` and file lengths.
 
-    Tensors are mapped copy-on-write: a write to one stays in this process.
+    Tensors are mapped copy-on-write: a write to one stays in this process. Files are found through
+    the directory as it was opened: one that another writer puts in its place is never mixed with
+    it. A copy in another process is opened there by path.
 
     Args:
         path: The directory.
@@ -36,34 +44,88 @@ class GraphDirectory:
             machine may hold only its own.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path).absolute()
+        self._handle = _open_directory(self.path)
+        weakref.finalize(self, os.close, self._handle).atexit = False
+        text = self._read_meta()
+        self._checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
+        self.meta = Meta.from_json(text, self.path / META)
+        names = set(os.listdir(self._handle))
+        present = {int(name[5:]) for name in names if _is_part(name)}
+        self.parts = sorted(part for part in present if part < self.meta.num_parts)
+        """The parts that this machine holds."""
+        self.grouped: dict[EdgeType, CSC | None] = {}
+        """In-edges that were asked for, see :mod:`pyg_scale.store.directory.shared`."""
+        self.attributes: dict[Any, Tensor] = {}
+        """Attributes that go with them."""
+        self.check_lengths()
+
+    @classmethod
+    def shared(cls, path: str | PathLike[str]) -> GraphDirectory:
+        """The same object for the same directory, for as long as somebody holds it.
+
+        Raises:
+            GraphDirectoryError: As of the class itself.
+        """
+        path = Path(path).absolute()
+        with _opening:
+            try:
+                folder, meta = path.stat(), (path / META).stat()
+            except OSError:
+                return cls(path)  # which says why
+            key = (str(path), *_identity(folder), *_identity(meta))
+            known = _opened.get(key)
+            if known is None:
+                known = _opened[key] = cls(path)
+            else:
+                known.check_lengths()
+            return known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (str(self.path), self._checksum)
+
+    def __copy__(self) -> GraphDirectory:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> GraphDirectory:
+        return self
+
+    def __repr__(self) -> str:
+        return f"GraphDirectory({str(self.path)!r})"
+
+    def _read_meta(self) -> str:
         file = self.path / META
         try:
-            text = file.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
+            with self.file(META) as read:
+                found = read.read(_LONGEST_META + 1)
+        except FileNotFoundError:
             raise GraphDirectoryError(
                 f"{self.path} is no graph directory, it has no {META}: pyg_scale.save(data, path) "
                 "or `pyg-scale convert` make one"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise GraphDirectoryError(f"{file} cannot be read: {error}") from None
-        self.meta = Meta.from_json(text, file)
-        self.parts = [
-            part for part in range(self.meta.num_parts) if (self.path / f"part-{part}").is_dir()
-        ]
-        """The parts that this machine holds."""
-        self._check_lengths()
+        if len(found) > _LONGEST_META:
+            raise GraphDirectoryError(f"{file} is longer than any {META}")
+        try:
+            return found.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise GraphDirectoryError(f"{file} is no text: {error}") from None
 
-    def _check_lengths(self) -> None:
-        absent = {f"part-{p}" for p in range(self.meta.num_parts)} - {
-            f"part-{p}" for p in self.parts
-        }
+    def check_lengths(self) -> None:
+        """Compare the lengths of files with what ``META.json`` says, of the parts that are here.
+
+        Raises:
+            GraphDirectoryError: Names the first file that is missing or of another length.
+        """
+        here = {f"part-{part}" for part in self.parts}
         for name, file in self.meta.files.items():
-            if name.partition("/")[0] in absent:
+            root = name.partition("/")[0]
+            if root.startswith("part-") and root not in here:
                 continue
             try:
-                size = (self.path / name).stat().st_size
+                size = os.stat(name, dir_fd=self._handle).st_size
             except OSError:
                 raise GraphDirectoryError(f"{self.path / name} is missing") from None
             if size != file.bytes:
@@ -71,6 +133,17 @@ class GraphDirectory:
                     f"{self.path / name} has {size} bytes, {META} says {file.bytes}: it is "
                     "truncated or was changed"
                 )
+
+    def file(self, name: str) -> BinaryIO:
+        """Open a file of the directory to read it.
+
+        Args:
+            name: Its path in the directory, with ``/``.
+
+        Raises:
+            OSError: If it is not there.
+        """
+        return os.fdopen(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._handle), "rb")
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.
@@ -80,7 +153,7 @@ class GraphDirectory:
         """
         if name not in self.meta.files:
             raise GraphDirectoryError(f"{self.path / META} does not list {name}")
-        return map_array(self.path / name, dtype, shape)
+        return map_array(self.path / name, dtype, shape, open_file=partial(self.file, name))
 
     def part(self, number: int) -> Part:
         """A part that this machine holds.
@@ -147,8 +220,7 @@ class Part:
         """
         meta = self.directory.meta
         edge, folder = meta.edges[edge_type], edge_dir(edge_type, self.number)
-        by_src = meta.partition is not None and meta.partition.edge_assign_strategy == "by_src"
-        end = None if edge_type is None else edge_type[0 if by_src else 2]
+        end = meta.grouped_by(edge_type)
         shape = (edge.part_edges[self.number],)
         array = self.directory.array
         return CSC(
@@ -232,3 +304,36 @@ class Part:
             return self.directory.books[node_type].nodes_of(self.number)
         name = f"{node_dir(node_type, self.number)}/orig_id.npy"
         return self.directory.array(name, "int64", (node.part_nodes[self.number],))
+
+
+def _open_directory(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise GraphDirectoryError(
+            f"{path} is no graph directory, it is no directory: pyg_scale.save(data, path) or "
+            "`pyg-scale convert` make one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise GraphDirectoryError(f"{path} cannot be opened: {error}") from None
+
+
+def _is_part(name: str) -> bool:
+    digits = name.removeprefix("part-")
+    return name.startswith("part-") and digits.isdecimal() and str(int(digits)) == digits
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _reopen(path: str, checksum: int) -> GraphDirectory:
+    """The directory that another process has open.
+
+    Raises:
+        GraphDirectoryError: If it is another one by now.
+    """
+    directory = GraphDirectory.shared(path)
+    if directory._checksum != checksum:
+        raise GraphDirectoryError(f"{path} was replaced since it was opened: open it again")
+    return directory

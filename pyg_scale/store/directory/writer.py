@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
+import contextlib
+import io
 import os
 import shutil
-import sys
 import zlib
+from collections.abc import Callable, Iterator
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -18,11 +18,23 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.array import as_array, as_tensor, dtype_name, numpy_dtype
+from pyg_scale.store.directory.array import (
+    as_array,
+    as_tensor,
+    check_header,
+    dtype_name,
+    num_bytes,
+    numpy_dtype,
+)
+from pyg_scale.store.directory.checksums import checksums
+from pyg_scale.store.directory.file_view import FileView
+from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
+from pyg_scale.store.directory.place import Lock, restore, sync, take_place
 
 _CHUNK = 1 << 24
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_MARK = ".writing"
+"""A file that tells what is being written from what was there before."""
 
 
 class DirectoryWriter:
@@ -40,7 +52,8 @@ class DirectoryWriter:
     Raises:
         FileExistsError: If something is at ``path`` and ``overwrite`` is not set, or it is no graph
             directory.
-        GraphDirectoryError: If another process is writing to ``path``.
+        GraphDirectoryError: If another process is writing to ``path``, or nothing can be written
+            there.
 
     Example::
 
@@ -50,24 +63,35 @@ class DirectoryWriter:
             writer.commit(meta)
     """
 
-    def __init__(self, path: str | Path, *, overwrite: bool = False, resume: bool = False) -> None:
-        self.path = Path(path).absolute()
+    def __init__(
+        self, path: str | PathLike[str], *, overwrite: bool = False, resume: bool = False
+    ) -> None:
+        self.path = Path(path).resolve()
         self._check_target(overwrite)
-        self._overwrite = overwrite
         self.staging = self.path.with_name(f".{self.path.name}.partial")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self.path.with_name(f".{self.path.name}.lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise GraphDirectoryError(f"another process is writing {self.path}") from None
-        if not resume:
-            shutil.rmtree(self.staging, ignore_errors=True)
-        self.staging.mkdir(exist_ok=True)
         self._resume = resume
-        self._checksums: dict[str, FileMeta] = {}
+        self._written: dict[str, tuple[FileMeta, int]] = {}
+        with _refused(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path)
+        try:
+            with _refused(self.path):
+                restore(self.path)
+                self._check_target(overwrite)  # nobody else writes from here on
+                (self.path / _MARK).unlink(missing_ok=True)
+                self._prepare()
+        except BaseException:
+            self._lock.release()
+            raise
         self._open = True
+
+    def _prepare(self) -> None:
+        # Without the mark it is what was at the path before, from where it was just taken.
+        if not (self._resume and (self.staging / _MARK).exists()) and self.staging.exists():
+            shutil.rmtree(self.staging)
+        self.staging.mkdir(exist_ok=True)
+        (self.staging / _MARK).touch()
+        (self.staging / META).unlink(missing_ok=True)
 
     def __enter__(self) -> DirectoryWriter:
         return self
@@ -83,57 +107,90 @@ class DirectoryWriter:
             dtype: What it holds.
             shape: Its shape. The content is zero at first.
 
-        Raises:
-            OSError: If the disk is full, before anything is written to it.
-        """
-        file, stored = self.staging / name, dtype_name(dtype)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as out:
-            header = {"descr": npy.dtype_to_descr(numpy_dtype(stored)), "fortran_order": False}
-            npy.write_array_header_1_0(out, {**header, "shape": shape})
-            offset = out.tell()
-            size = int(np.prod(shape, dtype=object)) * numpy_dtype(stored).itemsize
-            if size:
-                os.posix_fallocate(out.fileno(), offset, size)  # a full disk is said here
-        if not size:
-            return torch.empty(shape, dtype=dtype)
-        array = np.memmap(file, numpy_dtype(stored), mode="r+", offset=offset, shape=shape)
-        return as_tensor(np.asarray(array), stored)
+        Returns:
+            The tensor; not to be written to after :meth:`commit`.
 
-    def write(self, name: str, value: Tensor | np.ndarray[Any, Any]) -> None:
-        """Write a whole tensor."""
+        Raises:
+            GraphDirectoryError: If the disk is full, before anything is written to it; names the
+                file.
+        """
+        stored = dtype_name(dtype)
+        with self._file(name) as out:
+            offset = out.write(_header(dtype, shape))
+            out.flush()
+            size = num_bytes(stored, shape)
+            if not size:
+                return torch.empty(shape, dtype=dtype)
+            os.posix_fallocate(out.fileno(), offset, size)  # a full disk is said here
+            view = FileView(out.fileno(), offset, numpy_dtype(stored), shape, shared=True)
+            return as_tensor(np.asarray(view), stored)
+
+    def write(
+        self,
+        name: str,
+        value: Tensor | np.ndarray[Any, Any],
+        *,
+        dtype: torch.dtype | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        """Write a whole tensor, some rows at a time: neither strides nor ``dtype`` need a copy.
+
+        Args:
+            name: Path in the directory, with ``/``.
+            value: What to write.
+            dtype: What the file is to hold; that of ``value`` if ``None``.
+            progress: Called with the bytes that were written, piece by piece.
+
+        Raises:
+            GraphDirectoryError: If the disk is full or refuses; names the file.
+        """
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
-        tensor = tensor.detach().cpu().contiguous()
-        file = self.staging / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        array = as_array(tensor)
-        with file.open("wb") as out:
-            header = {"descr": npy.dtype_to_descr(array.dtype), "fortran_order": False}
-            npy.write_array_header_1_0(out, {**header, "shape": tuple(array.shape)})
-            flat = array.reshape(-1)
-            step = max(1, _CHUNK // max(1, array.itemsize))
-            for begin in range(0, flat.size, step):
-                out.write(np.ascontiguousarray(flat[begin : begin + step]).data)
+        tensor, dtype = tensor.detach(), dtype or tensor.dtype
+        rows = tensor if tensor.dim() else tensor.view(1)
+        step = max(1, _CHUNK // max(1, rows[:1].numel() * dtype.itemsize))
+        with self._file(name) as out:
+            header = _header(dtype, tuple(tensor.shape))
+            out.write(header)
+            crc, size = zlib.crc32(header), len(header)
+            for begin in range(0, len(rows) if rows.numel() else 0, step):
+                piece = rows[begin : begin + step].to(device="cpu", dtype=dtype).contiguous()
+                data = as_array(piece).reshape(-1).view(np.uint8).data
+                out.write(data)
+                crc, size = zlib.crc32(data, crc), size + data.nbytes
+                if progress is not None:
+                    progress(data.nbytes)
+            out.flush()
+            changed = os.fstat(out.fileno()).st_mtime_ns
+        self._written[name] = FileMeta(size, crc), changed
 
     def commit(self, meta: Meta) -> None:
         """Complete the directory: checksums, flush, ``META.json``, rename.
+
+        Files that are no ``.npy`` files are removed.
 
         Args:
             meta: ``files`` is filled in here, from what lies in the directory.
 
         Raises:
             ValueError: If ``meta`` contradicts itself.
+            GraphDirectoryError: If a file is missing, or holds something else than ``meta`` says,
+                or the disk is full.
         """
-        meta.files = self._files()
-        meta.check()
-        with (self.staging / META).open("w") as out:
-            out.write(meta.to_json())
-            out.flush()
-            os.fsync(out.fileno())
-        for folder, _, _ in os.walk(self.staging):
-            _sync(Path(folder))
-        _take_place(self.staging, self.path)
-        _sync(self.path.parent)
+        with _refused(self.staging):
+            files = self._clean()
+            meta.files = checksums(self.staging, files, self._known(files))
+            meta.check()
+            for file in expected_files(meta, range(meta.num_parts)):
+                check_header(self.staging / file.name, file.dtype, file.shape)
+            with (self.staging / META).open("w", encoding="utf-8") as out:
+                out.write(meta.to_json())
+                out.flush()
+                os.fsync(out.fileno())
+            for folder, _, _ in os.walk(self.staging, topdown=False):
+                sync(Path(folder))
+            take_place(self.staging, self.path)
+            sync(self.path.parent)
+            (self.path / _MARK).unlink(missing_ok=True)
         shutil.rmtree(self.staging, ignore_errors=True)  # what was there before, if anything
         self.close()
 
@@ -144,8 +201,7 @@ class DirectoryWriter:
         self._open = False
         if not self._resume:
             shutil.rmtree(self.staging, ignore_errors=True)
-        Path(self._lock.name).unlink(missing_ok=True)
-        self._lock.close()
+        self._lock.release()
 
     def _check_target(self, overwrite: bool) -> None:
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
@@ -158,49 +214,55 @@ class DirectoryWriter:
                 "overwrite=True"
             )
 
-    def _files(self) -> dict[str, FileMeta]:
-        found = {}
-        for file in sorted(self.staging.rglob("*.npy")):
-            found[file.relative_to(self.staging).as_posix()] = _checksum(file)
-        return found
+    @contextlib.contextmanager
+    def _file(self, name: str) -> Iterator[BinaryIO]:
+        file = self.staging / name
+        self._written.pop(name, None)
+        with _refused(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb+") as out:
+                yield out
+
+    def _clean(self) -> list[str]:
+        """The files of the directory; all else is removed."""
+        files = []
+        for folder, folders, names in os.walk(self.staging, topdown=False):
+            for name in names:
+                file = Path(folder) / name
+                if name.endswith(".npy"):
+                    files.append(file.relative_to(self.staging).as_posix())
+                elif name != _MARK:
+                    file.unlink()
+            for name in folders:
+                with contextlib.suppress(OSError):  # which says that it is not empty
+                    (Path(folder) / name).rmdir()
+        return sorted(files)
+
+    def _known(self, files: list[str]) -> dict[str, FileMeta]:
+        """The checksums of files that nobody wrote to since."""
+        known = {}
+        for name in files:
+            found, changed = self._written.get(name, (None, 0))
+            stat = (self.staging / name).stat()
+            if found is not None and (stat.st_size, stat.st_mtime_ns) == (found.bytes, changed):
+                known[name] = found
+        return known
 
 
-def _checksum(file: Path) -> FileMeta:
-    """Size and CRC-32 of a file, which is on the disk afterwards."""
-    crc, size = 0, 0
-    with file.open("rb+") as read:
-        while chunk := read.read(_CHUNK):
-            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-        os.fsync(read.fileno())
-    return FileMeta(size, crc)
+def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    out = io.BytesIO()
+    stored = npy.dtype_to_descr(numpy_dtype(dtype_name(dtype)))
+    npy.write_array_header_1_0(out, {"descr": stored, "fortran_order": False, "shape": shape})
+    return out.getvalue()
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def _refused(file: Path) -> Iterator[None]:
+    """What the system refuses, with the file that it is about."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _take_place(new: Path, old: Path) -> None:
-    """Rename ``new`` to ``old``; a directory that is there is exchanged with it in one step."""
-    if not old.exists():
-        new.rename(old)
-        return
-    if not any(old.iterdir()):
-        new.replace(old)
-        return
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        paths = os.fsencode(new), os.fsencode(old)
-        if libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(code, os.strerror(code), str(old))
-    before = old.with_name(f".{old.name}.before")
-    shutil.rmtree(before, ignore_errors=True)
-    old.rename(before)
-    new.rename(old)
-    shutil.rmtree(before, ignore_errors=True)
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        name = error.filename or file
+        raise GraphDirectoryError(f"{name} cannot be written: {error.strerror or error}") from error

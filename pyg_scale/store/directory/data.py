@@ -1,0 +1,278 @@
+"""PyG's ``Data`` and ``HeteroData`` whose tensors are in a graph directory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.typing import TensorFrame
+
+from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
+from pyg_scale.store.directory.reader import GraphDirectory
+from pyg_scale.store.directory.shared import shared_attribute, stored_in_edges, with_origin
+from pyg_scale.store.grouped import GroupedEdges, KnowsEdges
+
+_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # as PyG counts nodes
+
+
+class _Recorded(KnowsEdges):
+    """Mixin: a storage whose attributes are entries of a directory, until they are replaced."""
+
+    _mapping: LazyMapping
+    _directory: GraphDirectory
+
+    def _sketch(self) -> Any:
+        """The same storage of PyG's own class; what nobody asked for has no content there."""
+        plain: Any = next(c for c in type(self).__mro__ if c.__module__ == BaseStorage.__module__)
+        out = plain.__new__(plain)
+        out.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_cached_attr"})
+        out._mapping = self._mapping.sketch()
+        return out
+
+    def _attribute_sketch(self, name: str) -> Any:
+        entry = self._mapping.entry(name)
+        return None if entry is None or entry.made else self._sketch()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._mapping  # a Mapping's own asks for the value
+
+    def to_dict(self) -> dict[str, Any]:
+        out = dict(self._mapping.items())
+        if "_num_nodes" in self.__dict__:
+            out["_num_nodes"] = self.__dict__["_num_nodes"]
+        return out
+
+    def __repr__(self) -> str:
+        return repr(self._mapping)
+
+    def recorded(self, name: str) -> Tensor | None:
+        entry = self._mapping.entry(name)
+        if entry is None or not entry.intact:
+            return None
+        return shared_attribute(self._directory, entry)
+
+
+class _OfNodes(_Recorded):
+    """Mixin: knows the number of nodes where PyG would guess it from the edges."""
+
+    _node_type: NodeType
+
+    @property
+    def num_nodes(self) -> int | None:
+        if "num_nodes" in self._mapping:
+            return self._mapping["num_nodes"]
+        sketch = self._sketch()
+        replaced = self._mapping.entry(EDGE_INDEX) is None and EDGE_INDEX in self._mapping
+        if replaced or any(_counts_nodes(name, value) for name, value in sketch.items()):
+            return sketch.num_nodes
+        return self._directory.meta.nodes[self._node_type].num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, value: int | None) -> None:
+        self["num_nodes"] = value  # type: ignore[index]
+
+    @property
+    def num_node_features(self) -> int:
+        return self._sketch().num_node_features
+
+    def is_node_attr(self, key: str) -> bool:
+        sketch = self._attribute_sketch(key)
+        if sketch is None:
+            return super().is_node_attr(key)  # type: ignore[misc]
+        sketch._mapping["num_nodes"] = self.num_nodes
+        return sketch.is_node_attr(key)
+
+
+def _counts_nodes(name: str, value: Any) -> bool:
+    """Whether PyG reads the number of nodes off an attribute."""
+    if name in ("adj", "adj_t"):
+        return True
+    has_rows = isinstance(value, Tensor | np.ndarray | TensorFrame)
+    return has_rows and (name in _NODE_KEYS or "node" in name)
+
+
+class _OfEdges(_Recorded):
+    """Mixin: knows the edges grouped by destination while the edge list is the recorded one."""
+
+    _edge_type: EdgeType
+
+    @property
+    def num_edges(self) -> int:
+        entry = self._mapping.entry(EDGE_INDEX)
+        if "num_edges" not in self._mapping and entry is not None:
+            return entry.shape[1]
+        return self._sketch().num_edges
+
+    @property
+    def num_edge_features(self) -> int:
+        return self._sketch().num_edge_features
+
+    def is_edge_attr(self, key: str) -> bool:
+        sketch = self._attribute_sketch(key)
+        if sketch is None:
+            return super().is_edge_attr(key)  # type: ignore[misc]
+        if isinstance(self, _OfNodes):
+            sketch._mapping["num_nodes"] = self.num_nodes
+        return sketch.is_edge_attr(key)
+
+    def grouped_edges(self) -> GroupedEdges | None:
+        entry = self._mapping.entry(EDGE_INDEX)
+        if entry is None or not entry.intact or "adj" in self._mapping or "adj_t" in self._mapping:
+            return None
+        directory, edge_type = self._directory, self._edge_type
+        csc = stored_in_edges(directory, edge_type)
+        if csc is None:
+            return None
+        meta = directory.meta
+        edge, source = (
+            meta.edges[edge_type],
+            meta.nodes[None if edge_type is None else edge_type[0]],
+        )
+        ordered = edge.has_time if meta.time_of_edges else meta.time_attr in source.attributes
+        return GroupedEdges(
+            with_origin(csc, directory, edge_type),
+            csc,
+            source.num_nodes,
+            index_dtype=torch_dtype(edge.index_dtype),
+            time_attr=meta.time_attr if ordered else None,
+            weight_attr=meta.weight_attr if edge.has_weight else None,
+            float_time=meta.float_time,
+            edge_list=entry.get,
+        )
+
+
+class DirectoryGlobalStorage(_OfNodes, _OfEdges, GlobalStorage):
+    """All of a homogeneous graph."""
+
+
+class DirectoryNodeStorage(_OfNodes, NodeStorage):
+    """A node type."""
+
+    def grouped_edges(self) -> GroupedEdges | None:
+        return None
+
+
+class DirectoryEdgeStorage(_OfEdges, EdgeStorage):
+    """An edge type."""
+
+
+class _Opened:
+    """Mixin: what an opened graph has beside what PyG's has."""
+
+    @property
+    def graph_directory(self) -> GraphDirectory:
+        """The directory that the graph was opened from."""
+        return self.__dict__["_directory"]
+
+    def to(self, device: Any, *args: str, non_blocking: bool = False) -> Self:
+        """As in PyG; to the CPU, what nobody asked for stays in its file."""
+        if torch.device(device).type != "cpu":
+            return super().to(device, *args, non_blocking=non_blocking)  # type: ignore[misc]
+        for store in self.stores:  # type: ignore[attr-defined]
+            names = [name for name in store.keys(*args) if not is_waiting(store, name)]
+            if names:
+                store.apply(lambda x: x.to(device=device, non_blocking=non_blocking), *names)
+        return self
+
+    def cpu(self, *args: str) -> Self:
+        """As in PyG; what nobody asked for stays in its file."""
+        return self.to("cpu", *args)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether anything is on a GPU; nothing in a file is."""
+        values = [v for store in self.stores for v in _sketched(store).values()]  # type: ignore[attr-defined]
+        return any(isinstance(value, Tensor) and value.is_cuda for value in values)
+
+    def __repr__(self) -> str:
+        twin = copy.copy(self)
+        for name in ("_store", "_global_store"):
+            if name in twin.__dict__:
+                twin.__dict__[name] = _sketched(twin.__dict__[name])
+        for name in ("_node_store_dict", "_edge_store_dict"):
+            stores = twin.__dict__.get(name, {})
+            for kind, store in stores.items():
+                stores[kind] = _sketched(store)
+        return super(_Opened, twin).__repr__()
+
+
+def _sketched(store: BaseStorage) -> BaseStorage:
+    return store._sketch() if isinstance(store, _Recorded) else store
+
+
+class DirectoryData(_Opened, Data):
+    """A ``Data`` that :func:`pyg_scale.open` makes: memory-mapped, its edge list made on demand."""
+
+    def index_set(self, name: str) -> Tensor:
+        """The ids ``int64`` ``[n]`` of a named set such as ``"train"``, to be ``input_nodes``.
+
+        Raises:
+            KeyError: If there is none of that name; lists those that there are.
+        """
+        return self.graph_directory.index_set(name)
+
+
+class DirectoryHeteroData(_Opened, HeteroData):
+    """A ``HeteroData`` that :func:`pyg_scale.open` makes."""
+
+    def index_set(self, name: str, node_type: NodeType = None) -> tuple[NodeType, Tensor]:
+        """``(node type, ids)`` of a named set such as ``"train"``, to be ``input_nodes``.
+
+        Args:
+            name: Its name.
+            node_type: Its node type; may be left out where only one type has such a set.
+
+        Raises:
+            KeyError: If there is none of that name, or several types have one.
+        """
+        directory = self.graph_directory
+        if node_type is None:
+            types = [t for t, sets in directory.meta.index_sets.items() if name in sets]
+            if len(types) > 1:
+                raise KeyError(f"index set {name!r} is there of {', '.join(types)}: say of which")
+            if not types:
+                known = {n for sets in directory.meta.index_sets.values() for n in sets}
+                raise KeyError(
+                    f"{directory.path} has no index set {name!r}, only: "
+                    f"{', '.join(sorted(known)) or '-'}"
+                )
+            node_type = types[0]
+        return node_type, directory.index_set(name, node_type)
+
+
+def is_waiting(store: Any, name: str) -> bool:
+    """Whether an attribute of a storage is in files, as nobody has asked for it yet."""
+    entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
+    return entry is not None and not entry.made
+
+
+def plain_copy(data: Data | HeteroData) -> Data | HeteroData:
+    """``copy.copy`` to become a batch: of an opened graph one of PyG's own class.
+
+    What nobody has asked for is ``None`` in the copy, and is to be replaced.
+    """
+    if not isinstance(data, _Opened):
+        return copy.copy(data)
+    if isinstance(data, Data):
+        out = Data()
+        out._store._mapping = _without_waiting(data._store)
+        return out
+    hetero = HeteroData()
+    assert isinstance(data, HeteroData)
+    hetero._global_store._mapping = dict(data._global_store._mapping)
+    for node_type, store in data.node_items():
+        hetero[node_type]._mapping = _without_waiting(store)
+    for edge_type, store in data.edge_items():
+        hetero[edge_type]._mapping = _without_waiting(store)
+    return hetero
+
+
+def _without_waiting(store: BaseStorage) -> dict[str, Any]:
+    return {name: None if is_waiting(store, name) else store[name] for name in store}

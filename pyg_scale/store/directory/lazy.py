@@ -1,0 +1,162 @@
+"""What a storage of PyG keeps its attributes in when they come from a directory.
+
+An entry says what shape and dtype an attribute has, and makes it when somebody asks for it. The
+copies of a graph share their entries, as they share tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.store.directory import assemble
+from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.store.directory.reader import GraphDirectory
+
+EDGE_INDEX = "edge_index"
+
+
+class Entry:
+    """One attribute of a type as a directory has it.
+
+    Args:
+        directory: The directory.
+        of_edges: Whether it is an attribute of an edge type.
+        kind: The node type or the edge type.
+        name: The attribute.
+    """
+
+    def __init__(self, directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> None:
+        self._directory = directory
+        self.address = (of_edges, kind, name)
+        meta = directory.meta
+        if of_edges:
+            edge = meta.edges[kind]
+            if name == EDGE_INDEX:
+                self.shape: tuple[int, ...] = (2, edge.num_edges)
+                dtype = edge.index_dtype
+            else:
+                self.shape = (edge.num_edges, *edge.attributes[name].row)
+                dtype = edge.attributes[name].dtype
+        else:
+            node = meta.nodes[kind]
+            self.shape = (node.num_nodes, *node.attributes[name].row)
+            dtype = node.attributes[name].dtype
+        self.dtype = torch_dtype(dtype)
+        self._value: Tensor | None = None
+        self._version = 0
+        self._making = threading.Lock()
+
+    @property
+    def made(self) -> bool:
+        """Whether somebody has asked for it."""
+        return self._value is not None
+
+    def get(self) -> Tensor:
+        """The attribute itself.
+
+        Raises:
+            GraphDirectoryError: If its file is not what it should be.
+        """
+        with self._making:
+            if self._value is None:
+                value = self.read()
+                self._version = value._version
+                self._value = value
+            return self._value
+
+    def read(self) -> Tensor:
+        """Another tensor with the same content, which nobody else has.
+
+        Raises:
+            GraphDirectoryError: If its file is not what it should be.
+        """
+        of_edges, kind, name = self.address
+        with torch.inference_mode(False):  # whose tensors do not count changes
+            if not of_edges:
+                return assemble.node_attribute(self._directory, kind, name)
+            if name == EDGE_INDEX:
+                return assemble.edge_list(self._directory, kind)
+            return assemble.edge_attribute(self._directory, kind, name)
+
+    def sketch(self) -> Tensor:
+        """Something of the same shape and dtype, without content if it was not made yet."""
+        if self._value is not None:
+            return self._value
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody changed it in place."""
+        value = self._value
+        return value is None or (value._version == self._version and not value.requires_grad)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if self.address[2] == EDGE_INDEX and self.intact:
+            return Entry(self._directory, *self.address)
+        return copy.deepcopy(self.get(), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entry, (self._directory, *self.address)
+
+
+class LazyMapping(MutableMapping[str, Any]):
+    """Attributes by name, some of them entries of a directory.
+
+    Whoever looks at a value gets a tensor. Setting an attribute to what it is already changes
+    nothing; anything else takes the entry's place. In another process, what nobody changed is read
+    from the directory there.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def entry(self, name: str) -> Entry | None:
+        """The entry of that name, unless something else took its place."""
+        value = self._values.get(name)
+        return value if type(value) is Entry else None
+
+    def sketch(self) -> dict[str, Any]:
+        """Everything as it is, but entries that nobody asked for without their content."""
+        return {k: v.sketch() if type(v) is Entry else v for k, v in self._values.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value.get() if type(value) is Entry else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        entry = self.entry(name)
+        if entry is None or not entry.made or entry.get() is not value:
+            self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self.sketch())
+
+    def __copy__(self) -> LazyMapping:
+        return LazyMapping(dict(self._values))
+
+    def __deepcopy__(self, memo: Any) -> LazyMapping:
+        return LazyMapping(copy.deepcopy(self._values, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {
+            k: v.get() if type(v) is Entry and not v.intact else v for k, v in self._values.items()
+        }
+        return LazyMapping, (values,)

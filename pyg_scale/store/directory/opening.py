@@ -1,0 +1,147 @@
+"""Open a graph directory as PyG's ``Data`` or ``HeteroData``."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+from torch_geometric.data.storage import BaseStorage
+
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.directory.data import (
+    DirectoryData,
+    DirectoryEdgeStorage,
+    DirectoryGlobalStorage,
+    DirectoryHeteroData,
+    DirectoryNodeStorage,
+)
+from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, LazyMapping
+from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
+from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.directory.values import decode
+from pyg_scale.store.directory.verify import verify as verify_directory
+
+_INFERS = ("x", "feat", "pos", "batch", "node_type", "n_id")  # PyG counts nodes by these
+
+
+@overload
+def open_graph(
+    path: str | PathLike[str], part: None = None, *, verify: bool = False
+) -> DirectoryData | DirectoryHeteroData: ...
+
+
+@overload
+def open_graph(path: str | PathLike[str], part: int, *, verify: bool = False) -> Part: ...
+
+
+def open_graph(
+    path: str | PathLike[str], part: int | None = None, *, verify: bool = False
+) -> DirectoryData | DirectoryHeteroData | Part:
+    """Open a graph directory. Nothing is read but ``META.json`` and the headers of files.
+
+    The graph is a ``Data`` or ``HeteroData`` and goes into every loader as it is. Its tensors are
+    memory-mapped, copy-on-write: the system reads what is used, all processes of a machine share
+    it, and a write stays in this process. The edge list is made when somebody asks for
+    ``edge_index``, which takes 16 bytes per edge (8 if it held ``int32``); loaders do not.
+
+    A directory of several parts is one graph too if all of them are here. Its attributes and its
+    in-edges are put together in memory when somebody asks for them, which takes as much memory as
+    they do; ids are the original ones.
+
+    Args:
+        path: The directory.
+        part: Open one part alone, as it is.
+        verify: Read everything, and compare checksums, ids and orders; see
+            :func:`pyg_scale.store.directory.verify.verify`.
+
+    Returns:
+        The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
+
+    Raises:
+        GraphDirectoryError: If it is no graph directory, of a newer version, damaged, or some of
+            its parts are not here; names the file or the parts.
+        IndexError: If there is no such part.
+    """
+    directory = GraphDirectory.shared(Path(path))
+    if verify:
+        verify_directory(directory)
+    if part is not None:
+        return directory.part(part)
+    absent = sorted(set(range(directory.meta.num_parts)) - set(directory.parts))
+    if absent:
+        raise GraphDirectoryError(
+            f"{directory.path} has {directory.meta.num_parts} parts, of which "
+            f"{', '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} not here: open "
+            "one that is here with part=, or copy the others"
+        )
+    return _hetero(directory) if directory.meta.is_hetero else _homogeneous(directory)
+
+
+def _homogeneous(directory: GraphDirectory) -> DirectoryData:
+    meta, out = directory.meta, DirectoryData()
+    node, edge = meta.nodes[None], meta.edges.get(None)
+    values = _node_values(directory, node)
+    if edge is not None:
+        values |= _edge_values(directory, edge)
+    values |= {name: decode(v, directory) for name, v in meta.graph_attributes.items()}
+    store = DirectoryGlobalStorage(_parent=out)
+    _fill(store, directory, values, meta.keys)
+    store._node_type, store._edge_type = None, None
+    out.__dict__["_store"] = store
+    out.__dict__["_directory"] = directory
+    return out
+
+
+def _hetero(directory: GraphDirectory) -> DirectoryHeteroData:
+    meta, out = directory.meta, DirectoryHeteroData()
+    for node_type, node in meta.nodes.items():
+        if node.listed:
+            store = DirectoryNodeStorage(_parent=out, _key=node_type)
+            _fill(store, directory, _node_values(directory, node), node.keys)
+            store._node_type = node_type
+            out._node_store_dict[node_type] = store
+    for edge_type, edge in meta.edges.items():
+        store = DirectoryEdgeStorage(_parent=out, _key=edge_type)
+        _fill(store, directory, _edge_values(directory, edge), edge.keys)
+        store._edge_type = edge_type
+        out._edge_store_dict[edge_type] = store
+    for name in meta.graph_attributes if meta.keys is None else meta.keys:
+        out._global_store[name] = decode(meta.graph_attributes[name], directory)
+    out.__dict__["_directory"] = directory
+    return out
+
+
+def _node_values(directory: GraphDirectory, node: NodeMeta) -> dict[str, Any]:
+    out: dict[str, Any] = _entries(directory, False, node.name, node.attributes)
+    if not any(name in _INFERS or "node" in name for name in out):
+        out["num_nodes"] = node.num_nodes
+    return out | {name: decode(value, directory) for name, value in node.other.items()}
+
+
+def _edge_values(directory: GraphDirectory, edge: EdgeMeta) -> dict[str, Any]:
+    out: dict[str, Any] = _entries(directory, True, edge.name, [EDGE_INDEX, *edge.attributes])
+    return out | {name: decode(value, directory) for name, value in edge.other.items()}
+
+
+def _entries(
+    directory: GraphDirectory, of_edges: bool, kind: NodeType | EdgeType, names: Any
+) -> dict[str, Entry]:
+    out = {name: Entry(directory, of_edges, kind, name) for name in names}
+    if directory.meta.num_parts == 1:
+        for name, entry in out.items():
+            if name != EDGE_INDEX:
+                entry.get()  # maps it, which says whether the file is what it should be
+    return out
+
+
+def _fill(
+    store: BaseStorage, directory: GraphDirectory, values: dict[str, Any], keys: list[str] | None
+) -> None:
+    if keys is not None:
+        if "num_nodes" in keys and "num_nodes" not in values:
+            values["num_nodes"] = directory.meta.nodes[store._key].num_nodes
+        values = {name: values[name] for name in keys}
+    store._mapping = LazyMapping(values)
+    store._directory = directory

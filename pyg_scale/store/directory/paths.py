@@ -1,0 +1,38 @@
+"""Where the files of a graph directory are, as POSIX paths in it."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from pyg_scale.store.base import EdgeType, NodeType
+
+
+def node_dir(node_type: NodeType, part: int | None = None) -> str:
+    """Where the files of a node type are, of a part or (the book) of all parts."""
+    root = "book" if part is None else f"part-{part}"
+    return f"{root}/nodes" if node_type is None else f"{root}/nodes/{quoted(node_type)}"
+
+
+def edge_dir(edge_type: EdgeType, part: int) -> str:
+    """Where the files of an edge type are."""
+    if edge_type is None:
+        return f"part-{part}/edges"
+    return f"part-{part}/edges/{','.join(map(quoted, edge_type))}"
+
+
+def attribute_file(directory: str, name: str) -> str:
+    """The file of an attribute in the directory of its type."""
+    return f"{directory}/attributes/{quoted(name)}.npy"
+
+
+def set_file(node_type: NodeType, name: str) -> str:
+    """The file of a named index set."""
+    prefix = "sets" if node_type is None else f"sets/{quoted(node_type)}"
+    return f"{prefix}/{quoted(name)}.npy"
+
+
+def quoted(name: str) -> str:
+    """A name as a file name, whatever it holds; two names never share one."""
+    out = quote(name, safe=" ")
+    hidden = out.startswith(".") or not out.strip(".")
+    return out.replace(".", "%2E") if hidden else out

@@ -1,0 +1,111 @@
+"""Where a graph directory is written, and how it gets to its place: in one step, or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from pyg_scale.errors import GraphDirectoryError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+class Lock:
+    """Only one process writes to a path. The system lets go of it when the process dies.
+
+    Args:
+        path: What is written.
+
+    Raises:
+        GraphDirectoryError: If another process writes it.
+        OSError: If no file can be made beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.with_name(f".{path.name}.lock")
+        while True:
+            self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._handle)
+                raise GraphDirectoryError(f"another process is writing {path}") from None
+            if self._is_current():
+                return
+            os.close(self._handle)  # who held it before has removed it; somebody may have a new one
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._handle), os.stat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others write."""
+        self._file.unlink(missing_ok=True)
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+        os.close(self._handle)
+
+
+def take_place(new: Path, old: Path) -> None:
+    """Rename ``new`` to ``old``; a directory that is there is exchanged with it in one step.
+
+    Where the system cannot exchange two directories, the old one is out of its place for a moment;
+    :func:`restore` brings it back.
+
+    Raises:
+        OSError: If the system refuses.
+    """
+    if not old.exists() or not any(old.iterdir()):
+        new.replace(old)
+        return
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        paths = os.fsencode(new), os.fsencode(old)
+        if libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(old))
+    before = _before(old)
+    shutil.rmtree(before, ignore_errors=True)
+    old.rename(before)
+    new.rename(old)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def restore(path: Path) -> None:
+    """Bring back what a writer took out of its place before it died.
+
+    Raises:
+        OSError: If the system refuses.
+    """
+    before = _before(path)
+    if not before.exists():
+        return
+    if path.exists():
+        shutil.rmtree(before)
+    else:
+        before.rename(path)
+
+
+def sync(folder: Path) -> None:
+    """See to it that the names in a directory are on the disk.
+
+    Raises:
+        OSError: If the disk fails.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(f".{path.name}.before")

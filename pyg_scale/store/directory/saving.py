@@ -1,0 +1,242 @@
+"""Write a graph that is in memory, or opened, as a graph directory of one part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
+from tqdm.auto import tqdm
+
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
+from pyg_scale.store.directory.array import dtype_name
+from pyg_scale.store.directory.index_sets import checked_sets
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
+from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
+from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, quoted, set_file
+from pyg_scale.store.directory.values import as_plain_tensor, encode
+from pyg_scale.store.directory.writer import DirectoryWriter
+from pyg_scale.store.source import of
+from pyg_scale.store.topology import topology_of
+
+_INT32 = 2**31
+_STRUCTURE = (EDGE_INDEX, "num_nodes")
+
+
+def save(
+    data: Data | HeteroData,
+    path: str | PathLike[str],
+    *,
+    overwrite: bool = False,
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    index_sets: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a graph as a graph directory, which :func:`pyg_scale.open` opens anywhere.
+
+    Tensors with a row per node or edge, of every dtype that torch has on the CPU, go to files that
+    NumPy can map; so do other tensors. Numbers, strings, and lists, tuples and dictionaries of
+    these go to ``META.json``. Arrays of NumPy become tensors.
+
+    Args:
+        data: ``Data`` or ``HeteroData`` with edge lists.
+        path: The directory to be. It is there when it is complete, and not before.
+        overwrite: Whether to replace a graph directory that is there.
+        time_attr: The attribute, of nodes or of edges, that holds times: in-edges are then kept in
+            their order, for loaders with the same ``time_attr``.
+        weight_attr: The attribute of edges that holds weights, for loaders with the same
+            ``weight_attr``.
+        index_sets: Named sets of nodes, ``{"train": ids or mask}``, or in a heterogeneous graph
+            ``{"paper": {"train": ids or mask}}``.
+
+    Returns:
+        The path of the directory.
+
+    Raises:
+        TypeError: If the graph has something that a graph directory cannot hold; names it.
+        ValueError: If times, weights, edges or index sets do not fit the graph.
+        IndexError: If an edge or an index set has a node that does not exist.
+        FileExistsError: If something is at ``path`` and ``overwrite`` is not set, or it is no graph
+            directory.
+        GraphDirectoryError: If the disk is full or refuses; names the file. What was there before
+            is still there.
+    """
+    if not isinstance(data, Data | HeteroData):
+        raise TypeError(f"data must be Data or HeteroData (got {type(data).__name__})")
+    for _, name, value in _everything(data):
+        _check_edges(name, value)
+    topology = topology_of(data, time_attr=time_attr, weight_attr=weight_attr)
+    sets = checked_sets(index_sets or {}, topology.num_nodes)
+    with DirectoryWriter(path, overwrite=overwrite) as writer:
+        with tqdm(desc="Saving", unit="B", unit_scale=True, disable=None, delay=2) as bar:
+            saving = _Saving(data, topology, writer, bar, {time_attr, weight_attr})
+            meta = saving.graph(time_attr, weight_attr)
+            for node_type, named in sets.items():
+                for name, ids in named.items():
+                    writer.write(set_file(node_type, name), ids)
+                meta.index_sets[node_type or ""] = {n: ids.numel() for n, ids in named.items()}
+        writer.commit(meta)
+    return writer.path
+
+
+def _everything(data: Data | HeteroData) -> Iterator[tuple[BaseStorage, str, Any]]:
+    for store in data.stores:
+        for name in list(store.keys()):
+            yield store, f"{name!r}{of(store._key)}", _look(store, name)
+
+
+def _look(store: BaseStorage, name: str) -> Any:
+    """An attribute; one that is in files and that nobody asked for without its content."""
+    mapping = store._mapping
+    if name == EDGE_INDEX and isinstance(mapping, LazyMapping):
+        return mapping.sketch()[name]
+    return store[name]
+
+
+def _check_edges(name: str, value: Any) -> None:
+    sparse = isinstance(value, Tensor) and value.layout != torch.strided
+    if sparse or type(value).__name__ == "SparseTensor":
+        raise TypeError(
+            f"{name} is a sparse matrix, which a graph directory cannot hold: if it holds the "
+            "edges, set edge_index (torch_geometric.utils.to_edge_index), and delete it"
+        )
+
+
+class _Saving:
+    """One graph on its way to files."""
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        topology: Topology,
+        writer: DirectoryWriter,
+        bar: tqdm,
+        of_edges: set[str | None],
+    ) -> None:
+        self.data = data
+        self.topology = topology
+        self.writer = writer
+        self.progress = bar.update
+        self._named = of_edges
+
+    def graph(self, time_attr: str | None, weight_attr: str | None) -> Meta:
+        """Write all of it; what ``META.json`` says of it."""
+        topology = self.topology
+        meta = Meta(
+            nodes={t: NodeMeta(t, n, part_nodes=[n], part_halo=[0]) for t, n in self._sizes()},
+            edges={t: self._edges(t, csc) for t, csc in topology.csc.items()},
+            is_hetero=topology.is_hetero,
+            time_attr=time_attr,
+            time_of_edges=topology.has_edge_time,
+            float_time=topology.float_time,
+            weight_attr=weight_attr,
+        )
+        if isinstance(self.data, HeteroData):
+            known = set(self.data.node_types)
+            for node_type, node in meta.nodes.items():
+                node.listed = node_type in known
+                if node.listed:
+                    store = self.data[node_type]
+                    node.keys = self._attributes(store, node, None, node.other, node_type)
+            for edge_type, edge in meta.edges.items():
+                store = self.data[edge_type]
+                edge.keys = self._attributes(store, None, edge, edge.other, edge_type)
+            store = self.data._global_store
+            meta.keys = self._attributes(store, None, None, meta.graph_attributes, None)
+        else:
+            edge, store = meta.edges[None], self.data._store
+            meta.keys = self._attributes(store, meta.nodes[None], edge, meta.graph_attributes, None)
+        return meta
+
+    def _sizes(self) -> list[tuple[NodeType, int]]:
+        return [(t, self.topology.num_nodes[t]) for t in self.topology.node_types]
+
+    def _edges(self, edge_type: EdgeType, csc: CSC) -> EdgeMeta:
+        """Write the in-edges of a type."""
+        folder = edge_dir(edge_type, 0)
+        store = self.data._store if isinstance(self.data, Data) else self.data[edge_type]
+        edge_index = _look(store, EDGE_INDEX) if EDGE_INDEX in store else None
+        neighbors = self.topology.num_nodes[self.topology.neighbor_type(edge_type)]
+        indices = torch.int32 if neighbors < _INT32 else torch.int64
+        edge_id = torch.int32 if csc.num_edges < _INT32 else torch.int64
+        self._write(f"{folder}/indptr.npy", csc.indptr)
+        self._write(f"{folder}/indices.npy", csc.indices, indices)
+        if csc.edge_id is not None:
+            self._write(f"{folder}/edge_id.npy", csc.edge_id, edge_id)
+        if csc.time is not None:
+            self._write(f"{folder}/time.npy", csc.time)
+        if csc.weight_prefix is not None:
+            self._write(f"{folder}/weight_prefix.npy", csc.weight_prefix)
+        return EdgeMeta(
+            edge_type,
+            csc.num_edges,
+            index_dtype="int64" if edge_index is None else dtype_name(edge_index.dtype),
+            indices_dtype=dtype_name(indices),
+            edge_id_dtype=None if csc.edge_id is None else dtype_name(edge_id),
+            has_time=csc.time is not None,
+            has_weight=csc.weight_prefix is not None,
+            part_edges=[csc.num_edges],
+        )
+
+    def _attributes(
+        self,
+        store: BaseStorage,
+        node: NodeMeta | None,
+        edge: EdgeMeta | None,
+        other: dict[str, Any],
+        kind: NodeType | EdgeType,
+    ) -> list[str]:
+        """Write what a storage has: rows of nodes, rows of edges, and the rest; its names."""
+        keys = []
+        for name in list(store.keys()):
+            value = _look(store, name)
+            if value is None:
+                continue
+            keys.append(name)
+            if name in _STRUCTURE:
+                continue
+            what = f"{name!r}{of(kind)}"
+            if isinstance(value, np.ndarray):
+                value = as_plain_tensor(value, what)
+            if edge is not None and self._is_of_edges(store, name, value, edge):
+                edge.attributes[name] = self._rows(edge_dir(edge.name, 0), name, value, what)
+            elif node is not None and _is_of_nodes(store, name, value, node):
+                node.attributes[name] = self._rows(node_dir(node.name, 0), name, value, what)
+            else:
+                other[name] = encode(
+                    value, f"graph/{_folder(kind)}{quoted(name)}", what, self.writer
+                )
+        return keys
+
+    def _is_of_edges(self, store: BaseStorage, name: str, value: Any, edge: EdgeMeta) -> bool:
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != edge.num_edges:
+            return False
+        is_recorded = name in self._named and (edge.has_time or edge.has_weight)
+        return store.is_edge_attr(name) or is_recorded
+
+    def _rows(self, folder: str, name: str, value: Tensor, what: str) -> Attribute:
+        value = as_plain_tensor(value, what)
+        self._write(attribute_file(folder, name), value)
+        return Attribute(dtype_name(value.dtype), tuple(value.shape[1:]))
+
+    def _write(self, name: str, value: Tensor, dtype: torch.dtype | None = None) -> None:
+        self.writer.write(name, value, dtype=dtype, progress=self.progress)
+
+
+def _is_of_nodes(store: BaseStorage, name: str, value: Any, node: NodeMeta) -> bool:
+    if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != node.num_nodes:
+        return False
+    return bool(store.is_node_attr(name))
+
+
+def _folder(kind: NodeType | EdgeType) -> str:
+    if kind is None:
+        return ""
+    names = kind if isinstance(kind, tuple) else (kind,)
+    return ",".join(map(quoted, names)) + "/"

@@ -1,0 +1,83 @@
+"""In-edges that lie in a graph directory: one mapping for all of a process."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.store.base import CSC, EdgeType
+from pyg_scale.store.directory import assemble
+from pyg_scale.store.directory.lazy import Entry
+from pyg_scale.store.directory.reader import GraphDirectory
+
+_FIELDS = ("indptr", "indices", "edge_id", "time", "weight_prefix")
+_making = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StoredCSC(CSC):
+    """In-edges of a graph directory, which other processes read from there.
+
+    Attributes:
+        origin: The directory and the edge type. Fields may differ from what is stored.
+    """
+
+    origin: tuple[GraphDirectory, EdgeType] | None = None
+
+    def share_memory_(self) -> None:
+        """Move to shared memory what is not in files, which processes share anyhow."""
+        for tensor in self._differing().values():
+            if tensor is not None:
+                tensor.share_memory_()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.origin, self._differing())
+
+    def _differing(self) -> dict[str, Tensor | None]:
+        assert self.origin is not None
+        stored = stored_in_edges(*self.origin)
+        values = {name: getattr(self, name) for name in _FIELDS}
+        return {k: v for k, v in values.items() if v is not getattr(stored, k)}
+
+
+def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | None:
+    """The in-edges of a type, always the same object; ``None`` if out-edges are stored.
+
+    Raises:
+        GraphDirectoryError: If a file is not what it should be.
+    """
+    with _making:
+        if edge_type not in directory.grouped:
+            with torch.inference_mode(False):  # whose tensors do not count changes
+                directory.grouped[edge_type] = assemble.in_edges(directory, edge_type)
+        return directory.grouped[edge_type]
+
+
+def shared_attribute(directory: GraphDirectory, entry: Entry) -> Tensor:
+    """An attribute as it is stored, for graphs that were opened apart the same object.
+
+    Of several parts it is the entry's own, which takes memory.
+    """
+    if directory.meta.num_parts > 1:
+        return entry.get()
+    with _making:
+        if entry.address not in directory.attributes:
+            directory.attributes[entry.address] = entry.read()
+        return directory.attributes[entry.address]
+
+
+def with_origin(csc: CSC, directory: GraphDirectory, edge_type: EdgeType) -> StoredCSC:
+    """What :func:`stored_in_edges` returns, with where it is from."""
+    fields = {name: getattr(csc, name) for name in _FIELDS}
+    return StoredCSC(**fields, origin=(directory, edge_type))
+
+
+def _restore(origin: tuple[GraphDirectory, EdgeType], differing: dict[str, Any]) -> StoredCSC:
+    stored = stored_in_edges(*origin)
+    assert stored is not None, "only what is stored is an origin"
+    return dataclasses.replace(with_origin(stored, *origin), **differing)

@@ -1,0 +1,165 @@
+"""What a graph has beside tensors with a row per node or edge, as JSON.
+
+Numbers, strings, booleans, ``null``, lists and objects stand for themselves. A tensor is
+``{"$tensor": {"file": ..., "dtype": ..., "shape": ...}}``, a tuple ``{"$tuple": [...]}``, and a
+dictionary that looks like one of these ``{"$dict": {...}}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_scale.store.directory.array import DTYPES, dtype_name
+from pyg_scale.store.directory.paths import quoted
+from pyg_scale.store.directory.reader import GraphDirectory
+from pyg_scale.store.directory.writer import DirectoryWriter
+
+_TAGS = ("$tensor", "$tuple", "$dict")
+_LARGEST = 2**62
+
+
+def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
+    """A value as JSON; tensors and arrays in it are written.
+
+    Args:
+        value: A number, string, boolean, ``None``, tensor or array, or lists, tuples and
+            dictionaries (by strings) of these.
+        file: Where tensors go: a path without its suffix.
+        name: What an error calls the value.
+        writer: Writes them.
+
+    Raises:
+        TypeError: If it is, or has in it, anything else.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value if type(value) in (bool, int, float, str, type(None)) else _plain(value)
+    if isinstance(value, np.ndarray):
+        value = as_plain_tensor(value, name)
+    if isinstance(value, Tensor):
+        value = as_plain_tensor(value, name)
+        writer.write(f"{file}.npy", value)
+        return {
+            "$tensor": {
+                "file": f"{file}.npy",
+                "dtype": dtype_name(value.dtype),
+                "shape": list(value.shape),
+            }
+        }
+    if type(value) in (list, tuple):
+        items = [encode(v, f"{file}-{i}", f"{name}[{i}]", writer) for i, v in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        found = {
+            k: encode(v, f"{file}-{quoted(k)}", f"{name}[{k!r}]", writer) for k, v in value.items()
+        }
+        return {"$dict": found} if found.keys() & set(_TAGS) else found
+    raise TypeError(
+        f"{name} is a {type(value).__name__}, which a graph directory cannot hold: make it a "
+        "tensor, a number or a string, or delete it"
+    )
+
+
+def _plain(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise AssertionError("one of the kinds that are looked for")
+
+
+def as_plain_tensor(value: Any, name: str) -> Tensor:
+    """A dense tensor on the CPU, of a dtype that a file can hold.
+
+    Raises:
+        TypeError: If it is none, and cannot be made one.
+    """
+    if isinstance(value, np.ndarray):
+        try:
+            value = torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder("=")))
+        except TypeError:
+            raise TypeError(
+                f"{name} is an array of {value.dtype}, which a graph directory cannot hold"
+            ) from None
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise TypeError(
+            f"{name} is a tensor of layout {value.layout}, which a graph directory cannot hold: "
+            "make it dense, or delete it"
+        )
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    if type(value) is not Tensor:
+        value = value.as_subclass(Tensor)
+    dtype_name(value.dtype)
+    return value
+
+
+def decode(value: Any, directory: GraphDirectory) -> Any:
+    """The value that JSON stands for; tensors are mapped.
+
+    Raises:
+        GraphDirectoryError: If a file of a tensor is not what it should be.
+    """
+    if isinstance(value, list):
+        return [decode(each, directory) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, content),) = value.items()
+        if tag == "$tensor":
+            shape = tuple(content["shape"])
+            return directory.array(content["file"], content["dtype"], shape)
+        if tag == "$tuple":
+            return tuple(decode(each, directory) for each in content)
+        if tag == "$dict":
+            value = content
+    return {name: decode(each, directory) for name, each in value.items()}
+
+
+def check(value: Any, files: Container[str], what: str) -> None:
+    """Refuse what :func:`decode` cannot read.
+
+    Args:
+        value: What ``META.json`` has.
+        files: The files of the directory.
+        what: What an error calls it.
+
+    Raises:
+        ValueError: Names what.
+    """
+    if isinstance(value, list):
+        for each in value:
+            check(each, files, what)
+    elif isinstance(value, dict):
+        if not value.keys() & set(_TAGS):
+            check(list(value.values()), files, what)
+        elif len(value) != 1:
+            raise ValueError(f"{what} has {min(value)!r} beside another entry")
+        else:
+            ((tag, content),) = value.items()
+            _check_tagged(tag, content, files, what)
+
+
+def _check_tagged(tag: str, content: Any, files: Container[str], what: str) -> None:
+    if tag == "$tensor":
+        right = (
+            isinstance(content, dict)
+            and content.keys() == {"file", "dtype", "shape"}
+            and isinstance(content["file"], str)
+            and content["file"] in files
+            and content["dtype"] in DTYPES
+            and isinstance(content["shape"], list)
+            and all(type(size) is int and 0 <= size < _LARGEST for size in content["shape"])
+        )
+    elif tag == "$tuple":
+        right = isinstance(content, list)
+        check(content, files, what)
+    else:
+        right = isinstance(content, dict)
+        check(list(content.values()) if right else None, files, what)
+    if not right:
+        raise ValueError(f"{what} has a {tag} that is none")

@@ -1,0 +1,200 @@
+"""Read all of a graph directory, and refuse what was altered or makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.base import CSC, EdgeType, NodeType
+from pyg_scale.store.directory.checksums import find_altered
+from pyg_scale.store.directory.layout import expected_files
+from pyg_scale.store.directory.paths import edge_dir, node_dir, set_file
+from pyg_scale.store.directory.reader import GraphDirectory, Part
+
+_CHUNK = 1 << 23
+_WINDOW = 1 << 28  # edge ids of which it is remembered at a time whether they were seen
+
+
+def verify(directory: GraphDirectory) -> None:
+    """Check the parts that are here.
+
+    Checksums of all files; pointers that rise from 0 to the number of edges; nodes, edge ids, parts
+    and local ids that exist; every edge id once, if all parts are here; edges of a node in their
+    order; halo nodes and original ids that rise. Needs at most 256 MB beside the book, and time:
+    everything is read twice, edge ids once per 268 million.
+
+    Raises:
+        GraphDirectoryError: Names the first file that is wrong, and what is.
+    """
+    meta = directory.meta
+    files = {
+        name: file
+        for name, file in meta.files.items()
+        if not name.startswith("part-") or int(name[5:].partition("/")[0]) in directory.parts
+    }
+    try:
+        altered = find_altered(directory.file, files)
+    except OSError as error:
+        raise GraphDirectoryError(f"{directory.path} cannot be read: {error}") from None
+    if altered is not None:
+        raise GraphDirectoryError(
+            f"{directory.path / altered} does not have its checksum: it was altered"
+        )
+    for file in expected_files(meta, directory.parts):
+        directory.array(file.name, file.dtype, file.shape)
+    for node_type in meta.nodes:
+        for name in meta.index_sets.get(node_type or "", {}):
+            ids = directory.index_set(name, node_type)
+            _in_range(directory, set_file(node_type, name), ids, meta.nodes[node_type].num_nodes)
+    for node_type in meta.nodes:
+        _check_nodes(directory, node_type)
+    for edge_type in meta.edges:
+        _check_edge_type(directory, edge_type)
+
+
+def _check_nodes(directory: GraphDirectory, node_type: NodeType) -> None:
+    node = directory.meta.nodes[node_type]
+    book = directory.books[node_type]
+    if node.book:
+        assert book.part is not None and book.local is not None
+        name = f"{node_dir(node_type)}/part.npy"
+        _in_range(directory, name, book.part, directory.meta.num_parts)
+        counts = torch.zeros(directory.meta.num_parts, dtype=torch.int64)
+        for chunk in book.part.split(_CHUNK):
+            counts += torch.bincount(chunk, minlength=directory.meta.num_parts)
+        if counts.tolist() != node.part_nodes:
+            raise _wrong(directory, name, f"has {counts.tolist()} nodes in the parts")
+    for number in directory.parts:
+        part, folder = directory.part(number), node_dir(node_type, number)
+        own = part.orig_id(node_type)
+        _in_range(directory, f"{folder}/orig_id.npy", own, node.num_nodes)
+        _rises(directory, f"{folder}/orig_id.npy", own)
+        for begin in range(0, own.numel(), _CHUNK):
+            ids = own[begin : begin + _CHUNK]
+            local = torch.arange(begin, begin + ids.numel())
+            if not torch.equal(book.local_of(ids), local) or bool(
+                (book.part_of(ids) != number).any()
+            ):
+                raise _wrong(directory, f"{folder}/orig_id.npy", "does not fit the partition book")
+        halo = part.halo(node_type)
+        _in_range(directory, f"{folder}/halo.npy", halo, node.num_nodes)
+        _rises(directory, f"{folder}/halo.npy", halo)
+        if any(bool((book.part_of(ids) == number).any()) for ids in halo.split(_CHUNK)):
+            raise _wrong(directory, f"{folder}/halo.npy", "has a node of the part itself")
+
+
+def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
+    meta = directory.meta
+    edge = meta.edges[edge_type]
+    end = meta.grouped_by(edge_type)
+    source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+    neighbor = source if end == target and not _by_src(directory) else target
+    files: list[tuple[str, Tensor]] = []
+    for number in directory.parts:
+        part, folder = directory.part(number), edge_dir(edge_type, number)
+        csc = part.csc(edge_type)
+        pointers = csc.indptr
+        if int(pointers[0]) != 0 or int(pointers[-1]) != csc.num_edges:
+            raise _wrong(directory, f"{folder}/indptr.npy", "does not go from 0 to the edges")
+        for chunk in _overlapping(pointers):
+            if bool((chunk.diff() < 0).any()):
+                raise _wrong(directory, f"{folder}/indptr.npy", "goes down")
+        _in_range(directory, f"{folder}/indices.npy", csc.indices, meta.nodes[neighbor].num_nodes)
+        if csc.edge_id is not None:
+            name = f"{folder}/edge_id.npy"
+            _in_range(directory, name, csc.edge_id, edge.num_edges)
+            files.append((name, csc.edge_id))
+        _check_order(directory, folder, part, csc, edge_type)
+        ids = part.edge_ids(edge_type)
+        if ids is not None:
+            _in_range(directory, f"{folder}/ids.npy", ids, edge.num_edges)
+            _rises(directory, f"{folder}/ids.npy", ids)
+    if len(directory.parts) == meta.num_parts and files:
+        _all_different(directory, files, edge.num_edges)
+
+
+def _by_src(directory: GraphDirectory) -> bool:
+    partition = directory.meta.partition
+    return partition is not None and partition.edge_assign_strategy == "by_src"
+
+
+def _check_order(
+    directory: GraphDirectory, folder: str, part: Part, csc: CSC, edge_type: EdgeType
+) -> None:
+    """Edges of a node by their id, or by time and then id; prefix sums that do not go down."""
+    meta = directory.meta
+    by_time = csc.time is not None or (
+        meta.time_attr is not None
+        and not meta.time_of_edges
+        and meta.time_attr in meta.nodes[None if edge_type is None else edge_type[0]].attributes
+    )
+    starts = csc.indptr[:-1]
+    for begin in range(0, max(0, csc.num_edges - 1), _CHUNK):
+        end = min(csc.num_edges - 1, begin + _CHUNK)
+        # position p + 1 goes on with the node of p unless it is where a node begins
+        inside = torch.ones(end - begin, dtype=torch.bool)
+        first = int(torch.searchsorted(starts, begin + 1))
+        last = int(torch.searchsorted(starts, end + 1))
+        inside[starts[first:last] - begin - 1] = False
+        here, following = slice(begin, end), slice(begin + 1, end + 1)
+        equal = torch.ones_like(inside)
+        if csc.time is not None:
+            if bool((inside & (csc.time[following] < csc.time[here])).any()):
+                raise _wrong(directory, f"{folder}/time.npy", "goes down within a node")
+            equal = csc.time[following] == csc.time[here]
+        if csc.edge_id is not None and (csc.time is not None or not by_time):
+            down = csc.edge_id[following] <= csc.edge_id[here]
+            if bool((inside & equal & down).any()):
+                raise _wrong(directory, f"{folder}/edge_id.npy", "is out of order within a node")
+        if csc.weight_prefix is not None:
+            down = csc.weight_prefix[following] < csc.weight_prefix[here]
+            if bool((inside & down).any()):
+                raise _wrong(directory, f"{folder}/weight_prefix.npy", "goes down within a node")
+
+
+def _all_different(
+    directory: GraphDirectory, files: list[tuple[str, Tensor]], num_edges: int
+) -> None:
+    """Refuse an edge id that is there twice; those that are there are in range, and as many."""
+    what = f"Edge ids of {directory.path.name}"
+    total = num_edges * -(-num_edges // _WINDOW)
+    with tqdm(total=total, desc=what, unit_scale=True, disable=None, delay=2) as bar:
+        for low in range(0, num_edges, _WINDOW):
+            seen = torch.zeros(min(_WINDOW, num_edges - low), dtype=torch.bool)
+            count = 0
+            for name, ids in files:
+                for chunk in ids.split(_CHUNK):
+                    mine = chunk[(chunk >= low) & (chunk < low + _WINDOW)].to(torch.int64) - low
+                    seen[mine] = True
+                    count += mine.numel()
+                    bar.update(chunk.numel())
+                if int(seen.sum()) != count:
+                    raise _wrong(directory, name, "has an edge id that is there twice")
+
+
+def _in_range(directory: GraphDirectory, name: str, values: Tensor, size: int) -> None:
+    for chunk in values.split(_CHUNK):
+        if chunk.numel():
+            low, high = (int(v) for v in torch.aminmax(chunk))
+            if low < 0 or high >= size:
+                wrong = low if low < 0 else high
+                raise _wrong(directory, name, f"has {wrong}, expected 0 to {size - 1}")
+
+
+def _rises(directory: GraphDirectory, name: str, values: Tensor) -> None:
+    for chunk in _overlapping(values):
+        if bool((chunk.diff() <= 0).any()):
+            raise _wrong(directory, name, "does not rise")
+
+
+def _overlapping(values: Tensor) -> Iterator[Tensor]:
+    for begin in range(0, values.numel(), _CHUNK):
+        yield values[begin : begin + _CHUNK + 1]
+
+
+def _wrong(directory: GraphDirectory, name: str, what: str) -> GraphDirectoryError:
+    return GraphDirectoryError(f"{directory.path / name} {what}: write the directory again")

@@ -1,0 +1,125 @@
+"""Edges that lie grouped by destination already, such as those of a graph directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
+from pyg_scale.store.source import Edges, GraphSource, coo, of
+
+
+class GroupedEdges(Edges):
+    """Edges of one type as a sampler wants them.
+
+    Args:
+        csc: The in-edges; never changed in place.
+        owner: The same object for the same edges, for as long as anybody uses them.
+        num_src: Number of source nodes.
+        index_dtype: What the user's edge list holds.
+        time_attr: The attribute by which in-edges are ordered; ``None`` for by edge id.
+        weight_attr: The attribute that ``csc.weight_prefix`` was made of.
+        float_time: Whether times are those of a graph with floating point times.
+        edge_list: Makes the edge list ``[2, num_edges]``, for what the grouped edges do not serve.
+    """
+
+    def __init__(
+        self,
+        csc: CSC,
+        owner: object,
+        num_src: int,
+        *,
+        index_dtype: torch.dtype,
+        time_attr: str | None,
+        weight_attr: str | None,
+        float_time: bool,
+        edge_list: Callable[[], Tensor],
+    ) -> None:
+        super().__init__("grouped", csc.indices, csc.indptr)
+        self.size = (num_src, csc.indptr.numel() - 1)
+        self.csc = csc
+        self.owner = owner
+        self.time_attr = time_attr
+        self.weight_attr = weight_attr
+        self.float_time = float_time
+        self._index_dtype = index_dtype
+        self._edge_list = edge_list
+
+    @property
+    def index_dtype(self) -> torch.dtype:
+        return self._index_dtype
+
+    def least_size(self) -> tuple[int, int]:
+        """The recorded numbers of nodes: nothing is read."""
+        num_src, num_dst = self.size
+        assert num_src is not None and num_dst is not None
+        return num_src, num_dst
+
+    def as_coo(self, edge_type: EdgeType) -> Edges:
+        """The same edges as a list, in the order of their ids."""
+        edge_index = self._edge_list()
+        return coo(edge_index[0], edge_index[1], f"edge_index{of(edge_type)}")
+
+    def serve(
+        self, source: GraphSource, edge_type: EdgeType, topology: Topology, is_sorted: bool
+    ) -> bool:
+        """Whether ``csc`` is what would be built for a topology, but for its weights.
+
+        Args:
+            source: What the topology is built of.
+            edge_type: The type of these edges.
+            topology: Its numbers of nodes, times of nodes and direction.
+            is_sorted: Whether the user says that the edge list is sorted; where it is not, building
+                it says so.
+        """
+        neighbor = topology.neighbor_type(edge_type)
+        sizes = topology.num_nodes[neighbor], topology.num_nodes[topology.expanded_type(edge_type)]
+        if topology.direction != "forward" or self.size != sizes:
+            return False
+        if is_sorted and self.csc.edge_id is not None:
+            return False
+        if neighbor in source.node_time:
+            ordered_by = source.recorded.get(("time", neighbor))
+        elif edge_type in source.edge_time:
+            ordered_by = source.recorded.get(("time", edge_type))
+        else:
+            return self.time_attr is None
+        return (
+            self.time_attr is not None
+            and self.time_attr == ordered_by
+            and self.float_time == topology.float_time
+        )
+
+
+class KnowsEdges:
+    """Mixin of a PyG storage that may know its edges grouped already."""
+
+    def grouped_edges(self) -> GroupedEdges | None:
+        """The edges, unless somebody changed them or the number of nodes."""
+        raise NotImplementedError
+
+    def recorded(self, name: str) -> Tensor | None:
+        """An attribute as it is recorded, unless somebody changed it."""
+        raise NotImplementedError
+
+
+def read_attribute(
+    source: GraphSource, role: str, store: Any, kind: NodeType | EdgeType, name: str
+) -> Any:
+    """The time or the weight that a PyG storage has; where it is the recorded one, that.
+
+    Args:
+        source: Is told where it is the recorded one.
+        role: ``"time"`` or ``"weight"``.
+        store: The storage.
+        kind: Its type.
+        name: The attribute.
+    """
+    recorded = store.recorded(name) if isinstance(store, KnowsEdges) else None
+    if recorded is None:
+        return store[name]
+    source.recorded[role, kind] = name
+    return recorded
