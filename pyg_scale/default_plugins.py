@@ -16,6 +16,7 @@ def pyg_scale_feature_stores() -> dict[str, str]:
     return {
         "memory": "pyg_scale.store.memory:MemoryFeatureStore",
         "mmap": "pyg_scale.store.mmap:Mmap",
+        "quantized": "pyg_scale.store.quantized:Quantized",
         "shared": "pyg_scale.store.shared:Shared",
     }
 

@@ -59,6 +59,8 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
 def filled(store: FeatureStore, data: Any) -> FeatureStore:
     """A store with every feature of nodes and edges that ``data`` has.
 
+    A store that has ``accepts(value) -> bool`` gets what it accepts; the rest stays in ``data``.
+
     Raises:
         ValueError: If ``data`` is a pair of stores, which has a feature store already.
     """
@@ -86,6 +88,8 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
             continue
         of_edges = edge_group is not None and attributes.is_edge_attr(name)
         if of_edges or (hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)):
+            if hasattr(store, "accepts") and not store.accepts(value):
+                continue
             group = edge_group if of_edges else node_group
             store.put_tensor(value, group_name=group, attr_name=name, index=None)
 

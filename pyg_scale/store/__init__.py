@@ -4,6 +4,7 @@ from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_tim
 from pyg_scale.store.memory import MemoryFeatureStore, MemoryGraphStore
 from pyg_scale.store.mmap import Mmap
 from pyg_scale.store.mmap_graph import MmapGraph
+from pyg_scale.store.quantized import Quantized
 from pyg_scale.store.shared import Shared
 from pyg_scale.store.shared_graph import SharedGraph
 from pyg_scale.store.topology import topology_of
@@ -16,6 +17,7 @@ __all__ = [
     "Mmap",
     "MmapGraph",
     "NodeType",
+    "Quantized",
     "Shared",
     "SharedGraph",
     "Topology",

@@ -59,6 +59,10 @@ class GraphStoreTests:
             ), "put_edge_index must return True"
         return store
 
+    def reopen(self, store: GraphStore) -> GraphStore | None:
+        """A second store over the same content, for a store that lasts; override it."""
+        return None
+
     def test_is_a_graph_store(self, graph_store: GraphStore) -> None:
         assert isinstance(graph_store, GraphStore)
         assert graph_store.get_all_edge_attrs() == [], "the store must be empty at first"
@@ -154,6 +158,14 @@ class GraphStoreTests:
         store = self.fill(graph_store, {BUYS: edge_list(BUYS)})
         row, col, _ = pickle.loads(pickle.dumps(store)).coo()
         assert torch.equal(torch.stack([row[BUYS], col[BUYS]]), edge_list(BUYS))
+
+    def test_is_there_when_opened_again(self, graph_store: GraphStore) -> None:
+        store = self.reopen(self.fill(graph_store, {BUYS: edge_list(BUYS)}))
+        if store is None:
+            pytest.skip("the store ends with its process")
+        (attr,) = store.get_all_edge_attrs()
+        assert tuple(attr.size) == SIZES[BUYS]
+        assert torch.equal(torch.stack(store.get_edge_index(attr)), edge_list(BUYS))
 
     def test_eight_threads_read(self, graph_store: GraphStore) -> None:
         store = self.fill(graph_store, {t: edge_list(t) for t in (BUYS, FOLLOWS)})

@@ -18,6 +18,15 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
 
 from pyg_scale.testing.graph_store import GraphStoreTests
+from pyg_scale.testing.store_content import (
+    assert_equal,
+    assert_holds,
+    assert_same,
+    bound_of,
+    forked,
+    numbers,
+    takes,
+)
 
 __all__ = ["FeatureStoreTests", "GraphStoreTests"]
 
@@ -65,6 +74,9 @@ class FeatureStoreTests:
     * ``read_only``: ``put_tensor`` and its like raise. Override :meth:`fill` to make one.
     * ``negative_index``: index ``-1`` is the last row. Else it is out of range.
     * ``returns_views``: a whole tensor or a slice may share memory with the store.
+    * ``dtypes``: the dtypes that it takes; putting another raises ``TypeError``.
+    * ``error_bound(attr_name, group_name, index)``: how far numbers may be from what was put, a
+      tensor to broadcast; else they must be equal.
 
     Example::
 
@@ -87,6 +99,10 @@ class FeatureStoreTests:
             )
         return store
 
+    def reopen(self, store: FeatureStore) -> FeatureStore | None:
+        """A second store over the same content, for a store that lasts; override it."""
+        return None
+
     # Reading ###############################################################################
 
     def test_is_a_feature_store(self, feature_store: FeatureStore) -> None:
@@ -99,10 +115,15 @@ class FeatureStoreTests:
         self, feature_store: FeatureStore, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> None:
         tensor = numbers(ROWS, *shape).to(dtype)
+        if not takes(feature_store, dtype):
+            with pytest.raises(TypeError):
+                self.fill(feature_store, {("user", "x"): tensor})
+            assert feature_store.get_all_tensor_attrs() == []
+            return
         store = self.fill(feature_store, {("user", "x"): tensor})
-        assert_equal(store["user", "x", None], tensor)
+        assert_holds(store, "user", "x", tensor)
         index = torch.tensor([3, 1, 3])
-        assert_equal(store["user", "x", index], tensor[index])
+        assert_holds(store, "user", "x", tensor[index], index)
         assert tuple(store.get_tensor_size("user", "x")) == tuple(tensor.shape)
 
     @pytest.mark.parametrize("index", INDICES)
@@ -114,24 +135,25 @@ class FeatureStoreTests:
             assert isinstance(got, np.ndarray), "convert_type=True: NumPy in, NumPy out"
             got = torch.from_numpy(got)
         rows = wanted if not isinstance(wanted, np.ndarray) else torch.from_numpy(wanted)
-        assert_equal(got, tensor if rows is None else tensor[rows])
+        expected = tensor if rows is None else tensor[rows]
+        assert_same(got, expected, bound_of(store, "user", "x", rows))
 
     def test_tensors_that_are_not_contiguous(self, feature_store: FeatureStore) -> None:
         tensor = numbers(4, ROWS).t()
         store = self.fill(feature_store, {("user", "x"): tensor})
-        assert_equal(store["user", "x", torch.tensor([5, 0])], tensor[[5, 0]])
+        assert_holds(store, "user", "x", tensor[[5, 0]], torch.tensor([5, 0]))
 
     def test_groups(self, feature_store: FeatureStore) -> None:
         content = {
             ("user", "x"): numbers(4, 2),
             ("item", "x"): -numbers(5, 2),
-            ("user", "y"): numbers(4).long(),
+            ("user", "y"): numbers(4).long() if takes(feature_store, torch.int64) else numbers(4),
             (BUYS, "edge_attr"): numbers(9, 1),
             (None, "x"): 7 + numbers(3),
         }
         store = self.fill(feature_store, content)
         for (group, name), tensor in content.items():
-            assert_equal(store[group, name, None], tensor)
+            assert_holds(store, group, name, tensor)
             assert tuple(store.get_tensor_size(group, name)) == tuple(tensor.shape)
         listed = [(attr.group_name, attr.attr_name) for attr in store.get_all_tensor_attrs()]
         assert sorted(map(str, listed)) == sorted(map(str, content))
@@ -157,7 +179,8 @@ class FeatureStoreTests:
         assert len(got) == len(asked)
         for tensor, (group, name, rows) in zip(got, asked):
             expected = content[group, name]
-            assert_equal(tensor, expected if rows is None else expected[rows])
+            expected = expected if rows is None else expected[rows]
+            assert_same(tensor, expected, bound_of(store, group, name, rows))
         assert store.multi_get_tensor([]) == []
 
     @pytest.mark.parametrize(
@@ -167,7 +190,7 @@ class FeatureStoreTests:
         tensor = numbers(ROWS, 2)
         store = self.fill(feature_store, {("user", "x"): tensor})
         if index == [-1] and getattr(store, "negative_index", False):
-            assert_equal(store["user", "x", torch.tensor(index)], tensor[-1:])
+            assert_holds(store, "user", "x", tensor[-1:], torch.tensor(index))
             return
         with pytest.raises(IndexError) as error:
             store["user", "x", torch.tensor(index)]
@@ -186,6 +209,7 @@ class FeatureStoreTests:
     def test_rows_are_copies(self, feature_store: FeatureStore) -> None:
         tensor = numbers(ROWS, 2)
         store = self.fill(feature_store, {("user", "x"): tensor.clone()})
+        before = store["user", "x", None].clone()
         indices: list[Any] = [torch.arange(ROWS), torch.tensor([3])]
         if not getattr(store, "returns_views", False):
             indices += [None, slice(0, 10)]
@@ -193,7 +217,7 @@ class FeatureStoreTests:
             got = store["user", "x", index]
             with contextlib.suppress(RuntimeError):  # what cannot be written to is no alias
                 got.fill_(-1)
-            assert torch.equal(store["user", "x", None], tensor), (
+            assert torch.equal(store["user", "x", None], before), (
                 f"what get_tensor returned for index {index} shares memory with the store; "
                 f"copy it, or declare returns_views = True for a whole tensor and slices"
             )
@@ -202,16 +226,32 @@ class FeatureStoreTests:
         content = {("user", "x"): numbers(ROWS, 2), (BUYS, "edge_attr"): numbers(9)}
         store = pickle.loads(pickle.dumps(self.fill(feature_store, content)))
         for (group, name), tensor in content.items():
-            assert_equal(store[group, name, None], tensor)
+            assert_holds(store, group, name, tensor)
+
+    def test_is_read_after_a_fork(self, feature_store: FeatureStore) -> None:
+        tensor, index = numbers(ROWS, 2), torch.tensor([5, 0, 5])
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        here = store["user", "x", index]
+        same = forked(lambda: torch.equal(store["user", "x", index], here))
+        assert same, "a forked process (a worker of a DataLoader) must read the same"
+        assert_holds(store, "user", "x", tensor[index], index)
+
+    def test_is_there_when_opened_again(self, feature_store: FeatureStore) -> None:
+        content = {("user", "x"): numbers(ROWS, 2), (BUYS, "edge_attr"): numbers(9)}
+        store = self.reopen(self.fill(feature_store, content))
+        if store is None:
+            pytest.skip("the store ends with its process")
+        for (group, name), tensor in content.items():
+            assert_holds(store, group, name, tensor)
 
     # Writing ###############################################################################
 
     def test_replacing(self, feature_store: FeatureStore) -> None:
         store = self.writable(feature_store)
         store.update_tensor(numbers(7, 3), "user", "x", None)
-        assert_equal(store["user", "x", None], numbers(7, 3))
+        assert_holds(store, "user", "x", numbers(7, 3))
         store.put_tensor(-numbers(4), "user", "x", None)
-        assert_equal(store["user", "x", None], -numbers(4))
+        assert_holds(store, "user", "x", -numbers(4))
         assert tuple(store.get_tensor_size("user", "x")) == (4,)
 
     def test_updating_rows(self, feature_store: FeatureStore) -> None:
@@ -228,7 +268,7 @@ class FeatureStoreTests:
             "or let it raise NotImplementedError for an index that is not None"
         )
         before[index] = -5.0
-        assert_equal(store["user", "x", None], before)
+        assert_holds(store, "user", "x", before)
 
     def test_removing(self, feature_store: FeatureStore) -> None:
         store = self.writable(feature_store)
@@ -250,7 +290,7 @@ class FeatureStoreTests:
         ):
             with pytest.raises((NotImplementedError, PermissionError, RuntimeError)):
                 write()
-        assert_equal(store["user", "x", None], numbers(5))
+        assert_holds(store, "user", "x", numbers(5))
 
     def writable(self, store: FeatureStore) -> FeatureStore:
         """A store that holds ``x`` ``[5, 2]`` of users; skips if it cannot be written to."""
@@ -263,11 +303,13 @@ class FeatureStoreTests:
     def test_eight_threads_read(self, feature_store: FeatureStore) -> None:
         tensor = numbers(2000, 8)
         store = self.fill(feature_store, {("user", "x"): tensor})
+        assert_holds(store, "user", "x", tensor)
+        held = store["user", "x", None].clone()
 
         def read(seed: int) -> bool:
             generator = torch.Generator().manual_seed(seed)
             index = torch.randint(0, 2000, (300,), generator=generator)
-            return torch.equal(store["user", "x", index], tensor[index])
+            return torch.equal(store["user", "x", index], held[index])
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(read, range(200))), "a thread got rows of another one"
@@ -304,17 +346,3 @@ class FeatureStoreTests:
         from pyg_scale.testing.store_model import run
 
         run(feature_store)
-
-
-def numbers(*shape: int) -> Tensor:
-    """Different numbers that every dtype of the tests holds exactly or rounds the same way."""
-    size = int(torch.tensor(shape).prod())
-    return (torch.arange(size) * 7 % 101).float().view(shape)
-
-
-def assert_equal(got: Any, expected: Tensor) -> None:
-    """Fail unless two tensors have the same dtype, shape and values."""
-    assert isinstance(got, Tensor), f"got {type(got).__name__} instead of a tensor"
-    assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
-    assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
-    assert torch.equal(got, expected), "got other values than were put"

@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
+from pyg_scale.testing.store_content import assert_holds
+
 KEYS = [("user", "x"), ("user", "y"), ("item", "x"), (("user", "buys", "item"), "edge_attr")]
 
 
@@ -61,7 +63,7 @@ def run(store: FeatureStore) -> None:
                 with pytest.raises(IndexError):
                     store.get_tensor(*key, rows)
             else:
-                assert torch.equal(store.get_tensor(*key, rows), self.expected[key][rows])
+                assert_holds(store, key[0], key[1], self.expected[key][rows], rows)
 
         @rule()
         def listing(self) -> None:

@@ -1,0 +1,80 @@
+"""What the kit puts into feature stores, and how it compares what comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore
+
+
+def numbers(*shape: int) -> Tensor:
+    """Different numbers that every dtype of the tests holds exactly or rounds the same way."""
+    size = int(torch.tensor(shape).prod())
+    return (torch.arange(size) * 7 % 101).float().view(shape)
+
+
+def takes(store: FeatureStore, dtype: torch.dtype) -> bool:
+    """Whether a store declares that it takes a dtype; it takes all if it declares nothing."""
+    return dtype in getattr(store, "dtypes", {dtype})
+
+
+def bound_of(store: FeatureStore, group: Any, name: str, index: Any = None) -> Tensor | None:
+    """How far rows of a store may be from what was put; ``None`` for not at all."""
+    bound = getattr(store, "error_bound", None)
+    return None if bound is None else bound(name, group, index)
+
+
+def assert_holds(
+    store: FeatureStore, group: Any, name: str, expected: Tensor, index: Any = None
+) -> None:
+    """Fail unless a store gives these rows, as exactly as it says."""
+    assert_same(store[group, name, index], expected, bound_of(store, group, name, index))
+
+
+def assert_same(got: Any, expected: Tensor, bound: Tensor | None = None) -> None:
+    """Fail unless a tensor has the same dtype and shape, and values within a bound."""
+    if bound is None:
+        assert_equal(got, expected)
+        return
+    assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
+    assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
+    far = (got.to(torch.float64) - expected.to(torch.float64)).abs()
+    assert bool((far <= bound).all()), f"up to {float(far.max())} from what was put"
+
+
+def forked(ask: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """What a function answers in a forked process; one that takes longer is killed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are meant to be there
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(not ask())
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + seconds
+    while True:
+        found, result = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(result) == 0
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.01)
+
+
+def assert_equal(got: Any, expected: Tensor) -> None:
+    """Fail unless two tensors have the same dtype, shape and values."""
+    assert isinstance(got, Tensor), f"got {type(got).__name__} instead of a tensor"
+    assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
+    assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
+    assert torch.equal(got, expected), "got other values than were put"
