@@ -48,8 +48,10 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 @hookimpl
 def pyg_scale_partitioners() -> dict[str, str]:
     return {
+        "fennel": "pyg_scale.partitioner.stream:Fennel",
         "frequency": "pyg_scale.partitioner.frequency:FrequencyPartitioner",
         "hash": "pyg_scale.partitioner.hash:HashPartitioner",
+        "ldg": "pyg_scale.partitioner.stream:LDG",
         "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",
         "range": "pyg_scale.partitioner.range:RangePartitioner",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -177,7 +178,29 @@ def _assigned(
         raise ValueError(
             f"method {name!r} returned parts {low} to {high}, expected 0 to {num_parts - 1}"
         )
+    _say_if_unbalanced(partitioner, name, graph, part, shares)
     return part.to(torch.int32), cache
+
+
+def _say_if_unbalanced(
+    partitioner: Partitioner, name: str, graph: PartitionGraph, part: Tensor, shares: Tensor
+) -> None:
+    """Warn of parts that hold more than the method promises: several things may not fit at once."""
+    if not partitioner.balances:
+        return
+    held = torch.zeros(shares.numel(), graph.weights.size(1), dtype=torch.int64)
+    held.index_add_(0, part.to(torch.int64), graph.weights)
+    most = partitioner.capacity(graph, shares)
+    over = (held > most).nonzero().tolist()
+    if over:
+        p, column = max(over, key=lambda at: int(held[at[0], at[1]]) / max(1, int(most[*at])))
+        warnings.warn(
+            f"method {name!r} did not balance everything: part {p} holds "
+            f"{int(held[p, column])} {graph.names[column]}, at most {int(most[p, column])} were "
+            "wanted; balance fewer things, or raise max_imbalance",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _partitioner(method: str | Partitioner, options: Mapping[str, Any]) -> Partitioner:

@@ -31,8 +31,20 @@ class RangePartitioner(Partitioner):
                 "balance= one of them, or take method='fennel'"
             )
         out = torch.empty(graph.num_nodes, dtype=torch.int32)
+        # In-edges of all types are one thing: what a type gives a part beyond its share is taken
+        # off in the next. Nodes and training nodes are balanced within each type.
+        together = kinds == {"edges"}
+        held, seen = torch.zeros(num_parts, dtype=torch.float64), 0
         for begin, end in graph.offsets.values():
-            out[begin:end] = ranges(graph.weights[begin:end].sum(1), shares)
+            weight = graph.weights[begin:end].sum(1)
+            mine, total = shares, int(weight.sum())
+            if together and total:
+                seen += total
+                due = (shares * seen - held).clamp(min=0)
+                mine = due / due.sum()
+            out[begin:end] = ranges(weight, mine)
+            if together:
+                held.index_add_(0, out[begin:end], weight.to(torch.float64))
         return out
 
 

@@ -22,17 +22,19 @@ _MODULES = {
     "CommTests": "comm",
     "FeatureStoreTests": "store",
     "GraphStoreTests": "store",
+    "PartitionerTests": "partitioner",
     "PluginTests": "plugin",
     "SamplerTests": "sampler",
 }
 
-_SUBMODULES = ("graphs", "statistics")
+_SUBMODULES = ("graphs", "shapes", "statistics")
 
 KITS = {
     "comm": "CommTests",
     "sampler": "SamplerTests",
     "feature_store": "FeatureStoreTests",
     "graph_store": "GraphStoreTests",
+    "partitioner": "PartitionerTests",
 }
 """The class for each kind that has one. Its fixture is called as the kind."""
 

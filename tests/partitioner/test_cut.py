@@ -100,6 +100,14 @@ def test_wrong_arguments(arguments, error, message):
         pyg_scale.partition(graphs.hostile(), **arguments)
 
 
+def test_a_balance_that_is_promised_and_not_kept_is_said():
+    class Promises(Last):
+        balances = ("nodes",)
+
+    with pytest.warns(RuntimeWarning, match="part 2 holds 100 nodes, at most 36 were wanted"):
+        pyg_scale.partition(graphs.hostile(), 3, Promises())
+
+
 def test_more_parts_than_nodes_of_nothing():
     with pytest.raises(ValueError, match="only 0 nodes"):
         pyg_scale.partition(graphs.nothing(0), 2, "random")

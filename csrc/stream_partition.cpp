@@ -1,0 +1,225 @@
+// Streaming partitioning: nodes placed one after the other, see pyg_scale/ops/stream_partition.py.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "graph_view.h"
+
+namespace pyg_scale {
+namespace {
+
+constexpr int64_t kAhead = 32;     // entries whose part is asked for
+constexpr int kFraction = 20;      // bits behind the point of scores and shares
+constexpr int64_t kNever = INT64_MIN;
+
+// A contiguous table of `rows` by `columns`.
+template <typename T>
+T* table(Tensor& tensor, int64_t rows, int64_t columns, ScalarType type, const char* name) {
+  check(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type &&
+            tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns,
+        std::string(name) + " must be a contiguous table of the right type and shape");
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+int64_t floor_div(int64_t a, int64_t b) {  // b > 0; as Python's //
+  const int64_t q = a / b;
+  return q - (a % b < 0);
+}
+
+struct Stream {
+  const int64_t* indptr;
+  IntColumn indices;
+  const int64_t* weights;
+  int64_t weight_row, weight_column;  // strides
+  int32_t* part;
+  int64_t num_parts, columns;
+  int64_t *load, *capacity;
+  double* coefficient;
+  bool ldg;
+  std::vector<int64_t> penalty, count;
+  std::vector<int64_t> active;  // columns in which the node weighs something
+
+  int64_t weight(int64_t v, int64_t c) const {
+    return weights[v * weight_row + c * weight_column];
+  }
+
+  void set_penalty(int64_t p, int64_t c) {
+    const int64_t i = p * columns + c;
+    // one product, then cut off: nothing that a compiler could contract
+    penalty[i] = static_cast<int64_t>(coefficient[i] * std::sqrt(static_cast<double>(load[i])));
+  }
+
+  void add(int64_t v, int64_t p, int64_t sign) {
+    for (const int64_t c : active) {
+      load[p * columns + c] += sign * weight(v, c);
+      if (!ldg) set_penalty(p, c);
+    }
+  }
+
+  // What is left of the capacity of a part once it has the node: a share, negative if too little.
+  int64_t room(int64_t v, int64_t p) const {
+    int64_t least = int64_t{1} << kFraction;
+    for (const int64_t c : active) {
+      const int64_t i = p * columns + c;
+      const int64_t left = capacity[i] - load[i] - weight(v, c);
+      const int64_t share = floor_div(left << kFraction, capacity[i] > 0 ? capacity[i] : 1);
+      if (share < least) least = share;
+    }
+    return least;
+  }
+
+  int64_t score(int64_t v, int64_t p, int64_t room) const {
+    if (ldg) return count[p] * (room + 1);
+    int64_t found = count[p] << kFraction;
+    for (const int64_t c : active) found -= weight(v, c) * penalty[p * columns + c];
+    return found;
+  }
+
+  // Places a node; whether it is elsewhere than before.
+  bool place(int64_t v) {
+    active.clear();
+    for (int64_t c = 0; c < columns; ++c) {
+      if (weight(v, c) > 0) active.push_back(c);
+    }
+    const int64_t before = part[v];
+    if (before >= 0) add(v, before, -1);
+    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+      const int64_t p = part[indices[e]];
+      if (p >= 0) ++count[p];
+    }
+    int64_t best = -1, best_score = kNever, best_room = kNever, fallback = 0;
+    int64_t fallback_room = kNever;
+    for (int64_t i = 0; i < num_parts; ++i) {
+      // its own part first, then from one that differs from node to node: the first of equals wins
+      const int64_t p = before >= 0 ? (before + i) % num_parts : (v + i) % num_parts;
+      const int64_t left = room(v, p);
+      if (left > fallback_room) fallback = p, fallback_room = left;
+      if (left < 0) continue;
+      const int64_t found = score(v, p, left);
+      if (found > best_score || (found == best_score && left > best_room && p != before &&
+                                 best != before)) {
+        best = p, best_score = found, best_room = left;
+      }
+    }
+    if (best < 0) best = fallback;
+    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+      const int64_t p = part[indices[e]];
+      if (p >= 0) count[p] = 0;
+    }
+    part[v] = static_cast<int32_t>(best);
+    add(v, best, 1);
+    return best != before;
+  }
+};
+
+// Places the nodes order[begin] to order[end - 1] (the nodes themselves if `order` is empty).
+int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor order, Tensor part,
+                         Tensor load, Tensor capacity, Tensor coefficient, bool ldg, int64_t begin,
+                         int64_t end) {
+  const int64_t size = indptr.numel() - 1;
+  Stream stream;
+  stream.indptr = int64_data(indptr, size + 1, "indptr");
+  stream.indices = int_column(indices, "indices");
+  check(stream.indptr[0] >= 0 && stream.indptr[size] <= indices.numel(),
+        "indptr does not fit indices");
+  check(weights.is_cpu() && weights.dim() == 2 && weights.size(0) == size &&
+            weights.scalar_type() == ScalarType::Long,
+        "weights must be an int64 table with a row for each node");
+  stream.weights = static_cast<const int64_t*>(weights.const_data_ptr());
+  stream.weight_row = weights.stride(0);
+  stream.weight_column = weights.stride(1);
+  stream.columns = weights.size(1);
+  stream.num_parts = load.dim() == 2 ? load.size(0) : 0;
+  check(stream.num_parts >= 1, "load must have a row for each part");
+  const int64_t parts = stream.num_parts, columns = stream.columns;
+  stream.load = table<int64_t>(load, parts, columns, ScalarType::Long, "load");
+  stream.capacity = table<int64_t>(capacity, parts, columns, ScalarType::Long, "capacity");
+  stream.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double,
+                                     "coefficient");
+  check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() && part.numel() == size &&
+            part.scalar_type() == ScalarType::Int,
+        "part must be a contiguous int32 tensor with an entry for each node");
+  stream.part = static_cast<int32_t*>(part.mutable_data_ptr());
+  const bool ordered = order.numel() > 0;
+  const IntColumn nodes = int_column(order, "order");
+  check(!ordered || order.numel() == size, "order must name every node");
+  check(0 <= begin && begin <= end && end <= size, "there are no such nodes");
+  stream.ldg = ldg;
+  stream.penalty.resize(static_cast<size_t>(parts * columns));
+  stream.count.assign(static_cast<size_t>(parts), 0);
+  for (int64_t p = 0; p < parts; ++p) {
+    for (int64_t c = 0; c < columns; ++c) stream.set_penalty(p, c);
+  }
+  const auto checked = [&](int64_t v) {
+    if (v < 0 || v >= size) fail("order: there is no node " + std::to_string(v));
+    if (stream.indptr[v] > stream.indptr[v + 1]) fail("the pointers go down");
+    for (int64_t e = stream.indptr[v]; e < stream.indptr[v + 1]; ++e) {
+      const int64_t u = stream.indices[e];
+      if (u < 0 || u >= size) fail("there is no node " + std::to_string(u));
+      __builtin_prefetch(stream.part + u);
+    }
+    if (stream.part[v] < -1 || stream.part[v] >= parts) fail("part: there is no such part");
+  };
+  int64_t moved = 0, asked = begin, entries = 0;
+  const auto node = [&](int64_t i) { return ordered ? nodes[i] : i; };
+  for (int64_t i = begin; i < end; ++i) {
+    while (asked < end && (asked <= i || entries < kAhead)) {
+      const int64_t v = node(asked++);
+      checked(v);
+      entries += stream.indptr[v + 1] - stream.indptr[v];
+    }
+    const int64_t v = node(i);
+    entries -= stream.indptr[v + 1] - stream.indptr[v];
+    moved += stream.place(v);
+  }
+  return moved;
+}
+
+// The nodes breadth first: component after component, each from its smallest node.
+Tensor breadth_first(Tensor indptr, Tensor indices) {
+  const int64_t size = indptr.numel() - 1;
+  const int64_t* pointer = int64_data(indptr, size + 1, "indptr");
+  const IntColumn neighbor = int_column(indices, "indices");
+  check(pointer[size] <= indices.numel(), "indptr does not fit indices");
+  Tensor out = torch::stable::empty({size}, ScalarType::Long);
+  int64_t* queue = out.mutable_data_ptr<int64_t>();
+  std::vector<bool> seen(static_cast<size_t>(size));
+  int64_t head = 0, tail = 0;
+  for (int64_t start = 0; start < size; ++start) {
+    if (seen[static_cast<size_t>(start)]) continue;
+    seen[static_cast<size_t>(start)] = true;
+    queue[tail++] = start;
+    for (; head < tail; ++head) {
+      for (int64_t e = pointer[queue[head]]; e < pointer[queue[head] + 1]; ++e) {
+        const int64_t u = neighbor[e];
+        if (u < 0 || u >= size) fail("there is no node " + std::to_string(u));
+        if (seen[static_cast<size_t>(u)]) continue;
+        seen[static_cast<size_t>(u)] = true;
+        queue[tail++] = u;
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor order, "
+      "Tensor(a!) part, Tensor(b!) load, Tensor capacity, Tensor coefficient, bool ldg, int begin, "
+      "int end) -> int");
+  m.def("breadth_first(Tensor indptr, Tensor indices) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("stream_partition", TORCH_BOX(&pyg_scale::stream_partition));
+  m.impl("breadth_first", TORCH_BOX(&pyg_scale::breadth_first));
+}

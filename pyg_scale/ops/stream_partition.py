@@ -1,0 +1,150 @@
+"""Streaming partitioning: every node in turn goes to the part that suits it best right now.
+
+All is integer arithmetic but for one square root and one product in 64-bit floating point, which
+are rounded alike everywhere; the result depends on the arguments alone.
+
+* A node that has a part already leaves it first (re-streaming).
+* The *room* of a part is what would be left of its capacity with the node in it, as a share of
+  the capacity in units of ``2**-20``, rounded down; of the columns in which the node weighs
+  something the smallest. A part without room (below 0) is not considered, unless none has any:
+  then the node goes where the room is largest.
+* The *score* of a part: with ``count`` neighbours of the node in it, ``count * (room + 1)`` for
+  LDG; for Fennel ``count * 2**20`` less, for each column, the weight of the node times
+  ``floor(coefficient * sqrt(load))`` of the part.
+* The best score wins. Parts are looked at from the node's own on, or else from ``node %
+  num_parts`` on. Of equals a node's own part wins, else the one with more room, else the first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+FRACTION = 20
+"""Bits behind the point of scores, rooms and coefficients."""
+
+
+def stream_partition(
+    indptr: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    part: Tensor,
+    load: Tensor,
+    capacity: Tensor,
+    coefficient: Tensor,
+    *,
+    ldg: bool,
+    begin: int,
+    end: int,
+) -> int:
+    """Place the nodes ``order[begin]`` to ``order[end - 1]``, one after the other.
+
+    Args:
+        indptr: ``int64`` ``[num_nodes + 1]``.
+        indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions; may be
+            strided.
+        weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0; may be strided.
+        order: ``int64`` or ``int32`` ``[num_nodes]``; empty for 0, 1, ...
+        part: ``int32`` ``[num_nodes]``, -1 for what has none yet; written to.
+        load: ``int64`` ``[num_parts, num_constraints]``, what ``part`` says; written to.
+        capacity: As ``load``, the most that a part may hold.
+        coefficient: ``float64``, as ``load``, with ``FRACTION`` bits behind the point (Fennel).
+        ldg: Whether to score as LDG does, else as Fennel does.
+        begin: The first node, as a position in ``order``.
+        end: The one after the last.
+
+    Returns:
+        How many nodes are in another part than before.
+
+    Raises:
+        ValueError: If shapes, types or node ids do not fit.
+    """
+    op = torch.ops.pyg_scale.stream_partition if library.compiled() else stream_partition_plain
+    return op(indptr, indices, weights, order, part, load, capacity, coefficient, ldg, begin, end)
+
+
+def stream_partition_plain(
+    indptr: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    part: Tensor,
+    load: Tensor,
+    capacity: Tensor,
+    coefficient: Tensor,
+    ldg: bool,
+    begin: int,
+    end: int,
+) -> int:
+    """The meaning of the compiled op, with its arguments."""
+    parts, columns = load.shape
+    loads, most, factor = load.tolist(), capacity.tolist(), coefficient.tolist()
+    where, moved = part.tolist(), 0
+    nodes = order[begin:end].tolist() if order.numel() else range(begin, end)
+    one = 1 << FRACTION
+    for v in nodes:
+        weight: list[int] = weights[v].tolist()
+        active = [c for c in range(columns) if weight[c] > 0]
+        before = where[v]
+        if before >= 0:
+            for c in active:
+                loads[before][c] -= weight[c]
+        count = [0] * parts
+        for u in indices[int(indptr[v]) : int(indptr[v + 1])].tolist():
+            if where[u] >= 0:
+                count[where[u]] += 1
+        ranked, rooms = [], []
+        for i in range(parts):
+            p = ((before if before >= 0 else v) + i) % parts
+            free = [
+                ((most[p][c] - loads[p][c] - weight[c]) << FRACTION) // max(1, most[p][c])
+                for c in active
+            ]
+            room = min([one, *free])
+            rooms.append((-room, i, p))
+            if room < 0:
+                continue
+            if ldg:
+                score = count[p] * (room + 1)
+            else:
+                score = (count[p] << FRACTION) - sum(
+                    weight[c] * int(factor[p][c] * math.sqrt(loads[p][c])) for c in active
+                )
+            ranked.append((-score, p != before, -room, i, p))
+        best = min(ranked)[-1] if ranked else min(rooms)[-1]
+        for c in active:
+            loads[best][c] += weight[c]
+        where[v] = best
+        moved += best != before
+    part.copy_(torch.tensor(where, dtype=torch.int32))
+    load.copy_(torch.tensor(loads, dtype=torch.int64).view(parts, columns))
+    return moved
+
+
+def breadth_first(indptr: Tensor, indices: Tensor) -> Tensor:
+    """The nodes in breadth-first order, ``int64`` ``[num_nodes]``.
+
+    Component after component, each from its smallest node; neighbours in their order.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.breadth_first(indptr, indices)
+    pointer, size = indptr.tolist(), indptr.numel() - 1
+    seen = torch.zeros(size, dtype=torch.bool)
+    out: list[int] = []
+    for start in range(size):
+        if seen[start]:
+            continue
+        seen[start] = True
+        queue = [start]
+        for v in queue:  # grows while it is walked
+            near = indices[pointer[v] : pointer[v + 1]].to(torch.int64)
+            near = near[~seen[near]]
+            seen[near] = True
+            queue += near.tolist()
+        out += queue
+    return torch.tensor(out, dtype=torch.int64)

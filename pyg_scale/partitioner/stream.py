@@ -1,0 +1,180 @@
+"""Streaming partitioners, LDG and Fennel: nodes are placed one after the other, several times.
+
+LDG is from Stanton and Kliot ("Streaming graph partitioning for large distributed graphs", KDD
+2012), Fennel from Tsourakakis, Gkantsidis, Radunovic and Vojnovic ("FENNEL: streaming graph
+partitioning for massive scale graphs", WSDM 2014), placing again from Nishimura and Ugander
+("Restreaming graph partitioning", KDD 2013). Beyond these papers: hard bounds for several things
+at a time, and moves of single nodes at the end (:mod:`pyg_scale.ops.refine_partition`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyg_scale.ops import keys
+from pyg_scale.ops.refine_partition import refine_partition
+from pyg_scale.ops.stream_partition import FRACTION, breadth_first, stream_partition
+from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.quick_cut import cut_edges
+
+ORDERS = ("natural", "random", "degree", "bfs")
+"""By id, at random, the largest degrees first, breadth first."""
+
+
+class StreamPartitioner(Partitioner):
+    """What :class:`LDG` and :class:`Fennel` have in common.
+
+    Args:
+        passes: How often each node is placed; later passes know where all its neighbours are.
+        order: In which order, one of :data:`ORDERS`. Of several, each is tried, and the parts
+            with the fewest edges between them are kept. All but ``"natural"`` read the graph here
+            and there: for a graph on disk that is larger than memory, take that alone.
+        refine: The largest number of passes of moves of single nodes at the end; 0 for none.
+        max_imbalance: A part may hold this many times its fair share.
+        chunk_size: Nodes between two steps of the progress bar; results do not depend on it.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    minimises_cut = True
+    ldg = False
+
+    def __init__(
+        self,
+        passes: int = 5,
+        order: str | Sequence[str] = ("natural", "bfs"),
+        refine: int = 8,
+        max_imbalance: float = 1.1,
+        chunk_size: int = 1 << 20,
+    ) -> None:
+        for name, value, least in (
+            ("passes", passes, 1),
+            ("refine", refine, 0),
+            ("chunk_size", chunk_size, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a number of at least {least} (got {value!r})")
+        if not 1.0 <= max_imbalance < float("inf"):
+            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+        orders = (order,) if isinstance(order, str) else tuple(order)
+        if not orders or set(orders) - set(ORDERS):
+            raise ValueError(
+                f"order must be one or several of {', '.join(map(repr, ORDERS))} (got {order!r})"
+            )
+        self.passes, self.refine, self.chunk_size = passes, refine, chunk_size
+        self.max_imbalance = max_imbalance
+        self.order = order if isinstance(order, str) else list(order)
+        self._orders = tuple(dict.fromkeys(orders))
+        # which neighbour is met first is all that their order can change
+        self.needs_sorted = "bfs" in orders
+
+    def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
+        """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""
+        capacity = self.capacity(graph, shares).contiguous()
+        within = capacity
+        if graph.weights.size(1) > 1:
+            # Parts that are full of different things leave no single move that mends one; room in
+            # all of them does. It is given back when nodes are moved at the end.
+            fair = (shares.view(-1, 1) * graph.weights.sum(0)).ceil().to(torch.int64)
+            within = (capacity - (capacity - fair).clamp(min=0) // 4).contiguous()
+        coefficient = _coefficient(graph, shares)
+        key = keys.fold(0, seed, keys.PARTITION)
+        found = [
+            self._streamed(graph, within, coefficient, _order(name, graph, key), name)
+            for name in self._orders
+        ]
+        if len(found) > 1:
+            cuts = [cut_edges(graph.indptr, graph.indices, part) for part in found]
+            found = [found[cuts.index(min(cuts))]]
+        # also without passes: several columns at a time may have left a part too full
+        return refine_partition(
+            graph.indptr,
+            graph.indices,
+            found[0],
+            capacity,
+            node_weights=graph.weights,
+            passes=self.refine,
+            key=key,
+        )
+
+    def _streamed(
+        self,
+        graph: PartitionGraph,
+        capacity: Tensor,
+        coefficient: Tensor,
+        order: Tensor,
+        name: str,
+    ) -> Tensor:
+        size = graph.num_nodes
+        part = torch.full((size,), -1, dtype=torch.int32)
+        load = torch.zeros_like(capacity)
+        total = size * self.passes
+        what = f"Placing nodes ({name})"
+        with tqdm(
+            total=total, desc=what, unit=" nodes", unit_scale=True, disable=None, delay=1
+        ) as bar:
+            for _ in range(self.passes):
+                moved = 0
+                for begin in range(0, size, self.chunk_size):
+                    end = min(size, begin + self.chunk_size)
+                    moved += stream_partition(
+                        graph.indptr,
+                        graph.indices,
+                        graph.weights,
+                        order,
+                        part,
+                        load,
+                        capacity,
+                        coefficient,
+                        ldg=self.ldg,
+                        begin=begin,
+                        end=end,
+                    )
+                    bar.update(end - begin)
+                if not moved:  # the next pass would change nothing either
+                    break
+        return part
+
+
+class LDG(StreamPartitioner):
+    """Linear deterministic greedy: most neighbours, times what is left of a part's capacity."""
+
+    ldg = True
+
+
+class Fennel(StreamPartitioner):
+    """Most neighbours, less a price that rises with the square root of what a part holds.
+
+    The exponent is 1.5 and the weight of the price the one of the paper, section 3, for each
+    thing that is balanced.
+    """
+
+
+def _coefficient(graph: PartitionGraph, shares: Tensor) -> Tensor:
+    """Fennel's price, ``float64`` ``[num_parts, num_constraints]``, of a unit at load 1.
+
+    A node of average weight pays ``1.5 * num_edges / num_nodes`` in a part that holds its fair
+    share; several kinds of columns share that.
+    """
+    total = graph.weights.sum(0).to(torch.float64)
+    weighing = (graph.weights > 0).sum(0).to(torch.float64)
+    kinds = len({name.partition(" ")[0] for name in graph.names})
+    price = 1.5 * graph.num_edges / graph.num_nodes / kinds * 2**FRACTION
+    fair = shares.view(-1, 1) * total
+    found = price * weighing / total / fair.sqrt()
+    return torch.where(fair > 0, found, 0.0).contiguous()
+
+
+def _order(name: str, graph: PartitionGraph, key: int) -> Tensor:
+    if name == "random":
+        return keys.permutation(key, graph.num_nodes)
+    if name == "degree":
+        return graph.indptr.diff().argsort(descending=True, stable=True)
+    if name == "bfs":
+        return breadth_first(graph.indptr, graph.indices)
+    return torch.empty(0, dtype=torch.int64)
