@@ -37,6 +37,12 @@ class TestFennel(PartitionerTests):
         return plugins.get("partitioner", "fennel")()
 
 
+class TestMultilevel(PartitionerTests):
+    @pytest.fixture
+    def partitioner(self):
+        return plugins.get("partitioner", "multilevel")()
+
+
 class TestFennelByDegree(PartitionerTests):
     @pytest.fixture
     def partitioner(self):
