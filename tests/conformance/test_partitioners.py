@@ -43,6 +43,12 @@ class TestMultilevel(PartitionerTests):
         return plugins.get("partitioner", "multilevel")()
 
 
+class TestFrequency(PartitionerTests):
+    @pytest.fixture
+    def partitioner(self):
+        return plugins.get("partitioner", "frequency")()
+
+
 class TestFennelByDegree(PartitionerTests):
     @pytest.fixture
     def partitioner(self):
