@@ -49,6 +49,12 @@ class TestFrequency(PartitionerTests):
         return plugins.get("partitioner", "frequency")()
 
 
+class TestSpectral(PartitionerTests):
+    @pytest.fixture
+    def partitioner(self):
+        return plugins.get("partitioner", "spectral")()
+
+
 class TestFennelByDegree(PartitionerTests):
     @pytest.fixture
     def partitioner(self):
