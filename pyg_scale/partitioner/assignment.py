@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.store.base import NodeType
+from pyg_scale.store.glt_book import read_book
 from pyg_scale.store.source import of
 
 
@@ -21,7 +22,8 @@ def read_assignment(
     """Check and number through the parts of all nodes.
 
     A text file has the part of node ``i`` in line ``i + 1`` (as METIS, KaHIP and DistDGL write
-    it), an ``.npy`` file is an integer array ``[num_nodes]``.
+    it), an ``.npy`` file is an integer array ``[num_nodes]``, a ``.pt`` file such a tensor or a
+    partition book of GraphLearn-for-PyTorch (its ``node_pb.pt``).
 
     Args:
         given: A tensor or array ``[num_nodes]`` or a file, or one of them by node type.
@@ -63,6 +65,8 @@ def _one(given: Any, of_type: str, num_nodes: int, num_parts: int) -> Tensor:
             raise FileNotFoundError(f"there is no assignment file {what!r}")
         if path.suffix == ".npy":
             values = _array(path)
+        elif path.suffix == ".pt":
+            values = read_book(path)
         else:
             values, unit, first = _text(path), "line", 1
     elif isinstance(given, (Tensor, np.ndarray)):

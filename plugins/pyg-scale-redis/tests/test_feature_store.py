@@ -11,6 +11,9 @@ class TestRedis(FeatureStoreTests):
     def feature_store(self, server):
         return Redis(server.url)
 
+    def reopen(self, store):
+        return Redis(store.connection.url, prefix=store.prefix)
+
 
 class TestRedisInSmallCommands(FeatureStoreTests):
     """Two rows of the tests in a command."""

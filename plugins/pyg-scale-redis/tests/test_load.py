@@ -1,56 +1,79 @@
-"""Filling the store from a graph directory."""
+"""Filling the store from a graph directory, of one part and of several."""
 
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
+import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.meta import (
-    Attribute,
-    EdgeMeta,
-    Meta,
-    NodeMeta,
-    PartitionMeta,
-    attribute_file,
-    edge_dir,
-    node_dir,
-)
-from pyg_scale.store.directory.writer import DirectoryWriter
 from pyg_scale_redis import Redis
 
-X = torch.arange(20.0).view(10, 2).to(torch.bfloat16)
-WEIGHT = torch.arange(6)
+ODD = torch.arange(10) % 2
 
 
 @pytest.fixture
-def directory(tmp_path):
-    """Ten nodes and six edges in two parts: the odd ones, and the even ones."""
-    ids = [torch.arange(1, 10, 2), torch.arange(0, 10, 2)]
-    edges = [torch.tensor([0, 4]), torch.tensor([1, 2, 3, 5])]
-    node = NodeMeta(None, 10, {"x": Attribute("bfloat16", (2,))}, True, [5, 5], [0, 0])
-    edge = EdgeMeta(None, 6, edge_id_dtype="int64", part_edges=[2, 4])
-    edge.attributes["weight"] = Attribute("int64")
-    with DirectoryWriter(tmp_path / "graph") as writer:
-        for part in (0, 1):
-            nodes, of_edges = node_dir(None, part), edge_dir(None, part)
-            writer.write(f"{nodes}/orig_id.npy", ids[part])
-            writer.write(attribute_file(nodes, "x"), X[ids[part]])
-            writer.write(f"{of_edges}/ids.npy", edges[part])
-            writer.write(attribute_file(of_edges, "weight"), WEIGHT[edges[part]])
-        writer.commit(Meta({None: node}, {None: edge}, 2, partition=PartitionMeta("test")))
-    return tmp_path / "graph"
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.arange(20.0).view(10, 2).to(torch.bfloat16),
+        y=torch.arange(10),
+        edge_index=torch.randint(10, (2, 40), generator=generator),
+        weight=torch.arange(40.0),
+    )
 
 
-def test_rows_are_by_original_id(server, directory):
+@pytest.fixture
+def hetero(data):
+    hetero = HeteroData()
+    hetero["a"].x, hetero["b"].x = data.x, -data.x[:, 0]
+    hetero["a", "to", "b"].edge_index = data.edge_index
+    hetero["a", "to", "b"].weight = data.weight
+    return hetero
+
+
+def test_a_graph_of_one_part(server, data, tmp_path):
+    pyg_scale.save(data, tmp_path / "graph")
     store = Redis(server.url, batch_bytes=12)
-    store.load(directory)
-    assert torch.equal(store[None, "x", None], X)
-    assert torch.equal(store[(None, None), "weight", None], WEIGHT)
+    store.load(tmp_path / "graph")
+    check(store, data)
 
 
-def test_what_lacks_a_part_is_refused(server, directory):
-    (directory / "part-1").rename(directory.parent / "away")
+def test_rows_of_parts_are_by_original_id(server, data, tmp_path):
+    in_parts(data, ODD, tmp_path)
+    store = Redis(server.url, batch_bytes=12)
+    store.load(str(tmp_path / "parts"))
+    check(store, data)
+
+
+def test_types(server, hetero, tmp_path):
+    parts = {"a": ODD, "b": 1 - ODD}
+    in_parts(hetero, parts, tmp_path)
+    store = Redis(server.url)
+    store.load(tmp_path / "parts")
+    assert torch.equal(store["a", "x", None], hetero["a"].x)
+    assert torch.equal(store["b", "x", None], hetero["b"].x)
+    edge_type = ("a", "to", "b")
+    assert torch.equal(store[edge_type, "weight", None], hetero[edge_type].weight)
+    assert len(store.get_all_tensor_attrs()) == 3
+
+
+def in_parts(data, assignment, folder):
+    pyg_scale.save(data, folder / "whole")
+    pyg_scale.partition(folder / "whole", 2, assignment=assignment, path=folder / "parts")
+
+
+def check(store, data):
+    assert torch.equal(store[None, "x", None], data.x)
+    assert torch.equal(store[None, "y", None], data.y)
+    assert torch.equal(store[(None, None), "weight", None], data.weight)
+    assert len(store.get_all_tensor_attrs()) == 3
+
+
+def test_what_lacks_a_part_is_refused(server, data, tmp_path):
+    in_parts(data, ODD, tmp_path)
+    (tmp_path / "parts" / "part-1").rename(tmp_path / "away")
     with pytest.raises(GraphDirectoryError, match=r"lacks the parts \[1\]"):
-        Redis(server.url).load(directory)
+        Redis(server.url).load(tmp_path / "parts")
     assert Redis(server.url).get_all_tensor_attrs() == []
 
 
