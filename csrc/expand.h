@@ -23,6 +23,10 @@ struct Rows {
   const int64_t* node;
   const int64_t* seed;       // position of the seed to which each belongs; null if not disjoint
   const int64_t* seed_time;  // of each seed position; null without times
+  const int64_t* place = nullptr;  // where the in-edges of each row are; null: at its node
+  const int64_t* latest = nullptr;  // the time of each row's seed, instead of seed_time
+
+  int64_t at(int64_t row) const { return place ? place[row] : node[row]; }
 };
 
 // The sampled in-edges of consecutive rows. Memory that a thread uses again and again.
@@ -55,15 +59,16 @@ class alignas(64) Expansion {  // not two threads on one cache line
               int64_t end, int64_t stop) {
     position_.clear();
     for (int64_t row = begin; row < end; ++row) {
-      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.node[row + kAhead]);
-      const int64_t v = rows.node[row], first = view.indptr[v];
+      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+      const int64_t v = rows.at(row), first = view.indptr[v];
       Candidates c{first, view.indptr[v + 1]};
-      uint64_t key = fold(hop.key, static_cast<uint64_t>(v));
+      uint64_t key = fold(hop.key, static_cast<uint64_t>(rows.node[row]));
       if (rows.seed) {
         key = fold(key, static_cast<uint64_t>(rows.seed[row]));
         seed_.push(rows.seed[row]);
         if (view.temporal()) {
-          c.end = first + view.until(first, c.end, rows.seed_time[rows.seed[row]]);
+          const int64_t when = rows.latest ? rows.latest[row] : rows.seed_time[rows.seed[row]];
+          c.end = first + view.until(first, c.end, when);
           if (hop.last && hop.num_neighbors >= 0) {
             c.begin = std::max(first, c.end - hop.num_neighbors);
           }

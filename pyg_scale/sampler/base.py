@@ -165,7 +165,7 @@ class NeighborSampler(pyg.BaseSampler):
             "replace": self.replace,
             "disjoint": self._disjoint,
             "weighted": self.weight_attr is not None,
-            "node_time": bool(graph.node_time),
+            "node_time": graph.has_node_time,
             "edge_time": graph.has_edge_time,
             "last": self.temporal_strategy == "last",
             "bidirectional": self.subgraph_type == SubgraphType.bidirectional,
@@ -319,12 +319,13 @@ class NeighborSampler(pyg.BaseSampler):
             return {k: graph.to_time(v) for k, v in time.items()}
         out = {}
         for node_type, node in seed.items():
-            if node_type not in graph.node_time:
+            when = graph.time_of(node_type, node)
+            if when is None:
                 raise ValueError(
                     f"seeds of type {node_type!r} have no time: pass input_time= "
                     f"(edge_label_time= for links)"
                 )
-            out[node_type] = graph.node_time[node_type][node.to(torch.int64)]
+            out[node_type] = when
         return out
 
 

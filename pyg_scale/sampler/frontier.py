@@ -32,6 +32,8 @@ class Frontier:
         edge_type: The edge type, ``None`` in a homogeneous graph.
         hop: The number of the hop, from 0.
         batch_key: The key of the batch, for draws that are not made per expanded node.
+        place: Where the in-edges of each row are in ``csc``, ``int64`` ``[n]``, if not at its
+            ``node``: in a part of a graph.
     """
 
     csc: CSC
@@ -42,11 +44,17 @@ class Frontier:
     edge_type: EdgeType
     hop: int
     batch_key: int
+    place: Tensor | None = None
 
     @property
     def num_candidates(self) -> Tensor:
         """From how many in-edges each row may choose, ``int64`` ``[n]``."""
         return self.end - self.begin
+
+    @property
+    def first(self) -> Tensor:
+        """The first in-edge of each row, candidate or not, ``int64`` ``[n]``."""
+        return self.csc.indptr[self.node if self.place is None else self.place]
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Everything there is to choose from: rows and positions, ``int64`` ``[m]`` each."""
@@ -73,7 +81,12 @@ class Frontier:
     def at(self, row: Tensor) -> Frontier:
         """Some of the rows, ``int64`` ``[r]``."""
         return replace(
-            self, node=self.node[row], begin=self.begin[row], end=self.end[row], key=self.key[row]
+            self,
+            node=self.node[row],
+            begin=self.begin[row],
+            end=self.end[row],
+            key=self.key[row],
+            place=None if self.place is None else self.place[row],
         )
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
+from pyg_scale.ops.expand import number_nodes
 from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
-from pyg_scale.store.base import EdgeType, NodeType, Topology
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
 
 
 class HopSampler(NeighborSampler):
@@ -89,21 +90,50 @@ class HopSampler(NeighborSampler):
             rows = {t: torch.arange(expanded[t], nodes[t].size) for t in graph.node_types}
             expanded = {t: nodes[t].size for t in graph.node_types}
             for edge_type in graph.edge_types:
-                k = hops[edge_type][hop]
                 row = rows[graph.expanded_type(edge_type)]
-                frontier = _frontier(graph, edge_type, hop, nodes, row, time, key)
-                if self.temporal_strategy == "last" and k >= 0 and _timed(graph, edge_type):
-                    last = torch.maximum(frontier.begin, frontier.end - k)
-                    frontier = replace(frontier, begin=last)
-                chosen = self.pick_all(frontier) if k < 0 else self.pick(frontier, k)
-                edges[edge_type].add(graph, edge_type, nodes, row, chosen)
+                k = hops[edge_type][hop]
+                ask = _ask(graph, edge_type, hop, k, key, nodes, row, time)
+                edges[edge_type].add(graph, edge_type, nodes, row, self.expand(ask))
             for node_type in graph.node_types:
                 nodes[node_type].per_hop.append(nodes[node_type].size - expanded[node_type])
         self._check_attrs_are_kept(edges)
         if self.subgraph_type == SubgraphType.induced:
-            edges = _induced(graph, nodes, time, key)
+            edges = self._induced(graph, nodes, time, key)
             expanded = {t: nodes[t].size for t in graph.node_types}
         return self._finish(_sample(graph, nodes, edges, expanded))
+
+    def expand(self, ask: Ask) -> Picked:
+        """The in-edges that the nodes of a hop get, from wherever the graph has them."""
+        graph = self.topology
+        assert graph is not None
+        if graph.router is not None:
+            return graph.router.expand(self, ask)
+        return self.choose(
+            graph.csc[ask.edge_type],
+            ask,
+            None,
+            graph.node_time.get(graph.neighbor_type(ask.edge_type)),
+            graph.num_nodes[graph.neighbor_type(ask.edge_type)],
+        )
+
+    def choose(
+        self,
+        csc: CSC,
+        ask: Ask,
+        place: Tensor | None,
+        neighbor_time: Tensor | None,
+        num_neighbor_nodes: int,
+    ) -> Picked:
+        """:func:`~pyg_scale.sampler.choose.choose`, unless a subclass knows a faster way.
+
+        Args:
+            csc: As there, as are those that are not named here.
+            ask: As there.
+            place: As there.
+            neighbor_time: As there.
+            num_neighbor_nodes: Nodes of the neighbours' type.
+        """
+        return choose(self, csc, ask, place, neighbor_time)
 
     def _seeds(
         self,
@@ -114,11 +144,14 @@ class HopSampler(NeighborSampler):
         """The batch before the first hop, and the time of every seed."""
         none = torch.empty(0, dtype=torch.int64)
         nodes, time, position = {}, [none], 0
+        num_seeds = sum(node.numel() for node in seed.values())
         for node_type in graph.node_types:
             node = seed.get(node_type, none).to(torch.int64)
             batch = torch.arange(position, position + node.numel()) if self.disjoint else None
             position += node.numel()
-            nodes[node_type] = _Nodes(graph.num_nodes[node_type], node, batch, [node.numel()])
+            nodes[node_type] = _Nodes(
+                graph.num_nodes[node_type], num_seeds, node, batch, [node.numel()]
+            )
             if seed_time is not None and node.numel():
                 time.append(seed_time[node_type])
         return nodes, None if seed_time is None else torch.cat(time)
@@ -130,6 +163,31 @@ class HopSampler(NeighborSampler):
                 f"{type(self).__name__} has tensors per sampled edge ({', '.join(names)}), which "
                 f"subgraph_type={self.subgraph_type.value!r} does not keep; use 'directional'"
             )
+
+    def _induced(
+        self,
+        graph: Topology,
+        nodes: Mapping[NodeType, _Nodes],
+        seed_time: Tensor | None,
+        key: int,
+    ) -> dict[EdgeType, _Edges]:
+        """All edges among the nodes of the batch, sorted by (destination row, edge id)."""
+        out = {}
+        for edge_type in graph.edge_types:
+            expanded = nodes[graph.expanded_type(edge_type)]
+            neighbors = nodes[graph.neighbor_type(edge_type)]
+            # Nodes are in the batch because of their time: only times of edges are looked at.
+            time = seed_time if graph.has_edge_time else None
+            rows = torch.arange(expanded.size)
+            ask = _ask(graph, edge_type, 0, -1, key, nodes, rows, time)
+            picked = self.expand(ask)
+            col = rows.repeat_interleave(picked.counts, output_size=picked.edge.numel())
+            row = neighbors.find(picked.neighbor, expanded.component(col))
+            by_edge = picked.edge.argsort()
+            order = by_edge[col[by_edge].argsort(stable=True)]
+            order = order[row[order] >= 0]
+            out[edge_type] = _Edges([row[order]], [col[order]], [picked.edge[order]])
+        return out
 
     def _finish(self, sample: Sample) -> Sample:
         """What the direction and the type of the subgraph make of the sampled edges."""
@@ -147,6 +205,7 @@ class _Nodes:
     """The nodes of one type in the batch; the row of a node is its place in ``node``."""
 
     num_nodes: int
+    num_seeds: int
     node: Tensor
     batch: Tensor | None
     per_hop: list[int]
@@ -161,33 +220,25 @@ class _Nodes:
 
     def add(self, node: Tensor, batch: Tensor | None) -> Tensor:
         """The rows of nodes; a node that has none gets the next one."""
-        node, batch, first = self._with(node, batch)
-        new = first == torch.arange(first.numel())
-        new[: self.size] = True  # a repeated seed keeps its row
-        row = new.cumsum(0) - 1
-        found = row[first[self.size :]]
-        self.node, self.batch = node[new], None if batch is None else batch[new]
-        return found
+        self.node, self.batch, row = self._number(node, batch, append=True)
+        return row
 
     def find(self, node: Tensor, batch: Tensor | None) -> Tensor:
         """The rows of nodes, -1 for a node that has none."""
-        _, _, first = self._with(node, batch)
-        found = first[self.size :]
-        return torch.where(found < self.size, found, -1)
+        return self._number(node, batch, append=False)[2]
 
-    def _with(self, node: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Our nodes followed by others, and for each the place where the same one is first."""
-        node = torch.cat([self.node, node.to(torch.int64)])
-        if batch is not None:
-            assert self.batch is not None
-            batch = torch.cat([self.batch, batch])
-        identity = node if batch is None else batch * self.num_nodes + node
-        distinct, group = torch.unique(identity, return_inverse=True)
-        place = torch.arange(identity.numel())
-        first = torch.zeros_like(distinct).scatter_reduce_(
-            0, group, place, "amin", include_self=False
+    def _number(
+        self, node: Tensor, batch: Tensor | None, append: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        return number_nodes(
+            self.node,
+            self.batch,
+            node.to(torch.int64),
+            batch,
+            self.num_nodes,
+            self.num_seeds,
+            append=append,
         )
-        return node, batch, first[group]
 
 
 @dataclass
@@ -205,85 +256,40 @@ class _Edges:
         edge_type: EdgeType,
         nodes: Mapping[NodeType, _Nodes],
         row: Tensor,
-        chosen: Chosen,
+        picked: Picked,
     ) -> None:
-        """Append the edges that the nodes at ``row`` have chosen, and the nodes they lead to."""
-        csc = graph.csc[edge_type]
-        order = chosen.row.argsort(stable=True)
-        col, position = row[chosen.row[order]], chosen.position[order]
+        """Append the edges that the nodes at ``row`` got, and the nodes they lead to."""
+        col = row.repeat_interleave(picked.counts, output_size=picked.edge.numel())
         component = nodes[graph.expanded_type(edge_type)].component(col)
         neighbors = nodes[graph.neighbor_type(edge_type)]
-        self.row.append(neighbors.add(csc.indices[position], component))
+        self.row.append(neighbors.add(picked.neighbor, component))
         self.col.append(col)
-        self.edge.append(csc.original_id(position))
-        self.attrs.append({k: v[order] for k, v in (chosen.edge_attrs or {}).items()})
+        self.edge.append(picked.edge)
+        self.attrs.append(picked.attrs)
 
     @property
     def per_hop(self) -> list[int]:
         return [edge.numel() for edge in self.edge]
 
 
-def _timed(graph: Topology, edge_type: EdgeType) -> bool:
-    """Whether the candidates of an edge type are limited by time."""
-    return (
-        graph.csc[edge_type].time is not None or graph.neighbor_type(edge_type) in graph.node_time
-    )
-
-
-def _frontier(
+def _ask(
     graph: Topology,
     edge_type: EdgeType,
     hop: int,
+    num_neighbors: int,
+    key: int,
     nodes: Mapping[NodeType, _Nodes],
     row: Tensor,
     seed_time: Tensor | None,
-    key: int,
-) -> Frontier:
-    """The nodes at ``row``, with the in-edges that are not later than their seeds."""
-    csc = graph.csc[edge_type]
+) -> Ask:
+    """The nodes at ``row``, with the times of their seeds where the edge type has times."""
     expanded = nodes[graph.expanded_type(edge_type)]
-    node, component = expanded.node[row], expanded.component(row)
-    node_key = fold_tensor(fold(key, NEIGHBOR, hop, edge_type_hash(edge_type)), node)
-    if component is not None:
-        node_key = fold_tensor(node_key, component)
-    frontier = Frontier(
-        csc, node, csc.indptr[node], csc.indptr[node + 1], node_key, edge_type, hop, key
-    )
-    if seed_time is None or not _timed(graph, edge_type):
-        return frontier
-    assert component is not None
-    latest = seed_time[component]
-    node_time = graph.node_time.get(graph.neighbor_type(edge_type))
-
-    def too_late(position: Tensor) -> Tensor:
-        if csc.time is not None:
-            return csc.time[position] > latest
-        assert node_time is not None
-        return node_time[csc.indices[position].to(torch.int64)] > latest
-
-    return replace(frontier, end=frontier.first_where(too_late))
-
-
-def _induced(
-    graph: Topology, nodes: Mapping[NodeType, _Nodes], seed_time: Tensor | None, key: int
-) -> dict[EdgeType, _Edges]:
-    """All edges among the nodes of the batch, sorted by (destination row, edge id)."""
-    out = {}
-    for edge_type in graph.edge_types:
-        csc = graph.csc[edge_type]
-        expanded = nodes[graph.expanded_type(edge_type)]
-        neighbors = nodes[graph.neighbor_type(edge_type)]
-        # Nodes are in the batch because of their time: only times of edges are looked at.
-        time = None if csc.time is None else seed_time
-        rows = torch.arange(expanded.size)
-        col, position = _frontier(graph, edge_type, 0, nodes, rows, time, key).candidates()
-        row = neighbors.find(csc.indices[position], expanded.component(col))
-        edge = csc.original_id(position)
-        by_edge = edge.argsort()
-        order = by_edge[col[by_edge].argsort(stable=True)]
-        order = order[row[order] >= 0]
-        out[edge_type] = _Edges([row[order]], [col[order]], [edge[order]])
-    return out
+    component = expanded.component(row)
+    latest = None
+    if seed_time is not None and graph.is_timed(edge_type):
+        assert component is not None
+        latest = seed_time[component]
+    return Ask(edge_type, hop, num_neighbors, key, expanded.node[row], component, latest)
 
 
 def _sample(

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.ops import keys, library
+from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.ops.sample import ABSENT, neighbor_sample
 from pyg_scale.sampler.base import CAPABILITIES
+from pyg_scale.sampler.choose import Ask, Picked, hop_key
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
-from pyg_scale.store.base import NodeType
+from pyg_scale.store.base import CSC, NodeType
 
 
 class NativeSampler(ReferenceSampler):
@@ -45,6 +47,8 @@ class NativeSampler(ReferenceSampler):
             return super().sample(seed, seed_time, key)
         graph = self.topology
         assert graph is not None
+        if graph.router is not None:
+            return super().sample(seed, seed_time, key)
         hops = self._hops()
         csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
         number = {node_type: i for i, node_type in enumerate(graph.node_types)}
@@ -86,6 +90,36 @@ class NativeSampler(ReferenceSampler):
                 colptr=dict(zip(edges, out.colptr, strict=True)),
             )
         )
+
+    def choose(
+        self,
+        csc: CSC,
+        ask: Ask,
+        place: Tensor | None,
+        neighbor_time: Tensor | None,
+        num_neighbor_nodes: int,
+    ) -> Picked:
+        """See :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
+        by_node_time = ask.latest is not None and csc.time is None
+        if by_node_time or not library.compiled():
+            return super().choose(csc, ask, place, neighbor_time, num_neighbor_nodes)
+        found = expand_neighbors(
+            csc.indptr,
+            csc.indices,
+            csc.edge_id,
+            csc.time,
+            csc.weight_prefix,
+            ask.node if place is None else place,
+            ask.node,
+            ask.component,
+            ask.latest,
+            num_neighbor_nodes,
+            hop_key(ask),
+            ask.num_neighbors,
+            replace=self.replace,
+            last=self.temporal_strategy == "last",
+        )
+        return Picked(*found, {})
 
 
 def _or_absent(tensor: Tensor | None) -> Tensor:

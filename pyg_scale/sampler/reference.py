@@ -77,7 +77,7 @@ def _weights(frontier: Frontier) -> tuple[Tensor, Tensor, Tensor]:
     prefix = frontier.csc.weight_prefix
     assert prefix is not None
     prefix = torch.cat([prefix, prefix.new_zeros(1)])  # so that position -1 is 0
-    first = frontier.begin == frontier.csc.indptr[frontier.node]
+    first = frontier.begin == frontier.first
     before = torch.where(first, 0, prefix[frontier.begin - 1])
     total = torch.where(frontier.num_candidates > 0, prefix[frontier.end - 1] - before, 0)
     return prefix, before, total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +59,26 @@ class CSC:
         return self.edge_id[position].to(torch.int64)
 
 
+class Router(Protocol):
+    """Reaches in-edges that lie elsewhere: in several parts, in other processes.
+
+    Attributes:
+        timed: The edge types whose in-edges are ordered and limited by time.
+        timed_nodes: The node types whose times these are; empty if they are times of edges.
+    """
+
+    timed: frozenset[EdgeType]
+    timed_nodes: frozenset[NodeType]
+
+    def expand(self, sampler: Any, ask: Any) -> Any:
+        """What :meth:`pyg_scale.sampler.hop.HopSampler.expand` returns."""
+        ...
+
+    def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
+        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Topology:
     """A graph as samplers see it, immutable and shared by every loader of a process.
@@ -77,6 +98,8 @@ class Topology:
             so what batches hold.
         direction: ``"forward"`` (follow in-edges) or ``"backward"`` (follow out-edges).
         float_time: Whether the graph's times are floating point numbers.
+        router: Reaches the in-edges where they are not all in this process; ``csc`` and
+            ``node_time`` are empty then.
     """
 
     node_types: tuple[NodeType, ...]
@@ -87,6 +110,7 @@ class Topology:
     index_dtype: torch.dtype = torch.int64
     direction: str = "forward"
     float_time: bool = False
+    router: Router | None = None
 
     @property
     def is_hetero(self) -> bool:
@@ -94,11 +118,32 @@ class Topology:
 
     @property
     def has_edge_time(self) -> bool:
+        if self.router is not None:
+            return bool(self.router.timed) and not self.router.timed_nodes
         return any(csc.time is not None for csc in self.csc.values())
 
     @property
+    def has_node_time(self) -> bool:
+        return bool(self.node_time if self.router is None else self.router.timed_nodes)
+
+    @property
     def is_temporal(self) -> bool:
-        return bool(self.node_time) or self.has_edge_time
+        return self.has_node_time or self.has_edge_time
+
+    def is_timed(self, edge_type: EdgeType) -> bool:
+        """Whether the in-edges of an edge type are limited by time."""
+        if self.router is not None:
+            return edge_type in self.router.timed
+        timed = self.csc[edge_type].time is not None
+        return timed or self.neighbor_type(edge_type) in self.node_time
+
+    def time_of(self, node_type: NodeType, node: Tensor) -> Tensor | None:
+        """The (sortable) times ``int64`` ``[n]`` of nodes; ``None`` if their type has none."""
+        if self.router is not None:
+            known = node_type in self.router.timed_nodes
+            return self.router.node_time(node_type, node) if known else None
+        time = self.node_time.get(node_type)
+        return None if time is None else time[node.to(torch.int64)]
 
     def expanded_type(self, edge_type: EdgeType) -> NodeType:
         """The node type whose neighbours ``csc[edge_type]`` lists."""

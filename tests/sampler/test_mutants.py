@@ -111,10 +111,8 @@ class Revisits(ReferenceSampler):
             size = {t: nodes[t].size for t in graph.node_types}
             for t in graph.edge_types:
                 row = torch.arange(size[graph.expanded_type(t)])
-                frontier = hops._frontier(graph, t, hop, nodes, row, time, key)
-                k = num_neighbors[t][hop]
-                chosen = self.pick_all(frontier) if k < 0 else self.pick(frontier, k)
-                edges[t].add(graph, t, nodes, row, chosen)
+                ask = hops._ask(graph, t, hop, num_neighbors[t][hop], key, nodes, row, time)
+                edges[t].add(graph, t, nodes, row, self.expand(ask))
             for t, n in nodes.items():
                 n.per_hop.append(n.size - size[t])
         for e in edges.values():  # so that only the repetition is wrong
@@ -276,10 +274,10 @@ class InducedIgnoresTime(ReferenceSampler):
             self.subgraph_type = was
             graph = self.topology
             nodes = {
-                t: hops._Nodes(graph.num_nodes[t], out.node[t].long(), out.batch[t], [])
+                t: hops._Nodes(graph.num_nodes[t], 99, out.node[t].long(), out.batch[t], [])
                 for t in graph.node_types
             }
-            edges = hops._induced(graph, nodes, torch.full((99,), 99), key)
+            edges = self._induced(graph, nodes, torch.full((99,), 99), key)
             size = {t: nodes[t].size for t in graph.node_types}
             return self._finish(hops._sample(graph, nodes, edges, size))
         return super().sample(seed, seed_time, key)

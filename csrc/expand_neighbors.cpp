@@ -1,0 +1,145 @@
+// The two halves of a hop that spans several parts of a graph: whoever holds the in-edges of nodes
+// chooses among them, whoever samples numbers what comes back. neighbor_sample is both at once.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "expand.h"
+#include "graph_view.h"
+#include "node_list.h"
+#include "output.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+Tensor copy(const int64_t* from, int64_t count) {
+  Tensor out = pool_empty({count}, ScalarType::Long);
+  std::copy_n(from, count, out.mutable_data_ptr<int64_t>());
+  return out;
+}
+
+// Chooses in-edges of nodes that lie at `place` in a part: how many of each, neighbours, edge ids.
+std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
+    Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, Tensor weight_prefix, Tensor place,
+    Tensor node, Tensor seed, Tensor latest, int64_t num_neighbor_nodes, int64_t key,
+    int64_t num_neighbors, bool replace, bool last) {
+  EdgeView view;
+  const int64_t num_edges = indices.numel();
+  view.num_neighbors = num_neighbor_nodes;
+  view.num_expanded = indptr.numel() - 1;
+  view.indptr = int64_data(indptr, indptr.numel(), "indptr");
+  check(view.num_expanded >= 0 && view.indptr[0] == 0 &&
+            view.indptr[view.num_expanded] == num_edges,
+        "indptr must go from 0 to the number of edges");
+  view.indices = int_column(indices, "indices");
+  if (edge_id.numel()) {
+    check(edge_id.numel() == num_edges, "edge_id must have an entry for each edge");
+    view.edge_id = int_column(edge_id, "edge_id");
+  }
+  view.time = optional_int64_data(time, num_edges, "time");
+  view.weight_prefix = optional_int64_data(weight_prefix, num_edges, "weight_prefix");
+  const int64_t n = node.numel();
+  Rows rows{int64_data(node, n, "node"), optional_int64_data(seed, n, "seed"), nullptr};
+  rows.place = int64_data(place, n, "place");
+  rows.latest = optional_int64_data(latest, n, "latest");
+  check(n == 0 || !view.time || (rows.seed && rows.latest),
+        "edges with times need the seed and the latest time of each row");
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows.place[i] < 0 || rows.place[i] >= view.num_expanded) [[unlikely]] {
+      fail("place " + std::to_string(rows.place[i]) + " is out of range: there are " +
+           std::to_string(view.num_expanded) + " nodes");
+    }
+  }
+  const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last};
+  Expansion expansion;
+  const int64_t step = Expansion::block_rows(num_neighbors);
+  for (int64_t from = 0; from < n; from += step) {
+    expansion.expand(view, how, rows, from, std::min(n, from + step), n);
+  }
+  return {copy(expansion.count().data(), n), copy(expansion.neighbor(), expansion.num_edges()),
+          copy(expansion.edge(), expansion.num_edges())};
+}
+
+// Looks nodes up in a batch: the row of each, -1 for one that has none, which is appended if
+// `append`. Returns all nodes, their seeds (if disjoint), and the rows.
+std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed, Tensor node,
+                                                Tensor seed, int64_t num_nodes, int64_t num_seeds,
+                                                bool disjoint, bool append) {
+  const int64_t size = known.numel(), n = node.numel();
+  const int64_t* first = int64_data(known, size, "known");
+  const int64_t* wanted = int64_data(node, n, "node");
+  const int64_t *first_seed = nullptr, *wanted_seed = nullptr;
+  if (disjoint) {
+    first_seed = int64_data(known_seed, size, "known_seed");
+    wanted_seed = int64_data(seed, n, "seed");
+  }
+  const auto identities = static_cast<unsigned __int128>(std::max<int64_t>(num_nodes, 1)) *
+                          static_cast<unsigned __int128>(
+                              disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
+  check(identities < (static_cast<unsigned __int128>(1) << 63),
+        "disjoint: the seeds times the nodes exceed 63 bits; use smaller batches");
+  RelabelTable table;
+  table.begin(static_cast<uint64_t>(identities));
+  table.reserve(size + n);
+  Tensor row = pool_empty({n}, ScalarType::Long);
+  Tensor all = pool_empty({size + n}, ScalarType::Long);
+  Tensor all_seed = pool_empty({disjoint ? size + n : 0}, ScalarType::Long);
+  int64_t *to = row.mutable_data_ptr<int64_t>(), *out = all.mutable_data_ptr<int64_t>();
+  int64_t* out_seed = disjoint ? all_seed.mutable_data_ptr<int64_t>() : nullptr;
+  const auto identity = [&](int64_t v, int64_t s) {
+    return static_cast<uint64_t>(disjoint ? s * num_nodes + v : v);
+  };
+  const auto insert = [&](uint64_t key, int64_t next) {
+    return static_cast<int64_t>(
+        table.wide() ? table.find_or_insert<true>(key, static_cast<uint64_t>(next))
+                     : table.find_or_insert<false>(key, static_cast<uint64_t>(next)));
+  };
+  for (int64_t i = 0; i < size; ++i) {
+    insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
+    out[i] = first[i];
+    if (disjoint) out_seed[i] = first_seed[i];
+  }
+  // Rows from `size` on stand for nodes that are not known, also if they are not kept.
+  int64_t next = size;
+  for (int64_t i = 0; i < n; ++i) {
+    if (wanted[i] < 0 || wanted[i] >= num_nodes) [[unlikely]] {
+      fail("node " + std::to_string(wanted[i]) + " does not exist: there are " +
+           std::to_string(num_nodes));
+    }
+    const int64_t found = insert(identity(wanted[i], disjoint ? wanted_seed[i] : 0), next);
+    if (found == next) {
+      out[next] = wanted[i];
+      if (disjoint) out_seed[next] = wanted_seed[i];
+      ++next;
+    }
+    to[i] = append || found < size ? found : -1;
+  }
+  const int64_t kept = append ? next : size;
+  return {torch::stable::narrow(all, 0, 0, kept),
+          disjoint ? torch::stable::narrow(all_seed, 0, 0, kept) : all_seed, row};
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, "
+      "Tensor weight_prefix, Tensor place, Tensor node, Tensor seed, Tensor latest, "
+      "int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last) -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def(
+      "number_nodes(Tensor known, Tensor known_seed, Tensor node, Tensor seed, int num_nodes, "
+      "int num_seeds, bool disjoint, bool append) -> (Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("expand_neighbors", TORCH_BOX(&pyg_scale::expand_neighbors));
+  m.impl("number_nodes", TORCH_BOX(&pyg_scale::number_nodes));
+}

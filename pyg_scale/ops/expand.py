@@ -1,0 +1,145 @@
+"""The halves of a hop over a graph in parts (``csrc/expand_neighbors.cpp``).
+
+Whoever holds the in-edges of nodes chooses among them: the plain meaning of
+:func:`expand_neighbors` is :func:`pyg_scale.sampler.choose.choose`. Whoever samples numbers what
+comes back: :func:`number_nodes`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import keys, library
+
+_ABSENT = torch.empty(0, dtype=torch.int64)
+
+
+class Expanded(NamedTuple):
+    """In-edges that were chosen for some nodes.
+
+    Attributes:
+        counts: How many each node got, ``int64`` ``[n]``.
+        neighbor: Node after node, in the order of the draws, ``int64`` ``[m]``.
+        edge: Original edge ids, ``int64`` ``[m]``.
+    """
+
+    counts: Tensor
+    neighbor: Tensor
+    edge: Tensor
+
+
+def expand_neighbors(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    time: Tensor | None,
+    weight_prefix: Tensor | None,
+    place: Tensor,
+    node: Tensor,
+    seed: Tensor | None,
+    latest: Tensor | None,
+    num_neighbor_nodes: int,
+    key: int,
+    num_neighbors: int,
+    *,
+    replace: bool,
+    last: bool,
+) -> Expanded:
+    """Choose in-edges of nodes, compiled.
+
+    Args:
+        indptr: Of the in-edges of a part, or of all nodes; this and what follows is as in
+            :class:`pyg_scale.store.base.CSC`.
+        indices: See there.
+        edge_id: See there.
+        time: See there.
+        weight_prefix: See there.
+        place: Where the in-edges of each node are, ``int64`` ``[n]``.
+        node: Original ids, ``int64`` ``[n]``: what draws are keyed by.
+        seed: Position of the seed of each, ``int64`` ``[n]``, if disjoint.
+        latest: The time that no edge may be after, ``int64`` ``[n]``; times are ignored if
+            ``None``.
+        num_neighbor_nodes: Nodes of the neighbours' type.
+        key: Of the hop and the edge type.
+        num_neighbors: How many for each node, -1 for all.
+        replace: With replacement.
+        last: Only the last ones in time are candidates.
+    """
+    found = torch.ops.pyg_scale.expand_neighbors(
+        indptr,
+        indices,
+        _ABSENT if edge_id is None else edge_id,
+        _ABSENT if time is None or latest is None else time,
+        _ABSENT if weight_prefix is None else weight_prefix,
+        place,
+        node,
+        _ABSENT if seed is None else seed,
+        _ABSENT if latest is None else latest,
+        num_neighbor_nodes,
+        keys.to_signed(key),
+        num_neighbors,
+        replace,
+        last,
+    )
+    return Expanded(*found)
+
+
+def number_nodes(
+    known: Tensor,
+    known_seed: Tensor | None,
+    node: Tensor,
+    seed: Tensor | None,
+    num_nodes: int,
+    num_seeds: int,
+    *,
+    append: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Look nodes up in a batch: by id or, if disjoint, by seed and id.
+
+    Args:
+        known: The nodes of the batch, ``int64`` ``[size]``; the first of equal ones is found.
+        known_seed: Their seeds, ``int64`` ``[size]``, if disjoint.
+        node: What to look up, ``int64`` ``[n]``.
+        seed: Their seeds, ``int64`` ``[n]``, if disjoint.
+        num_nodes: Nodes of the type.
+        num_seeds: Seeds of the batch.
+        append: Whether a node that is not there becomes the next one of the batch.
+
+    Returns:
+        The nodes of the batch, their seeds, and the row of each ``node``, -1 for one that is not
+        there.
+
+    Raises:
+        ValueError: If a node does not exist.
+    """
+    if library.compiled():
+        disjoint = known_seed is not None
+        nodes, seeds, row = torch.ops.pyg_scale.number_nodes(
+            known.contiguous(),
+            known_seed.contiguous() if known_seed is not None else _ABSENT,
+            node.contiguous(),
+            seed.contiguous() if seed is not None else _ABSENT,
+            num_nodes,
+            num_seeds,
+            disjoint,
+            append,
+        )
+        return nodes, seeds if disjoint else None, row
+    size = known.numel()
+    everyone = torch.cat([known, node])
+    seeds = None if known_seed is None or seed is None else torch.cat([known_seed, seed])
+    identity = everyone if seeds is None else seeds * num_nodes + everyone
+    distinct, group = torch.unique(identity, return_inverse=True)
+    place = torch.arange(identity.numel())
+    first = torch.zeros_like(distinct).scatter_reduce_(0, group, place, "amin", include_self=False)
+    found = first[group]
+    if not append:
+        row = found[size:]
+        return known, known_seed, torch.where(row < size, row, -1)
+    new = found == place
+    new[:size] = True  # a repeated seed keeps its row
+    row = (new.cumsum(0) - 1)[found[size:]]
+    return everyone[new], None if seeds is None else seeds[new], row

@@ -1,0 +1,130 @@
+"""Which in-edges some nodes get: asked by whoever samples, answered by whoever holds the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
+from pyg_scale.sampler.frontier import Frontier
+from pyg_scale.store.base import CSC, EdgeType
+
+if TYPE_CHECKING:
+    from pyg_scale.sampler.hop import HopSampler
+
+
+class Ask(NamedTuple):
+    """The nodes that one hop expands along one edge type.
+
+    Attributes:
+        edge_type: ``None`` in a homogeneous graph.
+        hop: From 0.
+        num_neighbors: How many in-edges each node gets, -1 for all.
+        key: The key of the batch.
+        node: Original ids, ``int64`` ``[n]``.
+        component: Position of the seed of each, ``int64`` ``[n]``, if disjoint.
+        latest: The (sortable) time that no edge may be after, ``int64`` ``[n]``; ``None`` if the
+            edge type has no times, or they do not matter.
+    """
+
+    edge_type: EdgeType
+    hop: int
+    num_neighbors: int
+    key: int
+    node: Tensor
+    component: Tensor | None
+    latest: Tensor | None
+
+
+class Picked(NamedTuple):
+    """What each node of an :class:`Ask` got.
+
+    Attributes:
+        counts: How many in-edges, ``int64`` ``[n]``.
+        neighbor: Their sources, node after node, ``int64`` ``[m]``.
+        edge: Their original ids, ``int64`` ``[m]``.
+        attrs: Extra tensors ``[m, ...]`` by name.
+    """
+
+    counts: Tensor
+    neighbor: Tensor
+    edge: Tensor
+    attrs: Mapping[str, Tensor]
+
+
+def hop_key(ask: Ask) -> int:
+    """The key of a hop along an edge type, from which those of its nodes are made."""
+    return fold(ask.key, NEIGHBOR, ask.hop, edge_type_hash(ask.edge_type))
+
+
+def choose(
+    sampler: HopSampler,
+    csc: CSC,
+    ask: Ask,
+    place: Tensor | None = None,
+    neighbor_time: Tensor | None = None,
+) -> Picked:
+    """Choose in-edges with a sampler, in plain torch.
+
+    Args:
+        sampler: Says which.
+        csc: The in-edges of a part, or of all nodes.
+        ask: Which nodes.
+        place: Where the in-edges of each node are in ``csc``, ``int64`` ``[n]``; at the node's
+            own id if ``None``.
+        neighbor_time: Times of the neighbours by id, by which ``csc`` is ordered, if ``csc`` has
+            no ``time`` of its own.
+    """
+    frontier = frontier_of(csc, ask, place, neighbor_time)
+    if sampler.temporal_strategy == "last" and ask.num_neighbors >= 0 and ask.latest is not None:
+        last = torch.maximum(frontier.begin, frontier.end - ask.num_neighbors)
+        frontier = replace(frontier, begin=last)
+    chosen = (
+        sampler.pick_all(frontier)
+        if ask.num_neighbors < 0
+        else sampler.pick(frontier, ask.num_neighbors)
+    )
+    order = chosen.row.argsort(stable=True)
+    row, position = chosen.row[order], chosen.position[order]
+    return Picked(
+        torch.bincount(row, minlength=ask.node.numel()),
+        csc.indices[position].to(torch.int64),
+        csc.original_id(position),
+        {name: value[order] for name, value in (chosen.edge_attrs or {}).items()},
+    )
+
+
+def frontier_of(
+    csc: CSC, ask: Ask, place: Tensor | None = None, neighbor_time: Tensor | None = None
+) -> Frontier:
+    """The nodes with the in-edges that are not later than their seeds; see :func:`choose`."""
+    key = fold_tensor(hop_key(ask), ask.node)
+    if ask.component is not None:
+        key = fold_tensor(key, ask.component)
+    where = ask.node if place is None else place
+    frontier = Frontier(
+        csc,
+        ask.node,
+        csc.indptr[where],
+        csc.indptr[where + 1],
+        key,
+        ask.edge_type,
+        ask.hop,
+        ask.key,
+        place,
+    )
+    if ask.latest is None:
+        return frontier
+    latest = ask.latest
+
+    def too_late(position: Tensor) -> Tensor:
+        if csc.time is not None:
+            return csc.time[position] > latest
+        assert neighbor_time is not None
+        return neighbor_time[csc.indices[position].to(torch.int64)] > latest
+
+    return replace(frontier, end=frontier.first_where(too_late))

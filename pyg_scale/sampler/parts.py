@@ -1,0 +1,222 @@
+"""Sampling across the parts of a graph directory: each part answers for its own nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyg_scale.sampler.choose import Ask, Picked
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.directory import GraphDirectory
+
+if TYPE_CHECKING:
+    from pyg_scale.sampler.hop import HopSampler
+
+
+AskParts = Callable[["HopSampler", Sequence[tuple[int, Ask, Tensor]]], list[Picked]]
+"""Asks several parts at once: ``(sampler, [(part, ask, local ids)]) -> answers``."""
+
+
+def parts_topology(
+    directory: GraphDirectory,
+    *,
+    direction: str = "forward",
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    ask_parts: AskParts | None = None,
+) -> Topology:
+    """What samplers see of a directory of several parts: each part answers for its own nodes.
+
+    Args:
+        directory: The graph.
+        direction: ``"forward"`` for in-edges, ``"backward"`` for out-edges.
+        time_attr: The attribute that holds times.
+        weight_attr: The attribute that holds weights.
+        ask_parts: How parts are asked; by default all of them are read by this process.
+
+    Raises:
+        ValueError: If edges are assigned to parts, ordered or weighted in another way; says how to
+            write the directory again.
+    """
+    meta = directory.meta
+    _check_written_for(directory, direction, time_attr, weight_attr)
+    types = tuple(meta.edges) if meta.is_hetero else (None,)
+    narrow = bool(meta.edges) and all(e.index_dtype == "int32" for e in meta.edges.values())
+    num_nodes = {node_type: node.num_nodes for node_type, node in meta.nodes.items()}
+    answers = PartAnswers(directory, num_nodes, direction)
+    return Topology(
+        node_types=tuple(meta.nodes),
+        edge_types=types,
+        num_nodes=num_nodes,
+        csc={},
+        index_dtype=torch.int32 if narrow else torch.int64,
+        direction=direction,
+        float_time=meta.float_time,
+        router=PartsRouter(directory, direction, ask_parts or answers.of_all),
+    )
+
+
+def _check_written_for(
+    directory: GraphDirectory, direction: str, time_attr: str | None, weight_attr: str | None
+) -> None:
+    meta = directory.meta
+    strategy = "by_dst" if meta.partition is None else meta.partition.edge_assign_strategy
+    wanted = "by_dst" if direction == "forward" else "by_src"
+    if strategy != wanted:
+        raise ValueError(
+            f"{directory.path} has the edges of each node's {'in' if wanted == 'by_src' else 'out'}"
+            f"-neighbourhood together (edge_assign_strategy={strategy!r}), sample_direction="
+            f"{direction!r} needs {wanted!r}: pyg-scale partition ... --edge-assign-strategy "
+            f"{wanted}"
+        )
+    for name, asked, written in (
+        ("time_attr", time_attr, meta.time_attr),
+        ("weight_attr", weight_attr, meta.weight_attr),
+    ):
+        if asked != written:
+            raise ValueError(
+                f"{directory.path} was written with {name}={written!r}, the sampler has "
+                f"{name}={asked!r}: write it again with that, or ask for what it has"
+            )
+
+
+class PartAnswers:
+    """Answers for the parts that this process can read.
+
+    Args:
+        directory: The graph.
+        num_nodes: Nodes of each type.
+        direction: ``"forward"`` or ``"backward"``.
+    """
+
+    def __init__(
+        self, directory: GraphDirectory, num_nodes: dict[NodeType, int], direction: str
+    ) -> None:
+        self._directory, self._num_nodes, self._direction = directory, num_nodes, direction
+        self._csc: dict[tuple[int, EdgeType], CSC] = {}
+
+    def answer(self, sampler: HopSampler, part: int, ask: Ask, place: Tensor) -> Picked:
+        """Choose in-edges of nodes of a part.
+
+        Args:
+            sampler: Says which.
+            part: The part.
+            ask: The nodes, all of the part.
+            place: Their local ids, ``int64`` ``[n]``.
+        """
+        neighbors = end_of(ask.edge_type, self._direction, expanded=False)
+        key = part, ask.edge_type
+        if key not in self._csc:
+            self._csc[key] = self._directory.part(part).csc(ask.edge_type)
+        return sampler.choose(self._csc[key], ask, place, None, self._num_nodes[neighbors])
+
+    def of_all(self, sampler: HopSampler, asks: Sequence[tuple[int, Ask, Tensor]]) -> list[Picked]:
+        """Answers of several parts, one after the other."""
+        return [self.answer(sampler, part, ask, place) for part, ask, place in asks]
+
+
+def end_of(edge_type: EdgeType, direction: str, *, expanded: bool) -> NodeType:
+    """The node type that is expanded along an edge type, or that of the neighbours."""
+    if edge_type is None:
+        return None
+    return edge_type[2 if (direction == "forward") == expanded else 0]
+
+
+class PartsRouter:
+    """Splits a hop by the parts that own its nodes, and puts the answers together again.
+
+    Args:
+        directory: The graph.
+        direction: ``"forward"`` or ``"backward"``.
+        ask_parts: Asks several parts at once.
+    """
+
+    def __init__(
+        self,
+        directory: GraphDirectory,
+        direction: str,
+        ask_parts: AskParts,
+    ) -> None:
+        meta = directory.meta
+        self._directory, self._direction, self._ask_parts = directory, direction, ask_parts
+        self.timed = frozenset(t for t, edge in meta.edges.items() if edge.has_time)
+        self.timed_nodes: frozenset[NodeType] = frozenset()
+        if meta.time_attr is not None and not meta.time_of_edges:
+            self.timed_nodes = frozenset(
+                t for t, node in meta.nodes.items() if meta.time_attr in node.attributes
+            )
+
+    def expand(self, sampler: HopSampler, ask: Ask) -> Picked:
+        """What the nodes of a hop get, in their order, whoever owns them."""
+        book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
+        owner, place = book.part_of(ask.node), book.local_of(ask.node)
+        order = owner.argsort(stable=True)
+        sizes = torch.bincount(owner, minlength=book.num_parts).tolist()
+        asks, begin = [], 0
+        for part, size in enumerate(sizes):
+            if size:
+                rows = order[begin : begin + size]
+                asks.append((part, _at(ask, rows), place[rows]))
+                begin += size
+        answers = self._ask_parts(sampler, asks)
+        return _stitched(order, answers)
+
+    def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
+        """The times of nodes, whoever owns them."""
+        book, name = self._directory.books[node_type], self._directory.meta.time_attr
+        assert name is not None
+        node = node.to(torch.int64)
+        owner, place = book.part_of(node), book.local_of(node)
+        out = torch.empty(node.numel(), dtype=torch.int64)
+        for part in owner.unique().tolist():
+            mine = (owner == part).nonzero().view(-1)
+            time = self._directory.part(part).node_attribute(node_type, name)[place[mine]]
+            if self._directory.meta.float_time:
+                time = time.to(torch.float64)
+            out[mine] = sortable_time(time.view(-1))
+        return out
+
+
+def _at(ask: Ask, rows: Tensor) -> Ask:
+    return ask._replace(
+        node=ask.node[rows],
+        component=None if ask.component is None else ask.component[rows],
+        latest=None if ask.latest is None else ask.latest[rows],
+    )
+
+
+def _stitched(order: Tensor, answers: Sequence[Picked]) -> Picked:
+    """The answers in the order of the request.
+
+    Args:
+        order: The row of each answered node, in the order of the answers.
+        answers: One after the other, as long as ``order`` in all.
+    """
+    none = torch.empty(0, dtype=torch.int64)
+    counts = torch.cat([none, *[each.counts for each in answers]])
+    in_order = torch.empty_like(counts)
+    in_order[order] = counts
+    # where each answered node's edges go: behind those of all rows before its own
+    begin = (in_order.cumsum(0) - in_order)[order]
+    total = int(counts.sum())
+    within = torch.arange(total) - (counts.cumsum(0) - counts).repeat_interleave(
+        counts, output_size=total
+    )
+    target = begin.repeat_interleave(counts, output_size=total) + within
+
+    def put(parts: Sequence[Tensor]) -> Tensor:
+        value = torch.cat([none, *parts]) if not parts else torch.cat(list(parts))
+        out = torch.empty_like(value)
+        out[target] = value
+        return out
+
+    names = list(answers[0].attrs) if answers else []
+    return Picked(
+        in_order,
+        put([each.neighbor for each in answers]),
+        put([each.edge for each in answers]),
+        {name: put([each.attrs[name] for each in answers]) for name in names},
+    )
