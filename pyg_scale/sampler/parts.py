@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,6 +98,7 @@ class PartAnswers:
     ) -> None:
         self._directory, self._num_nodes, self._direction = directory, num_nodes, direction
         self._csc: dict[tuple[int, EdgeType], CSC] = {}
+        self._times: dict[NodeType, Tensor] = {}
 
     def answer(self, sampler: HopSampler, part: int, ask: Ask, place: Tensor) -> Picked:
         """Choose in-edges of nodes of a part.
@@ -110,8 +112,19 @@ class PartAnswers:
         neighbors = end_of(ask.edge_type, self._direction, expanded=False)
         key = part, ask.edge_type
         if key not in self._csc:
-            self._csc[key] = self._directory.part(part).csc(ask.edge_type)
+            csc = self._directory.part(part).csc(ask.edge_type)
+            if neighbors in timed_nodes(self._directory):  # as if they were times of the edges
+                time = self._node_time(neighbors)
+                csc = replace(csc, time=time[csc.indices.to(torch.int64)])
+            self._csc[key] = csc
         return sampler.choose(self._csc[key], ask, place, None, self._num_nodes[neighbors])
+
+    def _node_time(self, node_type: NodeType) -> Tensor:
+        """The times of all nodes of a type, which needs all parts."""
+        if node_type not in self._times:
+            every = torch.arange(self._num_nodes[node_type])
+            self._times[node_type] = node_times(self._directory, node_type, every)
+        return self._times[node_type]
 
     def of_all(self, sampler: HopSampler, asks: Sequence[tuple[int, Ask, Tensor]]) -> list[Picked]:
         """Answers of several parts, one after the other."""
@@ -142,12 +155,12 @@ class PartsRouter:
     ) -> None:
         meta = directory.meta
         self._directory, self._direction, self._ask_parts = directory, direction, ask_parts
-        self.timed = frozenset(t for t, edge in meta.edges.items() if edge.has_time)
-        self.timed_nodes: frozenset[NodeType] = frozenset()
-        if meta.time_attr is not None and not meta.time_of_edges:
-            self.timed_nodes = frozenset(
-                t for t, node in meta.nodes.items() if meta.time_attr in node.attributes
-            )
+        self.timed_nodes = timed_nodes(directory)
+        self.timed = frozenset(
+            edge_type
+            for edge_type, edge in meta.edges.items()
+            if edge.has_time or end_of(edge_type, direction, expanded=False) in self.timed_nodes
+        )
 
     def expand(self, sampler: HopSampler, ask: Ask) -> Picked:
         """What the nodes of a hop get, in their order, whoever owns them."""
@@ -166,18 +179,31 @@ class PartsRouter:
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
         """The times of nodes, whoever owns them."""
-        book, name = self._directory.books[node_type], self._directory.meta.time_attr
-        assert name is not None
-        node = node.to(torch.int64)
-        owner, place = book.part_of(node), book.local_of(node)
-        out = torch.empty(node.numel(), dtype=torch.int64)
-        for part in owner.unique().tolist():
-            mine = (owner == part).nonzero().view(-1)
-            time = self._directory.part(part).node_attribute(node_type, name)[place[mine]]
-            if self._directory.meta.float_time:
-                time = time.to(torch.float64)
-            out[mine] = sortable_time(time.view(-1))
-        return out
+        return node_times(self._directory, node_type, node.to(torch.int64))
+
+
+def timed_nodes(directory: GraphDirectory) -> frozenset[NodeType]:
+    """The node types by whose times in-edges are ordered."""
+    meta = directory.meta
+    if meta.time_attr is None or meta.time_of_edges:
+        return frozenset()
+    return frozenset(t for t, node in meta.nodes.items() if meta.time_attr in node.attributes)
+
+
+def node_times(directory: GraphDirectory, node_type: NodeType, node: Tensor) -> Tensor:
+    """The (sortable) times ``int64`` ``[n]`` of nodes ``int64`` ``[n]``, from the parts they are in.
+
+    Raises:
+        GraphDirectoryError: If one of the parts is not here.
+    """
+    book, meta = directory.books[node_type], directory.meta
+    owner, place = book.part_of(node), book.local_of(node)
+    out = torch.empty(node.numel(), dtype=torch.int64)
+    for part in owner.unique().tolist():
+        mine = (owner == part).nonzero().view(-1)
+        time = directory.part(part).node_attribute(node_type, meta.time_attr or "")[place[mine]]
+        out[mine] = sortable_time(time.to(torch.float64) if meta.float_time else time).view(-1)
+    return out
 
 
 def _at(ask: Ask, rows: Tensor) -> Ask:

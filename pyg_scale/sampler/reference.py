@@ -116,6 +116,6 @@ def _successive(frontier: Frontier, k: int) -> Tensor:
 
 def _interval(frontier: Frontier, prefix: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """The running sum before each position, and its weight."""
-    first = position == frontier.csc.indptr[frontier.node]
+    first = position == frontier.first
     start = torch.where(first, 0, prefix[position - 1])
     return start, prefix[position] - start
