@@ -32,7 +32,14 @@ def pyg_scale_graph_stores() -> dict[str, str]:
 
 @hookimpl
 def pyg_scale_readers() -> dict[str, str]:
-    return {"generated": "pyg_scale.convert.generated:GeneratedReader"}
+    return {
+        "csv": "pyg_scale.convert.csv_table:CsvReader",
+        "data": "pyg_scale.convert.data:DataReader",
+        "generated": "pyg_scale.convert.generated:GeneratedReader",
+        "npy": "pyg_scale.convert.npy:NpyReader",
+        "npz": "pyg_scale.convert.npz:NpzReader",
+        "tsv": "pyg_scale.convert.csv_table:CsvReader",
+    }
 
 
 @hookimpl
@@ -64,6 +71,7 @@ def pyg_scale_commands() -> dict[str, str]:
     return {
         "bench": "pyg_scale.cli.bench:main",
         "build": "pyg_scale.cli.build:main",
+        "convert": "pyg_scale.cli.convert:main",
         "doctor": "pyg_scale.cli.doctor:main",
         "plugins": "pyg_scale.cli.plugins:main",
     }

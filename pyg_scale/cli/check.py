@@ -82,7 +82,10 @@ def check(
 
 
 def _has_kit(entry: Entry) -> bool:
-    """Whether the kit tests it: a sampler that takes no key only promises what PyG's do."""
+    """Whether the kit tests it: a sampler that takes no key only promises what PyG's do, and a
+    reader can only be made with something to read."""
+    if entry.kind == "reader":
+        return False
     if entry.kind != "sampler":
         return entry.kind in KITS
     from pyg_scale.sampler.base import NeighborSampler

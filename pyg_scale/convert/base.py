@@ -159,6 +159,10 @@ class Reader(abc.ABC):
         """A ``.npy`` file that holds exactly an attribute, if there is one: it can be linked."""
         return None
 
+    def edge_name(self, edge_type: EdgeType, row: int) -> str:
+        """What errors call an edge: the file and the row in it, where there are such."""
+        return f"edge {row}" if edge_type is None else f"edge {row} of {edge_type!r}"
+
     def result_files(self) -> Mapping[str, Path]:
         """More ``.npy`` files for the graph directory, ``{name in it: file}``, after the rest.
 

@@ -38,6 +38,9 @@ class Table(abc.ABC):
     """Whether rows can be read again, and from anywhere, at little cost. What is slow to read is
     copied to plain files once."""
 
+    positions: ClassVar[bool] = False
+    """Whether node ids are row numbers, so that they are never mapped."""
+
     path: Path
 
     columns: dict[str, Column]
@@ -56,6 +59,15 @@ class Table(abc.ABC):
         Raises:
             ValueError: If a row is wrong; names the file and the row.
         """
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        return [self.path]
+
+    def row_name(self, row: int) -> str:
+        """What errors call a row."""
+        return f"row {row} of {self.path}"
 
     def column_file(self, name: str) -> Path | None:
         """A ``.npy`` file that holds exactly a column, if there is one: it can be linked."""

@@ -24,6 +24,7 @@ _MODULES = {
     "GraphStoreTests": "store",
     "PartitionerTests": "partitioner",
     "PluginTests": "plugin",
+    "ReaderTests": "reader",
     "SamplerTests": "sampler",
 }
 
@@ -35,6 +36,7 @@ KITS = {
     "feature_store": "FeatureStoreTests",
     "graph_store": "GraphStoreTests",
     "partitioner": "PartitionerTests",
+    "reader": "ReaderTests",
 }
 """The class for each kind that has one. Its fixture is called as the kind."""
 

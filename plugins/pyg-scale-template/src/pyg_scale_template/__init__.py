@@ -36,3 +36,8 @@ def pyg_scale_commands():
 @hookimpl
 def pyg_scale_checks():
     return {"template": "pyg_scale_template.check:check"}
+
+
+@hookimpl
+def pyg_scale_readers():
+    return {"template": "pyg_scale_template.reader:TemplateReader"}

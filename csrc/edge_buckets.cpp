@@ -1,0 +1,124 @@
+// A chunk of edges, grouped by ranges of destinations, see pyg_scale/ops/edge_buckets.py.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "graph_view.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+// Which range a node is in: by a table of bins of 2^shift nodes, by search where a range begins
+// inside a bin.
+struct Ranges {
+  const int64_t* bounds;
+  int64_t count;
+  const int32_t* table;
+  int64_t shift;
+
+  int64_t of(int64_t node) const {
+    const int32_t range = table[node >> shift];
+    if (range >= 0) [[likely]] return range;
+    return std::upper_bound(bounds, bounds + count + 1, node) - bounds - 1;
+  }
+};
+
+template <typename Index, typename Source>
+void place(const Index* dst, const Index* src, int64_t num_edges, const Ranges& ranges,
+           std::vector<int64_t>& next, int32_t* dst_out, Source* src_out, int32_t* order) {
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const int64_t range = ranges.of(dst[e]);
+    const int64_t at = next[static_cast<size_t>(range)]++;
+    dst_out[at] = static_cast<int32_t>(dst[e] - ranges.bounds[range]);
+    src_out[at] = static_cast<Source>(src[e]);
+    order[at] = static_cast<int32_t>(e);
+  }
+}
+
+template <typename Index>
+bool within(const Tensor& dst, const Ranges& ranges) {
+  const auto* to = static_cast<const Index*>(dst.const_data_ptr());
+  const int64_t size = ranges.bounds[ranges.count];
+  return std::all_of(to, to + dst.numel(),
+                     [&](int64_t node) { return 0 <= node && node < size; });
+}
+
+template <typename Index>
+void count_blocks(const Index* dst, int64_t num_edges, int64_t block, const Ranges& ranges,
+                  int64_t* counts) {
+  for (int64_t begin = 0; begin < num_edges; begin += block, counts += ranges.count) {
+    const int64_t end = std::min(num_edges, begin + block);
+    for (int64_t e = begin; e < end; ++e) ++counts[ranges.of(dst[e])];
+  }
+}
+
+template <typename Index>
+void group(const Tensor& dst, const Tensor& src, int64_t block, const Ranges& ranges,
+           Tensor& counts, Tensor& dst_out, Tensor& src_out, Tensor& order) {
+  const int64_t num_edges = dst.numel(), blocks = counts.size(0);
+  const auto* to = static_cast<const Index*>(dst.const_data_ptr());
+  const auto* from = static_cast<const Index*>(src.const_data_ptr());
+  auto* count = static_cast<int64_t*>(counts.mutable_data_ptr());
+  std::fill(count, count + blocks * ranges.count, 0);
+  count_blocks(to, num_edges, block, ranges, count);
+  std::vector<int64_t> next(static_cast<size_t>(ranges.count) + 1, 0);
+  for (int64_t i = 0; i < blocks * ranges.count; ++i) {
+    next[static_cast<size_t>(i % ranges.count) + 1] += count[i];
+  }
+  for (size_t r = 1; r < next.size(); ++r) next[r] += next[r - 1];
+  auto* near = static_cast<int32_t*>(dst_out.mutable_data_ptr());
+  auto* position = static_cast<int32_t*>(order.mutable_data_ptr());
+  if (src_out.scalar_type() == ScalarType::Int) {
+    place(to, from, num_edges, ranges, next, near,
+          static_cast<int32_t*>(src_out.mutable_data_ptr()), position);
+  } else {
+    place(to, from, num_edges, ranges, next, near,
+          static_cast<int64_t*>(src_out.mutable_data_ptr()), position);
+  }
+}
+
+// (destination less the beginning of its range, source, position in the chunk) by range, and how
+// many edges of each range each block of the chunk has, [blocks, ranges].
+std::tuple<Tensor, Tensor, Tensor, Tensor> edge_buckets(Tensor dst, Tensor src, Tensor bounds,
+                                                        Tensor table, int64_t shift, int64_t block,
+                                                        bool wide) {
+  const int64_t num_edges = dst.numel(), count = bounds.numel() - 1;
+  check(dst.is_cpu() && src.is_cpu() && dst.is_contiguous() && src.is_contiguous() &&
+            src.numel() == num_edges && dst.scalar_type() == src.scalar_type(),
+        "dst and src must be contiguous, of one dtype and length, on the CPU");
+  check(num_edges <= INT32_MAX && block > 0 && count > 0, "a chunk must be smaller");
+  const bool long_ids = int_column(dst, "dst").wide;
+  check(table.is_contiguous() && table.scalar_type() == ScalarType::Int, "table must be int32");
+  const Ranges ranges{int64_data(bounds, count + 1, "bounds"), count,
+                      table.const_data_ptr<int32_t>(), shift};
+  check(table.numel() << shift >= ranges.bounds[count], "table must have every bin");
+  check(long_ids ? within<int64_t>(dst, ranges) : within<int32_t>(dst, ranges),
+        "a destination is outside of the ranges");
+  Tensor counts = pool_empty({(num_edges + block - 1) / block, count}, ScalarType::Long);
+  Tensor dst_out = pool_empty({num_edges}, ScalarType::Int);
+  Tensor src_out = pool_empty({num_edges}, wide ? ScalarType::Long : ScalarType::Int);
+  Tensor order = pool_empty({num_edges}, ScalarType::Int);
+  long_ids ? group<int64_t>(dst, src, block, ranges, counts, dst_out, src_out, order)
+           : group<int32_t>(dst, src, block, ranges, counts, dst_out, src_out, order);
+  return {dst_out, src_out, order, counts};
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "edge_buckets(Tensor dst, Tensor src, Tensor bounds, Tensor table, int shift, int block, "
+      "bool wide) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("edge_buckets", TORCH_BOX(&pyg_scale::edge_buckets));
+}

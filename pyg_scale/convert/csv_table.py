@@ -1,0 +1,200 @@
+"""Tables in text files: CSV, TSV and the like, compressed or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_scale.convert.array_file import Array
+from pyg_scale.convert.table import Column, Table
+from pyg_scale.convert.tables import Tables
+
+_LOOK = 1000  # rows that dtypes are inferred from
+_DTYPES = ("int64", "int32", "float64", "float32", "text")
+
+
+class CsvTable(Table):
+    """A text file with a header and one row a line.
+
+    Columns are ``int64`` if the first 1,000 rows hold integers only, ``float64`` if numbers only,
+    else text, of which only ids can be made.
+
+    Args:
+        path: The file; unpacked while it is read if it ends in ``.gz``.
+        delimiter: Between columns: by default a comma, in ``.tsv`` a tab.
+        header: Whether the first line names the columns; else they are ``"0"``, ``"1"``, ...
+        dtypes: The dtype of some columns, ``int64``, ``int32``, ``float64``, ``float32`` or
+            ``text``, where another one is wanted.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is empty, a header is wrong, or a dtype.
+    """
+
+    fast = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        delimiter: str | None = None,
+        header: bool = True,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"there is no file {str(path)!r}")
+        stem = self.path.with_suffix("") if self.path.suffix == ".gz" else self.path
+        default = "\t" if stem.suffix.lower() == ".tsv" else ","
+        self._delimiter = default if delimiter is None else delimiter
+        if len(self._delimiter) != 1:
+            raise ValueError(f"delimiter must be one character (got {delimiter!r})")
+        if not isinstance(header, bool):
+            raise ValueError(f"header must be True or False (got {header!r})")
+        self._header = header
+        self.columns = self._look(dict(dtypes or {}))
+
+    def row_name(self, row: int) -> str:
+        return f"{self.path}, row {row + 1}"
+
+    def _look(self, dtypes: dict[str, str]) -> dict[str, Column]:
+        with self._open() as lines:
+            first = next(self._reader(lines), None)
+        if first is None:
+            raise ValueError(f"{self.path} is empty: it must have a header, or header=False")
+        names = (
+            [name.strip() for name in first] if self._header else list(map(str, range(len(first))))
+        )
+        if len(set(names)) < len(names) or "" in names:
+            raise ValueError(f"{self.path}: every column must have its own name (got {names})")
+        for name, dtype in dtypes.items():
+            if name not in names or dtype not in _DTYPES:
+                raise ValueError(
+                    f"dtypes: {name}={dtype!r}; columns of {self.path} are {', '.join(names)}, "
+                    f"dtypes {', '.join(_DTYPES)}"
+                )
+        self.columns = {name: Column("text") for name in names}
+        rows = next(self._rows(0, _LOOK), [])
+        return {
+            name: Column(dtypes.get(name) or _infer([row[i] for row in rows]))
+            for i, name in enumerate(names)
+        }
+
+    def read(self, names: Sequence[str], begin: int, rows: int) -> Iterator[tuple[Array, ...]]:
+        places = [list(self.columns).index(name) for name in names]
+        at = begin
+        for chunk in self._rows(begin, rows):
+            columns = list(zip(*chunk))
+            yield tuple(self._array(name, columns[place], at) for name, place in zip(names, places))
+            at += len(chunk)
+
+    def _rows(self, begin: int, rows: int) -> Iterator[list[list[str]]]:
+        width = len(self.columns)
+        with self._open() as lines:
+            reader = self._reader(lines)
+            at = 0
+            try:
+                for _ in itertools.islice(reader, begin + self._header):
+                    pass
+                at = begin
+                while chunk := list(itertools.islice(reader, rows)):
+                    for number, row in enumerate(chunk):
+                        if len(row) != width:
+                            raise ValueError(
+                                f"{self.row_name(at + number)} has {len(row)} columns, expected "
+                                f"{width}: correct the row, or set delimiter"
+                            )
+                    yield chunk
+                    at += len(chunk)
+            except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+                raise ValueError(f"{self.path}, behind row {at}: {error}") from None
+
+    def _array(self, name: str, values: Sequence[str], begin: int) -> Array:
+        dtype = self.columns[name].dtype
+        if dtype == "text":
+            return _text(values)
+        try:
+            return np.array(list(map(_PARSE[dtype], values)), dtype=dtype)
+        except (ValueError, OverflowError):
+            row = next(i for i, value in enumerate(values) if not _fits(value, dtype))
+            raise ValueError(
+                f"{self.row_name(begin + row)}, column {name!r}: {values[row]!r} is no {dtype}, as "
+                f"the rows at the beginning are: correct it, or set dtypes={{{name!r}: ...}}"
+            ) from None
+
+    def _open(self) -> Any:
+        if self.path.suffix == ".gz":
+            return io.TextIOWrapper(gzip.open(self.path), encoding="utf-8-sig", newline="")
+        return self.path.open(encoding="utf-8-sig", newline="")
+
+    def _reader(self, lines: Any) -> Iterator[list[str]]:
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+
+
+class CsvReader(Tables):
+    """``edges.csv``: two columns or more, with a header; ids are anything.
+
+    Args:
+        source: The file; ``.csv``, ``.tsv``, either of them with ``.gz``.
+        **options: Of :class:`~pyg_scale.convert.tables.Tables` and :class:`CsvTable`.
+    """
+
+    table_options = frozenset({"delimiter", "header", "dtypes"})
+
+    def __init__(self, source: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(source, **options)
+
+    @classmethod
+    def open_edges(cls, source: str, options: Mapping[str, Any]) -> Table:
+        """The edge list in a file."""
+        return CsvTable(source, **options)
+
+    @classmethod
+    def open_nodes(cls, source: str, options: Mapping[str, Any]) -> Table:
+        """The table in a file."""
+        return CsvTable(source, **options)
+
+
+def _int(value: str) -> int:
+    if "_" in value:
+        raise ValueError(value)
+    return int(value)
+
+
+def _float(value: str) -> float:
+    if "_" in value:
+        raise ValueError(value)
+    return float(value)
+
+
+_PARSE = {"int64": _int, "int32": _int, "float64": _float, "float32": _float}
+
+
+def _fits(value: str, dtype: str) -> bool:
+    try:
+        np.array([_PARSE[dtype](value)], dtype=dtype)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _infer(values: Sequence[str]) -> str:
+    for dtype in ("int64", "float64"):
+        if values and all(_fits(value, dtype) for value in values):
+            return dtype
+    return "text" if values else "int64"
+
+
+def _text(values: Sequence[str]) -> Array:
+    try:
+        return np.array(values, dtype="S")
+    except UnicodeEncodeError:
+        return np.array([value.encode() for value in values], dtype="S")

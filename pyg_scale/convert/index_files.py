@@ -1,0 +1,65 @@
+"""Named sets of nodes from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from pyg_scale.convert.array_file import ArrayReader
+
+_ROWS = 1 << 16
+
+
+class IndexFile:
+    """Node ids in a ``.npy`` or ``.pt`` file.
+
+    Args:
+        path: The file. Of a ``.pt`` file only plain tensors are read, never code.
+
+    Raises:
+        ValueError: If it is neither, or does not hold one row of integers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tensor: Tensor | None = None
+        self._file: ArrayReader | None = None
+        if path.suffix == ".npy":
+            self._file = ArrayReader(path)
+            integers, shape = self._file.dtype.kind in "iu", tuple(self._file.shape)
+        elif path.suffix == ".pt":
+            self._tensor = _load(path)
+            kind = self._tensor.dtype
+            integers = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+            shape = tuple(self._tensor.shape)
+        else:
+            raise ValueError(f"{path}: an index set is a .npy or a .pt file")
+        if len(shape) != 1 or not integers:
+            raise ValueError(f"{path} must hold node ids, integers [n] (it has shape {shape})")
+        self.size = shape[0]
+
+    def chunks(self) -> Iterator[Tensor]:
+        """Its ids ``int64``, in order."""
+        for begin in range(0, self.size, _ROWS):
+            end = min(self.size, begin + _ROWS)
+            if self._tensor is not None:
+                yield self._tensor[begin:end].to(torch.int64)
+            elif self._file is not None:
+                yield torch.from_numpy(self._file.rows(begin, end).astype("i8"))
+        if self._file is not None:
+            self._file.close()
+
+
+def _load(path: Path) -> Tensor:
+    try:
+        value = torch.load(path, weights_only=True, mmap=True)
+    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{path} cannot be read as a tensor: {first}") from None
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{path} must hold a tensor (it holds {type(value).__name__})")
+    return value

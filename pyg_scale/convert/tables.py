@@ -1,0 +1,279 @@
+"""A graph in several files: an edge list for each edge type, attributes of nodes and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
+from pyg_scale.convert.ids import IdMap, collect, in_order, save
+from pyg_scale.convert.table import Table
+from pyg_scale.convert.table_copy import copy_table
+from pyg_scale.convert.table_files import Files
+from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.directory.array import as_tensor
+from pyg_scale.store.directory.meta import Attribute
+from pyg_scale.store.source import of
+
+
+class Tables(Reader):
+    """Edge lists, tables of nodes and arrays of attributes, each in a file.
+
+    Args:
+        edges: The edge list, or one for each edge type: a file, two (``"src.npy,dst.npy"``), or a
+            :class:`~pyg_scale.convert.table.Table`. Its first two columns are sources and
+            destinations, further ones attributes of edges.
+        nodes: Attributes of nodes, by node type if there are types: ``{"x": "features.npy"}``,
+            one row a node, or a table; both together as ``{"": "nodes.csv", "x": ...}``.
+        edge_attributes: More attributes of edges, ``{"edge_attr": "file.npy"}``, by edge type if
+            there are types.
+        ids: What the ids of files with named columns (CSV, Parquet) are. ``"map"``: anything; they
+            become 0, 1, ... in the order of the node table's rows (whose first column is the id),
+            or else in ascending order. ``"position"``: row numbers already, as in ``.npy`` files.
+        **options: For the files' readers, such as ``delimiter``.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If files do not fit each other, or an option is unknown.
+        TypeError: If a file holds something else.
+
+    Example::
+
+        Tables({("author", "writes", "paper"): "writes.npy"}, {"paper": {"x": "features.npy"}})
+    """
+
+    table_options: ClassVar[frozenset[str]] = frozenset()
+    """The options that files of this kind take."""
+
+    def __init__(
+        self,
+        edges: Any,
+        nodes: Any = None,
+        edge_attributes: Any = None,
+        ids: str = "map",
+        **options: Any,
+    ) -> None:
+        if ids not in ("map", "position"):
+            raise ValueError(f"ids must be 'map' or 'position' (got {ids!r})")
+        self._ids = ids
+        self._options = options
+        self._files = Files.of(edges, nodes, edge_attributes, options)
+        self._maps: dict[NodeType, Path] = {}
+        self._check()
+
+    @classmethod
+    def open_edges(cls, source: str, options: Mapping[str, Any]) -> Table:
+        """Open an edge list of this kind.
+
+        Raises:
+            ValueError: If files of this kind hold none.
+        """
+        raise ValueError(f"{source} is no edge list")
+
+    @classmethod
+    def open_nodes(cls, source: str, options: Mapping[str, Any]) -> Table:
+        """Open attributes of nodes or edges of this kind.
+
+        Raises:
+            ValueError: If files of this kind hold none.
+        """
+        raise ValueError(f"{source} holds no attributes")
+
+    def files(self) -> list[Path]:
+        return [file for table in self._files.tables() for file in table.files]
+
+    def options(self) -> Mapping[str, Any]:
+        types = [[list(t or ()), str(e.path)] for t, e in self._files.edges.items()]
+        return {"ids": self._ids, "types": types, **{k: repr(v) for k, v in self._options.items()}}
+
+    # Checks ################################################################################
+
+    def _mapped(self, table: Table) -> bool:
+        return self._ids == "map" and not table.positions
+
+    def _check(self) -> None:
+        for edge_type, table in self._files.edges.items():
+            if len(table.columns) < 2:
+                raise ValueError(f"{table.path} must have two columns: source and destination ids")
+            names = list(table.columns)
+            for name in names[:2]:
+                column = table.columns[name]
+                if not self._mapped(table) and not column.dtype.startswith(("int", "uint")):
+                    raise TypeError(
+                        f"{table.path}, column {name!r} holds {column.dtype}; ids='position' "
+                        "takes row numbers: pass ids='map'"
+                    )
+            twice = set(names[2:]) & set(self._files.edge_arrays.get(edge_type, {}))
+            if twice:
+                raise ValueError(f"edge attribute {twice.pop()!r}{of(edge_type)} is given twice")
+        for node_type, arrays in self._files.node_arrays.items():
+            has_ids = any(
+                self._mapped(table) and node_type in _ends(edge_type)
+                for edge_type, table in self._files.edges.items()
+            )
+            if arrays and has_ids and node_type not in self._files.node_tables:
+                array = next(iter(arrays.values()))
+                raise ValueError(
+                    f"{array.path} has a row for each node by its number, but the ids of the edges "
+                    "are mapped to numbers: pass ids='position' if they are row numbers, or give "
+                    "a table of nodes whose rows are in the same order"
+                )
+
+    # Before the graph is described #########################################################
+
+    def prepare(self, work: Workspace) -> None:
+        rows = max(1 << 10, min(1 << 17, work.memory // 2000))
+        files, maps = self._files, self._prepare_ids(work, rows)
+        for number, (node_type, table) in enumerate(files.node_tables.items()):
+            skip = list(table.columns)[:1] if self._mapped(table) else []
+            if len(table.columns) > len(skip):
+                files.node_tables[node_type] = copy_table(
+                    table, f"nodes-{number}", {}, skip, work, rows
+                )
+        for number, (edge_type, table) in enumerate(files.edges.items()):
+            ends = dict(zip(table.columns, _ends(edge_type)))
+            use = {name: maps[end] for name, end in ends.items()} if self._mapped(table) else {}
+            if use or not table.fast:
+                files.edges[edge_type] = copy_table(table, f"table-{number}", use, [], work, rows)
+
+    def _prepare_ids(self, work: Workspace, rows: int) -> dict[NodeType, IdMap]:
+        maps = {}
+        for number, node_type in enumerate(self._files.node_types()):
+            columns = [
+                (table, name)
+                for edge_type, table in self._files.edges.items()
+                for name, end in zip(table.columns, _ends(edge_type))
+                if end == node_type and self._mapped(table)
+            ]
+            table = self._files.node_tables.get(node_type)
+            listed = table is not None and self._mapped(table)
+            if not columns and not listed:
+                continue
+            file = work.folder / f"ids-{number}.npy"
+
+            def make(
+                columns: list[tuple[Table, str]] = columns,
+                table: Table | None = table,
+                listed: bool = listed,
+                file: Path = file,
+            ) -> None:
+                if listed and table is not None:
+                    name = next(iter(table.columns))
+                    ids = in_order(table, name, work.memory, rows)
+                else:
+                    ids = collect(columns, work.memory, rows)
+                save(file, ids)
+
+            work.once(f"ids {number}", make)
+            what = str(table.path) if listed and table is not None else "the ids of the edges"
+            maps[node_type] = IdMap(np.load(file, allow_pickle=False), what)
+            self._maps[node_type] = file
+            if len(columns) < sum(
+                end == node_type for each in self._files.edges for end in _ends(each)
+            ):
+                raise ValueError(
+                    f"nodes{of(node_type)} have ids in one file and row numbers in another: pass "
+                    "ids='position', or give all with ids"
+                )
+        return maps
+
+    # The graph #############################################################################
+
+    def describe(self) -> Description:
+        nodes = {
+            t: Nodes(self._num_nodes(t), self._attributes(t)) for t in self._files.node_types()
+        }
+        edges = {}
+        for edge_type, table in self._files.edges.items():
+            attributes = {
+                name: Attribute(column.dtype, column.row)
+                for name, column in list(table.columns.items())[2:]
+            }
+            for name, array in self._files.edge_arrays.get(edge_type, {}).items():
+                attributes[name] = _attribute(array)
+            edges[edge_type] = EdgeList(table.num_rows, "int64", attributes)
+        return Description(nodes, edges)
+
+    def _num_nodes(self, node_type: NodeType) -> int | None:
+        if node_type in self._maps:
+            return int(np.load(self._maps[node_type], mmap_mode="r").shape[0])
+        table = self._files.node_tables.get(node_type)
+        arrays = self._files.node_arrays.get(node_type, {})
+        sizes = [each for each in (table, *arrays.values()) if each is not None]
+        return sizes[0].num_rows if sizes else None
+
+    def _attributes(self, node_type: NodeType) -> dict[str, Attribute]:
+        table = self._files.node_tables.get(node_type)
+        found = {}
+        if table is not None and table.positions:
+            found = {n: Attribute(c.dtype, c.row) for n, c in table.columns.items()}
+        for name, array in self._files.node_arrays.get(node_type, {}).items():
+            if name in found:
+                raise ValueError(f"attribute {name!r}{of(node_type)} is given twice")
+            found[name] = _attribute(array)
+        return found
+
+    def edges(self, edge_type: EdgeType, begin: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        table = self._files.edges[edge_type]
+        for src, dst in table.read(list(table.columns)[:2], begin, rows):
+            yield _index(src), _index(dst)
+
+    def node_attribute(
+        self, node_type: NodeType, name: str, begin: int, rows: int
+    ) -> Iterator[Tensor]:
+        array = self._files.node_arrays.get(node_type, {}).get(name)
+        table = self._files.node_tables[node_type] if array is None else array
+        yield from _column(table, name if array is None else _only(array), begin, rows)
+
+    def edge_attribute(
+        self, edge_type: EdgeType, name: str, begin: int, rows: int
+    ) -> Iterator[Tensor]:
+        array = self._files.edge_arrays.get(edge_type, {}).get(name)
+        table = self._files.edges[edge_type] if array is None else array
+        yield from _column(table, name if array is None else _only(array), begin, rows)
+
+    def node_attribute_file(self, node_type: NodeType, name: str) -> Path | None:
+        array = self._files.node_arrays.get(node_type, {}).get(name)
+        return None if array is None else array.column_file(_only(array))
+
+    def edge_name(self, edge_type: EdgeType, row: int) -> str:
+        return self._files.edges[edge_type].row_name(row)
+
+    def result_files(self) -> Mapping[str, Path]:
+        return {
+            f"ids/{quote(node_type or 'nodes', safe=' ')}.npy": file
+            for node_type, file in self._maps.items()
+        }
+
+    def close(self) -> None:
+        for table in self._files.tables():
+            table.close()
+
+
+def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+    return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+
+
+def _only(array: Table) -> str:
+    return next(iter(array.columns))
+
+
+def _attribute(array: Table) -> Attribute:
+    column = array.columns[_only(array)]
+    return Attribute(column.dtype, column.row)
+
+
+def _index(values: Any) -> Tensor:
+    return torch.from_numpy(values if values.dtype in (np.int32, np.int64) else values.astype("i8"))
+
+
+def _column(table: Table, name: str, begin: int, rows: int) -> Iterator[Tensor]:
+    dtype = table.columns[name].dtype
+    for (values,) in table.read([name], begin, rows):
+        yield as_tensor(values, dtype)

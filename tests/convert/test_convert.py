@@ -1,0 +1,231 @@
+"""Directories that are converted hold what is built in memory, whatever the memory."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import pyg_scale
+from pyg_scale.convert import convert
+from pyg_scale.convert.data import DataReader
+from pyg_scale.convert.npy import NpyReader
+from pyg_scale.convert.options import Options
+from pyg_scale.convert.run import run
+from pyg_scale.store.directory import GraphDirectory
+from tests.convert.graphs import content, expected, graph, hetero, raw, same
+
+OPTIONS = [
+    {},
+    {"time_attr": "time"},
+    {"time_attr": "edge_time"},
+    {"weight_attr": "edge_weight"},
+    {"time_attr": "edge_time", "weight_attr": "edge_weight"},
+    {"time_attr": "time", "weight_attr": "edge_weight"},
+]
+KINDS = ["random", "hub", "sorted", "multi", "loops"]
+
+
+def topology(path):
+    found = content(path, "/edges/")
+    return {name: value for name, value in found.items() if "/attributes/" not in name}
+
+
+def converted(reader, path, memory=1 << 26, **options):
+    return run(reader, path, Options(**options), memory, overwrite=False, quiet=True)
+
+
+@pytest.mark.parametrize("memory", [1 << 12, 1 << 26])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: "-".join(each.values()))
+@pytest.mark.parametrize("kind", KINDS)
+def test_edges_are_those_of_the_graph_in_memory(tmp_path, kind, options, memory):
+    data = graph(60, 700, kind=kind)
+    converted(DataReader(data), tmp_path / "graph", memory, **options)
+    same(topology(tmp_path / "graph"), expected(data, **options))
+    assert [each.name for each in tmp_path.iterdir()] == ["graph"]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: "-".join(each.values()))
+def test_without_compiled_kernels(tmp_path, monkeypatch, options):
+    data = graph(100, 1500, kind="hub", seed=1)
+    wanted = expected(data, **options)
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
+    converted(DataReader(data), tmp_path / "graph", 1 << 13, **options)
+    same(topology(tmp_path / "graph"), wanted)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (1, 0), (1, 5), (5000, 3), (7, 1)])
+@pytest.mark.parametrize("memory", [1 << 12, 1 << 26])
+def test_small_and_empty_graphs(tmp_path, num_nodes, num_edges, memory):
+    data = graph(num_nodes, num_edges)
+    converted(DataReader(data), tmp_path / "graph", memory)
+    same(topology(tmp_path / "graph"), expected(data))
+
+
+@pytest.mark.parametrize("memory", [1 << 13, 1 << 26])
+@pytest.mark.parametrize("weight_attr", [None, "edge_weight"])
+def test_heterogeneous_graphs(tmp_path, memory, weight_attr):
+    data = hetero()
+    converted(DataReader(data), tmp_path / "graph", memory, weight_attr=weight_attr)
+    same(topology(tmp_path / "graph"), expected(data, weight_attr=weight_attr))
+    part = GraphDirectory(tmp_path / "graph").part(0)
+    assert torch.equal(part.node_attribute("paper", "x"), data["paper"].x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_floating_point_and_integer_times(tmp_path, dtype):
+    data = graph(50, 800, kind="hub")
+    data.edge_time = (data.edge_time.to(torch.float64) - 2.5).to(dtype)
+    converted(DataReader(data), tmp_path / "graph", 1 << 13, time_attr="edge_time")
+    same(topology(tmp_path / "graph"), expected(data, time_attr="edge_time"))
+    meta = GraphDirectory(tmp_path / "graph").meta
+    assert (meta.float_time, meta.time_of_edges) == (dtype.is_floating_point, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_weights_of_any_dtype(tmp_path, dtype):
+    data = graph(50, 800, kind="hub")
+    data.edge_weight = data.edge_weight.to(dtype)
+    converted(DataReader(data), tmp_path / "graph", 1 << 13, weight_attr="edge_weight")
+    same(topology(tmp_path / "graph"), expected(data, weight_attr="edge_weight"))
+
+
+def test_in_order_already_needs_no_edge_ids(tmp_path):
+    data = graph(60, 500, kind="sorted")
+    data.edge_time = torch.arange(500)
+    meta, _ = converted(DataReader(data), tmp_path / "a")
+    assert meta.edges[None].edge_id_dtype is None
+    meta, _ = converted(DataReader(data), tmp_path / "b", time_attr="edge_time")
+    assert meta.edges[None].edge_id_dtype is None
+    meta, _ = converted(DataReader(data), tmp_path / "c", weight_attr="edge_weight")
+    assert meta.edges[None].edge_id_dtype is None
+
+
+def test_attributes_of_every_dtype(tmp_path):
+    dtypes = [torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float16, torch.complex64]
+    data = Data(edge_index=torch.randint(20, (2, 50)), num_nodes=20)
+    for number, dtype in enumerate(dtypes):
+        data[f"a{number}"] = torch.randint(2, (20, 3)).to(dtype)
+    converted(DataReader(data), tmp_path / "graph", 1 << 14)
+    part = GraphDirectory(tmp_path / "graph").part(0)
+    for number in range(len(dtypes)):
+        found = part.node_attribute(None, f"a{number}")
+        assert found.dtype == dtypes[number] and torch.equal(found, data[f"a{number}"])
+
+
+def test_undirected_adds_reverse_edges_behind_the_others(tmp_path):
+    data = graph(40, 300, kind="loops")
+    converted(DataReader(data), tmp_path / "graph", 1 << 13, undirected=True)
+    src, dst = data.edge_index
+    other = src != dst
+    both = Data(
+        edge_index=torch.cat([data.edge_index, data.edge_index.flip(0)[:, other]], dim=1),
+        num_nodes=40,
+    )
+    same(topology(tmp_path / "graph"), expected(both))
+    part = GraphDirectory(tmp_path / "graph").part(0)
+    wanted = torch.cat([data.edge_attr, data.edge_attr[other]])
+    assert torch.equal(part.edge_attribute(None, "edge_attr"), wanted)
+
+
+def test_undirected_of_two_types_is_another_type(tmp_path):
+    data = hetero()
+    del data["paper", "by", "author"]
+    converted(DataReader(data), tmp_path / "graph", undirected=True)
+    meta = GraphDirectory(tmp_path / "graph").meta
+    assert list(meta.edges) == [
+        ("author", "writes", "paper"),
+        ("paper", "cites", "paper"),
+        ("paper", "rev_writes", "author"),
+    ]
+    data["paper", "rev_writes", "author"].edge_index = data[
+        "author", "writes", "paper"
+    ].edge_index.flip(0)
+    wanted = expected(data)
+    found = topology(tmp_path / "graph")
+    for name, value in wanted.items():
+        if "cites" not in name:
+            np.testing.assert_array_equal(found[name], value)
+
+
+def test_self_loops_are_left_out(tmp_path):
+    data = graph(40, 300, kind="loops")
+    converted(DataReader(data), tmp_path / "graph", 1 << 13, remove_self_loops=True)
+    keep = data.edge_index[0] != data.edge_index[1]
+    kept = Data(edge_index=data.edge_index[:, keep], num_nodes=40)
+    same(topology(tmp_path / "graph"), expected(kept))
+    part = GraphDirectory(tmp_path / "graph").part(0)
+    assert torch.equal(part.edge_attribute(None, "edge_attr"), data.edge_attr[keep])
+
+
+def test_features_are_converted_or_linked(tmp_path):
+    edges, x = np.zeros((2, 4), "i8"), np.random.default_rng(0).random((9, 3), dtype=np.float32)
+    np.save(tmp_path / "edges.npy", edges)
+    np.save(tmp_path / "x.npy", x)
+    options = {"nodes": {"x": tmp_path / "x.npy"}, "quiet": True}
+    convert(tmp_path / "edges.npy", tmp_path / "half", feature_dtype=torch.float16, **options)
+    found = content(tmp_path / "half")["part-0/nodes/attributes/x.npy"]
+    assert np.array_equal(found, x.astype(np.float16))
+    convert(tmp_path / "edges.npy", tmp_path / "link", link_features=True, **options)
+    file = tmp_path / "link/part-0/nodes/attributes/x.npy"
+    assert file.samefile(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", x * 1e6)
+    with pytest.raises(ValueError, match="row 0, has .*too large for float16"):
+        convert(tmp_path / "edges.npy", tmp_path / "big", feature_dtype="float16", **options)
+    assert not (tmp_path / "big").exists()
+
+
+def test_index_sets(tmp_path):
+    np.save(tmp_path / "edges.npy", np.zeros((2, 4), "i4"))
+    np.save(tmp_path / "train.npy", np.array([3, 1], "i4"))
+    torch.save(torch.tensor([2]), tmp_path / "test.pt")
+    done = convert(
+        tmp_path / "edges.npy",
+        tmp_path / "graph",
+        num_nodes=4,
+        index_sets={"train": tmp_path / "train.npy", "test": tmp_path / "test.pt"},
+        quiet=True,
+    )
+    assert done.num_nodes == {None: 4} and done.num_edges == {None: 4}
+    opened = GraphDirectory(tmp_path / "graph")
+    assert opened.index_set("train").tolist() == [3, 1]
+    assert opened.index_set("test").tolist() == [2]
+
+
+def test_the_largest_id_is_the_number_of_nodes(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0, 9], [4, 1]]))
+    done = convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)
+    assert done.num_nodes == {None: 10}
+
+
+def test_index_dtype_is_what_batches_hold(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0], [1]], "i4"))
+    for name, dtype in (("a", None), ("b", "int32")):
+        convert(tmp_path / "edges.npy", tmp_path / name, index_dtype=dtype, quiet=True)
+        assert GraphDirectory(tmp_path / name).meta.edges[None].index_dtype == dtype or "int64"
+
+
+def test_a_directory_is_replaced_only_if_asked(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0], [1]]))
+    convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)
+    before = raw(tmp_path / "graph")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        convert(tmp_path / "edges.npy", tmp_path / "graph", num_nodes=7, quiet=True)
+    assert raw(tmp_path / "graph") == before
+    convert(tmp_path / "edges.npy", tmp_path / "graph", num_nodes=7, overwrite=True, quiet=True)
+    assert GraphDirectory(tmp_path / "graph").meta.nodes[None].num_nodes == 7
+
+
+def test_too_little_memory_is_said_at_once(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0], [1]]))
+    with pytest.raises(ValueError, match="memory is 100 MB.*give at least"):
+        convert(tmp_path / "edges.npy", tmp_path / "graph", memory="100MB")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_too_little_disk_is_said_at_once(tmp_path, monkeypatch):
+    np.save(tmp_path / "edges.npy", np.zeros((2, 1000), "i4"))
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(pyg_scale.convert.space.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(OSError, match="need up to .* GB, there are") as error:
+        converted(NpyReader(tmp_path / "edges.npy"), tmp_path / "graph")
+    assert error.value.errno == 28
