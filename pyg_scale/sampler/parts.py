@@ -191,7 +191,7 @@ def timed_nodes(directory: GraphDirectory) -> frozenset[NodeType]:
 
 
 def node_times(directory: GraphDirectory, node_type: NodeType, node: Tensor) -> Tensor:
-    """The (sortable) times ``int64`` ``[n]`` of nodes ``int64`` ``[n]``, from the parts they are in.
+    """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``, from their parts.
 
     Raises:
         GraphDirectoryError: If one of the parts is not here.
