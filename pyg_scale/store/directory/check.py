@@ -30,8 +30,8 @@ def check_meta(meta: Meta) -> None:
         TypeError: Names what.
     """
     parts = _count(meta.num_parts, "num_parts")
-    if parts < 1:
-        raise ValueError("num_parts must be at least 1")
+    if parts < 1 or (parts > 1 and not meta.nodes):
+        raise ValueError("num_parts must be at least 1, and 1 for a graph without nodes")
     for name in ("is_hetero", "time_of_edges", "float_time"):
         _is(getattr(meta, name), bool, name)
     for name in ("time_attr", "weight_attr"):
@@ -155,8 +155,7 @@ def _check_files(meta: Meta, parts: int) -> None:
             raise ValueError(f"file {name!r} cannot be one")
         _count(file.bytes, f"bytes of {name}")
         _count(file.crc32, f"crc32 of {name}")
-    # at most as many parts as META.json has entries for them, unless there is no type at all
-    for expected in expected_files(meta, range(parts) if meta.nodes else ()):
+    for expected in expected_files(meta, range(parts)):
         if expected.name not in meta.files:
             raise ValueError(f"files lacks {expected.name}")
         header = meta.files[expected.name].bytes - num_bytes(expected.dtype, expected.shape)

@@ -18,7 +18,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.array import map_array
 from pyg_scale.store.directory.book import PartitionBook
-from pyg_scale.store.directory.meta import META, Meta
+from pyg_scale.store.directory.meta import META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
 
 _LONGEST_META = 1 << 28
@@ -52,8 +52,12 @@ class GraphDirectory:
         self._checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
         self.meta = Meta.from_json(text, self.path / META)
         names = set(os.listdir(self._handle))
-        present = {int(name[5:]) for name in names if _is_part(name)}
-        self.parts = sorted(part for part in present if part < self.meta.num_parts)
+        needed = {name.partition("/")[0] for name in self.meta.files}
+        self.parts = [
+            part
+            for part in range(self.meta.num_parts)
+            if f"part-{part}" in names or f"part-{part}" not in needed
+        ]
         """The parts that this machine holds."""
         self.grouped: dict[EdgeType, CSC | None] = {}
         """In-edges that were asked for, see :mod:`pyg_scale.store.directory.shared`."""
@@ -119,11 +123,7 @@ class GraphDirectory:
         Raises:
             GraphDirectoryError: Names the first file that is missing or of another length.
         """
-        here = {f"part-{part}" for part in self.parts}
-        for name, file in self.meta.files.items():
-            root = name.partition("/")[0]
-            if root.startswith("part-") and root not in here:
-                continue
+        for name, file in self.files_here().items():
             try:
                 size = os.stat(name, dir_fd=self._handle).st_size
             except OSError:
@@ -133,6 +133,12 @@ class GraphDirectory:
                     f"{self.path / name} has {size} bytes, {META} says {file.bytes}: it is "
                     "truncated or was changed"
                 )
+
+    def files_here(self) -> dict[str, FileMeta]:
+        """The files of the parts that are here, and those that belong to no part."""
+        absent = set(range(self.meta.num_parts)).difference(self.parts)
+        roots = {f"part-{part}" for part in absent}
+        return {k: v for k, v in self.meta.files.items() if k.partition("/")[0] not in roots}
 
     def file(self, name: str) -> BinaryIO:
         """Open a file of the directory to read it.
@@ -316,11 +322,6 @@ def _open_directory(path: Path) -> int:
         ) from None
     except (OSError, ValueError) as error:
         raise GraphDirectoryError(f"{path} cannot be opened: {error}") from None
-
-
-def _is_part(name: str) -> bool:
-    digits = name.removeprefix("part-")
-    return name.startswith("part-") and digits.isdecimal() and str(int(digits)) == digits
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

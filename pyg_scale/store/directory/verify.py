@@ -31,13 +31,8 @@ def verify(directory: GraphDirectory) -> None:
         GraphDirectoryError: Names the first file that is wrong, and what is.
     """
     meta = directory.meta
-    files = {
-        name: file
-        for name, file in meta.files.items()
-        if not name.startswith("part-") or int(name[5:].partition("/")[0]) in directory.parts
-    }
     try:
-        altered = find_altered(directory.file, files)
+        altered = find_altered(directory.file, directory.files_here())
     except OSError as error:
         raise GraphDirectoryError(f"{directory.path} cannot be read: {error}") from None
     if altered is not None:
