@@ -10,6 +10,7 @@ from typing import Any
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import Topology
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.data import unchanged_directory
 from pyg_scale.store.topology import topology_of
 
 
@@ -36,12 +37,12 @@ def whole_directory(data: Any) -> GraphDirectory:
 
 
 def directory_of(data: Any) -> GraphDirectory | None:
-    """The directory that a path names or that a graph was opened from; ``None`` if neither."""
+    """The directory that a path names, or of a graph as it was opened; ``None`` if neither."""
     if isinstance(data, GraphDirectory):
         return data
     if isinstance(data, str | PathLike):
         return GraphDirectory(Path(data))
-    return None
+    return unchanged_directory(data)
 
 
 def whole_topology(data: Any) -> Topology:

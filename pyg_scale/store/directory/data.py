@@ -40,6 +40,19 @@ class _Recorded(KnowsEdges):
         entry = self._mapping.entry(name)
         return None if entry is None or entry.made else self._sketch()
 
+    def is_as_stored(self) -> bool:
+        """Whether all tensors with a row per node or edge are there and as they are in files."""
+        meta = self._directory.meta
+        names: set[str] = set()
+        if isinstance(self, _OfNodes):
+            names |= meta.nodes[self._node_type].attributes.keys()
+        if isinstance(self, _OfEdges) and self._edge_type in meta.edges:
+            keys = meta.keys if self._edge_type is None else meta.edges[self._edge_type].keys
+            names |= meta.edges[self._edge_type].attributes.keys()
+            names |= {EDGE_INDEX} if keys is None or EDGE_INDEX in keys else set()
+        entries = {name: self._mapping.entry(name) for name in names}
+        return all(entry is not None and entry.intact for entry in entries.values())
+
     def __contains__(self, name: object) -> bool:
         return name in self._mapping  # a Mapping's own asks for the value
 
@@ -245,6 +258,21 @@ class DirectoryHeteroData(_Opened, HeteroData):
                 )
             node_type = types[0]
         return node_type, directory.index_set(name, node_type)
+
+
+def unchanged_directory(data: Any) -> GraphDirectory | None:
+    """The directory of an opened graph that nobody changed; ``None`` of any other graph."""
+    if not isinstance(data, _Opened) or "_directory" not in data.__dict__:
+        return None
+    meta = data.graph_directory.meta
+    if isinstance(data, HeteroData):
+        listed = [node_type for node_type, node in meta.nodes.items() if node.listed]
+        if data.metadata() != (listed, list(meta.edges)):
+            return None
+    for store in [*data.node_stores, *data.edge_stores]:
+        if not isinstance(store, _Recorded) or not store.is_as_stored():
+            return None
+    return data.graph_directory
 
 
 def is_waiting(store: Any, name: str) -> bool:

@@ -219,6 +219,17 @@ class Part:
         self.directory = directory
         self.number = number
 
+    def __repr__(self) -> str:
+        return f"Part({str(self.directory.path)!r}, {self.number})"
+
+    def num_nodes(self, node_type: NodeType) -> int:
+        """How many nodes of a type the part has."""
+        return self.directory.meta.nodes[node_type].part_nodes[self.number]
+
+    def num_edges(self, edge_type: EdgeType) -> int:
+        """How many edges of a type the part has."""
+        return self.directory.meta.edges[edge_type].part_edges[self.number]
+
     def csc(self, edge_type: EdgeType) -> CSC:
         """The in-edges of the part's nodes by local id (out-edges if ``by_src``).
 

@@ -13,7 +13,7 @@ from pyg_scale.store.base import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.checksums import find_altered
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.paths import edge_dir, node_dir, set_file
-from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.directory.reader import GraphDirectory
 
 _CHUNK = 1 << 23
 _WINDOW = 1 << 28  # edge ids of which it is remembered at a time whether they were seen
@@ -85,9 +85,7 @@ def _check_nodes(directory: GraphDirectory, node_type: NodeType) -> None:
 def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
     meta = directory.meta
     edge = meta.edges[edge_type]
-    end = meta.grouped_by(edge_type)
-    source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-    neighbor = source if end == target and not _by_src(directory) else target
+    neighbor = None if edge_type is None else edge_type[2 if _by_src(directory) else 0]
     files: list[tuple[str, Tensor]] = []
     for number in directory.parts:
         part, folder = directory.part(number), edge_dir(edge_type, number)
@@ -103,7 +101,8 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
             name = f"{folder}/edge_id.npy"
             _in_range(directory, name, csc.edge_id, edge.num_edges)
             files.append((name, csc.edge_id))
-        _check_order(directory, folder, part, csc, edge_type)
+        times = meta.nodes[neighbor].attributes if not meta.time_of_edges else {}
+        _check_order(directory, folder, csc, by_node_time=meta.time_attr in times)
         ids = part.edge_ids(edge_type)
         if ids is not None:
             _in_range(directory, f"{folder}/ids.npy", ids, edge.num_edges)
@@ -117,16 +116,12 @@ def _by_src(directory: GraphDirectory) -> bool:
     return partition is not None and partition.edge_assign_strategy == "by_src"
 
 
-def _check_order(
-    directory: GraphDirectory, folder: str, part: Part, csc: CSC, edge_type: EdgeType
-) -> None:
-    """Edges of a node by their id, or by time and then id; prefix sums that do not go down."""
-    meta = directory.meta
-    by_time = csc.time is not None or (
-        meta.time_attr is not None
-        and not meta.time_of_edges
-        and meta.time_attr in meta.nodes[None if edge_type is None else edge_type[0]].attributes
-    )
+def _check_order(directory: GraphDirectory, folder: str, csc: CSC, *, by_node_time: bool) -> None:
+    """Edges of a node by their id, or by time and then id; prefix sums that do not go down.
+
+    Where times are those of neighbours, which may be in parts that are elsewhere, the order is not
+    looked at.
+    """
     starts = csc.indptr[:-1]
     for begin in range(0, max(0, csc.num_edges - 1), _CHUNK):
         end = min(csc.num_edges - 1, begin + _CHUNK)
@@ -141,7 +136,7 @@ def _check_order(
             if bool((inside & (csc.time[following] < csc.time[here])).any()):
                 raise _wrong(directory, f"{folder}/time.npy", "goes down within a node")
             equal = csc.time[following] == csc.time[here]
-        if csc.edge_id is not None and (csc.time is not None or not by_time):
+        if csc.edge_id is not None and not by_node_time:
             down = csc.edge_id[following] <= csc.edge_id[here]
             if bool((inside & equal & down).any()):
                 raise _wrong(directory, f"{folder}/edge_id.npy", "is out of order within a node")

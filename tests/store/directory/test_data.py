@@ -315,7 +315,7 @@ def test_what_pyg_guesses_is_recorded(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Unable to accurately infer"):
         path = pyg_scale.save(data, tmp_path / "graph")
     found = pyg_scale.open(path)
-    assert found.num_nodes == 4 and list(found.keys()) == ["edge_index", "y"]
+    assert found.num_nodes == 4 and list(found._store.keys()) == ["edge_index", "y"]
 
     typed = HeteroData()
     typed["a", "to", "b"].edge_index = torch.tensor([[0, 3], [1, 2]])
