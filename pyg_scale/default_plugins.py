@@ -36,8 +36,10 @@ def pyg_scale_readers() -> dict[str, str]:
         "csv": "pyg_scale.convert.csv_table:CsvReader",
         "data": "pyg_scale.convert.data:DataReader",
         "generated": "pyg_scale.convert.generated:GeneratedReader",
+        "glt": "pyg_scale.convert.glt:GLTReader",
         "npy": "pyg_scale.convert.npy:NpyReader",
         "npz": "pyg_scale.convert.npz:NpzReader",
+        "pyg": "pyg_scale.convert.pyg:PyGReader",
         "tsv": "pyg_scale.convert.csv_table:CsvReader",
     }
 

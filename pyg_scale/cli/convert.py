@@ -13,6 +13,7 @@ examples:
   pyg-scale convert edges.npy graph --nodes x=features.npy --nodes y=labels.npy
   pyg-scale convert edges.csv graph --weight-attr weight --memory 8GB
   pyg-scale convert cora.npz cora
+  pyg-scale convert ogb:ogbn-arxiv arxiv --root dataset
   pyg-scale convert graph --edges author,writes,paper=writes.npy --nodes paper:x=features.npy
 
 A conversion that was killed goes on where it was when the same command is given again.
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
         edges, edge_attributes = _edges(args.edges)
         nodes = _nodes(args.nodes, edges is not None and None not in edges)
         options = dict(map(_option, args.option))
+        if args.root is not None:
+            options["root"] = args.root
         numbers = dict(_number(each) for each in args.num_nodes)
         sets = dict(_index_set(each) for each in args.index_set)
     except ValueError as error:
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-nodes", **many, metavar="[TYPE=]N", help="number of nodes")
     add("--index-set", **many, metavar="[TYPE:]NAME=FILE", help="a named set of nodes, .npy or .pt")
     add("--option", "-o", **many, metavar="KEY=VALUE", help="an option of the reader")
+    add("--root", metavar="DIR", help="where data sets are, for ogb:NAME and pyg:NAME")
     add("--memory", default="4GB", help="the most memory to use (default: 4GB)")
     add("--time-attr", metavar="NAME", help="order edges by this attribute of nodes or edges")
     add("--weight-attr", metavar="NAME", help="the attribute of edges that is their weight")

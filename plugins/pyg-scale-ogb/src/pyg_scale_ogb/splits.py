@@ -12,10 +12,12 @@ from torch import Tensor
 
 from pyg_scale.store.plain_pickle import load_plain
 from pyg_scale_ogb.catalog import Facts, facts_of, folder_of
-from pyg_scale_ogb.table import read_small
+from pyg_scale_ogb.table import pieces, read_small
 
 PARTS = ("train", "valid", "test")
 """What OGB calls the parts of a split, and so its files."""
+
+_MEMORY = 16 << 20
 
 
 def split(name: str, root: str | PathLike[str] = "dataset") -> dict[str, Any]:
@@ -76,9 +78,9 @@ def _tensors(value: Any) -> Any:
 
 
 def _ids(file: Path) -> Tensor:
-    cells = read_small(file)
-    try:
-        numbers = np.array([cell for (cell,) in cells], dtype=np.int64)
-    except ValueError as error:
-        raise ValueError(f"{file} must hold one id in each row: {error}") from None
-    return torch.from_numpy(numbers)
+    parts = [np.empty(0, np.int64)]
+    for part in pieces(file, 1, _MEMORY):
+        if part.dtype.kind != "i" or part.shape[1] != 1:
+            raise ValueError(f"{file} must hold one id in each row")
+        parts.append(part[:, 0].astype(np.int64))
+    return torch.from_numpy(np.concatenate(parts))

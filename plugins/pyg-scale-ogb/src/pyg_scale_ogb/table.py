@@ -71,7 +71,7 @@ def _write(
     rows, columns, nan = 0, _columns(file), False
     with out.open("wb") as opened:
         opened.write(bytes(_HEADER))
-        for values in _pieces(file, columns, memory):
+        for values in pieces(file, columns, memory):
             if values.dtype.kind not in "iuf":
                 raise ValueError(
                     f"{file} holds something else than numbers in the rows after row {rows}"
@@ -90,7 +90,13 @@ def _write(
     return {"nan": nan}
 
 
-def _pieces(file: Path, columns: int, memory: int) -> Iterator[Items]:
+def pieces(file: Path, columns: int, memory: int) -> Iterator[Items]:
+    """The rows, in arrays that take about ``memory`` bytes with all that parsing needs.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is damaged.
+    """
     step = min(_MOST_ROWS, max(1, memory // (_BYTES_PER_NUMBER * columns)))
     try:
         with pd.read_csv(file, compression="gzip", header=None, chunksize=step) as table:
@@ -98,6 +104,8 @@ def _pieces(file: Path, columns: int, memory: int) -> Iterator[Items]:
                 yield piece.to_numpy()
     except pd.errors.EmptyDataError:
         return
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {str(file)!r}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError) as error:
         raise ValueError(f"{file} is damaged: {error}") from None
 
