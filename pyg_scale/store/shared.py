@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_geometric.data import FeatureStore
+from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.store.mmap import DirectoryTensors, Mmap
 from pyg_scale.store.segment import Segment, memory_root
@@ -72,6 +75,15 @@ class Shared(Mmap):
         """What other processes on this machine call it."""
         return self._segment.name
 
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        """See :meth:`MemoryFeatureStore._put_tensor`.
+
+        Raises:
+            OSError: If there is not enough shared memory; what was there is still there.
+        """
+        with room(self.path):
+            return super()._put_tensor(tensor, attr)
+
     def _fill(self, made: Any) -> None:
         if isinstance(made, FeatureStore):
             for attr in made.get_all_tensor_attrs():
@@ -97,6 +109,22 @@ class Shared(Mmap):
 
 def _attached(cls: type[Shared], segment: Segment) -> Shared:
     return cls(segment.name, root=segment.root)
+
+
+@contextlib.contextmanager
+def room(path: Path) -> Iterator[None]:
+    """Say how to get more shared memory where there is too little."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        free = shutil.disk_usage(path).free
+        raise OSError(
+            errno.ENOSPC,
+            f"there is not enough shared memory, {free >> 20} MiB are free: make {path.parent} "
+            "larger (docker run --shm-size), or pass root= in another tmpfs",
+        ) from None
 
 
 def make_once(

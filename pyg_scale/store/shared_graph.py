@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch_geometric.data import GraphStore
+from torch_geometric.data import EdgeAttr, GraphStore
 
+from pyg_scale.store.base import Topology
 from pyg_scale.store.mmap_graph import MmapGraph
 from pyg_scale.store.segment import Segment, memory_root
-from pyg_scale.store.shared import make_once
+from pyg_scale.store.shared import make_once, room
 from pyg_scale.store.tensor_directory import TensorDirectory
 
 
@@ -60,6 +61,24 @@ class SharedGraph(MmapGraph):
     def name(self) -> str:
         """What other processes on this machine call it."""
         return self._segment.name
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        """See :meth:`MemoryGraphStore._put_edge_index`.
+
+        Raises:
+            OSError: If there is not enough shared memory; what was there is still there.
+        """
+        with room(self.path):
+            return super()._put_edge_index(edge_index, edge_attr)
+
+    def keep_topology(self, *args: Any, **kwargs: Any) -> Topology:
+        """See :meth:`MmapGraph.keep_topology`.
+
+        Raises:
+            OSError: If there is not enough shared memory.
+        """
+        with room(self.path):
+            return super().keep_topology(*args, **kwargs)
 
     def _fill(self, made: Any) -> None:
         if not isinstance(made, GraphStore):
