@@ -16,7 +16,7 @@ from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, node_dir
 
-EDGE_BYTES = 96
+EDGE_BYTES = 192
 """What an edge needs of memory at most while it is sorted by part."""
 
 COLUMNS = ("indices", "edge_id", "time", "weight_prefix")
