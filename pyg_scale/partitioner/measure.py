@@ -59,7 +59,6 @@ def quality(
         ValueError: If the assignment does not fit the graph, or there is none.
         TypeError: If an argument has a wrong type.
     """
-    directory = directory_of(data)
     if assignment is None:
         found = stored_quality(data)
         if num_neighbors is not None:
@@ -69,7 +68,7 @@ def quality(
             )
         return found
     budget = byte_size(memory, "memory")
-    graph = whole_topology(data if directory is None else directory)
+    graph = whole_topology(data)
     assigned = check_assignment(assignment, graph.num_nodes, num_parts)
     train = train_nodes_of(data)
     found = count(graph, assigned, edge_assign_strategy, budget)

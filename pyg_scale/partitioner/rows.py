@@ -6,6 +6,7 @@ Files are read and not mapped, because pages of a mapping count as memory of the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ class RowReader:
         if name not in directory.meta.files:
             raise GraphDirectoryError(f"{directory.path / 'META.json'} does not list {name}")
         self.path, self.dtype, self.shape = directory.path / name, dtype, shape
-        self._offset = check_header(self.path, dtype, shape)
+        self._open = partial(directory.file, name)
+        self._offset = check_header(self.path, dtype, shape, open_file=self._open)
         self.row_bytes = numpy_dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))
 
     def __len__(self) -> int:
@@ -49,11 +51,11 @@ class RowReader:
             GraphDirectoryError: If the file has become shorter.
         """
         array = np.empty((end - begin, *self.shape[1:]), numpy_dtype(self.dtype))
-        with self.path.open("rb", buffering=0) as file:
+        with self._open() as file:
             file.seek(self._offset + begin * self.row_bytes)
             view, done = array.reshape(-1).view(np.uint8).data, 0
             while done < len(view):
-                count = file.readinto(view[done:])
+                count = file.readinto(view[done:])  # type: ignore[attr-defined]
                 if not count:
                     raise GraphDirectoryError(f"{self.path} became shorter while it was read")
                 done += count
@@ -78,7 +80,7 @@ class RowWriter:
         shape: What it will hold.
 
     Raises:
-        OSError: If the disk is full, before anything is written.
+        GraphDirectoryError: If the disk is full, before anything is written.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.whole import directory_of
 from pyg_scale.store.base import NodeType
+from pyg_scale.store.directory.assemble import node_attribute
 
 
 def train_nodes_of(data: Any) -> dict[NodeType, Tensor]:
@@ -25,8 +26,8 @@ def train_nodes_of(data: Any) -> dict[NodeType, Tensor]:
         for node_type, node in directory.meta.nodes.items():
             if "train" in directory.meta.index_sets.get(node_type or "", {}):
                 found[node_type] = directory.index_set("train", node_type)
-            elif "train_mask" in node.attributes and directory.meta.num_parts == 1:
-                found[node_type] = _ids(directory.part(0).node_attribute(node_type, "train_mask"))
+            elif "train_mask" in node.attributes:
+                found[node_type] = _ids(node_attribute(directory, node_type, "train_mask"))
     elif isinstance(data, Data):
         if isinstance(data.get("train_mask"), Tensor):
             found[None] = _ids(data.train_mask)

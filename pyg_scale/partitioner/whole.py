@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pyg_scale.errors import GraphDirectoryError
+from torch_geometric.data import Data, HeteroData
+
 from pyg_scale.store.base import Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.data import unchanged_directory
+from pyg_scale.store.directory.opening import open_graph
+from pyg_scale.store.directory.saving import save
 from pyg_scale.store.topology import topology_of
 
 
-def whole_directory(data: Any) -> GraphDirectory:
-    """The directory of one part that a path names, opened.
+@contextmanager
+def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDirectory]:
+    """A directory of one part that holds the graph, with in-edges.
+
+    Args:
+        data: The path of such a directory, or one that was opened; else a graph in memory, or a
+            directory of several parts, which are put together in memory: these are saved, and what
+            was saved is removed when the context ends.
+        beside: What is saved is saved next to this path, on the same disk. ``None``: where
+            temporary files are.
 
     Raises:
-        GraphDirectoryError: If it is damaged, or has several parts.
+        GraphDirectoryError: If the directory is damaged, or lacks parts.
         TypeError: If it is something else.
     """
     opened = directory_of(data)
-    if opened is None:
+    if opened is not None and opened.meta.num_parts == 1 and not is_by_src(opened):
+        opened.part(0)
+        yield opened
+        return
+    if opened is not None:
+        meta, data = opened.meta, open_graph(opened.path)
+        options: dict[str, Any] = {"time_attr": meta.time_attr, "weight_attr": meta.weight_attr}
+        sets = {
+            name: {each: opened.index_set(each, name or None) for each in found}
+            for name, found in meta.index_sets.items()
+        }
+        options["index_sets"] = sets if meta.is_hetero else sets.get("", {})
+    elif isinstance(data, Data | HeteroData):
+        options = {}
+    else:
         raise TypeError(
-            f"data must be the path of a graph directory (got {type(data).__name__}): "
-            "save the graph first"
+            "data must be a graph directory or its path, Data or HeteroData (got "
+            f"{type(data).__name__})"
         )
-    if opened.meta.num_parts > 1:
-        raise GraphDirectoryError(
-            f"{opened.path} is cut into {opened.meta.num_parts} parts already: give the "
-            "directory of one part that it was made from"
-        )
-    opened.part(0)
-    return opened
+    if beside is not None:
+        beside = beside.absolute().parent
+        beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pyg_scale-", dir=beside) as folder:
+        yield GraphDirectory(save(data, Path(folder) / "graph", **options))
+
+
+def is_by_src(directory: GraphDirectory) -> bool:
+    """Whether its parts hold out-edges."""
+    partition = directory.meta.partition
+    return partition is not None and partition.edge_assign_strategy == "by_src"
 
 
 def directory_of(data: Any) -> GraphDirectory | None:
@@ -46,26 +78,26 @@ def directory_of(data: Any) -> GraphDirectory | None:
 
 
 def whole_topology(data: Any) -> Topology:
-    """The in-edges of a whole graph, without times and weights, mapped where they are in files.
+    """The in-edges of a whole graph, without times and weights, mapped where they are in a file.
+
+    Several parts are put together in memory.
 
     Raises:
-        GraphDirectoryError: If it is a directory of several parts.
+        GraphDirectoryError: If parts of a directory are not here.
         TypeError: If it is no graph.
     """
     if isinstance(data, Topology):
         return data
-    if directory_of(data) is None:
+    directory = directory_of(data)
+    if directory is None:
         return topology_of(data)
-    directory = whole_directory(data)
-    meta, part = directory.meta, directory.part(0)
-    if meta.partition is not None and meta.partition.edge_assign_strategy == "by_src":
-        raise GraphDirectoryError(
-            f"{directory.path} holds out-edges (edge_assign_strategy='by_src'): give the directory "
-            "that it was made from"
-        )
+    meta = directory.meta
+    if meta.num_parts > 1 or is_by_src(directory):
+        return topology_of(open_graph(directory.path))
+    csc = {name: directory.part(0).csc(name) for name in meta.edges}  # in whatever order
     return Topology(
         node_types=tuple(meta.nodes),
         edge_types=tuple(meta.edges),
         num_nodes={name: node.num_nodes for name, node in meta.nodes.items()},
-        csc={name: replace(part.csc(name), time=None, weight_prefix=None) for name in meta.edges},
+        csc={name: replace(each, time=None, weight_prefix=None) for name, each in csc.items()},
     )

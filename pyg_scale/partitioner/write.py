@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 from tqdm.auto import tqdm
 
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
@@ -58,7 +59,9 @@ def write_partition(
     excepted where memory does not hold a byte for each edge).
 
     Args:
-        data: The path of a graph directory of one part, or one that was opened.
+        data: A graph directory of one part, opened or by its path. Also ``Data`` or ``HeteroData``,
+            and a directory of several parts, which are put together in memory: these are saved
+            beside ``path`` first.
         partition: The part of every node.
         path: The directory to write. If the graph stood there (``overwrite=True``), it is
             replaced at the end.
@@ -79,9 +82,8 @@ def write_partition(
     Raises:
         ValueError: If the partition does not fit the graph, or an option is wrong.
         TypeError: If the assignment is no integer tensor, or ``data`` no graph.
-        GraphDirectoryError: If ``data`` is damaged, or has several parts already.
+        GraphDirectoryError: If ``data`` is damaged, or the disk is full.
         FileExistsError: If something is at ``path`` and ``overwrite`` is not set.
-        OSError: If the disk is full.
     """
     if edge_assign_strategy not in STRATEGIES:
         raise ValueError(
@@ -89,11 +91,16 @@ def write_partition(
             f"(got {edge_assign_strategy!r})"
         )
     budget = max(1 << 20, byte_size(memory, "memory"))
-    source = whole_directory(data)
-    counts = {name: node.num_nodes for name, node in source.meta.nodes.items()}
-    assigned = check_assignment(partition, counts)
-    lists = _checked_cache(partition.cache if cache is None else cache, counts, assigned.num_parts)
-    with DirectoryWriter(path, overwrite=overwrite) as writer:
+    if (known := _counts(data)) is not None:
+        check_assignment(partition, known)  # before a graph in memory is saved
+    wanted = partition.cache if cache is None else cache
+    with (
+        DirectoryWriter(path, overwrite=overwrite) as writer,
+        whole_directory(data, Path(path)) as source,
+    ):
+        counts = {name: node.num_nodes for name, node in source.meta.nodes.items()}
+        assigned = check_assignment(partition, counts)
+        lists = _checked_cache(wanted, counts, assigned.num_parts)
         meta, cut = _write(source, writer, assigned, edge_assign_strategy, lists, budget)
         found = _quality(source, meta, assigned, cut)
         found.method = partition.method
@@ -108,6 +115,18 @@ def write_partition(
         )
         writer.commit(meta)
     return GraphDirectory(path)
+
+
+def _counts(data: Any) -> dict[NodeType, int] | None:
+    """The nodes of a graph in memory, if it says how many there are of every type."""
+    if isinstance(data, Data):
+        return {None: int(data.num_nodes or 0)}
+    if not isinstance(data, HeteroData):
+        return None
+    ends = {end for source, _, target in data.edge_types for end in (source, target)}
+    if not ends <= set(data.node_types) or any(data[t].num_nodes is None for t in data.node_types):
+        return None
+    return {name: int(data[name].num_nodes) for name in data.node_types}
 
 
 def _checked_cache(
@@ -203,7 +222,8 @@ def _copy_common_files(source: GraphDirectory, writer: DirectoryWriter) -> None:
         if not name.startswith(("part-", "book/")):
             target = writer.staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source.path / name, target)
+            with source.file(name) as old, target.open("wb") as new:
+                shutil.copyfileobj(old, new)
 
 
 def _bytes_to_read(source: GraphDirectory) -> int:

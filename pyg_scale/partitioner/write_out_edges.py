@@ -43,8 +43,12 @@ class _Spill:
         for name, dtype in self.dtypes.items():
             values = columns[name][split.order].numpy().astype(dtype, copy=False)
             for part in np.flatnonzero(split.counts):
-                with self._file(name, int(part)).open("ab") as file:
-                    file.write(values[split.bounds[part] : split.bounds[part + 1]].data)
+                path = self._file(name, int(part))
+                try:
+                    with path.open("ab") as file:
+                        file.write(values[split.bounds[part] : split.bounds[part + 1]].data)
+                except OSError as error:
+                    raise GraphDirectoryError(f"{path} cannot be written: {error}") from error
 
     def chunks(self, part: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
         begin, names = 0, list(self.dtypes)

@@ -7,13 +7,13 @@ import itertools
 import pytest
 import torch
 
+from pyg_scale import save
 from pyg_scale.datasets import load
 from pyg_scale.partitioner import partition, quality, write_partition
 from pyg_scale.partitioner.cut import assign
 from pyg_scale.partitioner.frequency import FrequencyPartitioner
 from pyg_scale.partitioner.hotness import sample_prob
 from pyg_scale.partitioner.placement import place
-from tests.partitioner.saved import save
 
 
 def test_everyone_gets_the_part_that_needs_it_most_if_there_is_room():

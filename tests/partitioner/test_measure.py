@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from pyg_scale import save
 from pyg_scale.datasets import load
 from pyg_scale.partitioner import Partition, Quality, compare, quality, write_partition
 from pyg_scale.partitioner.report import describe, draw, table
-from tests.partitioner.saved import save
 
 K = 3
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")

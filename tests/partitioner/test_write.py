@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import pyg_scale
+from pyg_scale import save
 from pyg_scale.datasets import load
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.partitioner.base import Partition
-from pyg_scale.partitioner.write import write_partition
+from pyg_scale.partitioner import Partition, write_partition
+from pyg_scale.partitioner.rows import RowWriter
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.topology import topology_of
-from tests.partitioner.saved import save
 
 K = 4
 
@@ -51,12 +52,21 @@ GRAPHS = {
 
 @pytest.fixture(params=GRAPHS, scope="module")
 def case(request, tmp_path_factory):
-    """A graph, its directory of one part, and options."""
+    """A graph, its directory of one part, options, and what it was cut into."""
     make, options = GRAPHS[request.param]
     data = make() if make else load(request.getfixturevalue("data_dir") / f"{request.param}.npz")
-    path = tmp_path_factory.mktemp("whole") / "graph"
-    save(data, path, **options)
-    return data, path, options
+    folder = tmp_path_factory.mktemp("write")
+    save(data, folder / "graph", **options)
+    partition = random_parts(data)
+    for strategy, memory in (("by_dst", "1MiB"), ("by_src", "1MiB"), ("by_dst", "1GB")):
+        write_partition(
+            folder / "graph",
+            partition,
+            folder / f"{strategy}-{memory}",
+            edge_assign_strategy=strategy,
+            memory=memory,
+        )
+    return data, folder, options, partition
 
 
 def store_of(data, kind):
@@ -96,14 +106,10 @@ def expected(data, edge_type, parts, number, options, by_src):
     return np.concatenate([[0], degree.cumsum()]), far.numpy()[edge_id], edge_id
 
 
-@pytest.mark.parametrize(
-    ("strategy", "memory"), [("by_dst", "1MiB"), ("by_src", "1MiB"), ("by_dst", "1GB")]
-)
-def test_every_part_has_its_edges_with_their_ids(case, tmp_path, strategy, memory):
-    data, path, options = case
-    partition = random_parts(data)
-    write_partition(path, partition, tmp_path / "p", edge_assign_strategy=strategy, memory=memory)
-    found, by_src = GraphDirectory(tmp_path / "p"), strategy == "by_src"
+@pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
+def test_every_part_has_its_edges_with_their_ids(case, strategy):
+    data, folder, options, partition = case
+    found, by_src = GraphDirectory(folder / f"{strategy}-1MiB"), strategy == "by_src"
     whole = topology_of(data, direction="backward" if by_src else "forward", **options)
     for edge_type, csc in whole.csc.items():
         seen = []
@@ -129,11 +135,31 @@ def whole_ids(csc):
     return csc.original_id(torch.arange(csc.num_edges)).numpy()
 
 
-def test_attributes_follow_their_nodes_and_edges_to_the_bit(case, tmp_path):
-    data, path, _ = case
-    partition = random_parts(data)
-    found = write_partition(path, partition, tmp_path / "p", memory="1MiB")
-    checked = 0
+def test_memory_changes_nothing(case):
+    _, folder, _, _ = case
+    little, much = (GraphDirectory(folder / f"by_dst-{memory}") for memory in ("1MiB", "1GB"))
+    assert little.meta.files == much.meta.files
+
+
+@pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
+def test_the_parts_together_are_the_graph(case, strategy):
+    data, folder, options, _ = case
+    found = pyg_scale.open(folder / f"{strategy}-1MiB", verify=True)
+    assert found.to_dict().keys() == data.to_dict().keys()
+    for store, other in zip(data.stores, found.stores):
+        assert list(store.keys()) == list(other.keys())
+        for name, value in store.items():
+            same = other[name]
+            assert torch.equal(same, value) if isinstance(value, torch.Tensor) else same == value
+    direction = "backward" if strategy == "by_src" else "forward"
+    for edge_type, csc in topology_of(found, direction=direction, **options).csc.items():
+        want = topology_of(data, direction=direction, **options).csc[edge_type]
+        assert torch.equal(csc.indptr, want.indptr) and torch.equal(csc.indices, want.indices)
+
+
+def test_attributes_follow_their_nodes_and_edges_to_the_bit(case):
+    data, folder, _, partition = case
+    found, checked = GraphDirectory(folder / "by_dst-1MiB"), 0
     for node_type, part in partition.assignment.items():
         for name in found.meta.nodes[node_type].attributes:
             whole = store_of(data, node_type)[name]
@@ -156,10 +182,9 @@ def bits(x):
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
-def test_the_book_is_a_bijection(case, tmp_path):
-    data, path, _ = case
-    partition = random_parts(data)
-    found = write_partition(path, partition, tmp_path / "p")
+def test_the_book_is_a_bijection(case):
+    _, folder, _, partition = case
+    found = GraphDirectory(folder / "by_dst-1MiB")
     for node_type, part in partition.assignment.items():
         book = found.books[node_type]
         node = torch.arange(part.numel())
@@ -174,10 +199,9 @@ def test_the_book_is_a_bijection(case, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
-def test_halo_nodes_are_the_neighbours_that_others_own(case, tmp_path, strategy):
-    data, path, _ = case
-    partition = random_parts(data)
-    found = write_partition(path, partition, tmp_path / "p", edge_assign_strategy=strategy)
+def test_halo_nodes_are_the_neighbours_that_others_own(case, strategy):
+    data, folder, _, partition = case
+    found = GraphDirectory(folder / f"{strategy}-1MiB")
     for number in range(K):
         want = {t: set() for t in partition.assignment}
         for edge_type in found.meta.edges:
@@ -189,6 +213,39 @@ def test_halo_nodes_are_the_neighbours_that_others_own(case, tmp_path, strategy)
             want[far_type] |= set(far[mine & other].tolist())
         for node_type, nodes in want.items():
             assert found.part(number).halo(node_type).tolist() == sorted(nodes)
+
+
+@pytest.mark.parametrize("strategy", ["by_dst", "by_src"])
+def test_a_graph_in_parts_can_be_cut_anew(case, tmp_path, strategy):
+    data, folder, _, _ = case
+    other = random_parts(data, 2, seed=5)
+    write_partition(folder / f"{strategy}-1MiB", other, tmp_path / "anew")
+    write_partition(folder / "graph", other, tmp_path / "direct")
+    anew, direct = (GraphDirectory(tmp_path / name).meta for name in ("anew", "direct"))
+    assert anew.files == direct.files
+    assert (anew.time_attr, anew.weight_attr) == (direct.time_attr, direct.weight_attr)
+
+
+def test_graphs_in_memory_with_everything_else_that_they_have(tmp_path):
+    data = homogeneous()
+    data.name, data.centre = "a graph", torch.tensor([1.0, 2.0])
+    found = write_partition(data, random_parts(data), tmp_path / "p")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p"]
+    again = pyg_scale.open(found.path)
+    assert again.name == "a graph" and torch.equal(again.centre, data.centre)
+    assert torch.equal(again.x, data.x) and torch.equal(again.edge_index, data.edge_index)
+
+
+def test_index_sets_go_along(tmp_path):
+    data = homogeneous()
+    save(data, tmp_path / "g", index_sets={"train": torch.tensor([5, 3, 200])})
+    found = write_partition(tmp_path / "g", random_parts(data), tmp_path / "p")
+    assert found.index_set("train").tolist() == [5, 3, 200]
+    counted = found.meta.partition.extra["quality"]["node_types"][0]["train"]
+    part = random_parts(data).assignment[None][torch.tensor([5, 3, 200])]
+    assert counted == torch.bincount(part, minlength=K).tolist()
+    write_partition(tmp_path / "p", random_parts(data, 2), tmp_path / "q")
+    assert GraphDirectory(tmp_path / "q").index_set("train").tolist() == [5, 3, 200]
 
 
 def test_ranges_of_ids_need_no_book(tmp_path):
@@ -288,13 +345,33 @@ def test_what_is_there_is_replaced_only_if_asked(tmp_path):
     write_partition(tmp_path / "g", random_parts(data), tmp_path / "p")
     with pytest.raises(FileExistsError):
         write_partition(tmp_path / "g", random_parts(data), tmp_path / "p")
-    with pytest.raises(GraphDirectoryError, match="cut into 4 parts already"):
-        write_partition(tmp_path / "p", random_parts(data), tmp_path / "q")
     write_partition(tmp_path / "g", random_parts(data, 2), tmp_path / "g", overwrite=True)
     assert GraphDirectory(tmp_path / "g").meta.num_parts == 2
 
 
-def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("count", [0, 3, 20, 40])
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, count):
+    data, left = homogeneous(), [count]
+    save(data, tmp_path / "g")
+    write_partition(tmp_path / "g", random_parts(data), tmp_path / "p")
+    before = (tmp_path / "p" / "META.json").read_text()
+    append = RowWriter.append
+
+    def fail(self, rows):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        append(self, rows)
+
+    monkeypatch.setattr(RowWriter, "append", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_partition(tmp_path / "g", random_parts(data, 2), tmp_path / "p", overwrite=True)
+    assert (tmp_path / "p" / "META.json").read_text() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g", "p"]
+    pyg_scale.open(tmp_path / "p", verify=True)
+
+
+def test_a_damaged_input_is_refused(tmp_path):
     data = homogeneous()
     save(data, tmp_path / "g")
     (tmp_path / "g" / "part-0" / "edges" / "indices.npy").write_bytes(b"")
@@ -317,15 +394,3 @@ def test_wrong_options(tmp_path, options, message):
     save(data, tmp_path / "g")
     with pytest.raises(ValueError, match=message):
         write_partition(tmp_path / "g", random_parts(data), tmp_path / "p", **options)
-
-
-def test_weights_that_are_gone_cannot_be_summed_by_source(tmp_path):
-    data = homogeneous(weighted=True)
-    save(data, tmp_path / "g", weight_attr="edge_weight")
-    meta = GraphDirectory(tmp_path / "g").meta
-    del meta.edges[None].attributes["edge_weight"]
-    (tmp_path / "g" / "META.json").write_text(meta.to_json())
-    with pytest.raises(GraphDirectoryError, match="not the weights themselves"):
-        write_partition(
-            tmp_path / "g", random_parts(data), tmp_path / "p", edge_assign_strategy="by_src"
-        )
