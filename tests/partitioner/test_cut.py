@@ -6,12 +6,12 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_scale
+from pyg_scale import save
 from pyg_scale.partitioner import Partitioner, assign, partition_graph
 from pyg_scale.partitioner.random import RandomPartitioner, part_sizes
 from pyg_scale.partitioner.range import ranges
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs
-from tests.partitioner.saved import save
 
 
 class Last(Partitioner):
