@@ -1,0 +1,215 @@
+// disk_read: rows of a file into rows of a tensor (the meaning is in pyg_scale/ops/disk_read.py).
+
+#include <fcntl.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "graph_view.h"
+
+namespace pyg_scale {
+namespace {
+
+struct Wanted {
+  int64_t row;       // of the file
+  int64_t position;  // row of the output
+};
+
+// Rows one after the other in `wanted` that one read brings.
+struct Run {
+  int64_t begin, end;        // of `wanted`
+  int64_t first, last;       // bytes of the file, whole blocks
+};
+
+// Least significant digit first; a batch has hundreds of thousands of rows.
+void sort_by_row(std::vector<Wanted>& wanted) {
+  const auto less = [](const Wanted& a, const Wanted& b) { return a.row < b.row; };
+  if (std::is_sorted(wanted.begin(), wanted.end(), less)) return;
+  constexpr int kBits = 11;
+  int64_t largest = 0;
+  for (const Wanted& each : wanted) largest = std::max(largest, each.row);
+  std::vector<Wanted> other(wanted.size());
+  for (int shift = 0; shift < 63 && (largest >> shift) > 0; shift += kBits) {
+    std::array<int64_t, (1 << kBits) + 1> start{};
+    const auto digit = [&](const Wanted& w) { return (w.row >> shift) & ((1 << kBits) - 1); };
+    for (const Wanted& each : wanted) ++start[static_cast<size_t>(digit(each) + 1)];
+    for (size_t d = 1; d < start.size(); ++d) start[d] += start[d - 1];
+    for (const Wanted& each : wanted) {
+      other[static_cast<size_t>(start[static_cast<size_t>(digit(each))]++)] = each;
+    }
+    wanted.swap(other);
+  }
+}
+
+std::vector<Run> merge(const std::vector<Wanted>& wanted, int64_t offset, int64_t row_bytes,
+                       int64_t block, int64_t gap, int64_t longest) {
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < static_cast<int64_t>(wanted.size()); ++i) {
+    const int64_t begin = offset + wanted[static_cast<size_t>(i)].row * row_bytes;
+    const int64_t first = begin / block * block;
+    const int64_t last = (begin + row_bytes + block - 1) / block * block;
+    if (!runs.empty()) {
+      Run& run = runs.back();
+      if (first - run.last <= gap && last - run.first <= longest) {
+        run.end = i + 1;
+        run.last = std::max(run.last, last);
+        continue;
+      }
+    }
+    runs.push_back({i, i + 1, first, last});
+  }
+  return runs;
+}
+
+// Reads until `size` bytes are there, or the file ends. Returns how many, or -1 with errno set.
+int64_t read_fully(int fd, char* to, int64_t size, int64_t at, int64_t block) {
+  int64_t got = 0;
+  while (got < size) {
+    const ssize_t more = pread(fd, to + got, static_cast<size_t>(size - got), at + got);
+    if (more < 0) {
+      if (errno == EINTR) continue;
+      return -1;
+    }
+    if (more == 0) break;
+    got += more;
+    if (got % block != 0) break;  // only the end of a file is no whole block
+  }
+  return got;
+}
+
+struct Free {
+  void operator()(char* data) const { std::free(data); }
+};
+
+class Reader {
+ public:
+  Reader(int fd, int64_t offset, int64_t row_bytes, int64_t block, std::vector<Wanted> wanted,
+         std::vector<Run> runs, char* out)
+      : fd_(fd), offset_(offset), row_bytes_(row_bytes), block_(block),
+        wanted_(std::move(wanted)), runs_(std::move(runs)), out_(out) {
+    for (const Run& run : runs_) largest_ = std::max(largest_, run.last - run.first);
+  }
+
+  void read(int64_t num_threads) {
+    std::vector<std::thread> threads;
+    const auto count = std::min(num_threads, static_cast<int64_t>(runs_.size()));
+    for (int64_t t = 1; t < count; ++t) {
+      try {
+        threads.emplace_back([this] { work(); });
+      } catch (const std::system_error&) {
+        break;  // those that there are do it
+      }
+    }
+    work();
+    for (std::thread& thread : threads) thread.join();
+    if (no_memory_) throw std::bad_alloc();
+  }
+
+  // Reads, bytes, error (0: none, -1: the file is too short), rows that could not be read.
+  std::vector<int64_t> result() const {
+    if (failed_ < 0) return {static_cast<int64_t>(runs_.size()), bytes_.load(), 0, 0, 0};
+    const Run& run = runs_[static_cast<size_t>(failed_)];
+    return {static_cast<int64_t>(runs_.size()), bytes_.load(), error_,
+            wanted_[static_cast<size_t>(run.begin)].row,
+            wanted_[static_cast<size_t>(run.end - 1)].row};
+  }
+
+ private:
+  void work() {
+    const int64_t align = std::max<int64_t>(block_, 64);
+    const std::unique_ptr<char, Free> buffer(static_cast<char*>(std::aligned_alloc(
+        static_cast<size_t>(align), static_cast<size_t>((largest_ + align - 1) / align * align))));
+    if (!buffer) {
+      no_memory_ = true;
+      stop_ = true;
+      return;
+    }
+    for (int64_t r; !stop_ && (r = next_++) < static_cast<int64_t>(runs_.size());) {
+      const Run& run = runs_[static_cast<size_t>(r)];
+      const int64_t got = read_fully(fd_, buffer.get(), run.last - run.first, run.first, block_);
+      if (got < 0) return fail(r, errno);
+      bytes_ += got;
+      for (int64_t i = run.begin; i < run.end; ++i) {
+        const Wanted& each = wanted_[static_cast<size_t>(i)];
+        const int64_t at = offset_ + each.row * row_bytes_ - run.first;
+        if (at + row_bytes_ > got) return fail(r, -1);
+        std::memcpy(out_ + each.position * row_bytes_, buffer.get() + at,
+                    static_cast<size_t>(row_bytes_));
+      }
+    }
+  }
+
+  void fail(int64_t run, int64_t error) {
+    std::lock_guard lock(mutex_);
+    if (failed_ < 0 || run < failed_) {
+      failed_ = run;
+      error_ = error;
+    }
+    stop_ = true;
+  }
+
+  int fd_;
+  int64_t offset_, row_bytes_, block_;
+  std::vector<Wanted> wanted_;
+  std::vector<Run> runs_;
+  char* out_;
+  int64_t largest_ = 0;
+  std::atomic<int64_t> next_{0}, bytes_{0};
+  std::atomic<bool> stop_{false}, no_memory_{false};
+  std::mutex mutex_;
+  int64_t failed_ = -1, error_ = 0;
+};
+
+std::vector<int64_t> disk_read(int64_t fd, int64_t offset, int64_t num_rows, Tensor rows,
+                               Tensor position, Tensor out, int64_t block, int64_t gap,
+                               int64_t longest, int64_t num_threads) {
+  const int64_t count = rows.numel();
+  const int64_t* row = int64_data(rows, count, "rows");
+  const int64_t* place = int64_data(position, count, "position");
+  check(out.is_cpu() && out.dim() == 2 && out.is_contiguous() &&
+            out.scalar_type() == ScalarType::Byte,
+        "out must be a contiguous 2-D uint8 tensor on the CPU");
+  check(block > 0 && offset >= 0, "block must be positive, offset not negative");
+  const int64_t size = out.size(0), row_bytes = out.size(1);
+  if (count == 0 || row_bytes == 0) return {0, 0, 0, 0, 0};
+  std::vector<Wanted> wanted(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    check(row[i] >= 0 && row[i] < num_rows && place[i] >= 0 && place[i] < size,
+          "rows and position must be rows of the file and of out");
+    wanted[static_cast<size_t>(i)] = {row[i], place[i]};
+  }
+  sort_by_row(wanted);
+  std::vector<Run> runs = merge(wanted, offset, row_bytes, block, gap, longest);
+  Reader reader(static_cast<int>(fd), offset, row_bytes, block, std::move(wanted),
+                std::move(runs), static_cast<char*>(out.mutable_data_ptr()));
+  reader.read(num_threads);
+  return reader.result();
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "disk_read(int fd, int offset, int num_rows, Tensor rows, Tensor position, Tensor(a!) out, "
+      "int block, int gap, int longest, int num_threads) -> int[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("disk_read", TORCH_BOX(&pyg_scale::disk_read));
+}

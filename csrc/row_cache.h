@@ -1,0 +1,73 @@
+// What the plans of all caches have in common: which rows of a request are where.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "graph_view.h"
+#include "pool.h"
+
+namespace pyg_scale {
+
+using Tensors = std::vector<Tensor>;
+
+// A contiguous tensor of a known type on the CPU.
+template <typename T>
+T* data_of(Tensor& tensor, ScalarType type, int64_t size, const char* name) {
+  check(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type &&
+            (size < 0 || tensor.numel() == size),
+        std::string(name) + " has a wrong type, size or layout");
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+inline const int64_t* checked_ids(const Tensor& ids, int64_t num_rows) {
+  const int64_t count = ids.numel();
+  const int64_t* id = int64_data(ids, count, "index");
+  for (int64_t i = 0; i < count; ++i) {
+    if (static_cast<uint64_t>(id[i]) >= static_cast<uint64_t>(num_rows)) {
+      throw std::out_of_range("row " + std::to_string(id[i]) + " does not exist, there are only " +
+                              std::to_string(num_rows) + " rows");
+    }
+  }
+  return id;
+}
+
+// In `slot_of`: 0 for a row that is in no slot, its slot + 1, or, while a plan is made,
+// -(k + 1) for the k-th miss.
+constexpr int64_t kPlanAhead = 24;  // rows; covers the latency of memory
+
+template <typename T>
+Tensor numbers(const std::vector<T>& values) {
+  constexpr ScalarType type = sizeof(T) == 8 ? ScalarType::Long : ScalarType::Int;
+  Tensor out = pool_empty({static_cast<int64_t>(values.size())}, type);
+  if (!values.empty()) {
+    std::memcpy(out.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
+  }
+  return out;
+}
+
+struct Plan {
+  explicit Plan(int64_t count) : slot_at(pool_empty({count}, ScalarType::Int)) {
+    at = static_cast<int32_t*>(slot_at.mutable_data_ptr());
+  }
+
+  Tensors tensors() const {
+    return {slot_at,       numbers(miss), numbers(fill), numbers(fill_slot),
+            numbers(again), numbers(same)};
+  }
+
+  Tensor slot_at;
+  int32_t* at;                      // the slot of each row of the request, -1 for none
+  std::vector<int64_t> miss;        // positions to be read
+  std::vector<int64_t> fill;        // those of them to be kept,
+  std::vector<int32_t> fill_slot;   // and in which slots
+  std::vector<int64_t> again, same;  // positions that repeat an earlier miss, and which
+};
+
+}  // namespace pyg_scale

@@ -1,0 +1,115 @@
+// sieve: which rows a cache keeps when nothing is known of the future (the meaning is in
+// pyg_scale/ops/sieve.py).
+
+#include <torch/csrc/stable/library.h>
+
+#include "row_cache.h"
+
+namespace pyg_scale {
+namespace {
+
+constexpr int32_t kNone = -1;
+
+// A queue of slots, from the newest (head) to the oldest (tail), and a hand that moves from old to
+// new (Zhang et al., NSDI 2024).
+struct Queue {
+  int64_t &used, &head, &tail, &hand;
+  int64_t* owner;
+  int32_t *newer, *older;
+  uint8_t* visited;
+  int32_t* slot_of;
+  int64_t count;
+
+  // A slot for a row, at the head; the row that the hand comes to makes room.
+  int32_t insert(int64_t row) {
+    const auto slot = used < count ? static_cast<int32_t>(used++) : evict();
+    owner[slot] = row;
+    slot_of[row] = slot + 1;
+    visited[slot] = 0;
+    newer[slot] = kNone;
+    older[slot] = static_cast<int32_t>(head);
+    if (head != kNone) newer[head] = slot;
+    head = slot;
+    if (tail == kNone) tail = slot;
+    return slot;
+  }
+
+  int32_t evict() {
+    int64_t at = hand == kNone ? tail : hand;
+    while (visited[at]) {
+      visited[at] = 0;
+      at = newer[at] == kNone ? tail : newer[at];
+    }
+    hand = newer[at];
+    if (newer[at] == kNone) {
+      head = older[at];
+    } else {
+      older[newer[at]] = older[at];
+    }
+    if (older[at] == kNone) {
+      tail = newer[at];
+    } else {
+      newer[older[at]] = newer[at];
+    }
+    slot_of[owner[at]] = 0;
+    return static_cast<int32_t>(at);
+  }
+};
+
+// One row after the other. What was in a slot before the request can still be copied from it: slots
+// are filled when that is done. A row that is asked for again after it was evicted is a miss again.
+Tensors sieve_plan(Tensor slot_of, Tensor owner, Tensor newer, Tensor older, Tensor visited,
+                   Tensor since, Tensor state, Tensor ids) {
+  const int64_t slots = owner.numel(), size = ids.numel();
+  auto* at = data_of<int64_t>(state, ScalarType::Long, 5, "state");
+  auto* inserted = data_of<int64_t>(since, ScalarType::Long, slots, "since");
+  Queue queue{at[0], at[1], at[2], at[3],
+              data_of<int64_t>(owner, ScalarType::Long, -1, "owner"),
+              data_of<int32_t>(newer, ScalarType::Int, slots, "newer"),
+              data_of<int32_t>(older, ScalarType::Int, slots, "older"),
+              data_of<uint8_t>(visited, ScalarType::Byte, slots, "visited"),
+              data_of<int32_t>(slot_of, ScalarType::Int, -1, "slot_of"),
+              slots};
+  const int64_t* id = checked_ids(ids, slot_of.numel());
+  const int64_t base = at[4];  // rows of earlier requests
+  Plan plan(size);
+  for (int64_t i = 0; i < size; ++i) {
+    if (i + kPlanAhead < size) __builtin_prefetch(queue.slot_of + id[i + kPlanAhead]);
+    plan.at[i] = -1;
+    const int32_t slot = queue.slot_of[id[i]] - 1;
+    if (slot >= 0) {
+      queue.visited[slot] = 1;
+      if (inserted[slot] < base) {
+        plan.at[i] = slot;
+      } else {
+        plan.again.push_back(i);
+        plan.same.push_back(inserted[slot] - base);
+      }
+      continue;
+    }
+    plan.miss.push_back(i);
+    const int32_t into = queue.insert(id[i]);
+    inserted[into] = base + i;
+  }
+  for (const int64_t i : plan.miss) {
+    const int32_t slot = queue.slot_of[id[i]] - 1;
+    if (slot < 0 || inserted[slot] != base + i) continue;  // it was evicted since
+    plan.fill.push_back(i);
+    plan.fill_slot.push_back(slot);
+  }
+  at[4] = base + size;
+  return plan.tensors();
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "sieve_plan(Tensor(a!) slot_of, Tensor(b!) owner, Tensor(c!) newer, Tensor(d!) older, "
+      "Tensor(e!) visited, Tensor(f!) since, Tensor(g!) state, Tensor ids) -> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("sieve_plan", TORCH_BOX(&pyg_scale::sieve_plan));
+}

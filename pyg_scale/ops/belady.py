@@ -1,0 +1,199 @@
+"""Which rows a cache keeps when the coming batches are known: those that are needed soonest.
+
+Evicting what is needed farthest in the future is optimal (Belady, "A study of replacement
+algorithms for a virtual-storage computer", IBM Systems Journal 1966). A batch is one step here: its
+rows are copied before slots are filled, so that every set of as many rows as there are slots, out
+of those kept and those of the batch, can be kept after it. Of equal ones, those that are there
+stay, then the first of the batch are taken.
+
+Rows that no announced batch needs come last. Among those, a hand goes round the slots: a row that
+was used since the hand passed is spared once (CLOCK; Corbato, "A paging experiment with the Multics
+system", 1968). A new row of that sort gets one try: it takes the next such slot, or is not kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+from pyg_scale.ops.row_cache import Plan, check_rows, first_of_each
+
+MOST = 63
+"""The most batches after the next one that can be announced at a time."""
+
+NEVER = 2**31 - 1
+_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class Belady:
+    """The state of such a cache, without the values of its rows.
+
+    Args:
+        num_rows: Rows that there are.
+        num_slots: Rows that can be kept.
+        look_ahead: How many batches after the next one can be announced, :data:`MOST` at most.
+    """
+
+    def __init__(self, num_rows: int, num_slots: int, look_ahead: int) -> None:
+        self.slot_of = torch.zeros(num_rows, dtype=torch.int32)
+        bits = next(bits for bits in _WORDS if bits > look_ahead)
+        self.coming = torch.zeros(num_rows, dtype=_WORDS[bits])
+        """Bit ``b % bits`` of a row says that batch ``b``, a coming one, needs it."""
+        self.owner = torch.full((num_slots,), -1, dtype=torch.int64)
+        self.next = torch.full((num_slots,), NEVER, dtype=torch.int32)
+        self.visited = torch.zeros(num_slots, dtype=torch.uint8)
+        self.state = torch.zeros(2, dtype=torch.int64)  # slots that have an owner, hand
+
+    def announce(self, index: Tensor, batch: int) -> None:
+        """Say that a batch, later than all announced ones, will need rows ``int64`` ``[n]``.
+
+        Of batches whose plan is not made yet, the next one and ``look_ahead`` after it can be
+        announced.
+        """
+        self._announce(index, batch)
+
+    def forget(self, index: Tensor) -> None:
+        """Say that no batch needs rows ``int64`` ``[n]`` that were announced."""
+        self._announce(index, -1)
+
+    def _announce(self, index: Tensor, batch: int) -> None:
+        if library.compiled():
+            torch.ops.pyg_scale.belady_announce(self.slot_of, self.coming, self.next, index, batch)
+            return
+        check_rows(index, self.slot_of.numel())
+        slot = self.slot_of[index]
+        slot = slot[slot > 0].long() - 1
+        if batch < 0:
+            self.coming[index] = 0
+            self.next[slot] = NEVER
+            return
+        self.coming[index] |= self._bit(batch)
+        self.next[slot[self.next[slot] == NEVER]] = batch
+
+    def plan(self, index: Tensor, now: int = 0) -> Plan:
+        """The plan of batch number ``now``, and what is kept after it.
+
+        Args:
+            index: ``int64`` ``[n]``.
+            now: The number of the batch; anything while nothing is announced.
+
+        Raises:
+            IndexError: If a row does not exist.
+        """
+        if library.compiled():
+            return Plan(
+                *torch.ops.pyg_scale.belady_plan(
+                    self.slot_of,
+                    self.coming,
+                    self.owner,
+                    self.next,
+                    self.visited,
+                    self.state,
+                    index,
+                    now,
+                )
+            )
+        check_rows(index, self.slot_of.numel())
+        self.coming[index] &= ~self._bit(now)
+        slot = self.slot_of[index] - 1
+        hit = slot[slot >= 0].long()
+        self.visited[hit] = 1
+        self.next[hit] = self._next_use(index[slot >= 0], now)
+        miss, again, same = first_of_each(index, (slot < 0).nonzero().view(-1))
+        fill, fill_slot = self._keep(index, miss, now)
+        return Plan(slot, miss, fill, fill_slot, again, same)
+
+    # The plain meaning #####################################################################
+
+    @property
+    def _bits(self) -> int:
+        return self.coming.element_size() * 8
+
+    def _bit(self, batch: int) -> Tensor:
+        bit = 1 << (batch % self._bits)
+        if bit >> (self._bits - 1) and self.coming.dtype != torch.uint8:
+            bit -= 1 << self._bits
+        return torch.tensor(bit, dtype=self.coming.dtype)
+
+    def _next_use(self, rows: Tensor, now: int) -> Tensor:
+        """The next batch ``int32`` that needs each row, :data:`NEVER` if none."""
+        words, found = self.coming[rows], torch.full((rows.numel(),), NEVER, dtype=torch.int32)
+        for batch in range(now + self._bits, now, -1):
+            found[(words & self._bit(batch)) != 0] = batch
+        return found
+
+    def _keep(self, index: Tensor, miss: Tensor, now: int) -> tuple[Tensor, Tensor]:
+        """Choose which misses go into which slots; the rows that were there make room."""
+        used, count = int(self.state[0]), self.owner.numel()
+        when = self._next_use(index[miss], now)
+        spare, victims = count - used, []
+        chosen = torch.ones(miss.numel(), dtype=torch.bool)
+        if used + miss.numel() > count:
+            chosen, victims = self._choose(when, now, spare)
+            self.slot_of[self.owner[victims]] = 0
+        fill = miss[chosen]
+        fresh = min(spare, fill.numel())
+        slots = torch.tensor([*range(used, used + fresh), *victims], dtype=torch.int64)
+        slots = slots[: fill.numel()]
+        self.state[0] = used + fresh
+        self.owner[slots] = index[fill]
+        self.slot_of[index[fill]] = (slots + 1).int()
+        self.next[slots] = when[chosen]
+        self.visited[slots] = 0
+        return fill, slots.int()
+
+    def _choose(self, when: Tensor, now: int, spare: int) -> tuple[Tensor, list[int]]:
+        """Which misses are kept, and the slots of which rows are given up for them."""
+        used = int(self.state[0])
+        kept, room, nearer = self.next[:used], self.owner.numel(), 0
+        chosen = torch.zeros(when.numel(), dtype=torch.bool)
+        for batch in range(now + 1, now + 1 + self._bits):
+            there, new = int((kept == batch).sum()), when == batch
+            if there + int(new.sum()) > room:
+                stay = min(there, room)
+                taken = new.nonzero().view(-1)[: room - stay]
+                chosen[taken] = True
+                last = (kept == batch).nonzero().view(-1)[stay:]
+                given_up = torch.cat([(kept > batch).nonzero().view(-1), last]).sort().values
+                wanted = max(0, int(chosen.sum()) - spare)
+                return chosen, given_up[:wanted].tolist()
+            chosen |= new
+            nearer += int(new.sum())
+            room -= there + int(new.sum())
+        victims = self._by_hand(max(0, nearer - spare), [])
+        unknown = (when == NEVER).nonzero().view(-1)
+        direct = min(unknown.numel(), max(0, spare - nearer))
+        before = len(victims)
+        victims = self._by_trying(unknown.numel() - direct, victims)
+        chosen[unknown[: direct + len(victims) - before]] = True
+        return chosen, victims
+
+    def _by_hand(self, wanted: int, victims: list[int]) -> list[int]:
+        used, at = int(self.state[0]), int(self.state[1])
+        while len(victims) < wanted:
+            if int(self.next[at]) == NEVER:
+                if self.visited[at]:
+                    self.visited[at] = 0
+                else:
+                    self.next[at] = -1  # so that it is not taken twice
+                    victims.append(at)
+            at = (at + 1) % used
+        self.state[1] = at
+        return victims
+
+    def _by_trying(self, tries: int, victims: list[int]) -> list[int]:
+        used, at = int(self.state[0]), int(self.state[1])
+        for _ in range(used):
+            if tries <= 0:
+                break
+            if int(self.next[at]) == NEVER:
+                tries -= 1
+                if self.visited[at]:
+                    self.visited[at] = 0
+                else:
+                    self.next[at] = -1
+                    victims.append(at)
+            at = (at + 1) % used
+        self.state[1] = at
+        return victims

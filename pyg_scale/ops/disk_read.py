@@ -1,0 +1,155 @@
+"""Rows of a file by number: sorted, merged into few long reads, done by several threads at once.
+
+With ``O_DIRECT`` the kernel reads whole blocks of the device into aligned memory and keeps no copy
+of them; the same op also reads through the page cache, where the file system knows no other way.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+BLOCK = 4096
+"""Reads begin and end at multiples of this, which suits every common device."""
+
+GAP = 32 << 10
+"""Bytes that are read and dropped rather than begin another read: what a device delivers in the
+time that one more read takes."""
+
+LONGEST = 1 << 20
+"""Bytes of a read at most, unless a single row is longer."""
+
+THREADS = 16
+"""Reads under way at a time; a fast device wants many."""
+
+TRUNCATED = -1
+
+
+class Read(NamedTuple):
+    """What a call did."""
+
+    reads: int
+    """Reads that were issued."""
+    num_bytes: int
+    """Bytes that came from the file."""
+    error: int = 0
+    """0, :data:`TRUNCATED` if the file ends before a row does, or the number of a system error."""
+    first: int = 0
+    """First row of the read that failed."""
+    last: int = 0
+    """Last row of the read that failed."""
+
+
+def disk_read(
+    fd: int,
+    offset: int,
+    num_rows: int,
+    rows: Tensor,
+    position: Tensor,
+    out: Tensor,
+    *,
+    block: int = BLOCK,
+    gap: int = GAP,
+    longest: int = LONGEST,
+    num_threads: int = THREADS,
+) -> Read:
+    """Write row ``rows[i]`` of a file to ``out[position[i]]``.
+
+    Args:
+        fd: An open file; with ``O_DIRECT`` or without.
+        offset: Where row 0 begins in the file, in bytes.
+        num_rows: How many rows there should be.
+        rows: ``int64`` ``[n]``, in any order, also repeated.
+        position: ``int64`` ``[n]``, without repetition.
+        out: ``uint8`` ``[m, row_bytes]``, contiguous. Other rows of it are left as they are.
+        block: Reads begin and end at multiples of this many bytes.
+        gap: Rows at most so many bytes apart are read together.
+        longest: Bytes of a read at most.
+        num_threads: Reads under way at a time.
+
+    Returns:
+        What was read. After an error ``out`` may be partly written.
+
+    Raises:
+        ValueError: If a row or a position is out of range.
+    """
+    if library.compiled():
+        return Read(
+            *torch.ops.pyg_scale.disk_read(
+                fd, offset, num_rows, rows, position, out, block, gap, longest, num_threads
+            )
+        )
+    return _plain(fd, offset, num_rows, rows, position, out, block, gap, longest)
+
+
+def _plain(
+    fd: int,
+    offset: int,
+    num_rows: int,
+    rows: Tensor,
+    position: Tensor,
+    out: Tensor,
+    block: int,
+    gap: int,
+    longest: int,
+) -> Read:
+    """The same reads, one after the other."""
+    row_bytes = out.size(1)
+    if rows.numel() == 0 or row_bytes == 0:
+        return Read(0, 0)
+    for index, size in ((rows, num_rows), (position, out.size(0))):
+        if int(index.min()) < 0 or int(index.max()) >= size:
+            raise ValueError("rows and position must be rows of the file and of out")
+    ordered, order = rows.sort(stable=True)
+    begin = offset + ordered * row_bytes
+    first = begin // block * block
+    last = (begin + row_bytes + block - 1) // block * block
+    runs = list(_runs(first.tolist(), last.tolist(), gap, longest))
+    total = 0
+    size = max(stop - start for _, _, start, stop in runs)
+    with mmap.mmap(-1, max(size, mmap.PAGESIZE)) as memory, memoryview(memory) as buffer:
+        for i, j, start, stop in runs:
+            failed = int(ordered[i]), int(ordered[j - 1])
+            try:
+                got = _read_fully(fd, buffer[: stop - start], start, block)
+            except OSError as error:
+                return Read(len(runs), total, error.errno or TRUNCATED, *failed)
+            total += got
+            if offset + (failed[1] + 1) * row_bytes - start > got:
+                return Read(len(runs), total, TRUNCATED, *failed)
+            chunk = torch.frombuffer(bytearray(buffer[:got]), dtype=torch.uint8)
+            at = (begin[i:j] - start)[:, None] + torch.arange(row_bytes)
+            out[position[order[i:j]]] = chunk[at]
+    return Read(len(runs), total)
+
+
+def _runs(
+    first: list[int], last: list[int], gap: int, longest: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Rows ``i`` to ``j - 1`` of the sorted ones, and the bytes of the file that hold them."""
+    i, start, stop = 0, first[0], last[0]
+    for j in range(1, len(first)):
+        if first[j] - stop <= gap and last[j] - start <= longest:
+            stop = max(stop, last[j])
+            continue
+        yield i, j, start, stop
+        i, start, stop = j, first[j], last[j]
+    yield i, len(first), start, stop
+
+
+def _read_fully(fd: int, buffer: memoryview, at: int, block: int) -> int:
+    """Read until the buffer is full or the file ends; how many bytes that were."""
+    got = 0
+    while got < len(buffer):
+        more = os.preadv(fd, [buffer[got:]], at + got)
+        got += more
+        if more == 0 or got % block:  # only the end of a file is no whole block
+            break
+    return got

@@ -1,0 +1,155 @@
+"""Rows in the slots of a cache, and the plan of a request: what is copied, read and kept.
+
+``slot_of`` ``int32`` ``[num_rows]`` holds for every row 0, or its slot + 1 (zeros cost no memory
+until they are written). A plan says where rows *will* be once all earlier plans were carried out;
+``held`` ``int64`` ``[num_slots]`` says which row's values *are* in a slot, so that a copy can tell.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+
+class Plan(NamedTuple):
+    """What a request for rows ``index`` ``[n]`` takes."""
+
+    slot_at: Tensor
+    """``int32`` ``[n]``: the slot to copy a row from, -1 if there is none."""
+    miss: Tensor
+    """``int64``: the positions in ``index`` of rows that have to be read."""
+    fill: Tensor
+    """``int64``: those of them that go into a slot,"""
+    fill_slot: Tensor
+    """``int32``: and into which."""
+    again: Tensor
+    """``int64``: positions of rows that an earlier position brings,"""
+    same: Tensor
+    """``int64``: and which that is."""
+
+
+def check_rows(index: Tensor, num_rows: int) -> None:
+    """Refuse rows that do not exist.
+
+    Raises:
+        IndexError: Names the first such row, and how many there are.
+    """
+    wrong = index[(index < 0) | (index >= num_rows)]
+    if wrong.numel():
+        raise IndexError(f"row {int(wrong[0])} does not exist, there are only {num_rows} rows")
+
+
+def lookup(slot_of: Tensor, index: Tensor) -> Plan:
+    """The plan that keeps everything as it is.
+
+    Raises:
+        IndexError: If a row does not exist.
+    """
+    if library.compiled():
+        slot_at = torch.ops.pyg_scale.cache_lookup(slot_of, index)
+    else:
+        check_rows(index, slot_of.numel())
+        slot_at = slot_of[index].clamp(min=0) - 1
+    none = index.new_empty(0)
+    return Plan(slot_at, (slot_at < 0).nonzero().view(-1), none, none.int(), none, none)
+
+
+def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> Plan:
+    """A plan where the rows of the slots are fixed: the first request of each brings its values.
+
+    Args:
+        slot_of: ``int32`` ``[num_rows]``.
+        loaded: ``uint8`` ``[num_slots]``: slots that an earlier plan fills; written to.
+        index: ``int64`` ``[n]``.
+
+    Raises:
+        IndexError: If a row does not exist.
+    """
+    if library.compiled():
+        return Plan(*torch.ops.pyg_scale.cache_plan_placed(slot_of, loaded, index))
+    check_rows(index, slot_of.numel())
+    slot = slot_of[index] - 1
+    hit = (slot >= 0) & loaded[slot.clamp(min=0).long()].bool()
+    miss, again, same = first_of_each(index, (~hit).nonzero().view(-1))
+    fill = miss[slot[miss] >= 0]
+    loaded[slot[fill].long()] = 1
+    return Plan(slot.masked_fill(~hit, -1), miss, fill, slot[fill], again, same)
+
+
+def first_of_each(index: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of different rows, then those that repeat a row, and the first of that row."""
+    rows = index[position]
+    ordered, order = rows.sort(stable=True)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    first = order[begins][begins.cumsum(0) - 1]  # of each ordered one
+    repeats = torch.zeros_like(begins)
+    repeats[order] = ~begins
+    first_of = torch.empty_like(order)
+    first_of[order] = first
+    return position[~repeats], position[repeats], position[first_of[repeats]]
+
+
+def copy(rows: Tensor, held: Tensor, slot_at: Tensor, index: Tensor, out: Tensor) -> Tensor:
+    """Copy what is in slots to a batch.
+
+    Args:
+        rows: ``uint8`` ``[num_slots, row_bytes]``.
+        held: ``int64`` ``[num_slots]``: whose values are in each slot, -1 for nobody's.
+        slot_at: Of a plan.
+        index: ``int64`` ``[n]``, the rows of the plan.
+        out: ``uint8`` ``[n, row_bytes]``, written to.
+
+    Returns:
+        ``int64``: positions whose slot holds another row, which are not written.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.cache_copy(rows, held, slot_at, index, out)
+    position = (slot_at >= 0).nonzero().view(-1)
+    slot = slot_at[position].long()
+    there = held[slot] == index[position]
+    out[position[there]] = rows[slot[there]]
+    return position[~there]
+
+
+def fill(
+    rows: Tensor, held: Tensor, slots: Tensor, position: Tensor, index: Tensor, out: Tensor
+) -> None:
+    """Copy rows of a batch into slots.
+
+    Args:
+        rows: ``uint8`` ``[num_slots, row_bytes]``, written to.
+        held: ``int64`` ``[num_slots]``, written to.
+        slots: ``int32`` ``[m]``.
+        position: ``int64`` ``[m]``.
+        index: ``int64`` ``[n]``, the rows of the batch.
+        out: ``uint8`` ``[n, row_bytes]``, their values.
+    """
+    if library.compiled():
+        torch.ops.pyg_scale.cache_fill(rows, held, slots, position, index, out)
+        return
+    slot = slots.long()
+    rows[slot] = out[position]
+    held[slot] = index[position]
+
+
+def scatter(rows: Tensor, position: Tensor, out: Tensor, take: Tensor | None = None) -> None:
+    """Write ``rows[take[i]]`` (``rows[i]`` without ``take``) to ``out[position[i]]``.
+
+    Args:
+        rows: ``uint8`` ``[k, row_bytes]``.
+        position: ``int64`` ``[m]``.
+        out: ``uint8`` ``[n, row_bytes]``, written to; may be ``rows``.
+        take: ``int64`` ``[m]``.
+    """
+    if position.numel() == 0:
+        return
+    if library.compiled():
+        chosen = position.new_empty(0) if take is None else take
+        torch.ops.pyg_scale.cache_scatter(rows, chosen, position, out)
+        return
+    out[position] = rows if take is None else rows[take]

@@ -1,0 +1,122 @@
+"""Which rows a cache keeps when nothing is known of the future: SIEVE.
+
+Slots are in a queue by age. A row that is used is marked; a new one comes in at the head. To make
+room, a hand moves from old to new, unmarks what is marked and evicts the first row that is not
+(Zhang et al.: "SIEVE is simpler than LRU", NSDI 2024). The rows of a request count one after the
+other, as they would alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+from pyg_scale.ops.row_cache import Plan, check_rows
+
+
+class Sieve:
+    """The state of such a cache, without the values of its rows.
+
+    Args:
+        num_rows: Rows that there are.
+        num_slots: Rows that can be kept, at least one.
+    """
+
+    def __init__(self, num_rows: int, num_slots: int) -> None:
+        self.slot_of = torch.zeros(num_rows, dtype=torch.int32)
+        self.owner = torch.full((num_slots,), -1, dtype=torch.int64)
+        self.newer = torch.full((num_slots,), -1, dtype=torch.int32)
+        self.older = torch.full((num_slots,), -1, dtype=torch.int32)
+        self.visited = torch.zeros(num_slots, dtype=torch.uint8)
+        self.since = torch.full((num_slots,), -1, dtype=torch.int64)
+        """The number of the request's row that brought the row of each slot."""
+        self.state = torch.tensor([0, -1, -1, -1, 0])
+        """Slots in use, head, tail, hand, and rows asked for so far."""
+
+    def plan(self, index: Tensor, now: int = 0) -> Plan:
+        """The plan of a request for rows ``int64`` ``[n]``; ``now`` means nothing here.
+
+        Raises:
+            IndexError: If a row does not exist.
+        """
+        if library.compiled():
+            return Plan(
+                *torch.ops.pyg_scale.sieve_plan(
+                    self.slot_of,
+                    self.owner,
+                    self.newer,
+                    self.older,
+                    self.visited,
+                    self.since,
+                    self.state,
+                    index,
+                )
+            )
+        check_rows(index, self.slot_of.numel())
+        base = int(self.state[4])
+        slot_at = torch.full((index.numel(),), -1, dtype=torch.int32)
+        miss, again, same = [], [], []
+        for i, row in enumerate(index.tolist()):
+            slot = int(self.slot_of[row]) - 1
+            if slot < 0:
+                miss.append(i)
+                self.since[self._insert(row)] = base + i
+                continue
+            self.visited[slot] = 1
+            if int(self.since[slot]) < base:
+                slot_at[i] = slot
+            else:
+                again.append(i)
+                same.append(int(self.since[slot]) - base)
+        self.state[4] += index.numel()
+        fill = [i for i in miss if self._brought(int(index[i]), base + i)]
+        into = [int(self.slot_of[int(index[i])]) - 1 for i in fill]
+        as_long = [torch.tensor(each, dtype=torch.int64) for each in (miss, fill, again, same)]
+        into_slot = torch.tensor(into, dtype=torch.int32)
+        return Plan(slot_at, as_long[0], as_long[1], into_slot, as_long[2], as_long[3])
+
+    # The plain meaning #####################################################################
+
+    def _brought(self, row: int, number: int) -> bool:
+        slot = int(self.slot_of[row]) - 1
+        return slot >= 0 and int(self.since[slot]) == number
+
+    def _insert(self, row: int) -> int:
+        used, head = int(self.state[0]), int(self.state[1])
+        if used < self.owner.numel():
+            slot = used
+            self.state[0] += 1
+        else:
+            slot = self._evict()
+            head = int(self.state[1])
+        self.owner[slot] = row
+        self.slot_of[row] = slot + 1
+        self.visited[slot] = 0
+        self.newer[slot], self.older[slot] = -1, head
+        if head >= 0:
+            self.newer[head] = slot
+        self.state[1] = slot
+        if int(self.state[2]) < 0:
+            self.state[2] = slot
+        return slot
+
+    def _evict(self) -> int:
+        at = int(self.state[3])
+        at = int(self.state[2]) if at < 0 else at
+        while self.visited[at]:
+            self.visited[at] = 0
+            at = int(self.newer[at])
+            at = int(self.state[2]) if at < 0 else at
+        newer, older = int(self.newer[at]), int(self.older[at])
+        self.state[3] = newer
+        if newer < 0:
+            self.state[1] = older
+        else:
+            self.older[newer] = older
+        if older < 0:
+            self.state[2] = newer
+        else:
+            self.newer[older] = newer
+        self.slot_of[int(self.owner[at])] = 0
+        return at
