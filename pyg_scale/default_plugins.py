@@ -14,6 +14,8 @@ def pyg_scale_samplers() -> dict[str, str]:
 @hookimpl
 def pyg_scale_feature_stores() -> dict[str, str]:
     return {
+        "cached": "pyg_scale.store.cache.cached:Cached",
+        "disk": "pyg_scale.store.disk:Disk",
         "memory": "pyg_scale.store.memory:MemoryFeatureStore",
         "mmap": "pyg_scale.store.mmap:Mmap",
         "quantized": "pyg_scale.store.quantized:Quantized",

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.loader.affinity import log_memory
 from pyg_scale.loader.arguments import check_index_samplers, check_workers
 from pyg_scale.loader.epoch import BatchIndex, KeyedRandomSampler, call_key, draw_seed, to_index
 from pyg_scale.loader.iterator import EpochIterator, Source
+from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
 from pyg_scale.loader.pin import pin_batch, pins
-from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline
 from pyg_scale.loader.randomness import forked
 from pyg_scale.loader.state import Progress, Resumable
@@ -48,6 +50,10 @@ class SubgraphLoader(Resumable, DataLoader):
             index: ``int64`` ``[batch_size]``, positions in the loader's input.
             key: The key of the batch.
         """
+        raise NotImplementedError
+
+    def _wanted(self, out: Any) -> list[TensorAttr]:
+        """What :meth:`_fetch` will read from a feature store that looks ahead."""
         raise NotImplementedError
 
     def _fetch(self, out: Any, stats: Stats) -> Any:
@@ -174,7 +180,7 @@ class SubgraphLoader(Resumable, DataLoader):
         return out
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
-        with stats.stage("fetch"):
+        with stats.stage("fetch"), announced(out):
             return self._fetch(out, stats)
 
     def _transform_stage(self, data: Any, key: int | None, stats: Stats) -> Any:
@@ -217,7 +223,9 @@ class SubgraphLoader(Resumable, DataLoader):
             with stats.stage("sample"):
                 out = self.collate_fn(batch)
             return (_DONE if self.filter_per_worker else _SAMPLED), out
-        out = self._sample_stage(batch, stats)
+        return self._after_sampling(self._sample_stage(batch, stats), stats, pin)
+
+    def _after_sampling(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
         if not self._fetches_in_threads:
             return _SAMPLED, out
         out = self._fetch_stage(out, stats)
@@ -263,22 +271,37 @@ class SubgraphLoader(Resumable, DataLoader):
         progress, batches = self._begin_epoch()
         work = partial(self._work, pin=pin)
         source: Source
-        if self.num_workers == 0:
-            source = Inline(batches, work)
-        elif self.worker_type == "process":
+        features = features_to_announce(self)
+        if self.num_workers > 0 and self.worker_type == "process":
             source = ProcessPipeline(batches, self._get_processes(pin, progress))
         else:
-            source = Pipeline(
-                batches,
-                work,
-                self._get_threads(),
-                owned=not self.persistent_workers,
-                limit=self.num_workers * (self.prefetch_factor or 1),
-                timeout=self.timeout,
-                in_order=self.in_order,
-            )
+            threads = self._get_threads() if self.num_workers > 0 else None
+            if features is None:
+                source = self._source(batches, work, threads, self.in_order)
+            else:
+                source = LookAhead(self, features, batches, threads, pin)
         self._epoch_stats = Stats()
         return EpochIterator(self, source, progress, self._epoch_stats, pin)
+
+    def _source(
+        self,
+        items: Iterator[Any],
+        work: Callable[[Any, Stats], Any],
+        threads: WorkerThreads | Borrowed | None,
+        in_order: bool,
+    ) -> Inline | Pipeline:
+        """What comes of ``items`` by ``work``, in threads or, without, in this one."""
+        if threads is None:
+            return Inline(items, work)
+        return Pipeline(
+            items,
+            work,
+            threads,
+            owned=not self.persistent_workers,
+            limit=self.num_workers * (self.prefetch_factor or 1),
+            timeout=self.timeout,
+            in_order=in_order,
+        )
 
     def _get_threads(self) -> WorkerThreads:
         if not self.persistent_workers:
@@ -305,7 +328,8 @@ class SubgraphLoader(Resumable, DataLoader):
 
         Returns:
             ``{"epoch": ..., "total": ...}``, of the iteration that began last and of all of them.
-            Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``.
+            Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``,
+            and for ``"fetch"`` also ``"cache_hits"``.
         """
         return {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
 

@@ -13,6 +13,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.loader.stats import Stats
 from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.reading import take_hits
 
 HOMOGENEOUS_EDGES = (None, None)
 """The group of edge features in a feature store of a homogeneous graph, as in
@@ -83,17 +84,12 @@ class Features:
         Raises:
             ValueError: If the store returns another number of rows than was asked for.
         """
-        wanted = []
-        for attr in self._attrs():
-            of_edges = self._is_of_edges(attr)
-            group = self._group(attr, of_edges)
-            index = (edge if of_edges else node).get(group)
-            if index is not None:
-                attr.index = index.to(torch.int64)
-                wanted.append((attr, of_edges, group))
+        wanted = self.wanted(node, edge)
         if not wanted:
             return
+        take_hits()
         values = self.store.multi_get_tensor([attr for attr, _, _ in wanted])
+        stats.count_cache_hits(take_hits())
         for (attr, of_edges, group), value in zip(wanted, values, strict=True):
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
@@ -104,6 +100,27 @@ class Features:
                 )
             stats.count("fetch", rows=value.size(0), num_bytes=value.numel() * value.element_size())
             yield Feature(of_edges, group, attr.attr_name, value)
+
+    def wanted(
+        self, node: Mapping[NodeType, Tensor], edge: Mapping[EdgeType, Tensor | None]
+    ) -> list[tuple[TensorAttr, bool, Group]]:
+        """What :meth:`read` asks the store for; of each, whether it is of edges, and its type."""
+        wanted = []
+        for attr in self._attrs():
+            of_edges = self._is_of_edges(attr)
+            group = self._group(attr, of_edges)
+            index = (edge if of_edges else node).get(group)
+            if index is not None:
+                attr.index = index.to(torch.int64)
+                wanted.append((attr, of_edges, group))
+        return wanted
+
+    @property
+    def look_ahead(self) -> int:
+        """How many batches the store wants to know before it is asked for them."""
+        if not callable(getattr(self.store, "schedule", None)):
+            return 0
+        return int(getattr(self.store, "look_ahead", 0))
 
     def _attrs(self) -> list[TensorAttr]:
         """Asked for each time, as PyG's loaders do: a store may get new features."""

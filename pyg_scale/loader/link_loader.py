@@ -7,6 +7,7 @@ from typing import Any
 
 import torch_geometric.loader
 from torch import Tensor
+from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 from torch_geometric.sampler import EdgeSamplerInput
 
@@ -15,6 +16,7 @@ from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.features import Features
+from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import check_data, features_of
@@ -151,6 +153,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             )
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
+        refuse_processes(self)
 
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(
@@ -159,6 +162,10 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             key,
             neg_sampling=self._negatives,
         )
+
+    def _wanted(self, out: Any) -> list[TensorAttr]:
+        assert self._features is not None
+        return requests_of(out, self.link_sampler.edge_permutation, self._features)
 
     def _fetch(self, out: Any, stats: Stats) -> Any:
         batch = build(

@@ -169,6 +169,23 @@ class WorkerThreads:
         return [t.native_id for t in self._crew.threads if t.is_alive() and t.native_id is not None]
 
 
+class Borrowed:
+    """Threads for a pipeline that feeds another one on the same threads, which ends them.
+
+    Args:
+        threads: The threads.
+    """
+
+    def __init__(self, threads: WorkerThreads) -> None:
+        self._threads = threads
+
+    def submit(self, job: _Job, finished: SimpleQueue[_Job], cancelled: _Flag) -> None:
+        self._threads.submit(job, finished, cancelled)
+
+    def stop(self, wait: bool = True) -> None:
+        """Leaves that to the owner."""
+
+
 class Inline:
     """The same iterator without threads: the work is done when the consumer asks."""
 
@@ -208,7 +225,7 @@ class Pipeline:
         self,
         items: Iterator[Any],
         work: Work,
-        threads: WorkerThreads,
+        threads: WorkerThreads | Borrowed,
         *,
         owned: bool,
         limit: int,

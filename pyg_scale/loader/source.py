@@ -43,7 +43,9 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         ValueError: If a feature does not fit the graph.
     """
     if isinstance(feature_store, str):
-        feature_store = filled(plugins.get("feature_store", feature_store)(), data)
+        made = plugins.get("feature_store", feature_store)
+        known = getattr(made, "for_data", None)  # a store that is not filled from the data
+        feature_store = known(data) if callable(known) else filled(made(), data)
     elif feature_store is None:
         if isinstance(data, Data | HeteroData):
             return None

@@ -14,7 +14,8 @@ STAGES = ("sample", "fetch", "transform", "pin", "wait")
 """What a loader does for a batch.
 
 ``sample``: rows are sampled edges, bytes those of the sampler's output. ``fetch``: rows are
-feature rows read, bytes what they hold. ``transform``: rows are batches. ``pin``: rows are batches
+feature rows read, bytes what they hold, cache hits those rows that a store had in a cache.
+``transform``: rows are batches. ``pin``: rows are batches
 copied to pinned memory, bytes what they hold. ``wait``: seconds the consumer waited for workers.
 """
 
@@ -28,6 +29,7 @@ class Stats:
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._bytes = dict.fromkeys(STAGES, 0)
         self._rows = dict.fromkeys(STAGES, 0)
+        self._cache_hits = 0
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -46,8 +48,12 @@ class Stats:
         self._rows[name] += rows
         self._bytes[name] += num_bytes
 
+    def count_cache_hits(self, rows: int) -> None:
+        self._cache_hits += rows
+
     def add(self, other: Stats) -> None:
         self.batches += other.batches
+        self._cache_hits += other._cache_hits
         for name in STAGES:
             self._seconds[name] += other._seconds[name]
             self._bytes[name] += other._bytes[name]
@@ -61,6 +67,7 @@ class Stats:
                 "bytes": self._bytes[name],
                 "rows": self._rows[name],
             }
+        out["fetch"]["cache_hits"] = self._cache_hits
         return out
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.row_cache import Plan, check_rows, first_of_each
+from pyg_scale.ops.row_cache import Plan, check_rows, first_of_each, tensor_bytes
 
 MOST = 63
 """The most batches after the next one that can be announced at a time."""
@@ -44,6 +44,16 @@ class Belady:
         self.next = torch.full((num_slots,), NEVER, dtype=torch.int32)
         self.visited = torch.zeros(num_slots, dtype=torch.uint8)
         self.state = torch.zeros(2, dtype=torch.int64)  # slots that have an owner, hand
+        self.inserted = 0
+
+    @property
+    def evictions(self) -> int:
+        """Rows that had to go so far."""
+        return self.inserted - int(self.state[0])
+
+    def index_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return tensor_bytes(self)
 
     def announce(self, index: Tensor, batch: int) -> None:
         """Say that a batch, later than all announced ones, will need rows ``int64`` ``[n]``.
@@ -81,19 +91,17 @@ class Belady:
         Raises:
             IndexError: If a row does not exist.
         """
-        if library.compiled():
-            return Plan(
-                *torch.ops.pyg_scale.belady_plan(
-                    self.slot_of,
-                    self.coming,
-                    self.owner,
-                    self.next,
-                    self.visited,
-                    self.state,
-                    index,
-                    now,
-                )
-            )
+        plan = self._compiled(index, now) if library.compiled() else self._plain(index, now)
+        self.inserted += plan.fill.numel()
+        return plan
+
+    def _compiled(self, index: Tensor, now: int) -> Plan:
+        state = (self.slot_of, self.coming, self.owner, self.next, self.visited, self.state)
+        return Plan(*torch.ops.pyg_scale.belady_plan(*state, index, now))
+
+    # The plain meaning #####################################################################
+
+    def _plain(self, index: Tensor, now: int) -> Plan:
         check_rows(index, self.slot_of.numel())
         self.coming[index] &= ~self._bit(now)
         slot = self.slot_of[index] - 1
@@ -103,8 +111,6 @@ class Belady:
         miss, again, same = first_of_each(index, (slot < 0).nonzero().view(-1))
         fill, fill_slot = self._keep(index, miss, now)
         return Plan(slot, miss, fill, fill_slot, again, same)
-
-    # The plain meaning #####################################################################
 
     @property
     def _bits(self) -> int:
@@ -127,7 +133,8 @@ class Belady:
         """Choose which misses go into which slots; the rows that were there make room."""
         used, count = int(self.state[0]), self.owner.numel()
         when = self._next_use(index[miss], now)
-        spare, victims = count - used, []
+        spare = count - used
+        victims: list[int] = []
         chosen = torch.ones(miss.numel(), dtype=torch.bool)
         if used + miss.numel() > count:
             chosen, victims = self._choose(when, now, spare)

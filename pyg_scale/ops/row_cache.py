@@ -80,6 +80,41 @@ def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> Plan:
     return Plan(slot.masked_fill(~hit, -1), miss, fill, slot[fill], again, same)
 
 
+class Placed:
+    """A cache of rows that are chosen once and stay.
+
+    Args:
+        num_rows: Rows that there are.
+        rows: ``int64`` ``[num_slots]``, the rows to keep, none twice.
+    """
+
+    evictions = 0
+
+    def __init__(self, num_rows: int, rows: Tensor) -> None:
+        check_rows(rows, num_rows)
+        self.slot_of = torch.zeros(num_rows, dtype=torch.int32)
+        self.slot_of[rows] = torch.arange(1, rows.numel() + 1, dtype=torch.int32)
+        self.loaded = torch.zeros(rows.numel(), dtype=torch.uint8)
+
+    def plan(self, index: Tensor, now: int = 0) -> Plan:
+        """The plan of a request for rows ``int64`` ``[n]``; ``now`` means nothing here.
+
+        Raises:
+            IndexError: If a row does not exist.
+        """
+        return plan_placed(self.slot_of, self.loaded, index)
+
+    def index_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return tensor_bytes(self)
+
+
+def tensor_bytes(policy: object) -> int:
+    """Bytes of the tensors of an object."""
+    tensors = [value for value in vars(policy).values() if isinstance(value, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def first_of_each(index: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Positions of different rows, then those that repeat a row, and the first of that row."""
     rows = index[position]

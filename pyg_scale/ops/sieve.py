@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.row_cache import Plan, check_rows
+from pyg_scale.ops.row_cache import Plan, check_rows, tensor_bytes
 
 
 class Sieve:
@@ -33,6 +33,16 @@ class Sieve:
         """The number of the request's row that brought the row of each slot."""
         self.state = torch.tensor([0, -1, -1, -1, 0])
         """Slots in use, head, tail, hand, and rows asked for so far."""
+        self.inserted = 0
+
+    @property
+    def evictions(self) -> int:
+        """Rows that had to go so far."""
+        return self.inserted - int(self.state[0])
+
+    def index_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return tensor_bytes(self)
 
     def plan(self, index: Tensor, now: int = 0) -> Plan:
         """The plan of a request for rows ``int64`` ``[n]``; ``now`` means nothing here.
@@ -40,19 +50,17 @@ class Sieve:
         Raises:
             IndexError: If a row does not exist.
         """
-        if library.compiled():
-            return Plan(
-                *torch.ops.pyg_scale.sieve_plan(
-                    self.slot_of,
-                    self.owner,
-                    self.newer,
-                    self.older,
-                    self.visited,
-                    self.since,
-                    self.state,
-                    index,
-                )
-            )
+        plan = self._compiled(index) if library.compiled() else self._plain(index)
+        self.inserted += plan.miss.numel()
+        return plan
+
+    def _compiled(self, index: Tensor) -> Plan:
+        slots = (self.owner, self.newer, self.older, self.visited, self.since, self.state)
+        return Plan(*torch.ops.pyg_scale.sieve_plan(self.slot_of, *slots, index))
+
+    # The plain meaning #####################################################################
+
+    def _plain(self, index: Tensor) -> Plan:
         check_rows(index, self.slot_of.numel())
         base = int(self.state[4])
         slot_at = torch.full((index.numel(),), -1, dtype=torch.int32)
@@ -75,8 +83,6 @@ class Sieve:
         as_long = [torch.tensor(each, dtype=torch.int64) for each in (miss, fill, again, same)]
         into_slot = torch.tensor(into, dtype=torch.int32)
         return Plan(slot_at, as_long[0], as_long[1], into_slot, as_long[2], as_long[3])
-
-    # The plain meaning #####################################################################
 
     def _brought(self, row: int, number: int) -> bool:
         slot = int(self.slot_of[row]) - 1

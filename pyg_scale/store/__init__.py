@@ -1,6 +1,8 @@
 """Where graphs and features live, and what samplers see of a graph."""
 
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.cache import Cached
+from pyg_scale.store.disk import Disk
 from pyg_scale.store.memory import MemoryFeatureStore, MemoryGraphStore
 from pyg_scale.store.mmap import Mmap
 from pyg_scale.store.mmap_graph import MmapGraph
@@ -11,6 +13,8 @@ from pyg_scale.store.topology import topology_of
 
 __all__ = [
     "CSC",
+    "Cached",
+    "Disk",
     "EdgeType",
     "MemoryFeatureStore",
     "MemoryGraphStore",

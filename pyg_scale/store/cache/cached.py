@@ -1,0 +1,367 @@
+"""A cache in memory over any feature store."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from pyg_scale.ops import memory, row_cache
+from pyg_scale.ops.belady import MOST, Belady
+from pyg_scale.ops.row_cache import Placed
+from pyg_scale.ops.sieve import Sieve
+from pyg_scale.store.byte_size import byte_size
+from pyg_scale.store.cache.budget import Rows, slots_of
+from pyg_scale.store.cache.hot import hot_lists, hot_of
+from pyg_scale.store.cache.row_cache import Policy, Request, RowCache
+from pyg_scale.store.cache.schedule import Key, Schedule, being_served
+from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.reading import count_hits
+
+POLICIES = ("belady", "sieve", "placed")
+
+
+class _State:
+    """The caches of all tensors; replaced as a whole when somebody writes to the store."""
+
+    def __init__(self, rows: dict[Key, Rows], caches: dict[Key, RowCache]) -> None:
+        self.rows = rows
+        self.caches = caches
+        self.pid = os.getpid()
+
+
+class Cached(FeatureStore):
+    """Keeps rows of another feature store in memory.
+
+    Rows that are asked for by a one-dimensional index go through the cache; whole tensors and
+    slices come from the store. Values are those of the store, whatever is cached. It may be read
+    by any number of threads; what is written through it is seen at once, what is written to the
+    store behind its back is not.
+
+    ``policy`` says which rows are kept:
+
+    * ``"belady"``: those that the coming batches need soonest. Loaders announce the batches that
+      they will read (:class:`~pyg_scale.store.cache.Schedule`), as sampling ahead of time costs
+      little; see :mod:`pyg_scale.ops.belady` for what holds for rows that no announced batch needs.
+    * ``"sieve"``: SIEVE, which looks at the past only (:mod:`pyg_scale.ops.sieve`).
+    * ``"placed"``: the rows of ``hot``, as many as fit, from the first request of each on.
+
+    Tensors share the capacity: those with the shortest rows are served first
+    (:func:`~pyg_scale.store.cache.budget.slots_of`). It bounds the bytes of cached rows; what
+    is kept in mind about them (4 bytes for every row of the store, 2 more with 15 announced
+    batches, up to 33 for every cached one) is ``index_bytes`` of :meth:`stats`.
+
+    Args:
+        store: Any feature store.
+        capacity: Bytes, or text such as ``"2GB"``.
+        policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
+        hot: Original ids, most wanted first, for ``"placed"``: a tensor, an ``.npy`` file, or
+            either by group; :func:`~pyg_scale.store.cache.by_degree` makes them.
+        look_ahead: How many batches loaders announce before they are read, at most 63; fewer
+            where they have four times the rows of the cache. For ``"belady"``.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If arguments contradict each other.
+        IndexError: If ``hot`` has an id that is no row.
+
+    Example::
+
+        store = Cached(store, "2GB")
+        loader = NeighborLoader((store, graph_store), [15, 10, 5], num_workers=2)
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        capacity: int | str = "2GB",
+        policy: str = "belady",
+        hot: Any = None,
+        *,
+        look_ahead: int = 15,
+    ) -> None:
+        super().__init__()
+        if not isinstance(store, FeatureStore):
+            raise TypeError(f"store must be a FeatureStore (got {type(store).__name__})")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)} (got {policy!r})")
+        if (hot is None) == (policy == "placed"):
+            raise ValueError(
+                "policy='placed' needs hot=, the ids to keep"
+                if hot is None
+                else f"hot= is for policy='placed' (got {policy!r})"
+            )
+        if not isinstance(look_ahead, int) or not 0 <= look_ahead <= MOST:
+            raise ValueError(f"look_ahead must be a number from 0 to {MOST} (got {look_ahead!r})")
+        self.store = store
+        self.capacity = byte_size(capacity, "capacity")
+        self.policy = policy
+        self._hot = None if hot is None else hot_lists(hot)
+        self._check_hot()
+        self._look_ahead = look_ahead if policy == "belady" else 0
+        self._begin()
+
+    @classmethod
+    def for_data(cls, data: Any) -> Cached:
+        """The store that ``feature_store="cached"`` means: over that of a pair of stores.
+
+        Raises:
+            ValueError: If ``data`` is no pair of stores: its features are in memory already.
+        """
+        if isinstance(data, tuple | list) and len(data) == 2:
+            return cls(data[0])
+        raise ValueError(
+            "feature_store='cached' is a cache over the feature store of data, which has none: "
+            "pass data=(feature_store, graph_store) or pyg_scale.store.Cached(store)"
+        )
+
+    def _check_hot(self) -> None:
+        """Refuse ids that no tensor has; tensors that are put later may have fewer rows."""
+        for attr in self.store.get_all_tensor_attrs() if self._hot else []:
+            ids, size = hot_of(self._hot or {}, _key(attr)[0]), self.store.get_tensor_size(attr)
+            if ids is not None and size is not None and ids.numel() and int(ids.max()) >= size[0]:
+                raise IndexError(
+                    f"hot has the id {int(ids.max())}, but {_name(attr)} has only {size[0]} rows"
+                )
+
+    def _begin(self) -> None:
+        self.planning = threading.RLock()
+        self._writing = threading.RLock()
+        self._state: _State | None = None
+        self._schedules: list[Schedule] = []
+        self._planner: Schedule | None = None
+
+    @property
+    def look_ahead(self) -> int:
+        """How many batches loaders should announce before they are read."""
+        return self._look_ahead
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store refuses to be written to."""
+        return bool(getattr(self.store, "read_only", False))
+
+    @property
+    def returns_views(self) -> bool:
+        """Whether whole tensors and slices may share memory with the store."""
+        return bool(getattr(self.store, "returns_views", False))
+
+    def stats(self) -> dict[str, Any]:
+        """Rows found (``hits``), read (``misses``), read once more because an earlier request had
+        failed or taken too long (``late``), given up (``evictions``); bytes of cached rows, of
+        what is kept in mind about them, and of ``capacity``. Of all tensors, and of each.
+        """
+        with self.planning:
+            caches = {} if self._state is None else dict(self._state.caches)
+        each = {key: cache.stats() for key, cache in caches.items()}
+        names = ("hits", "misses", "late", "evictions", "cached_bytes", "index_bytes")
+        total: dict[str, Any] = {name: sum(s[name] for s in each.values()) for name in names}
+        return {**total, "policy": self.policy, "capacity": self.capacity, "tensors": each}
+
+    def schedule(self) -> Schedule:
+        """For a loader that is going to announce the batches of an iteration."""
+        made = Schedule(self)
+        with self.planning:
+            self._schedules.append(made)
+        return made
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.store!r}, {self.capacity}, {self.policy!r})"
+
+    # Reading ###############################################################################
+
+    def _get_tensor(self, attr: TensorAttr) -> Any:
+        """Rows, from the cache or the store.
+
+        Raises:
+            KeyError: If the store has no such tensor.
+            IndexError: Names the row that does not exist, and how many there are.
+        """
+        index, key = _as_rows(attr.index), self.key_of(attr)
+        if index is None:
+            return self._from_store(attr, attr.index)
+        while True:
+            with self.planning:
+                state = self._current()
+                cache = state.caches.get(key)
+                try:
+                    request = None if cache is None else self._request(cache, key, index)
+                except IndexError as error:
+                    raise IndexError(f"{_name(attr)}: {error}") from None
+            if cache is None or request is None:
+                return self._from_store(attr, index)
+            out = self._serve(cache, state.rows[key], request, attr)
+            if self._state is state:
+                count_hits(request.hits)
+                return out
+            with self._writing:  # somebody wrote meanwhile: rows of two versions must not be mixed
+                pass
+
+    def _request(self, cache: RowCache, key: Key, index: Tensor) -> Request:
+        served = being_served(self)
+        if served is not None:
+            schedule, batch = served
+            if self.plans_for(schedule):
+                planned = schedule.request(batch, key, index)
+                if planned is not None:
+                    return planned
+        if self._active() is not None:  # what was announced decides what is kept
+            return cache.peek(index)
+        return cache.request(index)
+
+    def _serve(self, cache: RowCache, rows: Rows, request: Request, attr: TensorAttr) -> Tensor:
+        count = request.index.numel()
+        out = memory.empty([count, *rows.row], rows.dtype)
+        if count == 0:
+            cache.drop(request)
+            return out
+        raw = (
+            out.view(count, -1).view(torch.uint8) if rows.row else out.view(-1, 1).view(torch.uint8)
+        )
+        cache.serve(request, raw, self._reader(attr, rows, request.index))
+        return out
+
+    def _reader(
+        self, attr: TensorAttr, rows: Rows, index: Tensor
+    ) -> Callable[[Tensor, Tensor], None]:
+        into = getattr(self.store, "read_rows", None)
+        if callable(into):
+            return lambda position, out: into(attr, index[position], position, out)
+        return partial(self._read, attr, rows, index)
+
+    def _read(
+        self, attr: TensorAttr, rows: Rows, index: Tensor, position: Tensor, out: Tensor
+    ) -> None:
+        wanted = index[position]
+        value = self._from_store(attr, wanted)
+        value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        expected = (wanted.numel(), *rows.row)
+        if tuple(value.shape) != expected or value.dtype != rows.dtype:
+            raise ValueError(
+                f"{self.store!r} returned {value.dtype} of shape {list(value.shape)} for "
+                f"{_name(attr)}, expected {rows.dtype} of shape {list(expected)}"
+            )
+        raw = value.contiguous().view(wanted.numel(), -1).view(torch.uint8)
+        row_cache.scatter(raw, position, out)
+
+    def _from_store(self, attr: TensorAttr, index: Any) -> Any:
+        asked = copy.copy(attr)
+        asked.index = index
+        return self.store.get_tensor(asked)
+
+    def _get_tensor_size(self, attr: TensorAttr) -> Any:
+        return self.store._get_tensor_size(attr)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What the store has."""
+        return [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
+
+    # Writing ###############################################################################
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        return self._write(partial(self.store.put_tensor, tensor, attr))
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Replace a tensor, or rows of it, as the store does."""
+        return self._write(partial(self.store.update_tensor, tensor, *args, **kwargs))
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self._write(partial(self.store._remove_tensor, attr))
+
+    def _write(self, write: Callable[[], bool]) -> bool:
+        with self._writing:
+            try:
+                self._forget_all()
+                return write()
+            finally:
+                self._forget_all()
+
+    def _forget_all(self) -> None:
+        with self.planning:
+            self._state = None
+
+    # Caches: under the lock ``planning`` ###################################################
+
+    def key_of(self, attr: TensorAttr) -> Key:
+        """The group and the name of a tensor."""
+        return _key(attr)
+
+    def row_caches(self) -> dict[Key, RowCache]:
+        """The cache of every tensor that has one."""
+        return self._current().caches
+
+    def plans_for(self, schedule: Schedule) -> bool:
+        """Whether what a schedule announces decides what is kept."""
+        active = self._active()
+        if active is not self._planner:
+            if self._planner is not None:
+                self._planner.rest()
+            self._planner = active
+        return active is schedule
+
+    def _active(self) -> Schedule | None:
+        """The schedule that began last of those that are open."""
+        for schedule in [each for each in self._schedules if each.closed]:
+            schedule.retire()
+            self._schedules.remove(schedule)
+            if self._planner is schedule:
+                self._planner = None
+        return self._schedules[-1] if self._schedules else None
+
+    def _current(self) -> _State:
+        if self._state is not None and self._state.pid == os.getpid():
+            return self._state
+        rows = {}
+        for attr in self.store.get_all_tensor_attrs():
+            size = self.store.get_tensor_size(attr)
+            if size is None:
+                continue
+            none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
+            none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
+            rows[self.key_of(attr)] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+        slots = slots_of(rows, self.capacity)
+        caches = {}
+        for key, count in slots.items():
+            policy = self._policy_for(key, rows[key], count) if count else None
+            if policy is not None:
+                caches[key] = RowCache(rows[key].row_bytes, count, policy)
+        self._state = _State(rows, caches)
+        return self._state
+
+    def _policy_for(self, key: Key, rows: Rows, slots: int) -> Policy | None:
+        if self._hot is not None:
+            hot = hot_of(self._hot, key[0])
+            return None if hot is None else Placed(rows.num_rows, hot[hot < rows.num_rows][:slots])
+        if slots == rows.num_rows:
+            return Placed(rows.num_rows, torch.arange(rows.num_rows))
+        if self.policy == "sieve":
+            return Sieve(rows.num_rows, slots)
+        return Belady(rows.num_rows, slots, self._look_ahead)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is cached stays in this process.
+        left = ("planning", "_writing", "_state", "_schedules", "_planner")
+        return {k: v for k, v in self.__dict__.items() if k not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def _as_rows(index: Any) -> Tensor | None:
+    """``int64`` ``[n]`` if rows are asked for by a one-dimensional index of integers."""
+    if isinstance(index, np.ndarray):
+        index = torch.from_numpy(index)
+    if not isinstance(index, Tensor) or index.dim() != 1:
+        return None
+    if index.dtype not in (torch.int64, torch.int32) or index.device.type != "cpu":
+        return None
+    return index.to(torch.int64).contiguous()

@@ -1,0 +1,98 @@
+"""Which rows are asked for most often: what a cache that stays the same should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 24
+
+EVERY_NODE_TYPE = "*"
+"""The group of a list that is not given by group."""
+
+
+def by_degree(graph: Any) -> dict[Any, Tensor]:
+    """All nodes of each type, those first that most nodes have as a neighbour.
+
+    That is how often they are sampled where every node is as likely to be a seed.
+
+    Args:
+        graph: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)`` or a
+            :class:`~pyg_scale.store.Topology`.
+
+    Returns:
+        Original ids ``int64`` ``[num_nodes]`` by node type, ``None`` in a homogeneous graph; equal
+        ones in order.
+    """
+    from pyg_scale.store.base import Topology
+    from pyg_scale.store.topology import topology_of
+
+    topology = graph if isinstance(graph, Topology) else topology_of(graph)
+    counts = {
+        node_type: torch.zeros(count, dtype=torch.int64)
+        for node_type, count in topology.num_nodes.items()
+    }
+    for edge_type, csc in topology.csc.items():
+        add_degrees(counts[None if edge_type is None else edge_type[0]], csc.indices)
+    return {node_type: order(count) for node_type, count in counts.items()}
+
+
+def add_degrees(counts: Tensor, neighbors: Tensor) -> None:
+    """Count how often each node is a neighbour, a piece at a time.
+
+    Args:
+        counts: ``int64`` ``[num_nodes]``, written to.
+        neighbors: ``[num_edges]``.
+    """
+    for chunk in neighbors.split(_CHUNK):
+        counts += torch.bincount(chunk, minlength=counts.numel())
+
+
+def order(counts: Tensor) -> Tensor:
+    """Nodes by descending count, equal ones by id."""
+    return counts.sort(descending=True, stable=True).indices
+
+
+def hot_lists(hot: Any) -> dict[Any, Tensor]:
+    """What ``hot=`` stands for, by group; :data:`EVERY_NODE_TYPE` if no group was given.
+
+    Args:
+        hot: Original ids, most wanted first: a tensor, an array, a list or an ``.npy`` file of
+            integers; or such a thing for each node type (or edge type).
+
+    Raises:
+        TypeError: If it is nothing of that kind.
+        ValueError: If an id is there twice, or negative.
+    """
+    if isinstance(hot, Mapping):
+        return {group: _ids(each, f"hot[{group!r}]") for group, each in hot.items()}
+    return {EVERY_NODE_TYPE: _ids(hot, "hot")}
+
+
+def hot_of(lists: Mapping[Any, Tensor], group: Any) -> Tensor | None:
+    """The list of a group; ``None`` if there is none."""
+    if group in lists:
+        return lists[group]
+    return None if isinstance(group, tuple) else lists.get(EVERY_NODE_TYPE)
+
+
+def _ids(hot: Any, name: str) -> Tensor:
+    if isinstance(hot, str | Path):
+        hot = np.load(hot, allow_pickle=False)
+    ids = torch.as_tensor(hot)
+    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(
+            f"{name} must be original ids, one-dimensional integers, or an .npy file of them "
+            f"(got {ids.dtype} of shape {list(ids.shape)})"
+        )
+    ids = ids.to(torch.int64)
+    if ids.numel() and int(ids.min()) < 0:
+        raise ValueError(f"{name} has a negative id {int(ids.min())}")
+    if ids.unique().numel() != ids.numel():
+        raise ValueError(f"{name} has an id twice: give each once, the most wanted first")
+    return ids

@@ -1,0 +1,129 @@
+"""Features of a graph directory on disk, behind a cache in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import TensorAttr
+
+from pyg_scale.ops.disk_read import THREADS
+from pyg_scale.store.cache.cached import Cached
+from pyg_scale.store.cache.hot import add_degrees, order
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.disk_features import DiskFeatures
+
+
+class Disk(Cached):
+    """Reads features from the files of a graph directory and keeps the useful ones in memory.
+
+    Rows that are missing are sorted, neighbouring ones are read together, and many reads are
+    under way at a time. They pass by the page cache of the system (``O_DIRECT``) where the file
+    system can, so that memory is what ``cache`` says; :meth:`stats` and ``repr`` say whether they
+    do. See :class:`~pyg_scale.store.cache.Cached` for what is kept and for ``look_ahead``.
+
+    Args:
+        path: A graph directory, or one that was opened; parts that are not here cannot be read.
+        cache: Bytes, or text such as ``"2GB"``.
+        policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
+        hot: For ``"placed"``: original ids, see :class:`~pyg_scale.store.cache.Cached`, or
+            ``"degree"``: the nodes that most nodes of the parts here have as a neighbour.
+        look_ahead: See :class:`~pyg_scale.store.cache.Cached`.
+        attributes: Names of the features to serve; ``None`` for all.
+        direct: Whether reads pass by the page cache: ``True`` or an error, ``False``, or ``None``
+            for where the file system can.
+        threads: Reads under way at a time.
+
+    Raises:
+        GraphDirectoryError: If it is no graph directory, or damaged.
+        KeyError: If it has no attribute of a name.
+        TypeError: If an argument has a wrong type.
+        ValueError: If arguments contradict each other.
+
+    Example::
+
+        data = pyg_scale.open(path)
+        loader = NeighborLoader(data, [15, 10, 5], feature_store=Disk(path, cache="2GB"))
+    """
+
+    def __init__(
+        self,
+        path: str | Path | GraphDirectory,
+        cache: int | str = "2GB",
+        policy: str = "belady",
+        hot: Any = None,
+        *,
+        look_ahead: int = 15,
+        attributes: Sequence[str] | None = None,
+        direct: bool | None = None,
+        threads: int = THREADS,
+    ) -> None:
+        features = DiskFeatures(path, attributes, direct=direct, threads=threads)
+        if isinstance(hot, str) and hot == "degree":
+            hot = _by_degree(features)
+        super().__init__(features, cache, policy, hot, look_ahead=look_ahead)
+        self.path = features.directory.path
+
+    @classmethod
+    def for_data(cls, data: Any) -> Disk:
+        """The store that ``feature_store="disk"`` means.
+
+        Raises:
+            ValueError: If ``data`` was not opened from a graph directory.
+        """
+        directory = getattr(data, "graph_directory", None)
+        if directory is None:
+            raise ValueError(
+                "feature_store='disk' takes its path from data that pyg_scale.open(path) returned, "
+                "and data is something else: pass pyg_scale.store.Disk(path)"
+            )
+        return cls(directory)
+
+    @property
+    def direct(self) -> bool | None:
+        """Whether reads pass by the page cache; ``None`` before the first one."""
+        known = [file.direct for file in self.store.files if file.direct is not None]
+        return all(known) if known else None
+
+    def stats(self) -> dict[str, Any]:
+        """As of :class:`~pyg_scale.store.cache.Cached`, and of the files: ``reads`` that were
+        issued, ``read_bytes`` that they brought, ``direct`` (whether past the page cache).
+        """
+        files = self.store.files
+        return {
+            **super().stats(),
+            "reads": sum(file.reads for file in files),
+            "read_bytes": sum(file.bytes for file in files),
+            "direct": self.direct,
+        }
+
+    def close(self) -> None:
+        """Close all files; later reads raise ``ValueError``."""
+        self.store.close()
+
+    def __repr__(self) -> str:
+        through = {True: "direct", False: "through the page cache", None: "not read yet"}
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, {self.capacity}, {self.policy!r}, "
+            f"{through[self.direct]})"
+        )
+
+    def _get_tensor(self, attr: TensorAttr) -> Any:
+        if any(file.closed for file in self.store.files):
+            raise ValueError(f"{self!r} was closed: make another store")
+        return super()._get_tensor(attr)
+
+
+def _by_degree(features: DiskFeatures) -> dict[Any, torch.Tensor]:
+    """All nodes of each type, by how often they are a neighbour in the parts that are here."""
+    directory = features.directory
+    meta = directory.meta
+    counts = {t: torch.zeros(node.num_nodes, dtype=torch.int64) for t, node in meta.nodes.items()}
+    by_src = meta.partition is not None and meta.partition.edge_assign_strategy == "by_src"
+    for number in directory.parts:
+        for edge_type in meta.edges:
+            end = None if edge_type is None else edge_type[2 if by_src else 0]
+            add_degrees(counts[end], directory.part(number).csc(edge_type).indices)
+    return {node_type: order(count) for node_type, count in counts.items()}

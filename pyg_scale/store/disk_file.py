@@ -1,0 +1,164 @@
+"""One ``.npy`` file of rows, read past the page cache where the file system can."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.ops.disk_read import THREADS, TRUNCATED, Read, disk_read
+
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class DiskFile:
+    """A file of rows that is open from its first read on.
+
+    Args:
+        path: The file.
+        offset: Where row 0 begins, in bytes.
+        num_rows: Rows that it has.
+        row_bytes: Bytes of a row.
+        direct: Whether to read past the page cache: ``True`` or an error, ``False``, or ``None``
+            for where the file system can.
+        threads: Reads under way at a time.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        offset: int,
+        num_rows: int,
+        row_bytes: int,
+        direct: bool | None = None,
+        threads: int = THREADS,
+    ) -> None:
+        self.path = path
+        self.num_rows = num_rows
+        self.direct: bool | None = None
+        """Whether reads pass by the page cache; ``None`` before the first one."""
+        self.reads = self.bytes = 0
+        self._offset = offset
+        self._row_bytes = row_bytes
+        self._wanted = direct
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._users = 0
+        self.closed = False
+
+    def read(self, rows: Tensor, position: Tensor, out: Tensor) -> None:
+        """Write row ``rows[i]`` to ``out[position[i]]``.
+
+        Args:
+            rows: ``int64`` ``[n]``, rows that exist.
+            position: ``int64`` ``[n]``.
+            out: ``uint8`` ``[m, row_bytes]``.
+
+        Raises:
+            GraphDirectoryError: If the file is gone, or shorter than it was; names it and the rows.
+            ValueError: If it was closed, or cannot be read past the page cache and should.
+        """
+        with self._open() as fd:
+            done = self._read(fd, rows, position, out)
+        if done.error in _REFUSED and self.direct:  # some file systems say so only now
+            self._without_direct(os.strerror(done.error))
+            with self._open() as fd:
+                done = self._read(fd, rows, position, out)
+        with self._lock:
+            self.reads += done.reads
+            self.bytes += done.num_bytes
+        if done.error:
+            why = (
+                "it was truncated"
+                if done.error == TRUNCATED
+                else f"{os.strerror(done.error)} (errno {done.error})"
+            )
+            raise GraphDirectoryError(
+                f"{self.path}: rows {done.first} to {done.last} of {self.num_rows} cannot be read: "
+                f"{why}; see `pyg-scale info DIR --verify`"
+            )
+
+    def _read(self, fd: int, rows: Tensor, position: Tensor, out: Tensor) -> Read:
+        return disk_read(
+            fd, self._offset, self.num_rows, rows, position, out, num_threads=self._threads
+        )
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        with self._lock:
+            if self.closed:
+                raise ValueError(f"{self.path} was closed: make another store")
+            if self._fd < 0:
+                self._fd, self.direct = self._opened()
+            self._users += 1
+            fd = self._fd
+        try:
+            yield fd
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self.closed and not self._users:
+                    self._release()
+
+    def _opened(self) -> tuple[int, bool]:
+        flags, direct = os.O_RDONLY | os.O_CLOEXEC, getattr(os, "O_DIRECT", 0)
+        if self._wanted is not False and direct:
+            try:
+                return os.open(self.path, flags | direct), True
+            except OSError as error:
+                if error.errno not in _REFUSED:
+                    raise self._cannot_open(error) from None
+                self._refuse_if_wanted(error.strerror)
+        elif self._wanted:
+            self._refuse_if_wanted("this system has no O_DIRECT")
+        try:
+            return os.open(self.path, flags), False
+        except OSError as error:
+            raise self._cannot_open(error) from None
+
+    def _cannot_open(self, error: OSError) -> GraphDirectoryError:
+        return GraphDirectoryError(f"{self.path} cannot be opened: {error.strerror}")
+
+    def _without_direct(self, reason: str) -> None:
+        self._refuse_if_wanted(reason)
+        with self._lock:
+            self._wanted = self.direct = False
+            if not self._users:
+                self._release()
+
+    def _refuse_if_wanted(self, reason: str | None) -> None:
+        if self._wanted:
+            raise ValueError(
+                f"direct=True, but {self.path} cannot be read past the page cache: {reason}; "
+                "direct=None allows either"
+            )
+
+    def _release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Close the file, after reads that are under way; later ones raise."""
+        with self._lock:
+            self.closed = True
+            if not self._users:
+                self._release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+
+
+def all_rows(count: int) -> tuple[Tensor, Tensor]:
+    """Every row, and where it goes."""
+    rows = torch.arange(count)
+    return rows, rows
