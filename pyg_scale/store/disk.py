@@ -29,7 +29,8 @@ class Disk(Cached):
         cache: Bytes, or text such as ``"2GB"``.
         policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
         hot: For ``"placed"``: original ids, see :class:`~pyg_scale.store.cache.Cached`, or
-            ``"degree"``: the nodes that most nodes of the parts here have as a neighbour.
+            ``"degree"``: the nodes that most nodes of the parts here have as a neighbour, or
+            ``"listed"``: those that the partitioner listed for the parts here.
         look_ahead: See :class:`~pyg_scale.store.cache.Cached`.
         attributes: Names of the features to serve; ``None`` for all.
         direct: Whether reads pass by the page cache: ``True`` or an error, ``False``, or ``None``
@@ -61,8 +62,8 @@ class Disk(Cached):
         threads: int = THREADS,
     ) -> None:
         features = DiskFeatures(path, attributes, direct=direct, threads=threads)
-        if isinstance(hot, str) and hot == "degree":
-            hot = _by_degree(features)
+        if isinstance(hot, str) and hot in ("degree", "listed"):
+            hot = _by_degree(features) if hot == "degree" else _listed(features)
         super().__init__(features, cache, policy, hot, look_ahead=look_ahead)
         self.path = features.directory.path
 
@@ -127,3 +128,24 @@ def _by_degree(features: DiskFeatures) -> dict[Any, torch.Tensor]:
             end = None if edge_type is None else edge_type[2 if by_src else 0]
             add_degrees(counts[end], directory.part(number).csc(edge_type).indices)
     return {node_type: order(count) for node_type, count in counts.items()}
+
+
+def _listed(features: DiskFeatures) -> dict[Any, torch.Tensor]:
+    """What the partitioner listed, of several parts in turn."""
+    directory = features.directory
+    found = {}
+    for node_type in directory.meta.nodes:
+        lists = [directory.part(number).cache(node_type) for number in directory.parts]
+        if not any(each.numel() for each in lists):
+            continue
+        ids, rank = torch.cat(lists), torch.cat([torch.arange(each.numel()) for each in lists])
+        ids = ids[rank.sort(stable=True).indices]
+        first = torch.full((directory.meta.nodes[node_type].num_nodes,), ids.numel())
+        first.scatter_reduce_(0, ids, torch.arange(ids.numel()), "amin")
+        found[node_type] = ids[first[ids] == torch.arange(ids.numel())]
+    if not found:
+        raise ValueError(
+            f"hot='listed', but {directory.path} has no lists of nodes to cache: partition it with "
+            "method='frequency', or pass hot='degree'"
+        )
+    return found

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.disk_read import THREADS
-from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory import Attribute, GraphDirectory
 from pyg_scale.store.directory.array import check_header, numpy_dtype, torch_dtype
 from pyg_scale.store.directory.meta import attribute_file, edge_dir, node_dir
 from pyg_scale.store.disk_file import DiskFile
@@ -85,10 +86,8 @@ class DiskFeatures(FeatureStore):
                 files = {}
                 for part in self.directory.parts:
                     folder = edge_dir(each.name, part) if of_edges else node_dir(each.name, part)
-                    path = self.directory.path / attribute_file(folder, name)
-                    offset = check_header(path, spec.dtype, (sizes[part], *spec.row))
-                    row_bytes = numpy_dtype(spec.dtype).itemsize * int(np.prod(spec.row, dtype=int))
-                    files[part] = DiskFile(path, offset, sizes[part], row_bytes, direct, threads)
+                    file = attribute_file(folder, name)
+                    files[part] = self._file(file, spec, sizes[part], direct, threads)
                 group = each.name if each.name is not None or not of_edges else (None, None)
                 found[group, name] = _Tensor(
                     each.num_edges if of_edges else each.num_nodes,
@@ -105,6 +104,17 @@ class DiskFeatures(FeatureStore):
                 f"(found: {known})"
             )
         return found
+
+    def _file(
+        self, name: str, spec: Attribute, rows: int, direct: bool | None, threads: int
+    ) -> DiskFile:
+        directory = self.directory
+        path, opened = directory.path / name, partial(directory.open_file, name)
+        offset = check_header(
+            path, spec.dtype, (rows, *spec.row), open_file=partial(directory.file, name)
+        )
+        row_bytes = numpy_dtype(spec.dtype).itemsize * math.prod(spec.row)
+        return DiskFile(path, opened, offset, rows, row_bytes, direct, threads)
 
     @property
     def files(self) -> list[DiskFile]:
@@ -136,8 +146,8 @@ class DiskFeatures(FeatureStore):
             rows = _rows(index, tensor.num_rows, attr)
         out = torch.empty([rows.numel(), *tensor.row], dtype=tensor.dtype)
         if out.numel():
-            raw = out.view(rows.numel(), -1).view(torch.uint8)
-            self.read_rows(attr, rows.view(-1), torch.arange(rows.numel()), raw)
+            raw, wanted = out.view(rows.numel(), -1).view(torch.uint8), rows.reshape(-1)
+            self.read_rows(attr, wanted.contiguous(), torch.arange(rows.numel()), raw)
         return out.view([*rows.shape, *tensor.row])
 
     def read_rows(self, attr: TensorAttr, index: Tensor, position: Tensor, out: Tensor) -> None:

@@ -6,10 +6,9 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
@@ -22,7 +21,8 @@ class DiskFile:
     """A file of rows that is open from its first read on.
 
     Args:
-        path: The file.
+        path: What errors call it.
+        opened: Opens it with flags of ``os.open``; the number is closed here.
         offset: Where row 0 begins, in bytes.
         num_rows: Rows that it has.
         row_bytes: Bytes of a row.
@@ -34,6 +34,7 @@ class DiskFile:
     def __init__(
         self,
         path: Path,
+        opened: Callable[[int], int],
         offset: int,
         num_rows: int,
         row_bytes: int,
@@ -45,6 +46,7 @@ class DiskFile:
         self.direct: bool | None = None
         """Whether reads pass by the page cache; ``None`` before the first one."""
         self.reads = self.bytes = 0
+        self._opened_with = opened
         self._offset = offset
         self._row_bytes = row_bytes
         self._wanted = direct
@@ -109,10 +111,10 @@ class DiskFile:
                     self._release()
 
     def _opened(self) -> tuple[int, bool]:
-        flags, direct = os.O_RDONLY | os.O_CLOEXEC, getattr(os, "O_DIRECT", 0)
+        direct = getattr(os, "O_DIRECT", 0)
         if self._wanted is not False and direct:
             try:
-                return os.open(self.path, flags | direct), True
+                return self._opened_with(direct), True
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise self._cannot_open(error) from None
@@ -120,7 +122,7 @@ class DiskFile:
         elif self._wanted:
             self._refuse_if_wanted("this system has no O_DIRECT")
         try:
-            return os.open(self.path, flags), False
+            return self._opened_with(0), False
         except OSError as error:
             raise self._cannot_open(error) from None
 
@@ -156,9 +158,3 @@ class DiskFile:
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
-
-
-def all_rows(count: int) -> tuple[Tensor, Tensor]:
-    """Every row, and where it goes."""
-    rows = torch.arange(count)
-    return rows, rows

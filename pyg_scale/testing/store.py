@@ -23,8 +23,10 @@ from pyg_scale.testing.store_content import (
     assert_holds,
     assert_same,
     bound_of,
+    check_cache,
     forked,
     numbers,
+    read_rows,
     takes,
 )
 
@@ -75,6 +77,8 @@ class FeatureStoreTests:
     * ``negative_index``: index ``-1`` is the last row. Else it is out of range.
     * ``returns_views``: a whole tensor or a slice may share memory with the store.
     * ``dtypes``: the dtypes that it takes; putting another raises ``TypeError``.
+    * ``capacity``: bytes of a cache. ``stats()`` then counts rows of reads by index since the
+      store was made as ``hits`` and ``misses``, and the ``cached_bytes`` that are in use.
     * ``error_bound(attr_name, group_name, index)``: how far numbers may be from what was put, a
       tensor to broadcast; else they must be equal.
 
@@ -243,6 +247,16 @@ class FeatureStoreTests:
             pytest.skip("the store ends with its process")
         for (group, name), tensor in content.items():
             assert_holds(store, group, name, tensor)
+
+    def test_a_cache_gives_the_same_and_keeps_to_its_capacity(
+        self, feature_store: FeatureStore
+    ) -> None:
+        content = {("user", "x"): numbers(2000, 8), ("item", "x"): -numbers(500, 2)}
+        store = self.fill(feature_store, content)
+        if not hasattr(store, "capacity"):
+            pytest.skip("the store declares no capacity of a cache")
+        counts = [read_rows(store, content, seed) for seed in range(12)]
+        check_cache(store, sum(counts))
 
     # Writing ###############################################################################
 

@@ -78,3 +78,24 @@ def assert_equal(got: Any, expected: Tensor) -> None:
     assert got.dtype == expected.dtype, f"got {got.dtype}, {expected.dtype} was put"
     assert got.shape == expected.shape, f"got {list(got.shape)} instead of {list(expected.shape)}"
     assert torch.equal(got, expected), "got other values than were put"
+
+
+def read_rows(store: FeatureStore, content: Any, seed: int) -> int:
+    """Read rows of every tensor, low ones more often, some again and again; how many that were."""
+    generator, total = torch.Generator().manual_seed(seed % 4), 0
+    for (group, name), tensor in content.items():
+        index = (torch.rand(300, generator=generator) ** 4 * tensor.size(0)).long()
+        assert_holds(store, group, name, tensor[index], index)
+        total += index.numel()
+    return total
+
+
+def check_cache(store: Any, rows: int) -> None:
+    """Fail unless the counts of a cache add up after so many rows were read by index."""
+    stats = store.stats()
+    assert stats["cached_bytes"] <= store.capacity, "the cache holds more than its capacity"
+    assert stats["cached_bytes"] > 0, "nothing is cached"
+    assert stats["hits"] + stats["misses"] == rows, (
+        "hits and misses are not the rows that were read"
+    )
+    assert stats["hits"] > 0 and stats["misses"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,6 +26,8 @@ from pyg_scale.store.cache.row_cache import Policy, Request, RowCache
 from pyg_scale.store.cache.schedule import Key, Schedule, being_served
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
+
+_COUNTS = ("hits", "misses", "late", "evictions")
 
 POLICIES = ("belady", "sieve", "placed")
 
@@ -138,6 +141,7 @@ class Cached(FeatureStore):
         self._state: _State | None = None
         self._schedules: list[Schedule] = []
         self._planner: Schedule | None = None
+        self._before: Counter[str] = Counter()  # of caches that are gone, and without a cache
 
     @property
     def look_ahead(self) -> int:
@@ -156,15 +160,20 @@ class Cached(FeatureStore):
 
     def stats(self) -> dict[str, Any]:
         """Rows found (``hits``), read (``misses``), read once more because an earlier request had
-        failed or taken too long (``late``), given up (``evictions``); bytes of cached rows, of
-        what is kept in mind about them, and of ``capacity``. Of all tensors, and of each.
+        failed or taken too long (``late``), given up (``evictions``), since the store was made;
+        bytes of cached rows, of what is kept in mind about them, and of ``capacity``. Of each
+        tensor in ``tensors``, since somebody wrote to the store.
         """
         with self.planning:
-            caches = {} if self._state is None else dict(self._state.caches)
-        each = {key: cache.stats() for key, cache in caches.items()}
-        names = ("hits", "misses", "late", "evictions", "cached_bytes", "index_bytes")
-        total: dict[str, Any] = {name: sum(s[name] for s in each.values()) for name in names}
+            each = self._each()
+            total: dict[str, Any] = {name: self._before[name] for name in _COUNTS}
+        for name in (*_COUNTS, "cached_bytes", "index_bytes"):
+            total[name] = total.get(name, 0) + sum(stats[name] for stats in each.values())
         return {**total, "policy": self.policy, "capacity": self.capacity, "tensors": each}
+
+    def _each(self) -> dict[Key, dict[str, int]]:
+        caches = {} if self._state is None else self._state.caches
+        return {key: cache.stats() for key, cache in caches.items()}
 
     def schedule(self) -> Schedule:
         """For a loader that is going to announce the batches of an iteration."""
@@ -197,6 +206,8 @@ class Cached(FeatureStore):
                 except IndexError as error:
                     raise IndexError(f"{_name(attr)}: {error}") from None
             if cache is None or request is None:
+                with self.planning:
+                    self._before["misses"] += index.numel()
                 return self._from_store(attr, index)
             out = self._serve(cache, state.rows[key], request, attr)
             if self._state is state:
@@ -286,6 +297,8 @@ class Cached(FeatureStore):
 
     def _forget_all(self) -> None:
         with self.planning:
+            for stats in self._each().values():
+                self._before.update({name: stats[name] for name in _COUNTS})
             self._state = None
 
     # Caches: under the lock ``planning`` ###################################################
@@ -348,7 +361,7 @@ class Cached(FeatureStore):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is cached stays in this process.
-        left = ("planning", "_writing", "_state", "_schedules", "_planner")
+        left = ("planning", "_writing", "_state", "_schedules", "_planner", "_before")
         return {k: v for k, v in self.__dict__.items() if k not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

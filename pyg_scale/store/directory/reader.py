@@ -149,7 +149,15 @@ class GraphDirectory:
         Raises:
             OSError: If it is not there.
         """
-        return os.fdopen(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._handle), "rb")
+        return os.fdopen(self.open_file(name), "rb")
+
+    def open_file(self, name: str, flags: int = 0) -> int:
+        """The same as a number, with flags of ``os.open`` such as ``O_DIRECT``; to be closed.
+
+        Raises:
+            OSError: If it is not there, or cannot be opened so.
+        """
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=self._handle)
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.
