@@ -2,8 +2,9 @@
 
 DATA is a graph directory, an .npz archive, or a data set of PyG by its name (Planetoid/Cora). The
 parts come from a method (`pyg-scale plugins list` names them all) or, with --assignment, from a
-file that another tool wrote: the part of node i in line i + 1, or an .npy array. Prints what the
-parts are worth. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
+file that another tool wrote: the part of node i in line i + 1, an .npy array, or the node_pb.pt of
+GraphLearn-for-PyTorch. Prints what the parts are worth. Exit status: 0 if all went well, 1 if not,
+2 for wrong usage.
 """
 
 from __future__ import annotations

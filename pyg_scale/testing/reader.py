@@ -137,5 +137,16 @@ def _same_in_pieces(read: Callable[[int, int], Iterator[Tensor]]) -> Tensor:
             pieces = list(read(begin, rows))
             assert all(0 < len(piece) <= rows for piece in pieces), f"chunks of {rows} rows"
             found = torch.cat([whole[:0], *pieces])
-            assert torch.equal(found, whole[begin:]), f"from row {begin}, in chunks of {rows}"
+            assert _same_bits(found, whole[begin:]), f"from row {begin}, in chunks of {rows}"
     return whole
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors are equal to the bit: a missing number (NaN) is equal to itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return not one.numel() or torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -14,12 +14,9 @@ from pyg_scale_ogb import load
 
 from . import layout
 
-# Of papers100M, labels are missing, and nothing equals a missing number.
-COMPARABLE = [name for name in layout.FORMS if name != "ogbn-papers100M"]
-
 
 class TestOGBReader(ReaderTests):
-    @pytest.fixture(params=COMPARABLE)
+    @pytest.fixture(params=layout.FORMS)
     def reader(self, request, tmp_path):
         layout.FORMS[request.param](tmp_path)
         return plugins.get("reader", "ogb")(request.param, root=tmp_path)
