@@ -65,6 +65,7 @@ def pyg_scale_partitioners() -> dict[str, str]:
         "ldg": "pyg_scale.partitioner.stream:LDG",
         "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",
+        "random_walk": "pyg_scale.partitioner.random_walk:RandomWalkPartitioner",
         "range": "pyg_scale.partitioner.range:RangePartitioner",
         "spectral": "pyg_scale.partitioner.spectral:SpectralPartitioner",
     }
