@@ -14,6 +14,7 @@ import itertools
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyg_scale.ops import keys
 from pyg_scale.ops.refine_partition import refine_partition
@@ -76,35 +77,40 @@ class MultilevelPartitioner(Partitioner):
         total = graph.weights.sum(0)
         fair = total.to(torch.float64) * float(shares.min())
         limit = (fair / _CLUSTERS_PER_PART).ceil().to(torch.int64).clamp(min=1)
+        steps = tqdm(total=2 * self.cycles, desc="Partitioning", disable=None, delay=1)
         assignment = None
-        for cycle in range(self.cycles):
-            levels = coarsen(
-                finest,
-                _NODES_PER_PART * num_parts,
-                limit,
-                keys.fold(key, cycle),
-                rounds=self.rounds,
-                group=assignment,
-            )
-            smallest = levels[-1]
-            if assignment is None:
-                assignment = bisect(smallest, shares, capacity, least, tries=self.tries, key=key)
-            else:
-                assignment = _project(levels, assignment)
-            for level in reversed(levels):
-                if level.cluster is not None:
-                    assignment = assignment[level.cluster]
-                assignment = refine_partition(
-                    level.indptr,
-                    level.indices,
-                    assignment,
-                    capacity,
-                    node_weights=level.weights,
-                    edge_weights=level.edge_weights,
-                    minimum=least,
-                    passes=self.passes,
-                    key=keys.fold(key, cycle),
+        with steps:
+            for cycle in range(self.cycles):
+                levels = coarsen(
+                    finest,
+                    _NODES_PER_PART * num_parts,
+                    limit,
+                    keys.fold(key, cycle),
+                    rounds=self.rounds,
+                    group=assignment,
                 )
+                steps.update()
+                if assignment is None:
+                    assignment = bisect(
+                        levels[-1], shares, capacity, least, tries=self.tries, key=key
+                    )
+                else:
+                    assignment = _project(levels, assignment)
+                for level in reversed(levels):
+                    if level.cluster is not None:
+                        assignment = assignment[level.cluster]
+                    assignment = refine_partition(
+                        level.indptr,
+                        level.indices,
+                        assignment,
+                        capacity,
+                        node_weights=level.weights,
+                        edge_weights=level.edge_weights,
+                        minimum=least,
+                        passes=self.passes,
+                        key=keys.fold(key, cycle),
+                    )
+                steps.update()
         assert assignment is not None
         return assignment
 

@@ -6,8 +6,11 @@ Anal. 1990, with the normalised Laplacian and a sweep as in Shi and Malik, PAMI 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyg_scale.ops import keys
 from pyg_scale.ops.components import connected_components
@@ -76,7 +79,14 @@ class SpectralPartitioner(Partitioner):
         minimum = least_of_parts(graph.weights, shares, self.max_imbalance)
         whole = Level(graph.indptr, graph.indices, graph.weights)
         key = keys.fold(0, seed, keys.SPECTRAL)
-        assignment = recursive(whole, shares, capacity, minimum, key, self._halve)
+        with tqdm(total=num_parts - 1, desc="Cutting", disable=None, delay=1) as bar:
+
+            def halve(*arguments: Any) -> Tensor:
+                sides = self._halve(*arguments)
+                bar.update()
+                return sides
+
+            assignment = recursive(whole, shares, capacity, minimum, key, halve)
         return self._refine(whole, assignment, capacity, minimum, key)
 
     def _refine(

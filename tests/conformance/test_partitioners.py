@@ -65,3 +65,9 @@ class TestLDGTight(PartitionerTests):
     @pytest.fixture
     def partitioner(self):
         return LDG(max_imbalance=1.02)
+
+
+class TestRandomWalk(PartitionerTests):
+    @pytest.fixture
+    def partitioner(self):
+        return plugins.get("partitioner", "random_walk")()
