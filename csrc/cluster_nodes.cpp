@@ -28,7 +28,7 @@ class Clustering {
         size_(static_cast<size_t>(graph.num_nodes), 1),
         held_(weights, weights + graph.num_nodes * columns),
         joined_(static_cast<size_t>(graph.num_nodes), 0) {
-    for (int64_t v = 0; v < graph.num_nodes; ++v) cluster_[v] = static_cast<int64_t>(v);
+    for (int64_t v = 0; v < graph.num_nodes; ++v) cluster_[v] = static_cast<int32_t>(v);
   }
 
   // Lets every node join the cluster that it is joined to the most; returns how many moved.
@@ -44,7 +44,7 @@ class Clustering {
       }
       --size_[mine];
       ++size_[best];
-      cluster_[v] = best;
+      cluster_[v] = static_cast<int32_t>(best);
       ++moved;
     }
     return moved;
@@ -76,7 +76,7 @@ class Clustering {
       }
       size_[mine] = 0;
       ++size_[*slot];
-      cluster_[v] = *slot;
+      cluster_[v] = static_cast<int32_t>(*slot);
     }
   }
 
@@ -113,23 +113,28 @@ class Clustering {
     });
     const int64_t mine = cluster_[v];
     const uint64_t key = fold(key_, static_cast<uint64_t>(v));
+    const auto hash = [&](int64_t c) { return fold(key, static_cast<uint64_t>(c)) >> 1; };
     int64_t best = mine, most = joined_[mine];
+    uint64_t lowest = 0;  // the hash of the best, once there was one that is as good
+    bool hashed = false;
     for (const int64_t cluster : touched_) {
       const int64_t w = joined_[cluster];
-      if (cluster == mine || w < most || (with_room && !fits(v, cluster))) continue;
-      if (w > most || (best != mine && before(key, cluster, best))) {
-        best = cluster;
-        most = w;
+      joined_[cluster] = 0;
+      if (cluster == mine || w < most || (w == most && best == mine)) continue;
+      uint64_t own = 0;
+      if (w == most) {
+        if (!hashed) lowest = hash(best);
+        hashed = true;
+        own = hash(cluster);
+        if (own > lowest || (own == lowest && cluster > best)) continue;
       }
+      if (with_room && !fits(v, cluster)) continue;
+      hashed = w == most;
+      lowest = own;
+      best = cluster;
+      most = w;
     }
-    for (const int64_t cluster : touched_) joined_[cluster] = 0;
     return best;
-  }
-
-  static bool before(uint64_t key, int64_t a, int64_t b) {
-    const uint64_t x = fold(key, static_cast<uint64_t>(a)) >> 1;
-    const uint64_t y = fold(key, static_cast<uint64_t>(b)) >> 1;
-    return x < y || (x == y && a < b);
   }
 
   const Adjacency<T>& graph_;
@@ -138,7 +143,8 @@ class Clustering {
   const int64_t* limit_;
   IntColumn group_;
   uint64_t key_;
-  std::vector<int64_t> cluster_, size_, held_, joined_, touched_;
+  std::vector<int32_t> cluster_, size_;
+  std::vector<int64_t> held_, joined_, touched_;
 };
 
 Tensor cluster_nodes(Tensor indptr, Tensor indices, Tensor edge_weights, Tensor node_weights,
@@ -148,6 +154,7 @@ Tensor cluster_nodes(Tensor indptr, Tensor indices, Tensor edge_weights, Tensor 
   const int64_t* most = int64_data(limit, columns, "limit");
   const int64_t* visit = int64_data(order, num_nodes, "order");
   IntColumn groups = int_column(group, "group");
+  check(num_nodes < (int64_t{1} << 31), "there must be fewer than 2**31 nodes");
   check(group.numel() == 0 || group.numel() == num_nodes, "group must have one number a node");
   if (group.numel() == 0) groups.data = nullptr;
   for (int64_t v = 0; v < num_nodes; ++v) {

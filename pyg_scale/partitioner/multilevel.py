@@ -34,7 +34,7 @@ class MultilevelPartitioner(Partitioner):
 
     Args:
         max_imbalance: The largest part may be this many times its share.
-        cycles: How often to coarsen and refine; those after the first one start from the
+        cycles: How often to coarsen and refine; those after the first start from the
             partition of the one before and only improve it.
         tries: Bisections of the smallest graph from which the best is taken.
         passes: Passes of refinement on each level.
@@ -51,7 +51,7 @@ class MultilevelPartitioner(Partitioner):
         self,
         *,
         max_imbalance: float = 1.1,
-        cycles: int = 2,
+        cycles: int = 1,
         tries: int = 8,
         passes: int = 8,
         rounds: int = 2,
