@@ -3,8 +3,8 @@
 DATA is a graph directory, an .npz archive, or a data set of PyG by its name (Planetoid/Cora). The
 parts come from a method (`pyg-scale plugins list` names them all) or, with --assignment, from a
 file that another tool wrote: the part of node i in line i + 1, an .npy array, or the node_pb.pt of
-GraphLearn-for-PyTorch. Prints what the parts are worth. Exit status: 0 if all went well, 1 if not,
-2 for wrong usage.
+GraphLearn-for-PyTorch. Prints what the parts are worth; with --compare, what those of several
+methods are. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import argparse
 import ast
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pyg_scale.errors import PluginError
+
+_EXPECTED = (PluginError, ValueError, TypeError, LookupError, OSError, ImportError)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,11 +32,11 @@ def main(argv: Sequence[str]) -> int:
         parser.error("the same --option is given twice")
     if args.assignment and (args.method or options):
         parser.error("--assignment brings the parts: leave --method and --option out")
-    from pyg_scale.errors import GraphDirectoryError, PluginError
-
+    if args.compare and (args.assignment or args.method or options or args.out):
+        parser.error("--compare only measures: leave --method, --option, --assignment, --out out")
     try:
         report = _run(args, options)
-    except (GraphDirectoryError, PluginError, ValueError, TypeError, LookupError, OSError) as error:
+    except _EXPECTED as error:
         print(f"pyg-scale partition: {error}", file=sys.stderr)
         return 1
     print(report)
@@ -81,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
         type=_file,
         help="parts that are known already; with types TYPE=FILE, once for each",
     )
+    parser.add_argument(
+        "--compare", metavar="A,B,...", help="measure these methods, each with its defaults"
+    )
+    parser.add_argument(
+        "--num-neighbors",
+        metavar="K,K,...",
+        type=_integers,
+        help="sample batches with so many neighbours per hop and count features of other parts",
+    )
+    parser.add_argument("--batch-size", type=int, default=1024, help="of them (default: 1024)")
+    parser.add_argument("--png", metavar="FILE", help="draw what was measured; needs matplotlib")
     parser.add_argument("--root", metavar="DIR", default="data", help="where PyG keeps data sets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -88,14 +104,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace, options: dict[str, Any]) -> str:
     from pyg_scale.partitioner import assign, quality
-    from pyg_scale.partitioner.report import describe
+    from pyg_scale.partitioner.report import describe, draw
     from pyg_scale.partitioner.write import write_partition
 
     if args.out and Path(args.out).exists():
         raise FileExistsError(f"{args.out} is there already: take another path for --out")
+    if args.compare:
+        return _compare(args)
     if args.edge_assign_strategy and not args.out:
         raise ValueError("--edge-assign-strategy is about writing: give --out too")
     data = _data(args.data, args.root)
+    start = time.perf_counter()
     found, _ = assign(
         data,
         args.num_parts,
@@ -106,10 +125,22 @@ def _run(args: argparse.Namespace, options: dict[str, Any]) -> str:
         assignment=_assignment(args.assignment),
         options=options,
     )
+    seconds = time.perf_counter() - start
     strategy = args.edge_assign_strategy or "by_dst"
+    report = quality(
+        data,
+        found,
+        edge_assign_strategy=strategy,
+        num_neighbors=args.num_neighbors,
+        batch_size=args.batch_size,
+        cache=found.cache,
+    )
+    report.seconds = seconds
     if args.out:
-        write_partition(data, found, Path(args.out), edge_assign_strategy=strategy)
-    report = quality(data, found, edge_assign_strategy=strategy)
+        out = Path(args.out)
+        write_partition(data, found, out, edge_assign_strategy=strategy, quality=report)
+    if args.png:
+        draw([report], args.png)
     if not args.json:
         return describe(report)
     written = str(Path(args.out).absolute()) if args.out else None
@@ -123,6 +154,34 @@ def _run(args: argparse.Namespace, options: dict[str, Any]) -> str:
         },
         indent=2,
     )
+
+
+def _compare(args: argparse.Namespace) -> str:
+    """What several methods make of the graph."""
+    from pyg_scale.partitioner import compare
+    from pyg_scale.partitioner.report import draw, table
+
+    found = compare(
+        _data(args.data, args.root),
+        args.num_parts,
+        args.compare.split(","),
+        seed=args.seed,
+        shares=args.shares,
+        balance=tuple(args.balance.split(",")),
+        num_neighbors=args.num_neighbors,
+        batch_size=args.batch_size,
+        edge_assign_strategy=args.edge_assign_strategy or "by_dst",
+    )
+    if args.png:
+        draw(found, args.png)
+    return json.dumps([each.to_dict() for each in found], indent=2) if args.json else table(found)
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of integers such as 15,10") from None
 
 
 def _data(name: str, root: str) -> Any:

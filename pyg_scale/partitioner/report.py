@@ -81,6 +81,7 @@ def _panel(axis: Any, name: str, labels: list[str], values: list[Any]) -> None:
     axis.set_yticks(range(len(values)), labels, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(0, top * 1.25)
+    axis.locator_params(axis="x", nbins=4)
     axis.set_title(name, loc="left", fontsize=9, fontweight="bold", color=_INK)
     axis.grid(axis="x", color=_GRID, zorder=0)
     axis.tick_params(length=0, colors=_INK, labelsize=8)

@@ -9,6 +9,7 @@ import torch
 import pyg_scale
 from pyg_scale.cli import main
 from pyg_scale.datasets import read_npz
+from pyg_scale.partitioner import quality
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs
 
@@ -127,3 +128,31 @@ def test_wrong_usage(archive, arguments):
     with pytest.raises(SystemExit) as caught:
         main(["partition", archive, *arguments])
     assert caught.value.code == 2
+
+
+def test_compares_methods(directory, tmp_path, capsys):
+    png = str(tmp_path / "compared.png")
+    options = ["--num-neighbors", "2,2", "--batch-size", "2"]
+    assert main(["partition", directory, "2", "--compare", "random,fennel", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["method", "random", "fennel"]
+    assert "remote per batch" in lines[0]
+    assert main(["partition", directory, "2", "--compare", "range", "--json", "--png", png]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["method"], found["num_parts"]) == ("range", 2) and found["cut"] == 2 / 7
+    assert (tmp_path / "compared.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["partition", directory, "2", "--compare", "nothing"]) == 1
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_comparing_writes_nothing(directory, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["partition", directory, "2", "--compare", "random", "--out", str(tmp_path / "p")])
+    assert stop.value.code == 2 and "only measures" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept(directory, tmp_path, capsys):
+    out = str(tmp_path / "parts")
+    assert main(["partition", directory, "2", "--out", out, "--num-neighbors", "2"]) == 0
+    kept = quality(out)
+    assert kept.method == "fennel" and kept.remote.num_neighbors == [2] and kept.seconds > 0
