@@ -26,7 +26,8 @@ RUN = [page for page in PAGES if snippets(page)]
 
 @pytest.mark.filterwarnings("ignore:.*takes the plain-torch path:RuntimeWarning")
 @pytest.mark.parametrize("page", RUN, ids=name)
-def test_snippets_run(page):
+def test_snippets_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where snippets leave files
     before = {(entry.kind, entry.provider) for entry in plugins.entries()}
     namespace: dict = {"__name__": "__snippet__"}
     try:
