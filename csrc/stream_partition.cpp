@@ -74,8 +74,16 @@ struct Stream {
     return least;
   }
 
+  bool fits(int64_t v, int64_t p) const {
+    for (const int64_t c : active) {
+      const int64_t i = p * columns + c;
+      if (capacity[i] - load[i] < weight(v, c)) return false;
+    }
+    return true;
+  }
+
   int64_t score(int64_t v, int64_t p, int64_t room) const {
-    if (ldg) return count[p] * (room + 1);
+    if (ldg) return count[p] ? count[p] * (room + 1) : 0;
     int64_t found = count[p] << kFraction;
     for (const int64_t c : active) found -= weight(v, c) * penalty[p * columns + c];
     return found;
@@ -93,21 +101,29 @@ struct Stream {
       const int64_t p = part[indices[e]];
       if (p >= 0) ++count[p];
     }
-    int64_t best = -1, best_score = kNever, best_room = kNever, fallback = 0;
-    int64_t fallback_room = kNever;
-    for (int64_t i = 0; i < num_parts; ++i) {
-      // its own part first, then from one that differs from node to node: the first of equals wins
-      const int64_t p = before >= 0 ? (before + i) % num_parts : (v + i) % num_parts;
-      const int64_t left = room(v, p);
-      if (left > fallback_room) fallback = p, fallback_room = left;
-      if (left < 0) continue;
+    // its own part first, then from one that differs from node to node: the first of equals wins
+    const int64_t start = before >= 0 ? before : v % num_parts;
+    int64_t best = -1, best_score = kNever, best_room = kNever;
+    for (int64_t i = 0, p = start; i < num_parts; ++i, p = p + 1 < num_parts ? p + 1 : 0) {
+      if (!fits(v, p)) continue;
+      // room costs a division, so it is only looked at where it decides
+      if (ldg && best_score > 0 && count[p] == 0) continue;
+      int64_t left = ldg && count[p] ? room(v, p) : kNever;
       const int64_t found = score(v, p, left);
-      if (found > best_score || (found == best_score && left > best_room && p != before &&
-                                 best != before)) {
-        best = p, best_score = found, best_room = left;
+      if (found < best_score || (found == best_score && best == before)) continue;
+      if (found == best_score) {
+        if (best_room == kNever) best_room = room(v, best);
+        if (left == kNever) left = room(v, p);
+        if (left <= best_room) continue;
+      }
+      best = p, best_score = found, best_room = left;
+    }
+    if (best < 0) {  // nowhere is room: where least is missing
+      for (int64_t i = 0, p = start; i < num_parts; ++i, p = p + 1 < num_parts ? p + 1 : 0) {
+        const int64_t left = room(v, p);
+        if (best < 0 || left > best_room) best = p, best_room = left;
       }
     }
-    if (best < 0) best = fallback;
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const int64_t p = part[indices[e]];
       if (p >= 0) count[p] = 0;
