@@ -34,7 +34,7 @@ def partition_graph(
 
     A graph with one type of nodes and of edges whose edges are all there in both directions,
     without self-loops and duplicates, is used where it lies, be it memory or a file; any other
-    is made undirected in memory: 4 bytes for each direction of each edge and 16 per node.
+    is made undirected in memory: 4 bytes for each direction of each edge and 24 for each node.
 
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, a

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import pyg_scale
+from pyg_scale.partitioner import graph as graph_module
 from pyg_scale.partitioner import partition_graph
 from pyg_scale.store.directory import DirectoryWriter, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.topology import topology_of
@@ -198,3 +200,24 @@ def test_a_directory_is_the_graph_it_was_made_of(make, tmp_path):
     assert found.offsets == of_data.offsets
     if make is not graphs.hetero:
         assert found.train.nonzero().view(-1).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_files_are_used_where_they_lie(opened, tmp_path, monkeypatch):
+    """Nothing is built of an undirected graph on disk."""
+    data = both_ways()
+    pyg_scale.save(data, tmp_path / "g")
+    expected = partition_graph(data, is_sorted=False)
+
+    def never(*args):
+        raise AssertionError("a copy was made")
+
+    monkeypatch.setattr(graph_module, "undirected", never)
+    monkeypatch.setattr(graph_module, "sort_rows", never)
+    found = partition_graph(
+        pyg_scale.open(tmp_path / "g") if opened else tmp_path / "g", is_sorted=False
+    )
+    assert torch.equal(found.indptr, expected.indptr)
+    assert torch.equal(found.indices, expected.indices)
+    with pytest.raises(AssertionError, match="a copy"):
+        partition_graph(tmp_path / "g")  # these neighbours are not in order

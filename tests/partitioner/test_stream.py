@@ -127,3 +127,14 @@ def test_capacity():
         Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 0]]), num_nodes=4), balance="edges"
     )
     assert Fennel().capacity(star, equal_shares(2)).view(-1).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("method", [Fennel(), LDG(order=["degree", "random"])])
+@pytest.mark.parametrize("balance", ["nodes", ("nodes", "edges")])
+def test_the_same_without_compiled_kernels(method, balance, monkeypatch):
+    if not library.compiled():
+        pytest.skip("the kernels are not compiled")
+    data = shapes.blocks(4, 40)
+    compiled = pyg_scale.partition(data, 5, method, balance=balance)
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
+    assert torch.equal(pyg_scale.partition(data, 5, method, balance=balance), compiled)
