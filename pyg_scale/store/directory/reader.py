@@ -21,7 +21,7 @@ from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
 
-_LONGEST_META = 1 << 28
+_LONGEST_META = 1 << 26
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], GraphDirectory] = (
     weakref.WeakValueDictionary()
 )
@@ -76,7 +76,7 @@ class GraphDirectory:
         with _opening:
             try:
                 folder, meta = path.stat(), (path / META).stat()
-            except OSError:
+            except (OSError, ValueError):
                 return cls(path)  # which says why
             key = (str(path), *_identity(folder), *_identity(meta))
             known = _opened.get(key)
