@@ -79,6 +79,7 @@ def pyg_scale_commands() -> dict[str, str]:
         "convert": "pyg_scale.cli.convert:main",
         "doctor": "pyg_scale.cli.doctor:main",
         "partition": "pyg_scale.cli.partition:main",
+        "info": "pyg_scale.cli.info:main",
         "plugins": "pyg_scale.cli.plugins:main",
     }
 

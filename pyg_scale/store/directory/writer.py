@@ -71,11 +71,11 @@ class DirectoryWriter:
         self.staging = self.path.with_name(f".{self.path.name}.partial")
         self._resume = resume
         self._written: dict[str, tuple[FileMeta, int]] = {}
-        with _refused(self.path):
+        with refused(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path)
         try:
-            with _refused(self.path):
+            with refused(self.path):
                 restore(self.path)
                 self._check_target(overwrite)  # nobody else writes from here on
                 (self.path / _MARK).unlink(missing_ok=True)
@@ -116,7 +116,7 @@ class DirectoryWriter:
         """
         stored = dtype_name(dtype)
         with self._file(name) as out:
-            offset = out.write(_header(dtype, shape))
+            offset = out.write(header_of(dtype, shape))
             out.flush()
             size = num_bytes(stored, shape)
             if not size:
@@ -146,22 +146,13 @@ class DirectoryWriter:
         """
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
         tensor, dtype = tensor.detach(), dtype or tensor.dtype
-        rows = tensor if tensor.dim() else tensor.view(1)
-        step = max(1, _CHUNK // max(1, rows[:1].numel() * dtype.itemsize))
         with self._file(name) as out:
-            header = _header(dtype, tuple(tensor.shape))
+            header = header_of(dtype, tuple(tensor.shape))
             out.write(header)
-            crc, size = zlib.crc32(header), len(header)
-            for begin in range(0, len(rows) if rows.numel() else 0, step):
-                piece = rows[begin : begin + step].to(device="cpu", dtype=dtype).contiguous()
-                data = as_array(piece).reshape(-1).view(np.uint8).data
-                out.write(data)
-                crc, size = zlib.crc32(data, crc), size + data.nbytes
-                if progress is not None:
-                    progress(data.nbytes)
+            crc, size = write_rows(out, tensor, dtype, zlib.crc32(header), progress)
             out.flush()
             changed = os.fstat(out.fileno()).st_mtime_ns
-        self._written[name] = FileMeta(size, crc), changed
+        self._written[name] = FileMeta(size + len(header), crc), changed
 
     def commit(self, meta: Meta) -> None:
         """Complete the directory: checksums, flush, ``META.json``, rename.
@@ -176,7 +167,7 @@ class DirectoryWriter:
             GraphDirectoryError: If a file is missing, or holds something else than ``meta`` says,
                 or the disk is full.
         """
-        with _refused(self.staging):
+        with refused(self.staging):
             files = self._clean()
             meta.files = checksums(self.staging, files, self._known(files))
             meta.check()
@@ -218,7 +209,7 @@ class DirectoryWriter:
     def _file(self, name: str) -> Iterator[BinaryIO]:
         file = self.staging / name
         self._written.pop(name, None)
-        with _refused(file):
+        with refused(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb+") as out:
                 yield out
@@ -249,7 +240,42 @@ class DirectoryWriter:
         return known
 
 
-def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+def write_rows(
+    out: BinaryIO,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    crc: int,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[int, int]:
+    """Write the content of a tensor as another dtype, some rows at a time.
+
+    Args:
+        out: A file.
+        tensor: What to write.
+        dtype: What the file is to hold.
+        crc: The checksum of what is in the file already.
+        progress: Called with the bytes that were written, piece by piece.
+
+    Returns:
+        The checksum of all that is in the file, and the bytes that were written.
+
+    Raises:
+        OSError: If the disk is full or refuses.
+    """
+    rows, size = tensor if tensor.dim() else tensor.view(1), 0
+    step = max(1, _CHUNK // max(1, rows[:1].numel() * dtype.itemsize))
+    for begin in range(0, len(rows) if rows.numel() else 0, step):
+        piece = rows[begin : begin + step].to(device="cpu", dtype=dtype).contiguous()
+        data = as_array(piece).reshape(-1).view(np.uint8).data
+        out.write(data)
+        crc, size = zlib.crc32(data, crc), size + data.nbytes
+        if progress is not None:
+            progress(data.nbytes)
+    return crc, size
+
+
+def header_of(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """The first bytes of a ``.npy`` file."""
     out = io.BytesIO()
     stored = npy.dtype_to_descr(numpy_dtype(dtype_name(dtype)))
     npy.write_array_header_1_0(out, {"descr": stored, "fortran_order": False, "shape": shape})
@@ -257,7 +283,7 @@ def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 @contextlib.contextmanager
-def _refused(file: Path) -> Iterator[None]:
+def refused(file: Path) -> Iterator[None]:
     """What the system refuses, with the file that it is about."""
     try:
         yield

@@ -1,8 +1,8 @@
 """Run as a program: kills a writer at many points, and looks at what is there afterwards.
 
 ``python -m tests.store.directory.kill FOLDER replace|new STEP [no-exchange]`` kills at every
-``STEP``-th line that a writer runs, or with a negative ``STEP`` of those that put a directory in its
-place, and prints how many left the old graph, the new one, or none.
+``STEP``-th line that a writer runs, or with a negative ``STEP`` of those that put a directory in
+its place, and prints how many left the old graph, the new one, or none.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ ROOT = Path(pyg_scale.__file__).parents[1]
     [
         ("replace", -7, []),
         ("replace", 151, []),
-        ("replace", -17, ["no-exchange"]),
         pytest.param("replace", -1, [], marks=pytest.mark.slow),
         pytest.param("replace", 7, [], marks=pytest.mark.slow),
         pytest.param("new", -1, [], marks=pytest.mark.slow),
