@@ -78,8 +78,8 @@ def pyg_scale_commands() -> dict[str, str]:
         "build": "pyg_scale.cli.build:main",
         "convert": "pyg_scale.cli.convert:main",
         "doctor": "pyg_scale.cli.doctor:main",
-        "partition": "pyg_scale.cli.partition:main",
         "info": "pyg_scale.cli.info:main",
+        "partition": "pyg_scale.cli.partition:main",
         "plugins": "pyg_scale.cli.plugins:main",
     }
 
