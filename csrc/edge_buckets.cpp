@@ -1,4 +1,5 @@
-// A chunk of edges, grouped by ranges of destinations, see pyg_scale/ops/edge_buckets.py.
+// Edges grouped by ranges of destinations, and the edges of a range by destination, see
+// pyg_scale/ops/edge_buckets.py.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -110,6 +111,75 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_buckets(Tensor dst, Tensor src, 
   return {dst_out, src_out, order, counts};
 }
 
+constexpr int64_t kFar = 32, kNear = 16;  // edges ahead whose memory is asked for
+
+// Puts the edges of a bucket behind the earlier ones of their destinations: source, edge id.
+template <typename Source, typename T>
+void place_in_bucket(const int32_t* dst, const Source* src, const uint16_t* offset,
+                     const int64_t* first, const int64_t* count, int64_t num_blocks, int64_t* next,
+                     T* pair) {
+  int64_t e = 0, num_edges = 0;
+  for (int64_t block = 0; block < num_blocks; ++block) num_edges += count[block];
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    for (const int64_t end = e + count[block]; e < end; ++e) {
+      if (e + kFar < num_edges) {
+        __builtin_prefetch(next + dst[e + kFar], 1);
+        __builtin_prefetch(pair + 2 * next[dst[e + kNear]], 1);
+      }
+      T* entry = pair + 2 * next[dst[e]]++;
+      entry[0] = static_cast<T>(src[e]);
+      entry[1] = static_cast<T>(first[block] + offset[e]);
+    }
+  }
+}
+
+// The edges of a bucket by destination: where those of each begin, and (source, edge id) of each.
+// `first` and `count` are of its blocks, see pyg_scale/convert/bucket_files.py.
+std::tuple<Tensor, Tensor> edge_group(Tensor dst, Tensor src, Tensor offset, Tensor first,
+                                      Tensor count, int64_t num_dst, bool wide) {
+  const int64_t num_edges = dst.numel(), num_blocks = first.numel();
+  check(dst.is_cpu() && dst.is_contiguous() && dst.scalar_type() == ScalarType::Int &&
+            src.is_cpu() && src.is_contiguous() && src.numel() == num_edges &&
+            offset.is_cpu() && offset.is_contiguous() && offset.numel() == num_edges &&
+            offset.scalar_type() == ScalarType::Short,
+        "dst, src and offset must be contiguous and of one length, on the CPU");
+  const bool wide_src = int_column(src, "src").wide;
+  check(wide || !wide_src, "pairs must be int64 where sources are");
+  const int64_t* begins = int64_data(first, num_blocks, "first");
+  const int64_t* counts = int64_data(count, num_blocks, "count");
+  int64_t sum = 0;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    check(counts[block] >= 0, "a block has fewer than no edges");
+    sum += counts[block];
+  }
+  check(sum == num_edges, "the blocks must have as many edges as there are");
+  const auto* to = dst.const_data_ptr<int32_t>();
+  Tensor cursor = huge_empty({num_dst + 2}, ScalarType::Long);
+  int64_t* next = cursor.mutable_data_ptr<int64_t>();
+  std::fill(next, next + num_dst + 2, 0);
+  for (int64_t e = 0; e < num_edges; ++e) {
+    if (to[e] < 0 || to[e] >= num_dst) [[unlikely]] fail("a destination is outside of the bucket");
+    if (e + kFar < num_edges) __builtin_prefetch(next + 2 + to[e + kFar], 1);
+    ++next[to[e] + 2];
+  }
+  for (int64_t v = 0; v < num_dst; ++v) next[v + 2] += next[v + 1];
+  Tensor pair = huge_empty({num_edges, 2}, wide ? ScalarType::Long : ScalarType::Int);
+  const auto* offsets = static_cast<const uint16_t*>(offset.const_data_ptr());
+  const void* from = src.const_data_ptr();
+  void* out = pair.mutable_data_ptr();
+  if (!wide) {
+    place_in_bucket(to, static_cast<const int32_t*>(from), offsets, begins, counts, num_blocks,
+                    next + 1, static_cast<int32_t*>(out));
+  } else if (wide_src) {
+    place_in_bucket(to, static_cast<const int64_t*>(from), offsets, begins, counts, num_blocks,
+                    next + 1, static_cast<int64_t*>(out));
+  } else {
+    place_in_bucket(to, static_cast<const int32_t*>(from), offsets, begins, counts, num_blocks,
+                    next + 1, static_cast<int64_t*>(out));
+  }
+  return {torch::stable::narrow(cursor, 0, 0, num_dst + 1), pair};
+}
+
 }  // namespace
 }  // namespace pyg_scale
 
@@ -117,8 +187,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "edge_buckets(Tensor dst, Tensor src, Tensor bounds, Tensor table, int shift, int block, "
       "bool wide) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "edge_group(Tensor dst, Tensor src, Tensor offset, Tensor first, Tensor count, int num_dst, "
+      "bool wide) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("edge_buckets", TORCH_BOX(&pyg_scale::edge_buckets));
+  m.impl("edge_group", TORCH_BOX(&pyg_scale::edge_group));
 }

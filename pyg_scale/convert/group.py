@@ -19,6 +19,7 @@ from pyg_scale.convert.journal import Work
 from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.plan import Cost
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
+from pyg_scale.ops.edge_buckets import edge_group
 
 _CHECKPOINT = 1 << 26  # bytes of edges between two entries in the journal
 
@@ -67,7 +68,8 @@ class GroupedFiles:
 
     def cost(self, stored: int) -> Cost:
         """What a bucket takes in memory, given the bytes of an edge in its file."""
-        edge = stored + 16 + (16 if self.indices_dtype == "int64" else 8)
+        edge = stored + (24 if "int64" in (self.indices_dtype, self.edge_id_dtype) else 16)
+        edge += 8 if self.by_time or self.has_weight else 0
         edge += 48 if self.by_time else 0  # a destination's edges while they are sorted
         return Cost(edge + (8 if self.has_weight else 0), 24)
 
@@ -149,8 +151,21 @@ def _pieces(
         for number, piece in enumerate(hub_edges(files, bucket, out, memory)):
             yield pointers if number == 0 else None, Piece(*piece)
         return
+    blocks = files.blocks(bucket)
     dst = torch.from_numpy(files.read(bucket, "dst", 0, size))
     src = torch.from_numpy(files.read(bucket, "src", 0, size))
+    step = max(1 << 14, min(1 << 22, memory // 256))
+    none = torch.empty(0, dtype=torch.int64)
+    if not out.by_time and not out.has_weight:
+        offset = torch.from_numpy(files.read(bucket, "offset", 0, size).view(np.int16))
+        first, count = map(torch.from_numpy, blocks)
+        indptr, pair = edge_group(dst, src, offset, first, count, nodes)
+        del dst, src, offset
+        yield indptr, Piece(none, none)
+        for begin in range(0, size, step):
+            part = pair[begin : begin + step]
+            yield None, Piece(part[:, 0], part[:, 1])
+        return
     time = weight = None
     if out.node_time is not None:
         time = out.node_time.of(src, memory // 4)
@@ -165,9 +180,7 @@ def _pieces(
         weight = torch.from_numpy(files.read(bucket, "weight", 0, size))
         prefix = weight_prefix(csc, weight)
         del weight
-    ids = torch.from_numpy(files.edge_ids(bucket, files.blocks(bucket), 0, size))
-    step = max(1 << 14, min(1 << 22, memory // 256))
-    none = torch.empty(0, dtype=torch.int64)
+    ids = torch.from_numpy(files.edge_ids(bucket, blocks, 0, size))
     yield csc.indptr, Piece(none, none, none, none)
     for begin in range(0, size, step):
         yield None, _cut(csc, ids, time if out.has_time else None, prefix, begin, step)

@@ -69,7 +69,16 @@ class Journal:
         return result
 
     def finished(self, name: str) -> bool:
+        """Whether a step is finished."""
         return name in self._done
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._done, self._reached, self.resumed = {}, {}, False
+
+    def names(self) -> list[str]:
+        """The steps that are finished."""
+        return list(self._done)
 
     def finish(self, name: str, result: Any = None) -> None:
         """A step is finished."""

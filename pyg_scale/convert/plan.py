@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_LARGEST = 1 << 34  # bytes of a bucket: its nodes and edges are then counted in 32 bits
+_LARGEST = 1 << 28  # bytes of a bucket: what is not much larger than a cache is grouped fastest
 
 
 class Plan(NamedTuple):

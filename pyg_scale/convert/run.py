@@ -24,15 +24,15 @@ from pyg_scale.errors import UnknownPluginError
 from pyg_scale.ops import library
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.byte_size import byte_size
-from pyg_scale.store.directory import DirectoryWriter
+from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.meta import META, Meta
 
 LEAST = 32 << 20
 """Bytes that a conversion needs beside what Python, torch and PyG take."""
 
 _RESERVE = 24 << 20  # of allocators and stacks
-_STEPS = "steps.json"
 _TEMPORARY = "temporary"
+_COMPLETE = "complete"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def convert(
         {each: node.num_nodes for each, node in meta.nodes.items()},
         {each: edge.num_edges for each, edge in meta.edges.items()},
         time.monotonic() - begin,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        _peak(),
         journal.skipped,
     )
 
@@ -156,10 +156,14 @@ def run(
         dict(reader.options()),
         options.identity(),
     ]
-    _forget_steps(path)
+    path = path.resolve()
+    journal = Journal(path.with_name(f".{path.name}.steps.json"), identity)
+    if journal.finished(_COMPLETE) and _in_place(path, journal.file):
+        return _cleared(path, journal), journal
     with DirectoryWriter(path, overwrite=overwrite, resume=True) as writer:
-        root = writer.staging
-        journal = Journal(root / _STEPS, identity)
+        root, temporary = writer.staging, writer.staging / _TEMPORARY
+        if not temporary.is_dir() and not journal.finished(_COMPLETE):
+            journal.forget()  # somebody removed the files
         if not journal.resumed:
             if journal.changed and not quiet:
                 print(
@@ -167,19 +171,21 @@ def run(
                     "found; beginning anew",
                     file=sys.stderr,
                 )
-            _empty(root)
             journal.write()
-        work = Work(root / _TEMPORARY, memory, journal, quiet)
-        work.folder.mkdir(exist_ok=True)
+            _empty(root)
+        temporary.mkdir(exist_ok=True)
+        work = Work(temporary, memory, journal, quiet)
         try:
             meta = Conversion(reader, root, work, options).run()
         except (ValueError, IndexError, TypeError, NotImplementedError):
-            _empty(root)  # what is wrong stays wrong
-            root.rmdir()
+            shutil.rmtree(root)  # what is wrong stays wrong
+            journal.file.unlink(missing_ok=True)
             raise
-        shutil.rmtree(work.folder)
+        if not journal.finished(_COMPLETE):
+            journal.finish(_COMPLETE)
+        shutil.rmtree(temporary)
         writer.commit(meta)
-    (path / _STEPS).unlink(missing_ok=True)
+    journal.file.unlink(missing_ok=True)
     return meta, journal
 
 
@@ -238,17 +244,38 @@ def resident() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def _forget_steps(path: Path) -> None:
-    """Remove the journal of a conversion that was killed when all else was done."""
-    if (path / META).is_file():
-        (path / _STEPS).unlink(missing_ok=True)
+def _peak() -> int:
+    """The most bytes that this process had resident; ``ru_maxrss`` may be that of its parent."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resident()
+
+
+def _in_place(path: Path, steps: Path) -> bool:
+    """Whether a conversion was killed when its directory had taken its place already."""
+    meta, staging = path / META, path.with_name(f".{path.name}.partial")
+    if not meta.is_file() or meta.stat().st_mtime_ns < steps.stat().st_mtime_ns:
+        return False
+    # what was there before may still lie where the new directory was written
+    return not staging.exists() or (staging / META).is_file()
+
+
+def _cleared(path: Path, journal: Journal) -> Meta:
+    """Remove what such a conversion left."""
+    with DirectoryWriter(path, overwrite=True, resume=True) as writer:
+        shutil.rmtree(writer.staging)
+    journal.file.unlink()
+    journal.skipped = journal.names()
+    return GraphDirectory(path).meta
 
 
 def _empty(folder: Path) -> None:
     for each in folder.iterdir():
         if each.is_dir():
             shutil.rmtree(each)
-        else:
+        elif each.suffix == ".npy":
             each.unlink()
 
 

@@ -1,4 +1,7 @@
-"""Edges grouped by ranges of destinations: the first half of grouping more than memory holds."""
+"""Edges grouped by ranges of destinations, then each range by destination.
+
+Together they group by destination what memory does not hold.
+"""
 
 from __future__ import annotations
 
@@ -70,3 +73,32 @@ def edge_buckets(dst: Tensor, src: Tensor, ranges: Ranges, block: int, *, wide: 
     near = dst.to(torch.int64) - ranges.bounds[to]
     kind = torch.int64 if wide else torch.int32
     return Grouped(near[order].to(torch.int32), src[order].to(kind), order.to(torch.int32), counts)
+
+
+def edge_group(
+    dst: Tensor, src: Tensor, offset: Tensor, first: Tensor, count: Tensor, num_dst: int
+) -> tuple[Tensor, Tensor]:
+    """Group the edges of a range by destination, within one in the order in which they are given.
+
+    Args:
+        dst: ``int32`` ``[n]``, each below ``num_dst``.
+        src: ``int32`` or ``int64`` ``[n]``.
+        offset: ``int16`` ``[n]``, read as unsigned: the id of an edge less that of the first edge
+            of its block.
+        first: ``int64`` ``[num_blocks]``, the id of the first edge of each block.
+        count: ``int64`` ``[num_blocks]``, edges of each block; together ``n``.
+        num_dst: Number of destinations.
+
+    Returns:
+        ``int64`` ``[num_dst + 1]``, where the edges of each begin; and ``[n, 2]``, source and id of
+        each, ``int32`` where that holds them.
+    """
+    wide = src.dtype == torch.int64 or (first.numel() > 0 and int(first[-1]) + 2**16 > 2**31)
+    if library.compiled():
+        return torch.ops.pyg_scale.edge_group(dst, src, offset, first, count, num_dst, wide)
+    order = torch.argsort(dst, stable=True)
+    edge_id = first.repeat_interleave(count) + (offset.to(torch.int64) & 0xFFFF)
+    pair = torch.stack([src.to(torch.int64), edge_id], dim=1)[order]
+    degree = torch.bincount(dst, minlength=num_dst)
+    indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    return indptr, pair if wide else pair.to(torch.int32)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pyg_scale.ops.edge_buckets import Ranges, edge_buckets
+from pyg_scale.ops.edge_buckets import Ranges, edge_buckets, edge_group
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -50,3 +50,29 @@ def test_no_edges():
 def test_a_table_says_where_a_range_begins_inside_a_bin():
     ranges = Ranges.of(torch.tensor([0, 4, 6, 20]), 2)
     assert ranges.table.tolist() == [0, -1, 2, 2, 2]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("base", [0, 2**31])
+def test_edges_of_a_range_by_destination(wide, base):
+    dst, src = chunk(400, 30, torch.int32)
+    src = src.to(torch.int64 if wide else torch.int32)
+    first, count = torch.tensor([base, base + 70_000]), torch.tensor([150, 250])
+    offset = torch.cat([torch.arange(150), 65_000 + torch.arange(250)])
+    edge_id = first.repeat_interleave(count) + offset
+    indptr, pair = edge_group(dst, src, offset.to(torch.int16), first, count, 32)
+    assert pair.dtype == (torch.int64 if wide or base else torch.int32)
+    order = torch.argsort(dst, stable=True)
+    assert pair[:, 0].tolist() == src[order].tolist()
+    assert pair[:, 1].tolist() == edge_id[order].tolist()
+    assert indptr.diff().tolist() == torch.bincount(dst, minlength=32).tolist()
+    assert indptr.dtype == torch.int64 and indptr[0] == 0
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_range_without_edges():
+    none = torch.empty(0, dtype=torch.int32)
+    long = none.to(torch.int64)
+    indptr, pair = edge_group(none, none, none.to(torch.int16), long, long, 3)
+    assert indptr.tolist() == [0, 0, 0, 0] and pair.shape == (0, 2)

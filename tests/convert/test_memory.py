@@ -1,0 +1,64 @@
+"""The memory of a process that converts stays below the limit, all included."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyg_scale
+
+ROOT = Path(pyg_scale.__file__).parents[1]
+LIMIT = 500_000_000
+
+
+def peak(folder, *arguments):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pyg_scale.cli", "convert", str(folder / "edges.npy")),
+            *(str(folder / "graph"), "--memory", str(LIMIT), "--json", "--overwrite", *arguments),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["peak_memory"]
+
+
+@pytest.fixture
+def edges(tmp_path):
+    """40 M edges, 640 MB, a quarter of them to one node."""
+    size, step = 40_000_000, 1_000_000
+    generator = np.random.default_rng(0)
+    file = np.lib.format.open_memmap(tmp_path / "edges.npy", "w+", np.int64, (2, size))
+    for begin in range(0, size, step):
+        dst = generator.integers(0, 3_000_000, step)
+        dst[::4] = 1_234_567
+        file[0, begin : begin + step] = generator.integers(0, 3_000_000, step)
+        file[1, begin : begin + step] = dst
+    file.flush()
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("options", ["plain", "time", "features"])
+def test_peak_memory_is_within_the_limit(edges, options):
+    arguments = []
+    if options == "time":
+        when = np.random.default_rng(1).integers(0, 1000, 40_000_000)
+        np.save(edges / "t.npy", when)
+        np.save(edges / "w.npy", when.astype(np.float32))
+        arguments = ["--edges", f"t={edges / 't.npy'}", "--edges", f"w={edges / 'w.npy'}"]
+        arguments += ["--time-attr", "t", "--weight-attr", "w"]
+    elif options == "features":
+        shape = (3_000_000, 128)
+        x = np.lib.format.open_memmap(edges / "x.npy", "w+", np.float32, shape)
+        x[::1000] = 1
+        x.flush()
+        arguments = ["--nodes", f"x={edges / 'x.npy'}", "--feature-dtype", "float16"]
+    assert peak(edges, *arguments) <= 1.1 * LIMIT
