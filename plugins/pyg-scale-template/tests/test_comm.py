@@ -5,8 +5,6 @@ from pyg_scale_template.comm import TemplateCommunicator
 
 
 class TestTemplateCommunicator(CommTests):
-    serves = False
-
     @pytest.fixture
     def comm(self):
         return TemplateCommunicator
