@@ -29,6 +29,7 @@ _SUBMODULES = (
 )
 
 _FUNCTIONS = {
+    "layerwise_inference": "loader.layerwise:layerwise_inference",
     "open": "store.directory.opening:open_graph",
     "partition": "partitioner:partition",
     "save": "store.directory.saving:save",
