@@ -66,6 +66,8 @@ def write_features(
             for group in meta.nodes:
                 writer.write(f"{node_dir(group)}/part.npy", book.part)
                 writer.write(f"{node_dir(group)}/local.npy", book.local)
+                for part in range(parts):
+                    writer.write(f"{node_dir(group, part)}/orig_id.npy", book.nodes_of(part))
         for kind, edge in meta.edges.items():  # all of them go from node 0 to node 0
             end = meta.nodes[None if kind is None else kind[2]]
             pointers = torch.full((end.num_nodes + 1,), edge.num_edges)

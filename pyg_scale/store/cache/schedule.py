@@ -107,8 +107,7 @@ class Schedule:
         finally:
             _serving.now = None
             with self._store.planning:
-                self._plan_until(batch)
-                self._drop(batch)
+                self._finish(batch)
 
     def request(self, batch: int, key: Key, index: Tensor) -> Request | None:
         """The plan for a read of a batch; ``None`` if it was not announced so.
@@ -161,6 +160,13 @@ class Schedule:
                     made[key] = cache, cache.request(index, self._planned, self._given_up)
             self._planned += 1
             self._foreseen = {key: max(0, n - 1) for key, n in self._foreseen.items()}
+
+    def _finish(self, batch: int) -> None:
+        """The batch has read what it did; what else was planned for it will not be."""
+        self._plan_until(batch)
+        self._drop(batch)
+        if not self._store.plans_for(self):  # it went by while others were planned for
+            self._announced = deque(each for each in self._announced if each[0] != batch)
 
     def _refresh(self) -> None:
         """Begin anew with caches that were replaced because somebody wrote to the store."""

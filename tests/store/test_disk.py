@@ -1,0 +1,229 @@
+"""Features read from the files of a graph directory: parts, direct reads, damage, closing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyg_scale
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.store import Disk
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.disk_features import DiskFeatures
+from pyg_scale.testing import graphs
+from tests.store.feature_directories import write_features
+
+X = torch.arange(300 * 25.0).view(300, 25)
+Y = torch.arange(300)
+
+
+def directory(path: Path, assignment: Tensor | None = None) -> Path:
+    return write_features(path / "graph", {(None, "x"): X, (None, "y"): Y}, assignment)
+
+
+def rows(store: Any, index: Any, name: str = "x") -> Tensor:
+    return store[None, name, torch.as_tensor(index)]
+
+
+def has_direct(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def test_rows_come_from_the_files_and_then_from_memory(tmp_path: Path) -> None:
+    store = Disk(directory(tmp_path), cache="20kB")
+    index = torch.arange(0, 300, 7)
+    assert torch.equal(rows(store, index), X[index])
+    before = store.stats()
+    assert before["reads"] >= 1 and before["misses"] == index.numel()
+    assert before["read_bytes"] >= index.numel() * 100
+    assert torch.equal(rows(store, index.flip(0)), X[index.flip(0)])
+    after = store.stats()
+    assert after["reads"] == before["reads"] and after["hits"] == index.numel()
+    assert torch.equal(store[None, "x", None], X)
+    assert torch.equal(rows(store, [3, 299, 3], "y"), torch.tensor([3, 299, 3]))
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_parts_by_original_ids(tmp_path: Path, contiguous: bool) -> None:
+    assignment = torch.arange(300) * 3 // 300 if contiguous else torch.arange(300) % 3
+    store = Disk(directory(tmp_path, assignment), cache="1kB")
+    for seed in range(5):
+        index = torch.randint(0, 300, (80,), generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(rows(store, index), X[index])
+        assert torch.equal(rows(store, index, "y"), Y[index])
+    assert torch.equal(store[None, "x", slice(10, 200, 3)], X[10:200:3])
+
+
+def test_a_part_that_is_not_here(tmp_path: Path) -> None:
+    path = directory(tmp_path, torch.arange(300) % 3)
+    shutil.rmtree(path / "part-1")
+    store = Disk(path, cache="5kB")
+    assert torch.equal(rows(store, [0, 2, 3]), X[[0, 2, 3]])
+    with pytest.raises(GraphDirectoryError, match=r"row 4 is in a part that is not here.*\[0, 2\]"):
+        rows(store, [0, 4])
+    assert torch.equal(rows(store, [0, 6]), X[[0, 6]])
+
+
+def test_edge_features_of_several_parts(tmp_path: Path) -> None:
+    data = graphs.hostile()
+    path = tmp_path / "parts"
+    pyg_scale.partition(data, 3, method="random", path=path, seed=1)
+    store = Disk(path, cache="2kB")
+    index = torch.randperm(data.num_edges, generator=torch.Generator().manual_seed(0))
+    for group, name, value in (
+        ((None, None), "edge_attr", data.edge_attr),
+        ((None, None), "weight", data.weight),
+    ):
+        assert torch.equal(store[group, name, index], value[index])
+    nodes = torch.arange(data.num_nodes).flip(0)
+    assert torch.equal(store[None, "x", nodes], data.x.flip(0))
+
+
+def test_whether_reads_are_direct_is_said(tmp_path: Path) -> None:
+    path = directory(tmp_path)
+    file = path / "part-0/nodes/attributes/x.npy"
+    store = Disk(path)
+    assert "not read yet" in repr(store) and store.stats()["direct"] is None
+    rows(store, [1])
+    assert store.stats()["direct"] is has_direct(file)
+    assert ("direct" in repr(store)) is has_direct(file)
+    cached = Disk(path, direct=False)
+    assert torch.equal(rows(cached, [1, 299]), X[[1, 299]])
+    assert cached.stats()["direct"] is False and "through the page cache" in repr(cached)
+
+
+def test_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that refuses it: said, or an error for who insists."""
+    real = GraphDirectory.open_file
+
+    def refusing(self: GraphDirectory, name: str, flags: int = 0) -> int:
+        if flags:
+            raise OSError(22, "Invalid argument")
+        return real(self, name, flags)
+
+    monkeypatch.setattr(GraphDirectory, "open_file", refusing)
+    store = Disk(directory(tmp_path))
+    assert torch.equal(rows(store, [5]), X[[5]])
+    assert store.stats()["direct"] is False
+    with pytest.raises(ValueError, match="cannot be read past the page cache"):
+        rows(Disk(store.path, direct=True), [5])
+
+
+def test_a_file_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:
+    path = directory(tmp_path)
+    store = Disk(path, cache=1000)
+    assert torch.equal(rows(store, [2]), X[[2]])
+    file = path / "part-0/nodes/attributes/x.npy"
+    os.truncate(file, 128 + 100 * 100 + 50)
+    with pytest.raises(GraphDirectoryError, match=r"x\.npy: rows 290 to 290 of 300 cannot be read"):
+        rows(store, [290])
+    assert torch.equal(rows(store, [1, 2, 3]), X[[1, 2, 3]])
+
+
+def test_an_error_of_a_read_reaches_who_iterates(tmp_path: Path) -> None:
+    data = graphs.hostile()
+    path = write_features(tmp_path / "graph", {(None, "x"): data.x})
+    for workers in (0, 2):
+        store = Disk(path, cache=100)
+        loader = NeighborLoader(
+            data, [3], batch_size=10, feature_store=store, num_workers=workers, seed=1
+        )
+        iterator = iter(loader)
+        expected = next(iterator)
+        assert torch.equal(expected.x, data.x[expected.n_id])
+        os.truncate(path / "part-0/nodes/attributes/x.npy", 130)
+        with pytest.raises(GraphDirectoryError, match="it was truncated"):
+            list(iterator)
+        del iterator
+        path = write_features(tmp_path / f"graph{workers}", {(None, "x"): data.x})
+
+
+def test_a_directory_that_was_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+    path = directory(tmp_path)
+    store = Disk(path, cache=500)
+    path.rename(tmp_path / "old")
+    write_features(path, {(None, "x"): -X, (None, "y"): Y})
+    assert torch.equal(rows(store, [7, 8]), X[[7, 8]])
+
+
+def test_a_store_that_was_closed(tmp_path: Path) -> None:
+    store = Disk(directory(tmp_path))
+    rows(store, [1])
+    store.close()
+    store.close()
+    for index in ([1], [2]):  # cached or not
+        with pytest.raises(ValueError, match="was closed"):
+            rows(store, index)
+
+
+def test_in_another_process_it_is_opened_again(tmp_path: Path) -> None:
+    store = Disk(directory(tmp_path), cache="4kB", attributes=["x"], look_ahead=3)
+    rows(store, [1, 2])
+    other = pickle.loads(pickle.dumps(store))
+    assert torch.equal(rows(other, [2, 9]), X[[2, 9]])
+    assert (other.capacity, other.look_ahead) == (4000, 3)
+    assert other.stats()["hits"] == 0
+    assert [attr.attr_name for attr in other.get_all_tensor_attrs()] == ["x"]
+
+
+def test_files_are_closed_with_the_last_reference(tmp_path: Path) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    path, before = directory(tmp_path), count()
+    store = Disk(path)
+    rows(store, [1])
+    rows(store, [1], "y")
+    assert count() > before
+    del store
+    assert count() == before
+
+
+def test_hot_nodes_by_degree_of_the_directory(tmp_path: Path) -> None:
+    data = graphs.hostile()
+    pyg_scale.save(data, tmp_path / "graph")
+    store = Disk(tmp_path / "graph", 8 * data.x.size(1) * 4, "placed", "degree", attributes=["x"])
+    degree = torch.bincount(data.edge_index[0], minlength=data.num_nodes)
+    most = degree.sort(descending=True, stable=True).indices[:8]
+    for _ in range(2):
+        assert torch.equal(rows(store, most), data.x[most])
+    assert store.stats()["hits"] == 8
+    with pytest.raises(ValueError, match="no lists of nodes to cache"):
+        Disk(tmp_path / "graph", policy="placed", hot="listed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"cache": "12 parsecs"}, ValueError, "such as '4GB'"),
+        ({"attributes": ["x", "z"]}, KeyError, r"no attribute 'z' \(found: x\)"),
+        ({"direct": 1}, TypeError, "direct must be True, False or None"),
+        ({"threads": 0}, ValueError, "threads"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    path = directory(tmp_path)
+    with pytest.raises(error, match=match):
+        Disk(path, **arguments)
+
+
+def test_what_is_no_graph_directory(tmp_path: Path) -> None:
+    with pytest.raises(GraphDirectoryError, match="no graph directory"):
+        Disk(tmp_path)
+    with pytest.raises(GraphDirectoryError):
+        DiskFeatures(tmp_path / "nothing")
