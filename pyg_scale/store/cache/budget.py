@@ -24,27 +24,27 @@ class Rows(NamedTuple):
         return size
 
 
-def slots_of(tensors: Mapping[Any, Rows], capacity: int) -> dict[Any, int]:
+def slots_of(tensors: Mapping[tuple[Any, str], Rows], capacity: int) -> dict[Any, int]:
     """Slots for each tensor, so that their rows have ``capacity`` bytes at most.
 
     A read of a short row costs about as much as one of a long row, so the shortest rows come
     first: each tensor gets what it needs, but at most half of what is left, and the last one all
-    of it.
+    of it. Edges, which are seldom asked for again, get what nodes leave.
 
     Args:
-        tensors: By anything.
+        tensors: By group and name; the group of edges is a tuple.
         capacity: Bytes.
     """
-    slots = dict.fromkeys(tensors, 0)
-    left = capacity
-    waiting = sorted((k for k in tensors if tensors[k].row_bytes), key=_row_bytes(tensors))
-    for i, key in enumerate(waiting):
-        count, size = tensors[key].num_rows, tensors[key].row_bytes
-        share = left if i == len(waiting) - 1 else left // 2
-        slots[key] = min(count, share // size)
-        left -= slots[key] * size
+    slots, left = dict.fromkeys(tensors, 0), capacity
+    for of_edges in (False, True):
+        waiting = [
+            (rows.row_bytes, key)
+            for key, rows in tensors.items()
+            if isinstance(key[0], tuple) == of_edges and rows.row_bytes
+        ]
+        waiting.sort(key=lambda each: each[0])
+        for i, (size, key) in enumerate(waiting):
+            share = left if i == len(waiting) - 1 else left // 2
+            slots[key] = min(tensors[key].num_rows, share // size)
+            left -= slots[key] * size
     return slots
-
-
-def _row_bytes(tensors: Mapping[Any, Rows]) -> Any:
-    return lambda key: tensors[key].row_bytes

@@ -57,7 +57,7 @@ class Cached(FeatureStore):
     * ``"sieve"``: SIEVE, which looks at the past only (:mod:`pyg_scale.ops.sieve`).
     * ``"placed"``: the rows of ``hot``, as many as fit, from the first request of each on.
 
-    Tensors share the capacity: those with the shortest rows are served first
+    Tensors share the capacity: those of nodes with the shortest rows are served first, edges last
     (:func:`~pyg_scale.store.cache.budget.slots_of`). It bounds the bytes of cached rows; what
     is kept in mind about them (4 bytes for every row of the store, 2 more with 15 announced
     batches, up to 33 for every cached one) is ``index_bytes`` of :meth:`stats`.
@@ -340,19 +340,23 @@ class Cached(FeatureStore):
             none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
             none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
             rows[self.key_of(attr)] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
-        slots = slots_of(rows, self.capacity)
+        hot = {key: self._hot_rows(key, each) for key, each in rows.items()}
+        useful = {key: each._replace(num_rows=hot[key].numel()) for key, each in rows.items()}
         caches = {}
-        for key, count in slots.items():
-            policy = self._policy_for(key, rows[key], count) if count else None
-            if policy is not None:
+        for key, count in slots_of(rows if self._hot is None else useful, self.capacity).items():
+            if count:
+                policy = self._policy_for(rows[key], hot[key][:count], count)
                 caches[key] = RowCache(rows[key].row_bytes, count, policy)
         self._state = _State(rows, caches)
         return self._state
 
-    def _policy_for(self, key: Key, rows: Rows, slots: int) -> Policy | None:
+    def _hot_rows(self, key: Key, rows: Rows) -> Tensor:
+        hot = hot_of(self._hot or {}, key[0])
+        return torch.empty(0, dtype=torch.int64) if hot is None else hot[hot < rows.num_rows]
+
+    def _policy_for(self, rows: Rows, hot: Tensor, slots: int) -> Policy:
         if self._hot is not None:
-            hot = hot_of(self._hot, key[0])
-            return None if hot is None else Placed(rows.num_rows, hot[hot < rows.num_rows][:slots])
+            return Placed(rows.num_rows, hot)
         if slots == rows.num_rows:
             return Placed(rows.num_rows, torch.arange(rows.num_rows))
         if self.policy == "sieve":

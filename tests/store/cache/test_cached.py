@@ -236,14 +236,18 @@ def test_writes_in_the_middle_of_an_iteration(source: Counting) -> None:
 
 def test_shorter_rows_come_first() -> None:
     rows = {
-        "x": Rows(1000, (100,), torch.float32),
-        "y": Rows(1000, (), torch.int64),
-        "huge": Rows(10**6, (), torch.int8),
+        ("paper", "x"): Rows(1000, (100,), torch.float32),
+        ("paper", "y"): Rows(1000, (), torch.int64),
+        ("author", "mask"): Rows(10**6, (), torch.int8),
+        (("paper", "cites", "paper"), "weight"): Rows(10**5, (), torch.int8),
     }
-    slots = slots_of(rows, 100_000)
-    assert slots == {"huge": 50_000, "y": 1000, "x": 42_000 // 400}
-    assert sum(slots[k] * rows[k].row_bytes for k in rows) <= 100_000
-    assert slots_of({"x": Rows(5, (0,), torch.float32)}, 100) == {"x": 0}
+    of_author, of_y, of_x = 50_000, 1000, 42_000 // 400
+    assert list(slots_of(rows, 100_000).values()) == [of_x, of_y, of_author, 0]
+    for capacity in (1, 1000, 10**6, 10**7):
+        slots = slots_of(rows, capacity)
+        assert sum(slots[k] * rows[k].row_bytes for k in rows) <= capacity
+    assert slots == {key: each.num_rows for key, each in rows.items()}
+    assert slots_of({(None, "x"): Rows(5, (0,), torch.float32)}, 100) == {(None, "x"): 0}
 
 
 @pytest.mark.parametrize(
