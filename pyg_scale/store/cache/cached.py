@@ -162,7 +162,7 @@ class Cached(FeatureStore):
         """Rows found (``hits``), read (``misses``), read once more because an earlier request had
         failed or taken too long (``late``), given up (``evictions``), since the store was made;
         bytes of cached rows, of what is kept in mind about them, and of ``capacity``. Of each
-        tensor in ``tensors``, since somebody wrote to the store.
+        tensor in ``tensors``, such as ``"x"`` or ``"paper/x"``, since somebody wrote to the store.
         """
         with self.planning:
             each = self._each()
@@ -171,9 +171,9 @@ class Cached(FeatureStore):
             total[name] = total.get(name, 0) + sum(stats[name] for stats in each.values())
         return {**total, "policy": self.policy, "capacity": self.capacity, "tensors": each}
 
-    def _each(self) -> dict[Key, dict[str, int]]:
+    def _each(self) -> dict[str, dict[str, int]]:
         caches = {} if self._state is None else self._state.caches
-        return {key: cache.stats() for key, cache in caches.items()}
+        return {_title(key): cache.stats() for key, cache in caches.items()}
 
     def schedule(self) -> Schedule:
         """For a loader that is going to announce the batches of an iteration."""
@@ -371,6 +371,14 @@ class Cached(FeatureStore):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+def _title(key: Key) -> str:
+    group, name = key
+    where = (
+        [] if group is None else [",".join(map(str, group)) if isinstance(group, tuple) else group]
+    )
+    return "/".join([*where, name])
 
 
 def _as_rows(index: Any) -> Tensor | None:

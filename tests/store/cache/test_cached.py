@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_only_misses_are_read(source: Counting) -> None:
     stats = store.stats()
     assert (stats["hits"], stats["misses"]) == (3, 3)
     assert stats["cached_bytes"] == 3 * 16
+    assert json.loads(json.dumps(stats))["tensors"]["x"]["slots"] == 10
 
 
 def test_placed_rows_are_read_once_and_no_others_are_kept(source: Counting) -> None:
