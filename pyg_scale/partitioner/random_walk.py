@@ -20,7 +20,7 @@ class RandomWalkPartitioner(Partitioner):
     are clustered with room for so much in each (:mod:`pyg_scale.partitioner.balanced_clusters`),
     and single nodes move at last, to balance what is left and to cut fewer edges. Finds planted
     communities; the cut is larger than that of ``multilevel`` where there are none. Takes about
-    ``16 * (walks * length + dim)`` bytes a node.
+    ``40 * (walks * length + dim)`` bytes a node.
 
     Args:
         max_imbalance: A part may hold this many times its fair share.

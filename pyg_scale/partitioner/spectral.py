@@ -29,7 +29,7 @@ class SpectralPartitioner(Partitioner):
 
     Connected components are kept whole where they fit; one that has to be cut is cut where, along
     its Fiedler vector, the fewest edges are. Then single nodes move, to balance all that is to be
-    balanced and to cut fewer edges.
+    balanced and to cut fewer edges. Takes about 80 bytes a directed edge beside the graph.
 
     Args:
         max_imbalance: A part may hold this many times its fair share.
