@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,12 @@ from pyg_scale.store.directory.file_view import FileView
 LONGEST_HEADER = 12 + 65536
 """Bytes that the header of a file can have at most."""
 
+_LOOK = 512  # bytes that hold every usual header
+_USUAL_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(..)"
+    rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    re.DOTALL,
+)
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WITHOUT_NUMPY = {
     name: getattr(torch, name)
@@ -152,11 +160,8 @@ def _opened(path: Path, open_file: Open | None) -> Iterator[BinaryIO]:
 
 def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
     try:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        found, fortran, stored = read(file)
-        offset = file.tell()
-        length = file.seek(0, 2)
+        found, fortran, stored, offset = _header(file)
+        length = os.fstat(file.fileno()).st_size
     except Exception as error:  # the header is parsed as Python, which fails in many ways
         raise GraphDirectoryError(f"{path} cannot be read as .npy: {error}") from None
     wanted = numpy_dtype(dtype)
@@ -172,3 +177,18 @@ def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...])
             f"{path} has {length} bytes, expected {expected}: it is truncated or was changed"
         )
     return offset
+
+
+def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether columns come first, dtype, and where the data begins."""
+    usual = _USUAL_HEADER.match(file.read(_LOOK))
+    if usual is not None:  # numpy needs ten times as long
+        length, descr, fortran, shape = usual.groups()
+        sizes = tuple(int(size) for size in shape.split(b",") if size.strip())
+        offset = 10 + int.from_bytes(length, "little")
+        if offset == usual.end():
+            return sizes, fortran == b"True", np.dtype(descr.decode()), offset
+    file.seek(0)
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    return (*read(file), file.tell())

@@ -125,6 +125,7 @@ def _check_all_keys(meta: Meta) -> None:
             _check_keys(node.keys, [*node.attributes, *node.other, "num_nodes"], repr(node.name))
         for edge in meta.edges.values():
             _check_keys(edge.keys, [*edge.attributes, *edge.other, "edge_index"], repr(edge.name))
+            _check_edge_index(edge.keys, edge)
         return
     nodes, edges = meta.nodes[None], meta.edges.get(None)
     names = [*nodes.attributes, *nodes.other, *meta.graph_attributes]
@@ -132,7 +133,14 @@ def _check_all_keys(meta: Meta) -> None:
         names += [*edges.attributes, *edges.other]
     if len(set(names)) != len(names):
         raise ValueError("nodes, edges and the graph have attributes of the same name")
+    if edges is not None:
+        _check_edge_index(meta.keys, edges)
     _check_keys(meta.keys, [*names, "num_nodes", "edge_index"], "the graph")
+
+
+def _check_edge_index(keys: Any, edge: EdgeMeta) -> None:
+    if keys is not None and "edge_index" not in keys and edge.num_edges:
+        raise ValueError(f"keys lacks 'edge_index', but there are {edge.num_edges} edges")
 
 
 def _check_keys(keys: Any, names: Iterable[str], what: str) -> None:

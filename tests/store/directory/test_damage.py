@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,21 @@ def test_files_of_the_same_length_that_hold_something_else(graph: Path, array: A
         use(graph)
 
 
+def test_other_headers_of_npy_files_are_read_too(graph: Path) -> None:
+    """Of later versions of the format, and as other programs write them."""
+    x = np.load(graph / NODES / "attributes" / "x.npy")
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with (graph / NODES / "attributes" / "x.npy").open("wb") as file:
+            np.lib.format.write_array(file, x, version)
+        _rewrite(graph, str(NODES / "attributes" / "x.npy"), lambda a: None, keep=True)
+        assert np.array_equal(pyg_scale.open(graph).x.numpy(), x)
+    text = b'{"shape":(100,6),"fortran_order":False,"descr":"<f4"}\n'
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + x.tobytes()
+    (graph / NODES / "attributes" / "x.npy").write_bytes(content)
+    _rewrite(graph, str(NODES / "attributes" / "x.npy"), lambda a: None, keep=True)
+    assert np.array_equal(pyg_scale.open(graph, verify=True).x.numpy(), x)
+
+
 @pytest.mark.parametrize("header", [b"garbage", b"\x93NUMPY\x01\x00v\x00" + b"(" * 200])
 def test_headers_that_are_none(graph: Path, header: bytes) -> None:
     file = graph / NODES / "attributes" / "x.npy"
@@ -162,13 +178,14 @@ def test_headers_that_are_none(graph: Path, header: bytes) -> None:
 # What no checksum says: somebody wrote it so ##################################################
 
 
-def _rewrite(graph: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
-    """Change a file, and ``META.json`` with it."""
-    import zlib
-
-    array = np.load(graph / name)
-    change(array)
-    np.save(graph / name, array)
+def _rewrite(
+    graph: Path, name: str, change: Callable[[np.ndarray], object], keep: bool = False
+) -> None:
+    """Change a file, unless it is to be kept as it is, and ``META.json`` with it."""
+    if not keep:
+        array = np.load(graph / name)
+        change(array)
+        np.save(graph / name, array)
     meta = json.loads((graph / "META.json").read_text())
     content = (graph / name).read_bytes()
     meta["files"][name] = {"bytes": len(content), "crc32": zlib.crc32(content)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -20,6 +22,10 @@ from torch_geometric.data import Batch, Data, HeteroData
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import topology_of
+from pyg_scale.store.directory import Attribute, EdgeMeta, FileMeta, Meta, NodeMeta
+from pyg_scale.store.directory.array import num_bytes, torch_dtype
+from pyg_scale.store.directory.layout import expected_files
+from pyg_scale.store.directory.writer import header_of
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
 from tests.store.directory.graphs import bits, edge_list_was_made, everything, opened
@@ -246,6 +252,27 @@ def test_mappings_reserve_no_memory_and_hold_no_file_open(tmp_path: Path) -> Non
     held = [Path(f"/proc/self/fd/{fd}") for fd in Path("/proc/self/fd").iterdir()]
     files = [str(link.readlink()) for link in held if link.is_symlink()]
     assert not [name for name in files if name.startswith(str(tmp_path)) and name.endswith(".npy")]
+
+
+def test_a_directory_of_any_size_opens_and_nothing_is_copied(tmp_path: Path) -> None:
+    """A graph of terabytes, whose files have no content: opening reads none of it."""
+    nodes, edges = 2**29, 2**31 + 7
+    node = NodeMeta(None, nodes, {"x": Attribute("float32", (1000,))}, False, [nodes], [0])
+    edge = EdgeMeta(None, edges, edge_id_dtype="int64", part_edges=[edges])
+    meta = Meta({None: node}, {None: edge})
+    for name, dtype, shape in expected_files(meta, [0]):
+        file, header = tmp_path / name, header_of(torch_dtype(dtype), shape)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(header)
+        os.truncate(file, len(header) + num_bytes(dtype, shape))
+        meta.files[name] = FileMeta(file.stat().st_size, 0)
+    (tmp_path / "META.json").write_text(meta.to_json())
+    before = psutil.Process().memory_full_info().uss
+    found = pyg_scale.open(tmp_path)
+    graph = topology_of(found)
+    assert repr(found) == f"DirectoryData(x=[{nodes}, 1000], edge_index=[2, {edges}])"
+    assert graph.csc[None].indices.shape == (edges,) and found.x[nodes - 1, 999] == 0
+    assert psutil.Process().memory_full_info().uss - before < 5_000_000
 
 
 def _in_another_process(data: Any, loader: Any, queue: Any) -> None:
