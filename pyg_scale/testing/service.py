@@ -38,7 +38,8 @@ class ServiceTests:
 
     def skip_without_requests(self, comm: Any) -> None:
         """Skip the test if the backend has collectives only."""
-        if not self.serves or getattr(comm, "serve", None) is Communicator.serve:
+        kind = comm if isinstance(comm, type) else type(comm)
+        if not self.serves or getattr(kind, "serve", None) is Communicator.serve:
             pytest.skip("the backend has no requests")
 
     def with_services(
