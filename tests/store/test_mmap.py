@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
+import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import MemoryFeatureStore, MemoryGraphStore, Mmap, MmapGraph, topology_of
@@ -332,3 +334,37 @@ def test_heterogeneous_stores_with_mmap(tmp_path: Path) -> None:
     ):
         for node_type in ("paper", "author"):
             assert torch.equal(batch[node_type].x, wanted[node_type].x)
+
+
+@pytest.mark.parametrize("options", [{}, {"time_attr": "t"}, {"weight_attr": "w"}], ids=str)
+@pytest.mark.parametrize("typed", [False, True])
+def test_saved_graphs_give_the_batches_of_memory(
+    tmp_path: Path, typed: bool, options: dict[str, str]
+) -> None:
+    data: Any = HeteroData() if typed else Data()
+    nodes, edges = (data["paper"], data[CITES]) if typed else (data, data)
+    nodes.x, nodes.num_nodes = torch.randn(N, 3), N
+    nodes.t = torch.randint(0, 9, (N,))
+    edges.edge_index, edges.w = edge_index(), torch.rand(E)
+    pyg_scale.save(data, tmp_path / "g", **options)
+    pair = (Mmap(tmp_path / "g"), MmapGraph(tmp_path / "g"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # nothing is built in memory
+        warnings.filterwarnings("ignore", ".*plain-torch path", RuntimeWarning)
+        graph = topology_of(pair, **options)
+        assert _maps_of(tmp_path / "g", graph.csc[CITES if typed else None].indices.data_ptr())
+        arguments: Any = {
+            "num_neighbors": [3, 2],
+            "input_nodes": "paper" if typed else None,
+            "batch_size": 8,
+            "seed": 5,
+            **options,
+        }
+        for got, expected in zip(
+            NeighborLoader(pair, **arguments), NeighborLoader(data, **arguments), strict=True
+        ):
+            for store, wanted in zip(got.stores, expected.stores, strict=True):
+                for name in ("n_id", "x", "t", "edge_index", "e_id", "w"):
+                    assert (name in store) == (name in wanted), name
+                    if name in store:
+                        assert torch.equal(store[name], wanted[name]), name
