@@ -100,6 +100,7 @@ FIRST_PARTY = {
     ("partitioner", "metis"): "pyg-scale-metis",
     ("feature_store", "redis"): "pyg-scale-redis",
     ("reader", "ogb"): "pyg-scale-ogb",
+    ("reader", "parquet"): "pyg-scale-parquet",
     ("sampler", "pyg-lib"): "pyg-scale-pyglib",
     ("sampler", "torch-sparse"): "pyg-scale-pyglib",
 }

@@ -73,16 +73,9 @@ def copy_table(
         rows: Rows to read at a time.
 
     Raises:
-        TypeError: If a column that is no id holds text.
         ValueError: If an id is unknown.
     """
     names = [name for name in table.columns if name not in skip]
-    for name in names:
-        if table.columns[name].dtype == "text" and name not in maps:
-            raise TypeError(
-                f"{table.path}, column {name!r} holds text, which no tensor can: give numbers, or "
-                "remove it"
-            )
     files = {name: work.folder / f"{key}-{i}.npy" for i, name in enumerate(names)}
     if names:
         work.once(f"copy {table.path.name} {key}", lambda: _copy(table, files, maps, work, rows))

@@ -109,9 +109,12 @@ class Tables(Reader):
                         f"{table.path}, column {name!r} holds {column.dtype}; ids='position' "
                         "takes row numbers: pass ids='map'"
                     )
+            _check_numbers(table, names[2:])
             twice = set(names[2:]) & set(self._files.edge_arrays.get(edge_type, {}))
             if twice:
                 raise ValueError(f"edge attribute {twice.pop()!r}{of(edge_type)} is given twice")
+        for table in self._files.node_tables.values():
+            _check_numbers(table, list(table.columns)[1 if self._mapped(table) else 0 :])
         for node_type, arrays in self._files.node_arrays.items():
             has_ids = any(
                 self._mapped(table) and node_type in _ends(edge_type)
@@ -258,6 +261,15 @@ class Tables(Reader):
 
 def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
     return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+
+
+def _check_numbers(table: Table, names: list[str]) -> None:
+    for name in names:
+        if table.columns[name].dtype == "text":
+            raise TypeError(
+                f"{table.path}, column {name!r} holds text, which no tensor can: give numbers, or "
+                "leave the column out"
+            )
 
 
 def _only(array: Table) -> str:
