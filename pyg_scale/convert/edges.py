@@ -48,7 +48,7 @@ class EdgeWork:
     def rows(self) -> int:
         """Edges to read at a time."""
         extra = (self.time_attr is not None) + (self.weight_attr is not None)
-        return max(1 << 10, min(1 << 22, self.work.memory // (100 + 50 * extra)))
+        return max(1 << 10, min(1 << 20, self.work.memory // (100 + 50 * extra)))
 
     @property
     def extra(self) -> dict[str, str]:

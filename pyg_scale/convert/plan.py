@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_LARGEST = 1 << 28  # bytes of a bucket: what is not much larger than a cache is grouped fastest
+_LARGEST = 1 << 27  # bytes of a bucket: what is not much larger than a cache is grouped fastest
 
 
 class Plan(NamedTuple):
