@@ -44,6 +44,21 @@ def test_edges_are_those_of_the_graph_in_memory(tmp_path, kind, options, memory)
     assert [each.name for each in tmp_path.iterdir()] == ["graph"]
 
 
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: "-".join(each.values()))
+def test_a_hub_that_is_read_and_sorted_in_many_pieces(tmp_path, options, undirected):
+    data = graph(60, 9000, kind="hub")
+    converted(DataReader(data), tmp_path / "graph", 1 << 12, undirected=undirected, **options)
+    if undirected:
+        other = data.edge_index[0] != data.edge_index[1]
+        for name in ("edge_time", "edge_weight"):
+            data[name] = torch.cat([data[name], data[name][other]])
+        reverse = data.edge_index.flip(0)[:, other]
+        data.edge_index = torch.cat([data.edge_index, reverse], dim=1)
+        del data.edge_attr
+    same(topology(tmp_path / "graph"), expected(data, **options))
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda each: "-".join(each.values()))
 def test_without_compiled_kernels(tmp_path, monkeypatch, options):
     data = graph(100, 1500, kind="hub", seed=1)

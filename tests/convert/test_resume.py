@@ -92,12 +92,12 @@ DRIVER = """
 @pytest.fixture
 def inputs(tmp_path):
     generator = np.random.default_rng(0)
-    edges = generator.integers(0, 40, (2, 600))
+    edges = generator.integers(0, 40, (2, 5000))
     edges[1, ::2] = 7
     np.save(tmp_path / "edges.npy", edges)
     np.save(tmp_path / "x.npy", generator.random((40, 4), dtype=np.float32))
-    np.save(tmp_path / "w.npy", generator.random(600))
-    np.save(tmp_path / "t.npy", generator.integers(0, 9, 600))
+    np.save(tmp_path / "w.npy", generator.random(5000))
+    np.save(tmp_path / "t.npy", generator.integers(0, 9, 5000))
     return tmp_path
 
 
@@ -165,13 +165,13 @@ def test_another_input_or_option_begins_anew(inputs, monkeypatch, capsys):
         interrupt(patched, "group", 1)
         with pytest.raises(OSError, match="broken"):
             run(reader(inputs), inputs / "graph", Options(), MEMORY, overwrite=False, quiet=True)
-    np.save(inputs / "edges.npy", np.zeros((2, 600), "i8"))
+    np.save(inputs / "edges.npy", np.zeros((2, 5000), "i8"))
     _, journal = run(
         reader(inputs), inputs / "graph", Options(), MEMORY, overwrite=False, quiet=False
     )
     assert not journal.skipped
     assert "beginning anew" in capsys.readouterr().err
-    assert GraphDirectory(inputs / "graph").part(0).csc(None).indices.tolist() == [0] * 600
+    assert GraphDirectory(inputs / "graph").part(0).csc(None).indices.tolist() == [0] * 5000
 
 
 def test_what_is_wrong_leaves_nothing(inputs):
