@@ -63,10 +63,12 @@ class GroupedEdges(Edges):
         edge_index = self._edge_list()
         return coo(edge_index[0], edge_index[1], f"edge_index{of(edge_type)}")
 
-    def serve(
+    def why_not(
         self, source: GraphSource, edge_type: EdgeType, topology: Topology, is_sorted: bool
-    ) -> bool:
-        """Whether ``csc`` is what would be built for a topology, but for its weights.
+    ) -> str | None:
+        """Why ``csc`` is not what would be built for a topology; ``None`` if it is.
+
+        Weights are left out of account.
 
         Args:
             source: What the topology is built of.
@@ -77,21 +79,25 @@ class GroupedEdges(Edges):
         """
         neighbor = topology.neighbor_type(edge_type)
         sizes = topology.num_nodes[neighbor], topology.num_nodes[topology.expanded_type(edge_type)]
-        if topology.direction != "forward" or self.size != sizes:
-            return False
+        if topology.direction != "forward":
+            return "in-edges are stored, and out-edges are asked for"
+        if self.size != sizes:
+            return "the number of nodes was changed"
         if is_sorted and self.csc.edge_id is not None:
-            return False
+            return "the edge list is not sorted"
         if neighbor in source.node_time:
-            ordered_by = source.recorded.get(("time", neighbor))
-        elif edge_type in source.edge_time:
-            ordered_by = source.recorded.get(("time", edge_type))
+            wanted, recorded = True, source.recorded.get(("time", neighbor))
         else:
-            return self.time_attr is None
-        return (
-            self.time_attr is not None
-            and self.time_attr == ordered_by
-            and self.float_time == topology.float_time
-        )
+            wanted, recorded = (
+                edge_type in source.edge_time,
+                source.recorded.get(("time", edge_type)),
+            )
+        if wanted == (self.time_attr is not None):
+            same_form = not wanted or self.float_time == topology.float_time
+            return None if self.time_attr == recorded and same_form else "times are other ones"
+        stored = "edge id" if self.time_attr is None else f"time_attr={self.time_attr!r}"
+        asked = "time is" if wanted else "edge id is"
+        return f"in-edges are stored in the order of {stored}, and that of {asked} asked for"
 
 
 class KnowsEdges:

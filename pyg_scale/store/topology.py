@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 import weakref
 import zlib
 from typing import Any
@@ -169,8 +170,15 @@ def _csc(
     expanded, neighbor = topology.expanded_type(edge_type), topology.neighbor_type(edge_type)
     weight = source.weight.get(edge_type)
     if isinstance(edges, GroupedEdges):
-        if edges.serve(source, edge_type, topology, is_sorted):
+        reason = edges.why_not(source, edge_type, topology, is_sorted)
+        if reason is None:
             return _grouped(edges, source, edge_type)
+        if not is_sorted:
+            warnings.warn(
+                f"edges{of(edge_type)} are grouped in the memory of this process instead of "
+                f"mapped: {reason}; pyg_scale.save(..., time_attr=...) says how they are stored",
+                stacklevel=2,
+            )
         edges = edges.as_coo(edge_type)
     part = _compress(
         edges,

@@ -6,7 +6,7 @@ what is put together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,13 +85,35 @@ def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
             part = directory.part(number)
             csc = part.csc(edge_type)
             names = part.orig_id(end) if directory.meta.num_parts > 1 else None
-            for piece in _pieces(csc):
-                group = piece.group if names is None else names[piece.group]
-                where = piece.where if csc.edge_id is None else csc.edge_id[piece.where].long()
-                grouped[where] = group.to(out.dtype)
-                other[where] = csc.indices[piece.where].to(out.dtype)
-                bar.update(piece.where.stop - piece.where.start)
+            fill_edge_list(csc, grouped, other, names, bar.update)
     return out
+
+
+def fill_edge_list(
+    csc: CSC,
+    grouped: Tensor,
+    other: Tensor,
+    names: Tensor | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Write the ends of edges to where their ids say.
+
+    Args:
+        csc: The edges.
+        grouped: Takes the nodes by which they are grouped, ``[num_edges]``.
+        other: Takes their other ends, ``[num_edges]``.
+        names: What the nodes are called by which they are grouped, if not 0, 1, ...
+        progress: Called with the number of edges that were written.
+    """
+    for piece in _pieces(csc):
+        group = piece.group if names is None else names[piece.group]
+        where: Any = piece.where
+        if csc.edge_id is not None:
+            where = csc.edge_id[piece.where].to(torch.int64)
+        grouped[where] = group.to(grouped.dtype)
+        other[where] = csc.indices[piece.where].to(other.dtype)
+        if progress is not None:
+            progress(piece.where.stop - piece.where.start)
 
 
 def _is_by_src(directory: GraphDirectory) -> bool:

@@ -69,9 +69,15 @@ class PartitionBook:
         narrow = torch.uint8 if num_parts <= 256 else torch.int32
         part = assignment.to(narrow)
         local = torch.empty(size, dtype=torch.int32 if size < 2**31 else torch.int64)
-        for number in range(num_parts):
-            mine = (part == number).nonzero().view(-1)
-            local[mine] = torch.arange(mine.numel(), dtype=local.dtype)
+        seen = torch.zeros(num_parts, dtype=torch.int64)
+        for begin in range(0, size, 1 << 24):
+            chunk = part[begin : begin + (1 << 24)]
+            order = chunk.argsort(stable=True)
+            counts = torch.bincount(chunk, minlength=num_parts)
+            first = seen - (counts.cumsum(0) - counts)  # of a part, less where it begins in `order`
+            rank = torch.arange(order.numel()) + first[chunk[order].to(torch.int64)]
+            local[begin + order] = rank.to(local.dtype)
+            seen += counts
         return cls(num_parts, size, offsets, part, local)
 
     def part_of(self, node: Tensor) -> Tensor:

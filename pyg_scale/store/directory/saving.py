@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from tqdm.auto import tqdm
 
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
 from pyg_scale.store.directory.array import dtype_name
+from pyg_scale.store.directory.from_stores import data_of_stores
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
@@ -30,7 +31,7 @@ _STRUCTURE = (EDGE_INDEX, "num_nodes")
 
 
 def save(
-    data: Data | HeteroData,
+    data: Data | HeteroData | tuple[FeatureStore, GraphStore],
     path: str | PathLike[str],
     *,
     overwrite: bool = False,
@@ -45,7 +46,8 @@ def save(
     these go to ``META.json``. Arrays of NumPy become tensors.
 
     Args:
-        data: ``Data`` or ``HeteroData`` with edge lists.
+        data: ``Data`` or ``HeteroData`` with edge lists, or two stores with any edges; what is in
+            stores is read into memory.
         path: The directory to be. It is there when it is complete, and not before.
         overwrite: Whether to replace a graph directory that is there.
         time_attr: The attribute, of nodes or of edges, that holds times: in-edges are then kept in
@@ -67,8 +69,15 @@ def save(
         GraphDirectoryError: If the disk is full or refuses; names the file. What was there before
             is still there.
     """
+    if isinstance(data, tuple | list) and len(data) == 2:
+        features, edges = data
+        if isinstance(features, FeatureStore) and isinstance(edges, GraphStore):
+            data = data_of_stores(features, edges)
     if not isinstance(data, Data | HeteroData):
-        raise TypeError(f"data must be Data or HeteroData (got {type(data).__name__})")
+        raise TypeError(
+            "data must be Data, HeteroData or (FeatureStore, GraphStore) "
+            f"(got {type(data).__name__})"
+        )
     for _, name, value in _everything(data):
         _check_edges(name, value)
     topology = topology_of(data, time_attr=time_attr, weight_attr=weight_attr)

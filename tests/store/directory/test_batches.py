@@ -17,6 +17,7 @@ from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
 from tests.store.directory.graphs import edge_list_was_made, everything, opened
 
+IN_MEMORY = "ignore:.*in the memory of this process:UserWarning"
 WAYS: list[dict[str, Any]] = [
     {},
     {"replace": True},
@@ -67,6 +68,7 @@ def test_heterogeneous(tmp_path: Path, options: dict[str, Any]) -> None:
     assert type(next(iter(loader))) is HeteroData
 
 
+@pytest.mark.filterwarnings(IN_MEMORY)
 @pytest.mark.parametrize("options", [*WAYS, {"is_sorted": True}], ids=str)
 @pytest.mark.parametrize(
     "recorded", [{}, {"time_attr": "time"}, {"weight_attr": "weight"}], ids=str

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:.*in the memory of this process:UserWarning")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("options", [{}, {"time_attr": "time", "weight_attr": "weight"}], ids=str)
 def test_a_changed_graph_is_sampled_as_it_is(
@@ -356,6 +358,47 @@ def test_what_pyg_guesses_is_recorded(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_stores(tmp_path: Path, typed: bool) -> None:
+    data: Any = graphs.hetero() if typed else graphs.hostile()
+    found = opened(graphs.stores(data), tmp_path / "graph")
+    for ours, theirs in zip(found.edge_stores, data.edge_stores):
+        assert torch.equal(ours.edge_index, theirs.edge_index)
+    for ours, theirs in zip(found.node_stores, data.node_stores):
+        assert ours.num_nodes == theirs.num_nodes and torch.equal(ours.x, theirs.x)
+
+
+def test_what_is_not_stored_as_it_is_asked_for_is_said(tmp_path: Path) -> None:
+    found = opened(graphs.hostile(), tmp_path / "graph", time_attr="time")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "order of time_attr='time', and that of edge id is asked for"),
+        ({"time_attr": "when"}, "times are other ones"),
+        ({"direction": "backward"}, "out-edges are asked for"),
+    ]
+    for options, message in cases:
+        with pytest.warns(UserWarning, match=f"in the memory of this process.*{message}"):
+            topology_of(found, **options)
+    found.time[0] = 99
+    with pytest.warns(UserWarning, match="times are other ones"):
+        topology_of(found, time_attr="time")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        topology_of(pyg_scale.open(tmp_path / "graph"), time_attr="time")
+        topology_of(pyg_scale.open(tmp_path / "graph"), time_attr="time", weight_attr="weight")
+    with pytest.raises(ValueError, match="not sorted by destination"):
+        topology_of(found, is_sorted=True)
+
+
+def test_shared_memory_is_for_what_is_in_no_file(tmp_path: Path) -> None:
+    found = opened(graphs.hostile(), tmp_path / "graph")
+    graph = topology_of(found, weight_attr="weight").share_memory_()
+    csc = graph.csc[None]
+    assert not csc.indices.is_shared() and csc.weight_prefix.is_shared()
+    again = pickle.loads(pickle.dumps(csc))
+    assert torch.equal(again.weight_prefix, csc.weight_prefix) and again.time is None
+    assert again.indices is found.graph_directory.grouped[None].indices
+
+
 def test_graphs_without_edge_lists(tmp_path: Path) -> None:
     data = Data(x=torch.ones(3, 2))
     found = opened(data, tmp_path / "graph")
@@ -457,7 +500,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for options, error, message in cases:
         with pytest.raises(error, match=message):
             pyg_scale.save(data, tmp_path / "graph", **options)
-    with pytest.raises(TypeError, match="must be Data or HeteroData"):
+    with pytest.raises(TypeError, match="must be Data, HeteroData or"):
         pyg_scale.save([data], tmp_path / "graph")
     with pytest.raises(ValueError, match="node type 'nothing'"):
         pyg_scale.save(graphs.hetero(), tmp_path / "graph", index_sets={"nothing": {}})

@@ -158,6 +158,12 @@ def test_a_book_of_parts() -> None:
     for wrong in (torch.tensor([0, 4]), torch.tensor([-1, 0])):
         with pytest.raises(ValueError, match="node [01] is assigned to part"):
             PartitionBook.from_assignment(wrong, 4)
+    many = torch.randint(300, (20_000,), generator=torch.Generator().manual_seed(1))
+    book = PartitionBook.from_assignment(many, 300)
+    for number in (0, 7, 299):
+        mine = book.nodes_of(number)
+        assert torch.equal(mine, (many == number).nonzero().view(-1))
+        assert torch.equal(book.local_of(mine), torch.arange(mine.numel()))
     with pytest.raises(TypeError, match="one-dimensional integer"):
         PartitionBook.from_assignment(torch.tensor([0.0]), 4)
 
