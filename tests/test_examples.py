@@ -11,9 +11,10 @@ import pytest
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 
-def run(example: Path, folder: Path, *arguments: str, timeout: float = 110) -> str:
+def run(example: Path, folder: Path, *arguments: str, ranks: int = 0, timeout: float = 110) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [sys.executable, example, *arguments],
+        [sys.executable, *(launcher if ranks else []), example, *arguments],
         cwd=folder,
         env=os.environ | {"MPLBACKEND": "agg"},
         capture_output=True,
@@ -57,6 +58,25 @@ def test_train_sage_says_how_fast_it_is_and_why_pyg_is_not(tmp_path):
 
 def test_resuming_gives_the_same_model(tmp_path):
     assert "the same to the bit" in run(named("resume"), tmp_path, "--tiny")
+
+
+def test_ranks_have_the_seeds_of_their_parts(tmp_path):
+    printed = run(named("train_ddp"), tmp_path, "--tiny", ranks=2)
+    seeds = dict(re.findall(r"rank (\d) of 2: ([\d,]+) training nodes", printed))
+    alone = re.findall(r"([\d,]+) training", run(named("train_ddp"), tmp_path, "--tiny"))
+    assert sum(int(n.replace(",", "")) for n in seeds.values()) == int(alone[0].replace(",", ""))
+    assert sorted(seeds) == ["0", "1"] and "ranks 2" in accuracies(printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ranks_learn_as_well_as_one(tmp_path, data_dir):
+    data = ("--data", str(data_dir / "facebook_pages.npz"), "--epochs", "4")
+    found = [
+        *accuracies(run(named("train_ddp"), tmp_path, *data, timeout=400)).values(),
+        *accuracies(run(named("train_ddp"), tmp_path, *data, ranks=2, timeout=400)).values(),
+    ]
+    assert found[1] > 0.9 and abs(found[1] - found[0]) < 0.01
 
 
 @pytest.mark.slow

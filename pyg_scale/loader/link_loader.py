@@ -17,6 +17,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import check_data, features_of
@@ -143,6 +144,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         self._start(num_links, **kwargs)
         sampler = make_sampler()
         _check_sampler(sampler, neg_sampling)
+        warn_if_unplanned(data, sampler)
         self._require_processes(foreign.why_processes(sampler.sample_from_edges))
         self.link_sampler = sampler
         # The seed links are positives too, also where they are no edges (held-out links).

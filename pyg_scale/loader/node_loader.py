@@ -17,6 +17,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seeds import check_time, input_nodes_of
 from pyg_scale.loader.source import check_data, features_of
 from pyg_scale.loader.stats import Stats
@@ -132,6 +133,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self._start(ids.numel(), **kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
+        warn_if_unplanned(data, sampler)
         _check_has_time(sampler, node_type, time)
         self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
         self.node_sampler = sampler
