@@ -108,6 +108,18 @@ def test_remote_features_are_estimated_within_their_error(data_dir):
     assert 0.3 < many.share < 0.6  # half of the nodes, less the seeds
 
 
+def test_the_error_is_how_far_estimates_lie_apart(data_dir):
+    data = load(data_dir / "facebook_pages.npz")
+    parts = (torch.arange(data.num_nodes) % 10 > 6).long()  # seven tenths and three tenths
+    found = [
+        quality(data, parts, num_neighbors=[3], batch_size=32, num_batches=10, seed=s).remote
+        for s in range(40)
+    ]
+    spread = float(torch.tensor([each.per_batch for each in found]).std())
+    stated = sum(each.std_error for each in found) / len(found)
+    assert 0.75 < stated / spread < 1.3
+
+
 def test_reports_go_through_json():
     found = quality(
         two_squares(), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), num_neighbors=[2], num_batches=2
