@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,32 +208,25 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path) -> None:
-    """Nobody is alone with a file that has no name any more."""
-    inside, wrong, got = 0, [], []
-    guard = threading.Lock()
+def test_a_lock_whose_file_was_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the file and locking it another writer ends, and a third one begins."""
+    flock, others = fcntl.flock, []
 
-    def work() -> None:
-        nonlocal inside
-        for _ in range(150):
-            try:
-                lock = place.Lock(tmp_path / "graph")
-            except GraphDirectoryError:
-                continue
-            with guard:
-                inside += 1
-                wrong.extend([inside] * (inside > 1))
-            got.append(1)
-            with guard:
-                inside -= 1
-            lock.release()
+    def too_late(handle: int, operation: int) -> None:
+        if not others:
+            others.append(None)
+            (tmp_path / ".graph.lock").unlink()
+            others.append(place.Lock(tmp_path / "graph"))
+        flock(handle, operation)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and len(got) > 20
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with pytest.raises(GraphDirectoryError, match="another process is writing"):
+        place.Lock(tmp_path / "graph")
+    others[1].release()
+    place.Lock(tmp_path / "graph").release()
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_target_of_a_link_is_replaced(tmp_path: Path) -> None:
