@@ -41,7 +41,7 @@ ROOT = Path(pyg_scale.__file__).parents[1]
         ("replace", -7, []),
         ("replace", 151, []),
         pytest.param("replace", -1, [], marks=pytest.mark.slow),
-        pytest.param("replace", 7, [], marks=pytest.mark.slow),
+        pytest.param("replace", 19, [], marks=pytest.mark.slow),
         pytest.param("new", -1, [], marks=pytest.mark.slow),
         pytest.param("replace", -1, ["no-exchange"], marks=pytest.mark.slow),
     ],
