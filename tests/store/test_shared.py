@@ -174,8 +174,10 @@ def test_a_killed_process_leaves_nothing_that_stays() -> None:
 def test_a_process_that_ends_removes_it(end: str) -> None:
     called = name()
     code = (
-        "import os, torch\n"
+        "import os, signal, torch\n"
         "from pyg_scale.store.shared import Shared\n"
+        # a shell's background job ignores it, and so do its children
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"store = Shared({called!r}, lambda: {{('paper', 'x'): torch.ones(9)}})\n"
         "assert store.path.is_dir()\n"
         f"{end}\n"
