@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import TensorAttr
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Disk
+from pyg_scale.store.cache.turns import Turns
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
 from pyg_scale.testing import graphs
@@ -227,3 +229,64 @@ def test_what_is_no_graph_directory(tmp_path: Path) -> None:
         Disk(tmp_path)
     with pytest.raises(GraphDirectoryError):
         DiskFeatures(tmp_path / "nothing")
+
+
+def announced(store: Disk, batches: list[list[int]]) -> Any:
+    schedule = store.schedule()
+    for b, index in enumerate(batches):
+        schedule.announce(b, [TensorAttr(None, "x", index=torch.tensor(index))])
+    return schedule
+
+
+def test_rows_that_coming_batches_miss_are_read_together(tmp_path: Path) -> None:
+    store = Disk(directory(tmp_path), cache=100 * 60, attributes=["x"])
+    batches = [[10 * b + i for i in range(8)] for b in range(7)]
+    schedule, reads = announced(store, batches), []
+    for b, index in enumerate(batches):
+        with schedule.serving(b):
+            assert torch.equal(rows(store, index), X[index])
+        reads.append(store.stats()["misses"])
+    # 30 of 60 slots are half: four batches of eight are planned for at a time
+    assert reads == [32, 32, 32, 32, 56, 56, 56]
+    assert store.stats()["reads"] == 2
+    schedule.close()
+
+
+def test_rows_read_together_fail_one_by_one(tmp_path: Path) -> None:
+    path = directory(tmp_path)
+    store = Disk(path, cache=100 * 60, attributes=["x"])
+    batches = [[1, 2], [290, 3], [4, 5]]
+    schedule = announced(store, batches)
+    os.truncate(path / "part-0/nodes/attributes/x.npy", 128 + 100 * 100)
+    for b in (0, 2):
+        with schedule.serving(b):
+            assert torch.equal(rows(store, batches[b]), X[batches[b]])
+        if b == 0:
+            with schedule.serving(1), pytest.raises(GraphDirectoryError, match="rows .* to 290"):
+                rows(store, batches[1])
+    assert torch.equal(rows(store, [5, 4, 2]), X[[5, 4, 2]])
+    schedule.close()
+
+
+def test_what_was_planned_ahead_does_not_hold_up_another_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, wait = [], Turns.wait
+    monkeypatch.setattr(
+        Turns, "wait", lambda self, turn, up: waited.append(wait(self, turn, up, 0.5)) or waited[-1]
+    )
+    store = Disk(directory(tmp_path), cache=100 * 60, attributes=["x"])
+    outer_batches = [[10 * b + i for i in range(8)] for b in range(4)]
+    outer = announced(store, outer_batches)
+    with outer.serving(0):
+        rows(store, outer_batches[0])
+    inner = announced(store, [[100, 101], [102]])
+    for b, index in enumerate([[100, 101], [102]]):
+        with inner.serving(b):
+            assert torch.equal(rows(store, index), X[index])
+    inner.close()
+    for b in (1, 2, 3):
+        with outer.serving(b):
+            assert torch.equal(rows(store, outer_batches[b]), X[outer_batches[b]])
+    assert waited == [True, True, True]  # of the outer one only the first batch took its turn
+    outer.close()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "loader": "pyg_scale.cli.bench.loader",
     "scale": "pyg_scale.cli.bench.scale",
+    "store": "pyg_scale.cli.bench.store",
 }
 """Every benchmark: a module with ``main(argv) -> int`` and a docstring."""
 

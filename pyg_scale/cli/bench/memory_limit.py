@@ -54,14 +54,16 @@ class MemoryLimit:
 
     def run(self, command: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """``subprocess.run`` under the limit; a process that needs more is killed."""
-        procs = str(self._folder / "cgroup.procs")
+        return subprocess.run(command, preexec_fn=self._enter, text=True, check=False, **kwargs)
 
-        def enter() -> None:
-            handle = os.open(procs, os.O_WRONLY)
-            os.write(handle, str(os.getpid()).encode())
-            os.close(handle)
+    def start(self, command: Sequence[str], **kwargs: Any) -> subprocess.Popen[str]:
+        """``subprocess.Popen`` under the limit; close the group after the process has ended."""
+        return subprocess.Popen(command, preexec_fn=self._enter, text=True, **kwargs)
 
-        return subprocess.run(command, preexec_fn=enter, text=True, check=False, **kwargs)
+    def _enter(self) -> None:
+        handle = os.open(self._folder / "cgroup.procs", os.O_WRONLY)
+        os.write(handle, str(os.getpid()).encode())
+        os.close(handle)
 
     def peak(self) -> int | None:
         """The most bytes that were in memory, page cache included."""

@@ -23,7 +23,7 @@ from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows, slots_of
 from pyg_scale.store.cache.hot import hot_lists, hot_of
 from pyg_scale.store.cache.row_cache import Policy, Request, RowCache
-from pyg_scale.store.cache.schedule import Key, Schedule, being_served
+from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
 
@@ -149,6 +149,11 @@ class Cached(FeatureStore):
         return self._look_ahead
 
     @property
+    def together(self) -> int:
+        """For how many announced batches at a time missing rows are read at most."""
+        return TOGETHER if callable(getattr(self.store, "read_rows", None)) else 1
+
+    @property
     def read_only(self) -> bool:
         """Whether the store refuses to be written to."""
         return bool(getattr(self.store, "read_only", False))
@@ -237,21 +242,14 @@ class Cached(FeatureStore):
         raw = (
             out.view(count, -1).view(torch.uint8) if rows.row else out.view(-1, 1).view(torch.uint8)
         )
-        cache.serve(request, raw, self._reader(attr, rows, request.index))
+        into = getattr(self.store, "read_rows", None)
+        read = partial(into, attr) if callable(into) else partial(self._read, attr, rows)
+        cache.serve(request, raw, read)
         return out
 
-    def _reader(
-        self, attr: TensorAttr, rows: Rows, index: Tensor
-    ) -> Callable[[Tensor, Tensor], None]:
-        into = getattr(self.store, "read_rows", None)
-        if callable(into):
-            return lambda position, out: into(attr, index[position], position, out)
-        return partial(self._read, attr, rows, index)
-
     def _read(
-        self, attr: TensorAttr, rows: Rows, index: Tensor, position: Tensor, out: Tensor
+        self, attr: TensorAttr, rows: Rows, wanted: Tensor, position: Tensor, out: Tensor
     ) -> None:
-        wanted = index[position]
         value = self._from_store(attr, wanted)
         value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         expected = (wanted.numel(), *rows.row)

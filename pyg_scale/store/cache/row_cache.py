@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library, row_cache
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.cache.together import Read, Together
 from pyg_scale.store.cache.turns import Turns
-
-Read = Callable[[Tensor, Tensor], None]
-"""Writes the rows at positions ``int64`` ``[m]`` of a request to those of ``out``."""
 
 
 class Policy(Protocol):
@@ -54,12 +53,14 @@ class Request:
         plan: Where they are.
         turn: When its turn to touch the slots is; ``None`` if it changes none.
         given_up: Whether nobody waits for earlier requests any more.
+        together: What brings its missing rows together with those of others, and its number there.
     """
 
     index: Tensor
     plan: row_cache.Plan
     turn: int | None = None
     given_up: Callable[[], bool] = field(default=never)
+    together: tuple[Together, int] | None = None
 
     @property
     def hits(self) -> int:
@@ -119,19 +120,25 @@ class RowCache:
         """
         index, plan = request.index, request.plan
         try:
-            if plan.miss.numel():
-                read(plan.miss, out)
+            if plan.miss.numel() and not self._brought(request, out, read):
+                read(gather(index, plan.miss), plan.miss, out)
             in_turn = request.turn is not None and self._turns.wait(request.turn, request.given_up)
             with self._slots:
                 late = row_cache.copy(self.rows, self.held, plan.slot_at, index, out)
             if late.numel():
-                read(late, out)
+                read(index[late], late, out)
             row_cache.scatter(out, plan.again, out, take=plan.same)
             if request.turn is not None:
                 with self._slots:
                     self._fill(request, late, out, in_turn)
         finally:
             self.drop(request)
+
+    def _brought(self, request: Request, out: Tensor, read: Read) -> bool:
+        if request.together is None:
+            return False
+        shared, number = request.together
+        return shared.bring(number, request.plan.miss, out, read, request.given_up)
 
     def drop(self, request: Request) -> None:
         """Say that a request is served, or never will be."""

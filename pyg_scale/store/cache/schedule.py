@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.ops.belady import Belady
+from pyg_scale.ops.gather import gather
 from pyg_scale.store.cache.row_cache import Request, RowCache
+from pyg_scale.store.cache.together import Together
 
 if TYPE_CHECKING:
     from pyg_scale.store.cache.cached import Cached
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 ENOUGH = 4
 """Batches are announced until they have so many times more rows than the cache, which makes no
 difference any more (and at most ``look_ahead`` of them)."""
+
+TOGETHER = 4
+"""The most batches whose missing rows are read at once, from a store that gains from that. Fewer
+where those rows have half the bytes of the cache, which is what it takes besides it."""
 
 Key = tuple[Any, str]
 """Group and name of a tensor."""
@@ -87,11 +93,12 @@ class Schedule:
         Args:
             ahead: How many of the announced batches come after the one to be read next.
         """
-        if ahead >= self._store.look_ahead:
+        after = self._store.together - 1  # the last of those that are planned at once
+        if ahead >= self._store.look_ahead + after:
             return True
         with self._store.planning:
             caches = self._store.row_caches()
-            coming = list(self._announced)[-ahead:] if ahead else []
+            coming = list(self._announced)[-ahead:][after:] if ahead else []
         return all(
             sum(rows[key].numel() for _, rows in coming if key in rows) >= ENOUGH * cache.num_slots
             for key, cache in caches.items()
@@ -145,21 +152,32 @@ class Schedule:
                 if key in rows:
                     policy.forget(rows[key])
         self._foreseen.clear()
+        for made in self._requests.values():  # nobody may wait for them now, so they change nothing
+            for cache, request in made.values():
+                cache.drop(request)
+                request.turn = None
 
     def _plan_until(self, batch: int) -> None:
         if not self._store.plans_for(self):
             return
         while self._announced and self._announced[0][0] <= batch:
-            self._refresh()
-            self._foresee()
-            number, rows = self._announced.popleft()
-            self._requests[number] = made = {}
-            for key, index in rows.items():
-                if key in self._caches:
-                    cache = self._caches[key]
-                    made[key] = cache, cache.request(index, self._planned, self._given_up)
-            self._planned += 1
-            self._foreseen = {key: max(0, n - 1) for key, n in self._foreseen.items()}
+            group = [self._plan_next()]
+            while self._announced and len(group) < self._store.together and _small(group):
+                group.append(self._plan_next())
+            _join(group)
+
+    def _plan_next(self) -> dict[Key, tuple[RowCache, Request]]:
+        self._refresh()
+        self._foresee()
+        number, rows = self._announced.popleft()
+        self._requests[number] = made = {}
+        for key, index in rows.items():
+            if key in self._caches:
+                cache = self._caches[key]
+                made[key] = cache, cache.request(index, self._planned, self._given_up)
+        self._planned += 1
+        self._foreseen = {key: max(0, n - 1) for key, n in self._foreseen.items()}
+        return made
 
     def _finish(self, batch: int) -> None:
         """The batch has read what it did; what else was planned for it will not be."""
@@ -197,6 +215,27 @@ class Schedule:
 
     def _given_up(self) -> bool:
         return self.closed or self.paused
+
+
+def _small(group: list[dict[Key, tuple[RowCache, Request]]]) -> bool:
+    """Whether what a few batches miss has less than half the bytes of each cache."""
+    missing: Counter[Key] = Counter()
+    for made in group:
+        missing.update({key: request.plan.miss.numel() for key, (_, request) in made.items()})
+    caches = {key: cache for made in group for key, (cache, _) in made.items()}
+    return all(2 * missing[key] < cache.num_slots for key, cache in caches.items())
+
+
+def _join(group: list[dict[Key, tuple[RowCache, Request]]]) -> None:
+    """Let the missing rows of a few batches be read at once."""
+    for key in {key for made in group for key in made}:
+        of_key = [made[key] for made in group if key in made]
+        if len(of_key) > 1:
+            cache = of_key[0][0]
+            rows = [gather(request.index, request.plan.miss) for _, request in of_key]
+            shared = Together(rows, cache.row_bytes)
+            for number, (_, request) in enumerate(of_key):
+                request.together = shared, number
 
 
 def _exist(index: Tensor, cache: RowCache) -> bool:
