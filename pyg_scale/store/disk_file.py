@@ -52,6 +52,7 @@ class DiskFile:
         self._wanted = direct
         self._threads = threads
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._fd = -1
         self._users = 0
         self.closed = False
@@ -95,6 +96,8 @@ class DiskFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
+        if self._pid != os.getpid():  # a fork may have copied a lock that a thread held
+            self._lock, self._users, self._pid = threading.Lock(), 0, os.getpid()
         with self._lock:
             if self.closed:
                 raise ValueError(f"{self.path} was closed: make another store")

@@ -123,6 +123,15 @@ def test_by_name_it_needs_something_to_read_from() -> None:
     assert torch.equal(batch.x, data.x[batch.n_id])
 
 
+def test_data_itself_behind_a_cache() -> None:
+    data = graphs.hostile()
+    store = Cached(data, 400)
+    loader = NeighborLoader((store, data), [2], batch_size=9, seed=1, num_workers=2)
+    expected = NeighborLoader((data, data), [2], batch_size=9, seed=1)
+    assert_same_batches(expected, loader)
+    assert store.stats()["hits"] > 0
+
+
 def test_features_on_the_consumers_thread() -> None:
     data = graphs.hostile()
     arguments = {"batch_size": 9, "seed": 1}

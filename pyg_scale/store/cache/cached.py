@@ -16,29 +16,19 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.ops import memory, row_cache
-from pyg_scale.ops.belady import MOST, Belady
-from pyg_scale.ops.row_cache import Placed
-from pyg_scale.ops.sieve import Sieve
+from pyg_scale.ops.belady import MOST
 from pyg_scale.store.byte_size import byte_size
-from pyg_scale.store.cache.budget import Rows, slots_of
+from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.hot import hot_lists, hot_of
-from pyg_scale.store.cache.row_cache import Policy, Request, RowCache
+from pyg_scale.store.cache.row_cache import Request, RowCache
 from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
+from pyg_scale.store.cache.state import State
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
 
 _COUNTS = ("hits", "misses", "late", "evictions")
 
 POLICIES = ("belady", "sieve", "placed")
-
-
-class _State:
-    """The caches of all tensors; replaced as a whole when somebody writes to the store."""
-
-    def __init__(self, rows: dict[Key, Rows], caches: dict[Key, RowCache]) -> None:
-        self.rows = rows
-        self.caches = caches
-        self.pid = os.getpid()
 
 
 class Cached(FeatureStore):
@@ -136,9 +126,10 @@ class Cached(FeatureStore):
                 )
 
     def _begin(self) -> None:
+        self._pid = os.getpid()
         self.planning = threading.RLock()
         self._writing = threading.RLock()
-        self._state: _State | None = None
+        self._state: State | None = None
         self._schedules: list[Schedule] = []
         self._planner: Schedule | None = None
         self._before: Counter[str] = Counter()  # of caches that are gone, and without a cache
@@ -199,6 +190,8 @@ class Cached(FeatureStore):
             KeyError: If the store has no such tensor.
             IndexError: Names the row that does not exist, and how many there are.
         """
+        if self._pid != os.getpid():  # a fork may have copied locks that a thread held
+            self._begin()
         index, key = _as_rows(attr.index), self.key_of(attr)
         if index is None:
             return self._from_store(attr, attr.index)
@@ -264,6 +257,8 @@ class Cached(FeatureStore):
     def _from_store(self, attr: TensorAttr, index: Any) -> Any:
         asked = copy.copy(attr)
         asked.index = index
+        if not asked.is_set("group_name"):  # Data says no more than the name
+            asked.group_name = None
         return self.store.get_tensor(asked)
 
     def _get_tensor_size(self, attr: TensorAttr) -> Any:
@@ -327,43 +322,22 @@ class Cached(FeatureStore):
                 self._planner = None
         return self._schedules[-1] if self._schedules else None
 
-    def _current(self) -> _State:
-        if self._state is not None and self._state.pid == os.getpid():
+    def _current(self) -> State:
+        if self._state is not None:
             return self._state
         rows = {}
         for attr in self.store.get_all_tensor_attrs():
             size = self.store.get_tensor_size(attr)
-            if size is None:
-                continue
-            none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
-            none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
-            rows[self.key_of(attr)] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
-        hot = {key: self._hot_rows(key, each) for key, each in rows.items()}
-        useful = {key: each._replace(num_rows=hot[key].numel()) for key, each in rows.items()}
-        caches = {}
-        for key, count in slots_of(rows if self._hot is None else useful, self.capacity).items():
-            if count:
-                policy = self._policy_for(rows[key], hot[key][:count], count)
-                caches[key] = RowCache(rows[key].row_bytes, count, policy)
-        self._state = _State(rows, caches)
+            if size is not None:
+                none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
+                none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
+                rows[self.key_of(attr)] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+        self._state = State(rows, self.capacity, self.policy, self._hot, self._look_ahead)
         return self._state
-
-    def _hot_rows(self, key: Key, rows: Rows) -> Tensor:
-        hot = hot_of(self._hot or {}, key[0])
-        return torch.empty(0, dtype=torch.int64) if hot is None else hot[hot < rows.num_rows]
-
-    def _policy_for(self, rows: Rows, hot: Tensor, slots: int) -> Policy:
-        if self._hot is not None:
-            return Placed(rows.num_rows, hot)
-        if slots == rows.num_rows:
-            return Placed(rows.num_rows, torch.arange(rows.num_rows))
-        if self.policy == "sieve":
-            return Sieve(rows.num_rows, slots)
-        return Belady(rows.num_rows, slots, self._look_ahead)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is cached stays in this process.
-        left = ("planning", "_writing", "_state", "_schedules", "_planner", "_before")
+        left = ("planning", "_writing", "_state", "_schedules", "_planner", "_before", "_pid")
         return {k: v for k, v in self.__dict__.items() if k not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
