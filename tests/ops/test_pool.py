@@ -116,7 +116,7 @@ def test_free_memory_is_bounded_and_goes_back_after_a_peak() -> None:
     del kept
     for _ in range(600):  # life goes on with one tensor at a time
         touched(10 * MIB)
-    assert memory.stats().free_bytes <= 74 * MIB
+    assert memory.stats().free_bytes <= 26 * MIB
     assert high - resident() >= 320 * MIB
 
 
@@ -158,8 +158,9 @@ def test_trim_gives_everything_back() -> None:
     kept = empty(20 * MIB).fill_(3)
     del del_me
     memory.trim()
+    after = resident()  # before comparing, whose result malloc may keep
     assert memory.stats().free_bytes == 0 and kept.eq(3).all()
-    assert resident() - before <= 24 * MIB
+    assert after - before <= 24 * MIB
 
 
 def test_many_threads_never_share_memory() -> None:
