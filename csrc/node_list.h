@@ -79,7 +79,9 @@ class NodeList {
   }
 
  private:
-  static constexpr int64_t kBlock = 256;  // table slots that are prefetched together
+  static constexpr int64_t kBlock = 256;  // neighbours that are looked up together
+
+  static constexpr int64_t kAhead = 32;  // slots that are asked for before they are read
 
   struct Block {  // where we are among the expanded rows
     const int64_t* count;
@@ -115,11 +117,12 @@ class NodeList {
       } else {
         keys[i] = static_cast<uint64_t>(neighbor[i]);
       }
-      table_.prefetch<kWide>(keys[i]);
     }
+    for (int64_t i = 0; i < std::min(n, kAhead); ++i) table_.prefetch<kWide>(keys[i]);
     int64_t* node = node_.data();
     int64_t size = node_.size();
     for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) table_.prefetch<kWide>(keys[i + kAhead]);
       const uint64_t row = table_.find_or_insert<kWide>(keys[i], static_cast<uint64_t>(size));
       node[size] = neighbor[i];
       if (disjoint_) seed_[size] = seeds[i];
