@@ -18,6 +18,7 @@ _SUBMODULES = (
     "compat",
     "convert",
     "datasets",
+    "distributed",
     "errors",
     "loader",
     "ops",
@@ -30,7 +31,7 @@ _SUBMODULES = (
 
 _FUNCTIONS = {
     "layerwise_inference": "loader.layerwise:layerwise_inference",
-    "open": "store.directory.opening:open_graph",
+    "open": "distributed.opening:open_graph",
     "partition": "partitioner:partition",
     "save": "store.directory.saving:save",
 }

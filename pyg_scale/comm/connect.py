@@ -69,6 +69,17 @@ def connect(
     return joined
 
 
+def num_ranks() -> int:
+    """How many ranks there are for :func:`connect`, which is not called.
+
+    Raises:
+        ValueError: If ``WORLD_SIZE`` is no number.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _group(timeout: float, name: str | None) -> Group:
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from pyg_scale.comm.base import Communicator, Then, Work
+from pyg_scale.comm.service import Handler, Service
 
 
 @dataclass
 class Traffic:
     """Of one collective, between this rank and the others; what it gives itself is not counted.
+
+    Of requests, ``"request NAME"`` counts what this rank asked others for: ``sent`` is what it
+    asked with, ``received`` what they answered.
 
     Attributes:
         calls: How often it was called (``all_reduce`` exchanges twice).
@@ -27,7 +31,7 @@ class Traffic:
 
 
 class Counting(Communicator):
-    """Counts calls and bytes.
+    """Counts calls and bytes, of collectives and of requests.
 
     Args:
         comm: What to count; closed with this one.
@@ -43,25 +47,53 @@ class Counting(Communicator):
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         work = self.comm._exchange(name, tensors, tag)
+        self._sent(name, self._bytes(tensors))
+        return Then(work, lambda found: self._received(name, found, self._bytes(found)))
+
+    def _sent(self, name: str, size: int) -> None:
         with self._lock:
             traffic = self._traffic.setdefault(name, Traffic())
             traffic.calls += 1
-            traffic.sent += self._bytes(tensors)
-        return Then(work, lambda found: self._received(name, found))
+            traffic.sent += size
 
-    def _received(self, name: str, found: list[Tensor]) -> list[Tensor]:
+    def _received(self, name: str, found: list[Tensor], size: int) -> list[Tensor]:
         with self._lock:
-            self._traffic[name].received += self._bytes(found)
+            self._traffic[name].received += size
         return found
 
     def _bytes(self, tensors: Sequence[Tensor]) -> int:
         return sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank)
 
     def traffic(self) -> dict[str, Traffic]:
-        """What was counted so far, by collective."""
+        """What was counted so far, by collective; ``"request NAME"`` by request."""
         with self._lock:
             return {name: Traffic(**vars(each)) for name, each in self._traffic.items()}
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        return _CountingService(self.comm.serve(handlers, num_threads=num_threads), self)
 
     def close(self) -> None:
         self._break("it was closed")
         self.comm.close()
+
+
+class _CountingService(Service):
+    def __init__(self, service: Service, counting: Counting) -> None:
+        self._service, self._counting = service, counting
+        self.rank, self.world_size = service.rank, service.world_size
+        self.timeout = service.timeout
+
+    def request(self, rank: int, name: str, tensors: Sequence[Tensor]) -> Work[list[Tensor]]:
+        work = self._service.request(rank, name, tensors)
+        if rank == self.rank:
+            return work
+        counting, what = self._counting, f"request {name}"
+        counting._sent(what, _total(tensors))
+        return Then(work, lambda found: counting._received(what, found, _total(found)))
+
+    def close(self, wait: float = 0.0) -> list[int]:
+        return self._service.close(wait)
+
+
+def _total(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -6,16 +6,19 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyg_scale.comm.base import Communicator, Work
+from pyg_scale.comm.faulty_service import FaultyService
+from pyg_scale.comm.service import Handler, Service
 from pyg_scale.errors import CommError, CommTimeoutError
 
-ACTIONS = ("delay", "drop", "raise", "kill")
+ACTIONS = ("delay", "drop", "raise", "kill", "garble")
+WHERE = ("exchange", "request", "answer")
 
 
 @dataclass(frozen=True)
@@ -23,24 +26,38 @@ class Fault:
     """What goes wrong, and when.
 
     Attributes:
-        action: ``"delay"`` (the call starts ``seconds`` later), ``"drop"`` (this rank sends
-            nothing, and waits as if the others did not), ``"raise"`` (this rank raises
-            :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends by SIGKILL).
-        call: The number of the exchange that it happens to, from 0; ``None`` for all of them.
+        action: ``"delay"`` (the call starts ``seconds`` later; what a request is answered with
+            comes so much later, and others are not held up), ``"drop"`` (this rank sends
+            nothing, and waits as if the others did not; an answer is never given), ``"raise"``
+            (this rank raises :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends
+            by SIGKILL), ``"garble"`` (an answer is other tensors than it should be).
+        call: The number of the call that it happens to, from 0, counted apart for each ``of``;
+            ``None`` for all of them.
         seconds: Of a delay.
+        of: ``"exchange"`` (collectives), ``"request"`` (what this rank asks) or ``"answer"`` (what
+            it is asked).
     """
 
     action: str
     call: int | None = None
     seconds: float = 0.0
+    of: str = "exchange"
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise ValueError(f"action must be one of {', '.join(ACTIONS)} (got {self.action!r})")
+        if self.of not in WHERE:
+            raise ValueError(f"of must be one of {', '.join(WHERE)} (got {self.of!r})")
+        if self.action == "garble" and self.of != "answer":
+            raise ValueError("action 'garble' is for of='answer': only answers can be garbled")
+
+    def hits(self, of: str, number: int) -> bool:
+        """Whether it happens to a call."""
+        return self.of == of and self.call in (None, number)
 
 
 class Faulty(Communicator):
-    """Lets exchanges of this rank fail.
+    """Lets calls of this rank fail.
 
     Args:
         comm: What fails; closed with this one.
@@ -57,7 +74,7 @@ class Faulty(Communicator):
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         number = next(self._exchanges)
         for fault in self.faults:
-            if fault.call not in (None, number):
+            if not fault.hits("exchange", number):
                 continue
             if fault.action == "delay":
                 time.sleep(fault.seconds)
@@ -68,6 +85,9 @@ class Faulty(Communicator):
             else:
                 return _Dropped(self, name)
         return self.comm._exchange(name, tensors, tag)
+
+    def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
+        return FaultyService(self.comm, handlers, num_threads, self.faults)
 
     def close(self) -> None:
         self._break("it was closed")

@@ -6,10 +6,12 @@ threads of its own; it may break out of its loop, evaluate alone or ask nothing 
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
 
 from torch import Tensor
 
@@ -18,6 +20,8 @@ from pyg_scale.errors import CommError, CommTimeoutError
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 """Answers a request: tensors in, tensors out. Called in several threads at once."""
+
+_Asked = tuple[Future[list[Tensor]], str, list[Tensor]]
 
 
 class Service(ABC):
@@ -85,18 +89,49 @@ class Answer(Work[list[Tensor]]):
 class Handlers:
     """The handlers of a rank and the threads that run them.
 
+    A rank still answers the others when its script has come to its end, which the threads of
+    ``concurrent.futures`` do not outlive: these are daemons.
+
     Args:
         handlers: By name.
         num_threads: How many requests are answered at a time.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], num_threads: int) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1 (got {num_threads})")
         self._handlers = dict(handlers)
-        self._pool = ThreadPoolExecutor(num_threads, "pyg_scale-serve")
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"pyg_scale-serve-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, name: str, tensors: list[Tensor]) -> Future[list[Tensor]]:
         """Answer a request in a thread."""
-        return self._pool.submit(self._call, name, tensors)
+        future: Future[list[Tensor]] = Future()
+        if self._closed:
+            future.set_exception(CommError("this rank has stopped to serve"))
+        else:
+            self._asked.put((future, name, tensors))
+        return future
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            future, name, tensors = asked
+            try:
+                if self._closed:
+                    raise CommError("this rank has stopped to serve")
+                result = self._call(name, tensors)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            del asked, future, tensors
 
     def _call(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
         if name not in self._handlers:
@@ -105,8 +140,11 @@ class Handlers:
         return list(self._handlers[name](tensors))
 
     def close(self) -> None:
-        """Finish what was begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Finish what was begun; what was not is refused."""
+        if not self._closed:
+            self._closed = True
+            for _ in self._threads:
+                self._asked.put(None)
 
 
 class LocalService(Service):

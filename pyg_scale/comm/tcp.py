@@ -61,7 +61,7 @@ class TcpService(Service):
         self._connections: set[_Connection] = set()
         self._gone: set[int] = set()
         self._all_gone = threading.Condition(self._lock)
-        self._closed = False
+        self._closed = self._closing = False
         self._token = self._share_token()
         address = _own_address()
         self._listener = socket.create_server((address, 0), backlog=max(16, self.world_size))
@@ -112,7 +112,7 @@ class TcpService(Service):
         except RuntimeError:
             raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
         connection.settimeout(None)
-        _tune(connection)
+        _tune(connection, self.timeout)
         connection.sendall(_HELLO.pack(self._token, self.rank))
         return connection
 
@@ -140,7 +140,7 @@ class TcpService(Service):
             connection.close()
             return
         connection.settimeout(None)
-        _tune(connection)
+        _tune(connection, self.timeout)
         peer = _Connection(connection, int(rank), self)
         with self._lock:
             if self._closed:
@@ -177,7 +177,7 @@ class TcpService(Service):
             self._connections.discard(connection)
             if self._peers.get(connection.rank) is connection:
                 del self._peers[connection.rank]
-            if connection.said_bye or connection.asked:
+            if self._closing or connection.said_bye or connection.asked:
                 self._gone.add(connection.rank)
                 self._all_gone.notify_all()
 
@@ -185,10 +185,15 @@ class TcpService(Service):
         others = set(range(self.world_size)) - {self.rank}
         if not self._closed and wait > 0:
             deadline = time.monotonic() + wait
+            self._closing = True  # whoever is lost from now on is waited for no more
             for rank in sorted(others):
-                with contextlib.suppress(CommError, OSError):
-                    left = max(0.1, deadline - time.monotonic())
+                left = max(0.1, deadline - time.monotonic())
+                try:
                     self._peer(rank, left).send(Frame(BYE, 0))
+                except CommTimeoutError:
+                    continue
+                except (CommError, OSError):  # it is not there any more
+                    self._said_bye(rank)
             with self._all_gone:
                 while others - self._gone and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
@@ -244,6 +249,10 @@ class _Connection:
         try:
             with self._writing:
                 frames.send(self._socket, frame)
+        except BlockingIOError:
+            seconds = self._service.timeout
+            reason = f"rank {self.rank} took nothing of a message for {seconds:g} seconds"
+            self._break(reason, CommTimeoutError)
         except OSError as error:
             self._break(f"the connection to rank {self.rank} is lost ({error})")
 
@@ -275,12 +284,12 @@ class _Connection:
         else:
             future.set_exception(CommError(f"rank {self.rank} could not answer: {frame.text}"))
 
-    def _break(self, reason: str) -> None:
+    def _break(self, reason: str, kind: type[CommError] = CommError) -> None:
         with self._waiting_lock:
             self._broken = self._broken or reason
             waiting, self._waiting = list(self._waiting.values()), {}
         for future in waiting:
-            future.set_exception(CommError(reason))
+            future.set_exception(kind(reason))
         self._service._lost(self)
         self._socket.close()
 
@@ -289,7 +298,10 @@ class _Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _tune(connection: socket.socket) -> None:
+def _tune(connection: socket.socket, seconds: float) -> None:
+    # A rank that stopped reads nothing: whoever sends to it must not wait for ever.
+    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

@@ -142,8 +142,12 @@ def refuse_processes(loader: SubgraphLoader) -> Features | None:
     """The features of a loader, if they come from a store with ``look_ahead``.
 
     Raises:
-        ValueError: If the loader's workers are processes.
+        ValueError: If the loader's workers are processes, and that or the graph needs threads.
     """
+    if loader.num_workers > 0 and loader.worker_type == "process":
+        reason = getattr(loader.data, "needs_threads", "")
+        if reason:
+            raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
     features: Features | None = getattr(loader, "_features", None)
     if features is None or not features.look_ahead:
         return None

@@ -182,7 +182,7 @@ def _check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> N
     graph: Topology | None = getattr(sampler, "topology", None)
     if graph is None:
         return
-    if time is None and graph.is_temporal and node_type not in graph.node_time:
+    if time is None and graph.is_temporal and not graph.has_times_of(node_type):
         raise ValueError(
             "input_time is missing: the seeds have no time of their own, as time_attr= is one of "
             + ("edges" if graph.has_edge_time else "other nodes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,18 @@ from pyg_scale import plugins
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds import num_nodes_of
 from pyg_scale.store.base import EdgeType, NodeType
+
+
+@runtime_checkable
+class SuppliesFeatures(Protocol):
+    """A graph that knows itself how features are read, such as one on several ranks."""
+
+    def supply_features(self) -> FeatureStore | None:
+        """Features of nodes and edges by original id.
+
+        Returns:
+            A feature store; ``None`` if they are read from the graph as from any other.
+        """
 
 
 def check_data(data: Any) -> None:
@@ -47,9 +59,12 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         known = getattr(made, "for_data", None)  # a store that is not filled from the data
         feature_store = known(data) if callable(known) else filled(made(), data)
     elif feature_store is None:
-        if isinstance(data, Data | HeteroData):
+        if isinstance(data, SuppliesFeatures):
+            feature_store = data.supply_features()
+        elif not isinstance(data, Data | HeteroData):
+            feature_store = data[0]
+        if feature_store is None:
             return None
-        feature_store = data[0]
     if not isinstance(feature_store, FeatureStore):
         raise TypeError(
             f"feature_store must be a name or a FeatureStore (got {type(feature_store).__name__})"

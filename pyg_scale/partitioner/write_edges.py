@@ -71,6 +71,19 @@ def end_of(edge_type: EdgeType, position: int) -> NodeType:
     return None if edge_type is None else edge_type[position]
 
 
+def neighbor_times(source: GraphDirectory, edge_type: EdgeType, end: int) -> Tensor | None:
+    """The times of the nodes at the source (0) or destination (2) end of edges, mapped.
+
+    ``None`` if the edges are not ordered by such times. Beside the edges of a part stand the times
+    of neighbours, as these may be in parts that are elsewhere.
+    """
+    meta, node_type = source.meta, end_of(edge_type, end)
+    known = meta.nodes[node_type].attributes
+    if meta.time_attr is None or meta.time_of_edges or meta.time_attr not in known:
+        return None
+    return source.part(0).node_attribute(node_type, meta.time_attr)
+
+
 def id_dtype(num_edges: int) -> torch.dtype:
     """What original edge ids are written as."""
     return torch.int32 if num_edges < 2**31 else torch.int64
@@ -101,10 +114,13 @@ def write_in_edges(
     end, parts = end_of(edge_type, 2), assigned.num_parts
     part = assigned.part[end]
     keep_ids = parts == 1 and edge.edge_id_dtype is None
+    node_time = neighbor_times(source, edge_type, 0) if parts > 1 and not edge.has_time else None
     sizes = _write_pointers(files.indptr, writer, assigned, edge_type, memory)
     dtypes = {name: getattr(torch, reader.dtype) for name, reader in files.columns.items()}
     if not keep_ids:
         dtypes["edge_id"] = id_dtype(edge.num_edges)
+    if node_time is not None:
+        dtypes["time"] = torch.int64
     out = {
         name: _column_writers(writer, edge_type, name, dtype, sizes)
         for name, dtype in dtypes.items()
@@ -112,12 +128,16 @@ def write_in_edges(
     for first, counts, columns in files.chunks(edges_at_once(memory)):
         of_nodes = part[first : first + counts.numel()]
         split = Split(of_nodes.repeat_interleave(counts), parts)
+        if node_time is not None:
+            when = node_time[columns["indices"].to(torch.int64)]
+            columns["time"] = source.meta.sortable(when)
         for name, files_of in out.items():
             split.append(columns[name], files_of)
             progress(columns[name].numel() * columns[name].element_size())
     _finish(out)
     written = EdgeMeta(**vars(edge))
     written.part_edges = sizes
+    written.has_time = edge.has_time or node_time is not None
     written.edge_id_dtype = None if keep_ids else str(dtypes["edge_id"]).removeprefix("torch.")
     return written
 

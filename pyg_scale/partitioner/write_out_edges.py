@@ -17,19 +17,20 @@ from torch import Tensor
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.csc import Compressed, weight_prefix
 from pyg_scale.partitioner.assigned import Assigned
-from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, ranks
+from pyg_scale.partitioner.rows import RowWriter, Split, ranks
 from pyg_scale.partitioner.write_edges import (
     EDGE_BYTES,
     EdgeFiles,
     edges_at_once,
     end_of,
     id_dtype,
+    neighbor_times,
     pointer_writers,
 )
 from pyg_scale.partitioner.write_nodes import Progress
-from pyg_scale.store.base import EdgeType, NodeType, sortable_time
+from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, EdgeMeta, GraphDirectory
-from pyg_scale.store.directory.meta import attribute_file, edge_dir, node_dir
+from pyg_scale.store.directory.meta import edge_dir
 
 
 @dataclass
@@ -108,7 +109,8 @@ def write_out_edges(
     narrow = size_of_neighbors < 2**31
     written.indices_dtype = "int32" if narrow else "int64"
     dtypes = {"indices": torch.int32 if narrow else torch.int64, "edge_id": ids}
-    if edge.has_time:
+    written.has_time = "time" in spill.dtypes
+    if written.has_time:
         dtypes["time"] = torch.int64
     if edge.has_weight:
         dtypes["weight_prefix"] = torch.int64
@@ -169,7 +171,7 @@ def _distribute(
     start = end_of(edge_type, 0)
     part = assigned.part[start]
     degree = torch.zeros(part.numel(), dtype=torch.int64)
-    node_time = _node_time(source, edge_type)
+    node_time = None if edge.has_time else neighbor_times(source, edge_type, 2)
     dtypes = {
         "node": np.dtype("<i8"),
         "indices": np.dtype("<i8"),
@@ -188,23 +190,11 @@ def _distribute(
         if edge.has_time:
             here["time"] = columns["time"]
         elif node_time is not None:
-            when = node_time.read(first, last).view(-1)
-            when = when.to(torch.float64) if source.meta.float_time else when
-            here["time"] = sortable_time(when).repeat_interleave(counts)
+            when = source.meta.sortable(node_time[first:last])
+            here["time"] = when.repeat_interleave(counts)
         spill.append(Split(part[node], assigned.num_parts), here)
         progress(sum(c.numel() * c.element_size() for c in columns.values()))
     return spill, degree
-
-
-def _node_time(source: GraphDirectory, edge_type: EdgeType) -> RowReader | None:
-    """The times of the neighbours in out-edges, which are the destinations."""
-    meta, end = source.meta, end_of(edge_type, 2)
-    node = meta.nodes[end]
-    if meta.time_attr is None or meta.time_of_edges or meta.time_attr not in node.attributes:
-        return None
-    spec = node.attributes[meta.time_attr]
-    name = attribute_file(node_dir(end, 0), meta.time_attr)
-    return RowReader(source, name, spec.dtype, (node.num_nodes, *spec.row))
 
 
 def _local_ids(assigned: Assigned, node_type: NodeType, rows: int) -> Tensor:

@@ -56,6 +56,10 @@ class NeighborSampler(pyg.BaseSampler):
     """Whether all sets of in-edges of that size are equally likely (in proportion to weights,
     if there are), and independent for every node, hop and edge type."""
 
+    across_parts: ClassVar[bool] = False
+    """Whether it reaches in-edges through :attr:`Topology.router
+    <pyg_scale.store.base.Topology.router>`, so that parts of a graph may be in other processes."""
+
     topology: Topology | None = None
 
     def __init__(
@@ -151,6 +155,7 @@ class NeighborSampler(pyg.BaseSampler):
         )
         if self.share_memory:
             self.topology.share_memory_()
+        self._check_reach(self.topology)
         if self._num_neighbors is None:
             raise ValueError("num_neighbors is missing: give one number per hop, such as [15, 10]")
         self._hops()  # refuses wrong edge types and unequal numbers of hops
@@ -172,6 +177,14 @@ class NeighborSampler(pyg.BaseSampler):
             "induced": self.subgraph_type == SubgraphType.induced,
             "backward": self.sample_direction == "backward",
         }
+
+    def _check_reach(self, graph: Topology) -> None:
+        if graph.router is not None and not self.across_parts:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not sample across the parts of a graph, of which some "
+                "are read by other ranks; neighbor_sampler='native' does (this one needs a graph "
+                "of one part, or one that is opened with comm='local' where all parts are)"
+            )
 
     def _check_supported(self) -> None:
         for name, wanted in self._wanted().items():

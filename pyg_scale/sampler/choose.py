@@ -39,6 +39,14 @@ class Ask(NamedTuple):
     component: Tensor | None
     latest: Tensor | None
 
+    def at(self, rows: Tensor) -> Ask:
+        """The same of some of the nodes."""
+        return self._replace(
+            node=self.node[rows],
+            component=None if self.component is None else self.component[rows],
+            latest=None if self.latest is None else self.latest[rows],
+        )
+
 
 class Picked(NamedTuple):
     """What each node of an :class:`Ask` got.

@@ -57,6 +57,7 @@ class HGTSampler(NeighborSampler):
                 f"{type(self).__name__} needs a graph with node types (got "
                 f"{type(data).__name__}); use NeighborLoader for others"
             )
+        self._check_reach(graph)
         if share_memory:
             graph.share_memory_()
         self.topology = graph

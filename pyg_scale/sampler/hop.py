@@ -8,7 +8,7 @@ neighbour that is not in the batch yet is appended to it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +55,8 @@ class HopSampler(NeighborSampler):
         }
     )
 
+    across_parts = True
+
     @abstractmethod
     def pick(self, frontier: Frontier, k: int) -> Chosen:
         """Choose about ``k`` of the candidates of every row.
@@ -89,11 +91,13 @@ class HopSampler(NeighborSampler):
         for hop in range(max(map(len, hops.values()), default=0)):
             rows = {t: torch.arange(expanded[t], nodes[t].size) for t in graph.node_types}
             expanded = {t: nodes[t].size for t in graph.node_types}
-            for edge_type in graph.edge_types:
+            asks = [
+                _ask(graph, t, hop, hops[t][hop], key, nodes, rows[graph.expanded_type(t)], time)
+                for t in graph.edge_types
+            ]
+            for edge_type, picked in zip(graph.edge_types, self.expand(asks), strict=True):
                 row = rows[graph.expanded_type(edge_type)]
-                k = hops[edge_type][hop]
-                ask = _ask(graph, edge_type, hop, k, key, nodes, row, time)
-                edges[edge_type].add(graph, edge_type, nodes, row, self.expand(ask))
+                edges[edge_type].add(graph, edge_type, nodes, row, picked)
             for node_type in graph.node_types:
                 nodes[node_type].per_hop.append(nodes[node_type].size - expanded[node_type])
         self._check_attrs_are_kept(edges)
@@ -102,19 +106,26 @@ class HopSampler(NeighborSampler):
             expanded = {t: nodes[t].size for t in graph.node_types}
         return self._finish(_sample(graph, nodes, edges, expanded))
 
-    def expand(self, ask: Ask) -> Picked:
-        """The in-edges that the nodes of a hop get, from wherever the graph has them."""
+    def expand(self, asks: Sequence[Ask]) -> list[Picked]:
+        """The in-edges that the nodes of a hop get, from wherever the graph has them.
+
+        Args:
+            asks: Of a hop, one for each edge type: they are asked for at once.
+        """
         graph = self.topology
         assert graph is not None
         if graph.router is not None:
-            return graph.router.expand(self, ask)
-        return self.choose(
-            graph.csc[ask.edge_type],
-            ask,
-            None,
-            graph.node_time.get(graph.neighbor_type(ask.edge_type)),
-            graph.num_nodes[graph.neighbor_type(ask.edge_type)],
-        )
+            return graph.router.expand(self, asks)
+        return [
+            self.choose(
+                graph.csc[ask.edge_type],
+                ask,
+                None,
+                graph.node_time.get(graph.neighbor_type(ask.edge_type)),
+                graph.num_nodes[graph.neighbor_type(ask.edge_type)],
+            )
+            for ask in asks
+        ]
 
     def choose(
         self,
@@ -173,14 +184,17 @@ class HopSampler(NeighborSampler):
     ) -> dict[EdgeType, _Edges]:
         """All edges among the nodes of the batch, sorted by (destination row, edge id)."""
         out = {}
-        for edge_type in graph.edge_types:
+        # Nodes are in the batch because of their time: only times of edges are looked at.
+        time = seed_time if graph.has_edge_time else None
+        rows_of = {t: torch.arange(nodes[t].size) for t in graph.node_types}
+        asks = [
+            _ask(graph, t, 0, -1, key, nodes, rows_of[graph.expanded_type(t)], time)
+            for t in graph.edge_types
+        ]
+        for edge_type, picked in zip(graph.edge_types, self.expand(asks), strict=True):
             expanded = nodes[graph.expanded_type(edge_type)]
             neighbors = nodes[graph.neighbor_type(edge_type)]
-            # Nodes are in the batch because of their time: only times of edges are looked at.
-            time = seed_time if graph.has_edge_time else None
-            rows = torch.arange(expanded.size)
-            ask = _ask(graph, edge_type, 0, -1, key, nodes, rows, time)
-            picked = self.expand(ask)
+            rows = rows_of[graph.expanded_type(edge_type)]
             col = rows.repeat_interleave(picked.counts, output_size=picked.edge.numel())
             row = neighbors.find(picked.neighbor, expanded.component(col))
             by_edge = picked.edge.argsort()

@@ -30,6 +30,7 @@ from torch_geometric.sampler.base import NegativeSamplingMode
 from pyg_scale.ops.is_edge import in_edges, is_edge
 from pyg_scale.ops.keys import NEGATIVE_DST, NEGATIVE_SRC, fold, to_signed
 from pyg_scale.sampler.keyed_nodes import Candidates, draw_among
+from pyg_scale.sampler.routed_edges import RoutedEdges
 from pyg_scale.store.base import EdgeType, NodeType, Topology
 
 ATTEMPTS = 16
@@ -262,6 +263,9 @@ class _Positives:
         self.num_src, self.num_dst = graph.num_nodes[source], graph.num_nodes[destination]
         # Pointers and neighbours, and whether these are out-edges of sources.
         self.lists: list[tuple[Tensor, Tensor, bool]] = []
+        self.routed: RoutedEdges | None = None
+        if graph.router is not None and edge_type in graph.edge_types:
+            self.routed = RoutedEdges(graph, edge_type)
         if edge_type in graph.csc:
             csc = graph.csc[edge_type]
             self.lists.append((csc.indptr, csc.indices, graph.direction == "backward"))
@@ -284,6 +288,8 @@ class _Positives:
         found = torch.zeros(src.numel(), dtype=torch.bool)
         for indptr, indices, out in self.lists:
             found |= is_edge(indptr, indices, *((dst, src) if out else (src, dst)))
+        if self.routed is not None:
+            found |= self.routed.contain(src, dst)
         return found
 
     def joined(self, src: Tensor, dst: Tensor) -> Tensor:
@@ -295,6 +301,11 @@ class _Positives:
             ends = expanded[place], indices[position].to(torch.int64)
             source, destination = ends if out else ends[::-1]
             codes.append(destination * self.num_src + source)
+        if self.routed is not None:
+            expanded = src if self.routed.out else dst
+            place, other = self.routed.of(expanded)
+            ends = (other, expanded[place]) if self.routed.out else (expanded[place], other)
+            codes.append(ends[0] * self.num_src + ends[1])
         code = torch.cat(codes).unique()
         is_source = torch.zeros(self.num_src, dtype=torch.bool)
         is_source[src] = True
@@ -316,7 +327,7 @@ class _Plan:
 def _plan(neg_sampling: NegativeSampling, graph: Topology, edge_type: EdgeType) -> _Plan:
     def candidates(end: str, node_type: NodeType, weight: Tensor | None) -> Candidates:
         of_type = "" if node_type is None else f" of type {node_type!r}"
-        num_nodes, time = graph.num_nodes[node_type], graph.node_time.get(node_type)
+        num_nodes, time = graph.num_nodes[node_type], graph.all_times_of(node_type)
         return Candidates.of(f"{end}{of_type}", num_nodes, time, weight)
 
     source, destination = _ends(edge_type)

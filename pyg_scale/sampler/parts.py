@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+from pyg_scale.store.base import CSC, EdgeType, NodeType, Router, Topology
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.paths import edge_dir
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.hop import HopSampler
 
 
-AskParts = Callable[["HopSampler", Sequence[tuple[int, Ask, Tensor]]], list[Picked]]
-"""Asks several parts at once: ``(sampler, [(part, ask, local ids)]) -> answers``."""
+MakeRouter = Callable[["PartsRouter"], Router]
+"""Makes a router that reaches further than the one it is given, which reads what is here."""
 
 
 def parts_topology(
@@ -27,16 +29,17 @@ def parts_topology(
     direction: str = "forward",
     time_attr: str | None = None,
     weight_attr: str | None = None,
-    ask_parts: AskParts | None = None,
+    make_router: MakeRouter | None = None,
 ) -> Topology:
     """What samplers see of a directory of several parts: each part answers for its own nodes.
 
     Args:
         directory: The graph.
         direction: ``"forward"`` for in-edges, ``"backward"`` for out-edges.
-        time_attr: The attribute that holds times.
-        weight_attr: The attribute that holds weights.
-        ask_parts: How parts are asked; by default all of them are read by this process.
+        time_attr: The attribute that holds times; that by which the directory is ordered.
+        weight_attr: The attribute that holds weights: that which the directory has, or ``None``.
+        make_router: How parts are reached that this process does not read; by default it reads
+            all of them.
 
     Raises:
         ValueError: If edges are assigned to parts, ordered or weighted in another way; says how to
@@ -47,7 +50,8 @@ def parts_topology(
     types = tuple(meta.edges) if meta.is_hetero else (None,)
     narrow = bool(meta.edges) and all(e.index_dtype == "int32" for e in meta.edges.values())
     num_nodes = {node_type: node.num_nodes for node_type, node in meta.nodes.items()}
-    answers = PartAnswers(directory, num_nodes, direction)
+    answers = PartAnswers(directory, num_nodes, direction, weighted=weight_attr is not None)
+    router = PartsRouter(directory, direction, answers)
     return Topology(
         node_types=tuple(meta.nodes),
         edge_types=types,
@@ -56,7 +60,7 @@ def parts_topology(
         index_dtype=torch.int32 if narrow else torch.int64,
         direction=direction,
         float_time=meta.float_time,
-        router=PartsRouter(directory, direction, ask_parts or answers.of_all),
+        router=router if make_router is None else make_router(router),
     )
 
 
@@ -73,15 +77,13 @@ def _check_written_for(
             f"{direction!r} needs {wanted!r}: pyg-scale partition ... --edge-assign-strategy "
             f"{wanted}"
         )
-    for name, asked, written in (
-        ("time_attr", time_attr, meta.time_attr),
-        ("weight_attr", weight_attr, meta.weight_attr),
-    ):
-        if asked != written:
-            raise ValueError(
-                f"{directory.path} was written with {name}={written!r}, the sampler has "
-                f"{name}={asked!r}: write it again with that, or ask for what it has"
-            )
+    if time_attr != meta.time_attr or weight_attr not in (None, meta.weight_attr):
+        name = "time_attr" if time_attr != meta.time_attr else "weight_attr"
+        asked = time_attr if name == "time_attr" else weight_attr
+        raise ValueError(
+            f"{directory.path} was written with {name}={getattr(meta, name)!r}, the sampler has "
+            f"{name}={asked!r}: write it again with that, or ask for what it has"
+        )
 
 
 class PartAnswers:
@@ -91,14 +93,20 @@ class PartAnswers:
         directory: The graph.
         num_nodes: Nodes of each type.
         direction: ``"forward"`` or ``"backward"``.
+        weighted: Whether edges are chosen by weight.
     """
 
     def __init__(
-        self, directory: GraphDirectory, num_nodes: dict[NodeType, int], direction: str
+        self,
+        directory: GraphDirectory,
+        num_nodes: Mapping[NodeType, int],
+        direction: str,
+        *,
+        weighted: bool,
     ) -> None:
         self._directory, self._num_nodes, self._direction = directory, num_nodes, direction
+        self._weighted = weighted
         self._csc: dict[tuple[int, EdgeType], CSC] = {}
-        self._times: dict[NodeType, Tensor] = {}
 
     def answer(self, sampler: HopSampler, part: int, ask: Ask, place: Tensor) -> Picked:
         """Choose in-edges of nodes of a part.
@@ -113,22 +121,21 @@ class PartAnswers:
         key = part, ask.edge_type
         if key not in self._csc:
             csc = self._directory.part(part).csc(ask.edge_type)
-            if neighbors in timed_nodes(self._directory):  # as if they were times of the edges
-                time = self._node_time(neighbors)
-                csc = replace(csc, time=time[csc.indices.to(torch.int64)])
-            self._csc[key] = csc
+            if csc.time is None and neighbors in timed_nodes(self._directory):
+                csc = replace(csc, time=self._neighbor_time(part, ask.edge_type, csc))
+            self._csc[key] = csc if self._weighted else replace(csc, weight_prefix=None)
         return sampler.choose(self._csc[key], ask, place, None, self._num_nodes[neighbors])
 
-    def _node_time(self, node_type: NodeType) -> Tensor:
-        """The times of all nodes of a type, which needs all parts."""
-        if node_type not in self._times:
-            every = torch.arange(self._num_nodes[node_type])
-            self._times[node_type] = node_times(self._directory, node_type, every)
-        return self._times[node_type]
-
-    def of_all(self, sampler: HopSampler, asks: Sequence[tuple[int, Ask, Tensor]]) -> list[Picked]:
-        """Answers of several parts, one after the other."""
-        return [self.answer(sampler, part, ask, place) for part, ask, place in asks]
+    def _neighbor_time(self, part: int, edge_type: EdgeType, csc: CSC) -> Tensor:
+        """What parts of an earlier release do not have, as long as all of them are here."""
+        directory = self._directory
+        if len(directory.parts) < directory.meta.num_parts:
+            raise GraphDirectoryError(
+                f"{directory.path / edge_dir(edge_type, part)} has no time.npy with the times of "
+                "neighbours, as it was written by an earlier release: partition the graph again"
+            )
+        neighbors = end_of(edge_type, self._direction, expanded=False)
+        return node_times(directory, neighbors, csc.indices.to(torch.int64))
 
 
 def end_of(edge_type: EdgeType, direction: str, *, expanded: bool) -> NodeType:
@@ -144,17 +151,13 @@ class PartsRouter:
     Args:
         directory: The graph.
         direction: ``"forward"`` or ``"backward"``.
-        ask_parts: Asks several parts at once.
+        answers: Answers for a part.
     """
 
-    def __init__(
-        self,
-        directory: GraphDirectory,
-        direction: str,
-        ask_parts: AskParts,
-    ) -> None:
+    def __init__(self, directory: GraphDirectory, direction: str, answers: PartAnswers) -> None:
         meta = directory.meta
-        self._directory, self._direction, self._ask_parts = directory, direction, ask_parts
+        self.directory, self._direction, self._answers = directory, direction, answers
+        self._times: dict[NodeType, Tensor] = {}
         self.timed_nodes = timed_nodes(directory)
         self.timed = frozenset(
             edge_type
@@ -162,24 +165,33 @@ class PartsRouter:
             if edge.has_time or end_of(edge_type, direction, expanded=False) in self.timed_nodes
         )
 
-    def expand(self, sampler: HopSampler, ask: Ask) -> Picked:
-        """What the nodes of a hop get, in their order, whoever owns them."""
-        book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
+    def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:
+        """What the nodes of a hop get, in their order, whichever part they are in."""
+        return [self._expand(sampler, ask) for ask in asks]
+
+    def _expand(self, sampler: HopSampler, ask: Ask) -> Picked:
+        book = self.directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
         owner, place = book.part_of(ask.node), book.local_of(ask.node)
         order = owner.argsort(stable=True)
         sizes = torch.bincount(owner, minlength=book.num_parts).tolist()
-        asks, begin = [], 0
+        answers, begin = [], 0
         for part, size in enumerate(sizes):
             if size:
                 rows = order[begin : begin + size]
-                asks.append((part, _at(ask, rows), place[rows]))
+                answers.append(self._answers.answer(sampler, part, ask.at(rows), place[rows]))
                 begin += size
-        answers = self._ask_parts(sampler, asks)
-        return _stitched(order, answers)
+        return stitched(order, answers)
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
-        """The times of nodes, whoever owns them."""
-        return node_times(self._directory, node_type, node.to(torch.int64))
+        """The times of nodes, whichever part they are in."""
+        return node_times(self.directory, node_type, node.to(torch.int64))
+
+    def all_node_times(self, node_type: NodeType) -> Tensor:
+        """The times of all nodes of a type, which needs all parts."""
+        if node_type not in self._times:
+            every = torch.arange(self.directory.meta.nodes[node_type].num_nodes)
+            self._times[node_type] = node_times(self.directory, node_type, every)
+        return self._times[node_type]
 
 
 def timed_nodes(directory: GraphDirectory) -> frozenset[NodeType]:
@@ -202,19 +214,11 @@ def node_times(directory: GraphDirectory, node_type: NodeType, node: Tensor) -> 
     for part in owner.unique().tolist():
         mine = (owner == part).nonzero().view(-1)
         time = directory.part(part).node_attribute(node_type, meta.time_attr or "")[place[mine]]
-        out[mine] = sortable_time(time.to(torch.float64) if meta.float_time else time).view(-1)
+        out[mine] = directory.meta.sortable(time)
     return out
 
 
-def _at(ask: Ask, rows: Tensor) -> Ask:
-    return ask._replace(
-        node=ask.node[rows],
-        component=None if ask.component is None else ask.component[rows],
-        latest=None if ask.latest is None else ask.latest[rows],
-    )
-
-
-def _stitched(order: Tensor, answers: Sequence[Picked]) -> Picked:
+def stitched(order: Tensor, answers: Sequence[Picked]) -> Picked:
     """The answers in the order of the request.
 
     Args:

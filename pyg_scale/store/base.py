@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,12 +70,16 @@ class Router(Protocol):
     timed: frozenset[EdgeType]
     timed_nodes: frozenset[NodeType]
 
-    def expand(self, sampler: Any, ask: Any) -> Any:
+    def expand(self, sampler: Any, asks: Sequence[Any]) -> list[Any]:
         """What :meth:`pyg_scale.sampler.hop.HopSampler.expand` returns."""
         ...
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
         """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``."""
+        ...
+
+    def all_node_times(self, node_type: NodeType) -> Tensor:
+        """Those of all nodes of a type, always the same tensor."""
         ...
 
 
@@ -144,6 +148,17 @@ class Topology:
             return self.router.node_time(node_type, node) if known else None
         time = self.node_time.get(node_type)
         return None if time is None else time[node.to(torch.int64)]
+
+    def all_times_of(self, node_type: NodeType) -> Tensor | None:
+        """The (sortable) times of all nodes of a type; ``None`` if it has none."""
+        if self.router is not None:
+            known = node_type in self.router.timed_nodes
+            return self.router.all_node_times(node_type) if known else None
+        return self.node_time.get(node_type)
+
+    def has_times_of(self, node_type: NodeType) -> bool:
+        """Whether the nodes of a type have times of their own."""
+        return node_type in (self.node_time if self.router is None else self.router.timed_nodes)
 
     def expanded_type(self, edge_type: EdgeType) -> NodeType:
         """The node type whose neighbours ``csc[edge_type]`` lists."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
-from pyg_scale.store.base import CSC, EdgeType, Topology, sortable_time
+from pyg_scale.store.base import CSC, EdgeType, Topology
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.source import GraphSource
 from pyg_scale.store.tensor_directory import Entry, TensorDirectory
@@ -45,6 +45,24 @@ class KeepsTopology(Protocol):
             options: Which topology.
             read: Reads the edges of the store, and times and weights.
             build: Makes a topology in memory.
+        """
+
+
+@runtime_checkable
+class SuppliesTopology(Protocol):
+    """A graph that knows itself how its in-edges are reached, such as one on several ranks."""
+
+    def supply_topology(self, options: TopologyOptions) -> Topology | None:
+        """Always the same for the same options, while somebody holds it.
+
+        Args:
+            options: Which topology.
+
+        Returns:
+            The topology; ``None`` if it is to be read from the graph as from any other.
+
+        Raises:
+            ValueError: If there is none with these options, or the graph was changed.
         """
 
 
@@ -102,23 +120,21 @@ def of_graph_directory(
     """
     meta, part = directory.meta, directory.part(0)
     csc: dict[EdgeType, CSC] = {}
-    for edge_type, edge in meta.edges.items():
+    for edge_type in meta.edges:
         found = part.csc(edge_type)
         csc[edge_type] = CSC(
             indptr=found.indptr,
             indices=found.indices,
             edge_id=found.edge_id,
-            time=found.time if edge.has_time and options.time_attr is not None else None,
+            time=found.time if meta.time_of_edges and options.time_attr is not None else None,
             weight_prefix=found.weight_prefix if options.weight_attr is not None else None,
         )
     node_time = {}
     if options.time_attr is not None and not meta.time_of_edges:
         for node_type, node in meta.nodes.items():
             if options.time_attr in node.attributes:
-                time = part.node_attribute(node_type, options.time_attr).view(-1)
-                node_time[node_type] = sortable_time(
-                    time.to(torch.float64) if meta.float_time else time
-                )
+                time = part.node_attribute(node_type, options.time_attr)
+                node_time[node_type] = meta.sortable(time)
     dtypes = [e.index_dtype for e in meta.edges.values() if e.num_edges]
     dtypes = dtypes or [e.index_dtype for e in meta.edges.values()]
     return MappedTopology(

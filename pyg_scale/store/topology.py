@@ -24,7 +24,7 @@ from pyg_scale.ops.csc import (
 )
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.store.grouped import GroupedEdges
-from pyg_scale.store.mapped_topology import KeepsTopology, TopologyOptions
+from pyg_scale.store.mapped_topology import KeepsTopology, SuppliesTopology, TopologyOptions
 from pyg_scale.store.read_data import read_data, read_hetero_data
 from pyg_scale.store.read_stores import read_stores
 from pyg_scale.store.source import Edges, GraphSource, of
@@ -63,6 +63,10 @@ def topology_of(
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction must be 'forward' or 'backward' (got {direction!r})")
     options = TopologyOptions(direction, time_attr, weight_attr, is_sorted)
+    if isinstance(data, SuppliesTopology):
+        supplied = data.supply_topology(options)
+        if supplied is not None:
+            return supplied
 
     def shared(source: GraphSource) -> Topology:
         return _shared(source, options, lambda: _build(source, direction, is_sorted))

@@ -112,7 +112,7 @@ class Revisits(ReferenceSampler):
             for t in graph.edge_types:
                 row = torch.arange(size[graph.expanded_type(t)])
                 ask = hops._ask(graph, t, hop, num_neighbors[t][hop], key, nodes, row, time)
-                edges[t].add(graph, t, nodes, row, self.expand(ask))
+                edges[t].add(graph, t, nodes, row, self.expand([ask])[0])
             for t, n in nodes.items():
                 n.per_hop.append(n.size - size[t])
         for e in edges.values():  # so that only the repetition is wrong

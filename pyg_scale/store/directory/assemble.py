@@ -169,7 +169,7 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
     for name, dtype in (
         ("indices", torch_dtype(edge.indices_dtype)),
         ("edge_id", torch_dtype(edge.edge_id_dtype or "int64")),
-        ("time", torch.int64 if edge.has_time else None),
+        ("time", torch.int64 if edge.has_time and directory.meta.time_of_edges else None),
         ("weight_prefix", torch.int64 if edge.has_weight else None),
     ):
         columns[name] = None if dtype is None else torch.empty(edge.num_edges, dtype=dtype)

@@ -91,7 +91,9 @@ def _check_edge(edge: EdgeMeta, meta: Meta, parts: int) -> None:
         raise ValueError(f"{what} must have edge ids, as there are several parts")
     _is(edge.has_time, bool, f"has_time of {what}")
     _is(edge.has_weight, bool, f"has_weight of {what}")
-    if edge.has_time and (meta.time_attr is None or not meta.time_of_edges):
+    if edge.has_time and not (
+        meta.times_neighbors(edge.name) or (meta.time_attr is not None and meta.time_of_edges)
+    ):
         raise ValueError(f"{what} has times, which time_attr and time_of_edges do not say")
     if edge.has_weight and meta.weight_attr is None:
         raise ValueError(f"{what} has weights, which weight_attr does not say")

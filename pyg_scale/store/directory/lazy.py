@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from pyg_scale.store.directory.reader import GraphDirectory
 
 EDGE_INDEX = "edge_index"
 
+Read = Callable[[GraphDirectory, bool, Any, str], Tensor]
+"""Reads an attribute; its arguments are those of :func:`read_stored`."""
+
 
 class Entry:
     """One attribute of a type as a directory has it.
@@ -29,10 +32,18 @@ class Entry:
         of_edges: Whether it is an attribute of an edge type.
         kind: The node type or the edge type.
         name: The attribute.
+        read: Reads it instead of :func:`read_stored`, where parts are elsewhere.
     """
 
-    def __init__(self, directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: GraphDirectory,
+        of_edges: bool,
+        kind: Any,
+        name: str,
+        read: Read | None = None,
+    ) -> None:
+        self._directory, self._read = directory, read
         self.address = (of_edges, kind, name)
         meta = directory.meta
         if of_edges:
@@ -76,13 +87,8 @@ class Entry:
         Raises:
             GraphDirectoryError: If its file is not what it should be.
         """
-        of_edges, kind, name = self.address
         with torch.inference_mode(False):  # whose tensors do not count changes
-            if not of_edges:
-                return assemble.node_attribute(self._directory, kind, name)
-            if name == EDGE_INDEX:
-                return assemble.edge_list(self._directory, kind)
-            return assemble.edge_attribute(self._directory, kind, name)
+            return (self._read or read_stored)(self._directory, *self.address)
 
     def sketch(self) -> Tensor:
         """Something of the same shape and dtype, without content if it was not made yet."""
@@ -97,12 +103,26 @@ class Entry:
         return value is None or (value._version == self._version and not value.requires_grad)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        if self.address[2] == EDGE_INDEX and self.intact:
-            return Entry(self._directory, *self.address)
+        waits = self._read is not None and not self.made
+        if self.intact and (waits or self.address[2] == EDGE_INDEX):
+            return Entry(self._directory, *self.address, self._read)
         return copy.deepcopy(self.get(), memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Entry, (self._directory, *self.address)
+        return Entry, (self._directory, *self.address, self._read)
+
+
+def read_stored(directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> Tensor:
+    """An attribute as the parts have it, all of which must be here.
+
+    Raises:
+        GraphDirectoryError: If one is not, or its file is not what it should be.
+    """
+    if not of_edges:
+        return assemble.node_attribute(directory, kind, name)
+    if name == EDGE_INDEX:
+        return assemble.edge_list(directory, kind)
+    return assemble.edge_attribute(directory, kind, name)
 
 
 class LazyMapping(MutableMapping[str, Any]):

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.base import EdgeType, NodeType, sortable_time
 from pyg_scale.store.directory.paths import attribute_file as attribute_file
 from pyg_scale.store.directory.paths import edge_dir as edge_dir
 from pyg_scale.store.directory.paths import node_dir as node_dir
@@ -70,7 +73,8 @@ class EdgeMeta:
         index_dtype: ``"int64"`` or ``"int32"``, what the user's edge index held.
         indices_dtype: Of ``indices.npy``.
         edge_id_dtype: Of ``edge_id.npy``; ``None`` where the position is the original id.
-        has_time: Whether there is a ``time.npy`` (sortable, by position).
+        has_time: Whether there is a ``time.npy`` (sortable, by position): times of the edges or,
+            in parts of a graph whose nodes have times, of the neighbours.
         has_weight: Whether there is a ``weight_prefix.npy``.
         attributes: By name.
         part_edges: Edges of each part.
@@ -152,6 +156,18 @@ class Meta:
     partition: PartitionMeta | None = None
     keys: list[str] | None = None
     files: dict[str, FileMeta] = field(default_factory=dict)
+
+    def times_neighbors(self, edge_type: EdgeType) -> bool:
+        """Whether the edges of a type are ordered by the times of the neighbours."""
+        if self.time_attr is None or self.time_of_edges:
+            return False
+        by_src = self.partition is not None and self.partition.edge_assign_strategy == "by_src"
+        neighbor = None if edge_type is None else edge_type[2 if by_src else 0]
+        return self.time_attr in self.nodes[neighbor].attributes
+
+    def sortable(self, time: Tensor) -> Tensor:
+        """Times of :attr:`time_attr` as ``int64`` ``[n]`` in the same order."""
+        return sortable_time(time.to(torch.float64) if self.float_time else time).view(-1)
 
     def grouped_by(self, edge_type: EdgeType) -> NodeType:
         """The node type by whose nodes the edges of a type are grouped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from torch_geometric.data.storage import BaseStorage
 
@@ -17,7 +17,7 @@ from pyg_scale.store.directory.data import (
     DirectoryHeteroData,
     DirectoryNodeStorage,
 )
-from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, LazyMapping
+from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, LazyMapping, Read
 from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
 from pyg_scale.store.directory.reader import GraphDirectory, Part
 from pyg_scale.store.directory.values import decode
@@ -76,15 +76,28 @@ def open_graph(
             f"{', '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} not here: open "
             "one that is here with part=, or copy the others"
         )
-    return _hetero(directory) if directory.meta.is_hetero else _homogeneous(directory)
+    if directory.meta.is_hetero:
+        return fill_hetero(directory, DirectoryHeteroData())
+    return fill_homogeneous(directory, DirectoryData())
 
 
-def _homogeneous(directory: GraphDirectory) -> DirectoryData:
-    meta, out = directory.meta, DirectoryData()
+D = TypeVar("D", bound=DirectoryData)
+H = TypeVar("H", bound=DirectoryHeteroData)
+
+
+def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None) -> D:
+    """Give an empty ``Data`` everything that a directory has.
+
+    Args:
+        directory: A graph without types.
+        out: The ``Data``.
+        read: How attributes are read, see :class:`~pyg_scale.store.directory.lazy.Entry`.
+    """
+    meta = directory.meta
     node, edge = meta.nodes[None], meta.edges.get(None)
-    values = _node_values(directory, node)
+    values = _node_values(directory, node, read)
     if edge is not None:
-        values |= _edge_values(directory, edge)
+        values |= _edge_values(directory, edge, read)
     values |= {name: decode(v, directory) for name, v in meta.graph_attributes.items()}
     store = DirectoryGlobalStorage(_parent=out)
     _fill(store, directory, values, meta.keys)
@@ -94,17 +107,18 @@ def _homogeneous(directory: GraphDirectory) -> DirectoryData:
     return out
 
 
-def _hetero(directory: GraphDirectory) -> DirectoryHeteroData:
-    meta, out = directory.meta, DirectoryHeteroData()
+def fill_hetero(directory: GraphDirectory, out: H, read: Read | None = None) -> H:
+    """Give an empty ``HeteroData`` all that a directory has; see :func:`fill_homogeneous`."""
+    meta = directory.meta
     for node_type, node in meta.nodes.items():
         if node.listed:
             store = DirectoryNodeStorage(_parent=out, _key=node_type)
-            _fill(store, directory, _node_values(directory, node), node.keys)
+            _fill(store, directory, _node_values(directory, node, read), node.keys)
             store._node_type = node_type
             out._node_store_dict[node_type] = store
     for edge_type, edge in meta.edges.items():
         store = DirectoryEdgeStorage(_parent=out, _key=edge_type)
-        _fill(store, directory, _edge_values(directory, edge), edge.keys)
+        _fill(store, directory, _edge_values(directory, edge, read), edge.keys)
         store._edge_type = edge_type
         out._edge_store_dict[edge_type] = store
     for name in meta.graph_attributes if meta.keys is None else meta.keys:
@@ -113,23 +127,28 @@ def _hetero(directory: GraphDirectory) -> DirectoryHeteroData:
     return out
 
 
-def _node_values(directory: GraphDirectory, node: NodeMeta) -> dict[str, Any]:
-    out: dict[str, Any] = _entries(directory, False, node.name, node.attributes)
+def _node_values(directory: GraphDirectory, node: NodeMeta, read: Read | None) -> dict[str, Any]:
+    out: dict[str, Any] = _entries(directory, False, node.name, node.attributes, read)
     if not any(name in _INFERS or "node" in name for name in out):
         out["num_nodes"] = node.num_nodes
     return out | {name: decode(value, directory) for name, value in node.other.items()}
 
 
-def _edge_values(directory: GraphDirectory, edge: EdgeMeta) -> dict[str, Any]:
-    out: dict[str, Any] = _entries(directory, True, edge.name, [EDGE_INDEX, *edge.attributes])
+def _edge_values(directory: GraphDirectory, edge: EdgeMeta, read: Read | None) -> dict[str, Any]:
+    names = [EDGE_INDEX, *edge.attributes]
+    out: dict[str, Any] = _entries(directory, True, edge.name, names, read)
     return out | {name: decode(value, directory) for name, value in edge.other.items()}
 
 
 def _entries(
-    directory: GraphDirectory, of_edges: bool, kind: NodeType | EdgeType, names: Any
+    directory: GraphDirectory,
+    of_edges: bool,
+    kind: NodeType | EdgeType,
+    names: Any,
+    read: Read | None,
 ) -> dict[str, Entry]:
-    out = {name: Entry(directory, of_edges, kind, name) for name in names}
-    if directory.meta.num_parts == 1:
+    out = {name: Entry(directory, of_edges, kind, name, read) for name in names}
+    if directory.meta.num_parts == 1 and read is None:
         for name, entry in out.items():
             if name != EDGE_INDEX:
                 entry.get()  # maps it, which says whether the file is what it should be

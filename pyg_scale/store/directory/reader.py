@@ -86,6 +86,11 @@ class GraphDirectory:
                 known.check_lengths()
             return known
 
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of ``META.json``, which tells one graph from another."""
+        return self._checksum
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), self._checksum)
 

@@ -101,8 +101,8 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
             name = f"{folder}/edge_id.npy"
             _in_range(directory, name, csc.edge_id, edge.num_edges)
             files.append((name, csc.edge_id))
-        times = meta.nodes[neighbor].attributes if not meta.time_of_edges else {}
-        _check_order(directory, folder, csc, by_node_time=meta.time_attr in times)
+        by_node_time = csc.time is None and meta.times_neighbors(edge_type)
+        _check_order(directory, folder, csc, by_node_time=by_node_time)
         ids = part.edge_ids(edge_type)
         if ids is not None:
             _in_range(directory, f"{folder}/ids.npy", ids, edge.num_edges)
@@ -119,8 +119,8 @@ def _by_src(directory: GraphDirectory) -> bool:
 def _check_order(directory: GraphDirectory, folder: str, csc: CSC, *, by_node_time: bool) -> None:
     """Edges of a node by their id, or by time and then id; prefix sums that do not go down.
 
-    Where times are those of neighbours, which may be in parts that are elsewhere, the order is not
-    looked at.
+    Where times are those of neighbours and not beside the edges, as in a graph of one part, the
+    order is not looked at.
     """
     starts = csc.indptr[:-1]
     for begin in range(0, max(0, csc.num_edges - 1), _CHUNK):

@@ -1,0 +1,86 @@
+"""Attributes with one number per node, gathered from all ranks when somebody asks for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.distributed.ranks import Ranks
+from pyg_scale.distributed.records import to_record
+from pyg_scale.errors import CommError, GraphDirectoryError
+from pyg_scale.store.base import NodeType
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.store.directory.lazy import EDGE_INDEX, read_stored
+
+COLUMN = "column"
+"""The request for an attribute of all nodes of a part."""
+
+
+class Columns:
+    """Reads attributes for the graph that several ranks opened.
+
+    Labels, masks and times are small beside a graph, and scripts ask for them as a whole. Whatever
+    is larger comes by loaders, a batch at a time.
+
+    Args:
+        ranks: Those that have the graph open.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> Tensor:
+        """See :data:`~pyg_scale.store.directory.lazy.Read`.
+
+        Raises:
+            GraphDirectoryError: If it is too large to be gathered; says what to do.
+            CommError: If a rank is gone or answers something else; names it.
+            CommTimeoutError: If a rank does not answer in time; names it.
+        """
+        owners = self._ranks.owners
+        if owners.all_direct:
+            return read_stored(directory, of_edges, kind, name)
+        if not of_edges:
+            row = directory.meta.nodes[kind].attributes[name].row
+            if math.prod(row) <= 1:
+                return self.gather(directory, kind, name)
+        elsewhere = sorted(set(range(owners.num_parts)) - owners.direct)
+        what = "the edge list" if name == EDGE_INDEX and of_edges else f"{name!r}"
+        of = "" if kind is None else f" of {kind!r}"
+        raise GraphDirectoryError(
+            f"{what}{of} is spread over ranks (part {', '.join(map(str, elsewhere[:8]))}"
+            f"{', ...' if len(elsewhere) > 8 else ''} of {directory.path} is not read by rank "
+            f"{owners.rank}) and is not gathered: a loader, such as NeighborLoader(data, ...), has "
+            "it on every batch; data.graph_directory.part(p) has that of a part that is here"
+        )
+
+    def gather(self, directory: GraphDirectory, node_type: NodeType, name: str) -> Tensor:
+        """An attribute of all nodes of a type, ``[num_nodes, ...]`` by original id."""
+        node, owners = directory.meta.nodes[node_type], self._ranks.owners
+        spec, book = node.attributes[name], directory.books[node_type]
+        dtype = torch_dtype(spec.dtype)
+        out = torch.empty((node.num_nodes, *spec.row), dtype=dtype)
+        under_way = []
+        for part in range(owners.num_parts):
+            rank = owners.ask(part)
+            if rank != owners.rank and node.part_nodes[part]:
+                asked = to_record({"type": node_type, "name": name, "part": part})
+                work = self._ranks.service.request(rank, COLUMN, [asked])
+                under_way.append((rank, part, work))
+        for part in sorted(owners.direct):
+            here = directory.part(part)
+            out[here.orig_id(node_type)] = here.node_attribute(node_type, name)
+        for rank, part, work in under_way:
+            found = work.wait(self._ranks.timeout)
+            shape = (node.part_nodes[part], *spec.row)
+            if len(found) != 1 or found[0].dtype != dtype or found[0].shape != shape:
+                raise CommError(
+                    f"rank {rank} answered with something else than {name!r} of part {part} of "
+                    f"{directory.path}"
+                )
+            out[book.nodes_of(part)] = found[0]
+        return out

@@ -1,0 +1,181 @@
+"""PyG's ``Data`` and ``HeteroData`` of a graph whose parts are read by several ranks."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Self
+
+from torch_geometric.data import FeatureStore
+from torch_geometric.data.storage import BaseStorage
+
+from pyg_scale.comm import Communicator
+from pyg_scale.distributed.columns import Columns
+from pyg_scale.distributed.owners import Owners
+from pyg_scale.distributed.ranks import Ranks
+from pyg_scale.distributed.router import RankRouter
+from pyg_scale.sampler.parts import parts_topology
+from pyg_scale.store.base import Topology
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
+from pyg_scale.store.directory.lazy import EDGE_INDEX
+from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
+from pyg_scale.store.mapped_topology import TopologyOptions
+
+
+class _OverRanks:
+    """Mixin: what a graph has that several ranks opened."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that have it open; copies of the graph have the same."""
+        return self.__dict__["_over"].ranks
+
+    @property
+    def comm(self) -> Communicator:
+        """Collectives between the ranks; give calls a tag."""
+        return self.ranks.comm
+
+    @property
+    def owners(self) -> Owners:
+        """Which ranks answer for which parts."""
+        return self.ranks.owners
+
+    def close(self, timeout: float | None = None) -> None:
+        """Serve until all ranks have closed the graph, then stop.
+
+        Args:
+            timeout: Seconds to wait for the others, by default those of ``open()``; 0 to stop at
+                once.
+
+        Raises:
+            CommTimeoutError: If not all ranks have closed it by then; names them.
+        """
+        self.ranks.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close(None if kind is None else 0.0)  # others hear of an error by their requests
+
+    @property
+    def needs_threads(self) -> str:
+        """Why worker processes cannot read the graph; empty if they can."""
+        if self.owners.all_direct:
+            return ""
+        return f"{self.ranks.path} has parts on other ranks, which only this process can ask"
+
+    def supply_topology(self, options: TopologyOptions) -> Topology | None:
+        """See :class:`~pyg_scale.store.mapped_topology.SuppliesTopology`."""
+        return self.__dict__["_over"].topology(self, options)
+
+    def supply_features(self) -> FeatureStore | None:
+        """See :class:`~pyg_scale.loader.source.SuppliesFeatures`."""
+        return self.__dict__["_over"].features()
+
+
+class RankData(_OverRanks, DirectoryData):
+    """A ``Data`` that :func:`pyg_scale.open` makes on several ranks."""
+
+
+class RankHeteroData(_OverRanks, DirectoryHeteroData):
+    """A ``HeteroData`` that :func:`pyg_scale.open` makes on several ranks."""
+
+
+def graph_of(directory: GraphDirectory, ranks: Ranks) -> RankData | RankHeteroData:
+    """The graph of a directory that several ranks have opened."""
+    read = Columns(ranks)
+    out: RankData | RankHeteroData
+    if directory.meta.is_hetero:
+        out = fill_hetero(directory, RankHeteroData(), read)
+    else:
+        out = fill_homogeneous(directory, RankData(), read)
+    out.__dict__["_over"] = _Over(directory, ranks, read)
+    return out
+
+
+class _Over:
+    """What all copies of a graph share."""
+
+    def __init__(self, directory: GraphDirectory, ranks: Ranks, columns: Columns) -> None:
+        self.directory, self.ranks, self._columns = directory, ranks, columns
+        self._topologies: weakref.WeakValueDictionary[TopologyOptions, Topology] = (
+            weakref.WeakValueDictionary()
+        )
+        self._lock = threading.Lock()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the graph is one part, which this rank maps as one process does."""
+        return self.directory.meta.num_parts == 1 and self.ranks.owners.all_direct
+
+    def topology(self, data: Any, options: TopologyOptions) -> Topology | None:
+        if self._is_whole or _has_other_edges(data):
+            return None
+        _check_unchanged(data, self.directory, options)
+        if options.is_sorted:
+            raise ValueError(
+                f"is_sorted=True: the parts of {self.directory.path} are sorted already, so leave "
+                "it out"
+            )
+        with self._lock:
+            found = self._topologies.get(options)
+            if found is None:
+                found = self._topologies[options] = parts_topology(
+                    self.directory,
+                    direction=options.direction,
+                    time_attr=options.time_attr,
+                    weight_attr=options.weight_attr,
+                    make_router=None
+                    if self.ranks.owners.all_direct
+                    else lambda local: RankRouter(self.ranks, local, self._columns, options),
+                )
+            return found
+
+    def features(self) -> FeatureStore | None:
+        return None
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+def _has_other_edges(data: Any) -> bool:
+    """Whether all edges were replaced: they are in memory then, as in any other graph."""
+    stores = data.edge_stores
+    return bool(stores) and not any(_is_stored(store, EDGE_INDEX) for store in stores)
+
+
+def _is_stored(store: BaseStorage, name: str) -> bool:
+    entry = store._mapping.entry(name) if hasattr(store._mapping, "entry") else None
+    return entry is not None and entry.intact
+
+
+def _check_unchanged(data: Any, directory: GraphDirectory, options: TopologyOptions) -> None:
+    """Refuse a graph of which other ranks know another form."""
+    meta = directory.meta
+    advice = "ranks sample the graph as it was opened; change it before it is partitioned"
+    if meta.is_hetero:
+        listed = [node_type for node_type, node in meta.nodes.items() if node.listed]
+        if data.metadata() != (listed, list(meta.edges)):
+            raise ValueError(f"node or edge types of {directory.path} were changed: {advice}")
+    for store in data.edge_stores:
+        if not _is_stored(store, EDGE_INDEX):
+            raise ValueError(f"edges of {directory.path} were changed: {advice}")
+    for store in data.node_stores:
+        size = meta.nodes[store._node_type].num_nodes
+        if store.num_nodes != size:
+            raise ValueError(
+                f"num_nodes of {directory.path} was changed from {size} to {store.num_nodes}: "
+                f"{advice}"
+            )
+    stores = {id(store): store for store in [*data.node_stores, *data.edge_stores]}
+    for argument, name in (("time_attr", options.time_attr), ("weight_attr", options.weight_attr)):
+        for store in stores.values():
+            if name is not None and name in store and not _is_stored(store, name):
+                raise ValueError(
+                    f"{argument}={name!r} of {directory.path} was changed on this rank: {advice}"
+                )

@@ -1,0 +1,128 @@
+"""``pyg_scale.open``: a graph directory, by this process alone or by several ranks together."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import overload
+
+from pyg_scale.comm import Communicator, connect
+from pyg_scale.comm.connect import num_ranks
+from pyg_scale.distributed.graph import RankData, RankHeteroData, graph_of
+from pyg_scale.distributed.owners import THROUGH, Owners
+from pyg_scale.distributed.ranks import Ranks
+from pyg_scale.distributed.serving import handlers_of
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.directory import GraphDirectory, Part
+from pyg_scale.store.directory import opening as alone
+from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
+from pyg_scale.store.directory.verify import verify as verify_directory
+
+Opened = DirectoryData | DirectoryHeteroData | RankData | RankHeteroData
+
+
+@overload
+def open_graph(
+    path: str | PathLike[str],
+    part: None = None,
+    *,
+    verify: bool = False,
+    comm: str | Communicator | None = None,
+    through: str = "mappings",
+    timeout: float = 300.0,
+    num_threads: int = 2,
+) -> Opened: ...
+
+
+@overload
+def open_graph(path: str | PathLike[str], part: int, *, verify: bool = False) -> Part: ...
+
+
+def open_graph(
+    path: str | PathLike[str],
+    part: int | None = None,
+    *,
+    verify: bool = False,
+    comm: str | Communicator | None = None,
+    through: str = "mappings",
+    timeout: float = 300.0,
+    num_threads: int = 2,
+) -> Opened | Part:
+    """Open a graph directory. The graph goes into every loader as it is.
+
+    One process: the graph is a ``Data`` or ``HeteroData`` whose tensors are memory-mapped,
+    copy-on-write: the system reads what is used, all processes of a machine share it, and a
+    write stays in this process. The edge list is made when somebody asks for ``edge_index``. A
+    directory of several parts is one graph too if all of them are here; its attributes and in-edges
+    are put together in memory when somebody asks for them. Ids are the original ones.
+
+    Several ranks (``torch.distributed`` is initialised, or torchrun started this process): all of
+    them call it, each with a directory that has ``META.json``, the partition book and at least the
+    parts that it is to own. Loaders sample across all parts and give the batches that one process
+    would. Until it is closed on all ranks, each answers the others in threads of its own. Labels,
+    masks and whatever else has one number per node can be asked for as ever; larger attributes
+    of parts that are elsewhere come by the loader alone. The graph has ``close()``, and is a
+    context manager.
+
+    Args:
+        path: The directory.
+        part: Open one part alone, as it is.
+        verify: Read everything that is here, and compare checksums, ids and orders; see
+            :func:`pyg_scale.store.directory.verify.verify`.
+        comm: The ranks: a name of the kind ``comm`` or a communicator (which is then not closed
+            with the graph). ``None``: those that there are. ``"local"``: this process alone, even
+            if there are others.
+        through: ``"mappings"``: a rank reads all parts that it finds in its directory, whoever owns
+            them. ``"requests"``: it reads its own parts, and asks other ranks for all others, even
+            those of the same machine (for a directory on a slow network file system).
+        timeout: Seconds that the other ranks may take to come, and to answer.
+        num_threads: How many requests of other ranks this one answers at a time.
+
+    Returns:
+        The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
+
+    Raises:
+        GraphDirectoryError: If it is no graph directory, of a newer version, damaged, or a part is
+            nowhere; names the file, the part or the rank. All ranks raise it.
+        IndexError: If there is no such part.
+        ValueError: If an argument is wrong.
+        CommTimeoutError: If not all ranks come in time; names them.
+    """
+    if through not in THROUGH:
+        raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
+    if part is not None:
+        return alone.open_graph(path, part, verify=verify)
+    if comm == "local" or (comm is None and num_ranks() == 1):
+        return alone.open_graph(path, verify=verify)
+    ranks = connect(comm, timeout=timeout)
+    if ranks.world_size == 1:
+        return alone.open_graph(path, verify=verify)
+    owns_comm = ranks is not comm
+    try:
+        return _open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm)
+    except BaseException:
+        if owns_comm:
+            ranks.close()
+        raise
+
+
+def _open_on_ranks(
+    path: Path, comm: Communicator, verify: bool, through: str, num_threads: int, owns_comm: bool
+) -> Opened:
+    directory, error = None, ""
+    try:
+        directory = GraphDirectory.shared(path)
+        if verify:
+            verify_directory(directory)
+    except (GraphDirectoryError, OSError) as found:
+        error = str(found) or type(found).__name__
+    owners = Owners.agree(comm, directory, through=through, error=error)
+    assert directory is not None, "agree raises otherwise"
+    service = comm.serve(handlers_of(directory, owners), num_threads=num_threads)
+    ranks = Ranks(comm, service, owners, directory.path, owns_comm=owns_comm)
+    try:
+        comm.barrier()  # from here on all serve
+        return graph_of(directory, ranks)
+    except BaseException:
+        ranks.close(0.0)
+        raise

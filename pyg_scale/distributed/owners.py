@@ -1,0 +1,169 @@
+"""Which ranks answer for which parts, agreed once when a graph is opened.
+
+Every part has an owner among the ranks that can read it: ranks get equally many as far as that
+goes (if all ranks can read all parts, part ``p`` is that of rank ``p % world_size``). A rank that
+would own nothing shares a part with its owner, so that with more ranks than parts all of them
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.comm import Communicator
+from pyg_scale.distributed.records import from_record, to_record
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store.directory import GraphDirectory
+
+THROUGH = ("mappings", "requests")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Part to ranks, the same on every rank but for :attr:`rank` and :attr:`direct`.
+
+    Attributes:
+        rank: This one.
+        world_size: Number of ranks.
+        readable: The parts that each rank can read.
+        ranks_of: The ranks that answer for each part, the one that owns it first.
+        direct: The parts that this rank reads itself, from their mapping; it asks other ranks
+            for all others.
+    """
+
+    rank: int
+    world_size: int
+    readable: tuple[tuple[int, ...], ...]
+    ranks_of: tuple[tuple[int, ...], ...]
+    direct: frozenset[int]
+
+    @classmethod
+    def agree(
+        cls,
+        comm: Communicator,
+        directory: GraphDirectory | None,
+        *,
+        through: str = "mappings",
+        error: str = "",
+        tag: int | None = None,
+    ) -> Owners:
+        """Tell the other ranks which parts are here, and learn what they have. All ranks call it.
+
+        Args:
+            comm: The ranks.
+            directory: What this rank opened; ``None`` if it could not.
+            through: ``"mappings"``: a rank reads every part that it can. ``"requests"``: it reads
+                only those for which it answers.
+            error: Why it could not.
+            tag: See :class:`~pyg_scale.comm.Communicator`.
+
+        Raises:
+            GraphDirectoryError: If a rank could not open the graph, or opened another one, or
+                no rank has a part; names it. The same on all ranks.
+            ValueError: If ranks do not agree on ``through``.
+            CommTimeoutError: If a rank does not come in time; names it.
+        """
+        said: dict[str, Any] = {"error": error, "through": through}
+        if directory is not None:
+            said |= {
+                "path": str(directory.path),
+                "checksum": directory.checksum,
+                "num_parts": directory.meta.num_parts,
+                "parts": directory.parts,
+            }
+        records = comm.all_gather(to_record(said), tag=tag)
+        found = [
+            from_record(record, f"what rank {rank} opened") for rank, record in enumerate(records)
+        ]
+        _check_equal(found)
+        parts = found[0]["num_parts"]
+        readable = tuple(tuple(int(part) for part in each["parts"]) for each in found)
+        ranks_of = share_out(readable, parts)
+        missing = [part for part, ranks in enumerate(ranks_of) if not ranks]
+        if missing:
+            raise GraphDirectoryError(
+                f"no rank has part {', '.join(map(str, missing))} of {found[0]['path']}: copy "
+                f"part-{missing[0]} to the directory on one of the machines"
+            )
+        mine = readable[comm.rank]
+        if through == "requests":
+            mine = tuple(part for part in mine if comm.rank in ranks_of[part])
+        return cls(comm.rank, comm.world_size, readable, ranks_of, frozenset(mine))
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.ranks_of)
+
+    def owned(self, rank: int | None = None) -> tuple[int, ...]:
+        """The parts for which a rank answers, by default this one."""
+        rank = self.rank if rank is None else rank
+        return tuple(part for part, ranks in enumerate(self.ranks_of) if rank in ranks)
+
+    def ask(self, part: int) -> int:
+        """The rank that this one asks for a part: itself if it reads the part directly.
+
+        Ranks that ask take turns among those that answer for a part.
+        """
+        if part in self.direct:
+            return self.rank
+        ranks = self.ranks_of[part]
+        return ranks[self.rank % len(ranks)]
+
+    @cached_property
+    def route(self) -> Tensor:
+        """:meth:`ask` of every part, ``int64`` ``[num_parts]``."""
+        return torch.tensor([self.ask(part) for part in range(self.num_parts)], dtype=torch.int64)
+
+    @property
+    def all_direct(self) -> bool:
+        """Whether this rank reads all parts itself."""
+        return len(self.direct) == self.num_parts
+
+
+def share_out(readable: Sequence[Sequence[int]], num_parts: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that answer for each part, its owner first; none for a part that nobody can read.
+
+    Args:
+        readable: The parts that each rank can read.
+        num_parts: Number of parts.
+    """
+    world_size = len(readable)
+    held = [set(parts) for parts in readable]
+    holders = [[r for r in range(world_size) if part in held[r]] for part in range(num_parts)]
+    load = [0] * world_size
+    answer: list[list[int]] = [[] for _ in range(num_parts)]
+    for part in sorted(range(num_parts), key=lambda p: (len(holders[p]), p)):
+        if holders[part]:
+            owner = min(holders[part], key=lambda r: (load[r], (r - part) % world_size))
+            answer[part].append(owner)
+            load[owner] += 1
+    for rank in range(world_size):
+        if not load[rank] and held[rank]:
+            part = min(held[rank], key=lambda p: (len(answer[p]), (p - rank) % num_parts))
+            answer[part].append(rank)
+    return tuple(tuple(ranks) for ranks in answer)
+
+
+def _check_equal(found: Sequence[dict]) -> None:
+    for rank, each in enumerate(found):
+        if each["error"]:
+            raise GraphDirectoryError(f"rank {rank} could not open the graph: {each['error']}")
+    for rank, each in enumerate(found):
+        if each["checksum"] != found[0]["checksum"]:
+            raise GraphDirectoryError(
+                f"rank {rank} opened {each['path']}, which is another graph than "
+                f"{found[0]['path']} of rank 0 (their META.json differ): copy one directory to all "
+                "machines"
+            )
+        if each["through"] != found[0]["through"]:
+            raise ValueError(
+                f"rank {rank} opened the graph with through={each['through']!r}, rank 0 with "
+                f"through={found[0]['through']!r}: give all ranks the same"
+            )

@@ -1,0 +1,203 @@
+"""The ranks that have a graph open together, from ``open()`` to ``close()``.
+
+A rank answers the others for as long as any of them may ask, whatever its own script does: leave a
+loop, evaluate alone, drop the graph, come to its end. Only a script that failed stops at once, so
+that the others hear of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from pyg_scale.comm import Communicator, Service
+from pyg_scale.distributed.owners import Owners
+from pyg_scale.errors import CommError, CommTimeoutError
+
+_log = logging.getLogger("pyg_scale")
+_LONGEST = 24 * 3600.0  # seconds that a script that has ended goes on serving
+_NOTICE = 10.0  # seconds after which it says for whom
+
+_lock = threading.Lock()
+_serving: set[_Serving] = set()
+_waiter: threading.Thread | None = None
+
+
+class Ranks:
+    """What a graph has of the ranks that opened it.
+
+    Attributes:
+        comm: Collectives between them; give calls a tag where ranks may come in another order.
+        service: Requests between them.
+        owners: Who answers for which part.
+        path: The directory, for errors.
+        timeout: Seconds that an answer may take.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        service: Service,
+        owners: Owners,
+        path: Path,
+        *,
+        owns_comm: bool,
+    ) -> None:
+        self.comm, self.owners, self.path = comm, owners, path
+        self.timeout = comm.timeout
+        self._service = service
+        self._process = os.getpid()
+        self._serving = _Serving(service, comm if owns_comm else None, path)
+        self._finalizer = weakref.finalize(self, _dropped, self._serving)
+        self._finalizer.atexit = False
+        _begin(self._serving)
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.owners.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.owners.world_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def service(self) -> Service:
+        """Requests to the other ranks.
+
+        Raises:
+            CommError: If the graph was closed, or this process is a fork of the one that opened it.
+        """
+        if self.closed:
+            raise CommError(
+                f"{self.path} was closed on this rank: open it again, on all ranks, or close it "
+                "after its last use"
+            )
+        if os.getpid() != self._process:
+            raise CommError(
+                f"{self.path} was opened in another process, and only that one can ask other "
+                "ranks: use threads as workers (worker_type='thread')"
+            )
+        return self._service
+
+    def close(self, timeout: float | None = None) -> None:
+        """Serve until all ranks have closed the graph, then stop. May be called again.
+
+        Args:
+            timeout: Seconds to wait for the others, by default those of the communicator; 0 to
+                stop at once, which fails the requests of others.
+
+        Raises:
+            CommTimeoutError: If not all ranks have closed it by then; names them.
+        """
+        if self._finalizer.detach() is None or os.getpid() != self._process:
+            return
+        seconds = self.timeout if timeout is None else timeout
+        missing = self._serving.finish(seconds)
+        if missing and seconds > 0:
+            raise CommTimeoutError(
+                f"rank {', '.join(map(str, missing))} did not close {self.path} within "
+                f"{seconds:g} seconds; rank {self.rank} serves its parts no more"
+            )
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            f"{self.path} was opened on several ranks, which only this process can ask: use "
+            "threads as workers (worker_type='thread'), or open it with comm='local' there"
+        )
+
+
+class _Serving:
+    """A service that goes on after its graph was dropped."""
+
+    def __init__(self, service: Service, comm: Communicator | None, path: Path) -> None:
+        self.service, self.path = service, path
+        self._comm, self._process = comm, os.getpid()
+        self._finishing = threading.Lock()
+        self._done = False
+
+    def finish(self, seconds: float) -> list[int]:
+        """Serve until all ranks are done, then stop; the ranks that were not."""
+        if os.getpid() != self._process:  # a fork has the sockets, which are not its own
+            return []
+        with self._finishing:
+            if self._done:
+                return []
+            try:
+                return self.service.close(seconds)
+            finally:
+                self._done = True
+                if self._comm is not None:
+                    self._comm.close()
+                with _lock:
+                    _serving.discard(self)
+
+
+def _begin(serving: _Serving) -> None:
+    global _waiter
+    with _lock:
+        _serving.add(serving)
+        if _waiter is None:
+            # The end of a script is seen from a thread that is no daemon: at exit, when functions
+            # of atexit are called, no thread can be started any more.
+            _waiter = threading.Thread(target=_serve_after_the_end, name="pyg_scale-end")
+            _waiter.start()
+
+
+def _serve_after_the_end() -> None:
+    global _waiter
+    script = threading.main_thread()
+    while script.is_alive():
+        with _lock:
+            if not _serving:
+                _waiter = None
+                return
+        script.join(0.2)
+    failed = getattr(sys, "last_value", None) is not None
+    with _lock:
+        left = list(_serving)
+    threads = [threading.Thread(target=_finish_all, args=(each, failed)) for each in left]
+    for thread in threads:
+        thread.start()
+
+
+def _finish_all(serving: _Serving, failed: bool) -> None:
+    if failed:
+        serving.finish(0.0)
+        return
+    timer = threading.Timer(_NOTICE, _say, args=(serving,))
+    timer.daemon = True
+    timer.start()
+    start = time.monotonic()
+    missing = serving.finish(_LONGEST)
+    timer.cancel()
+    if missing:
+        _log.warning(
+            "rank %s did not close %s in %.0f s", missing, serving.path, time.monotonic() - start
+        )
+
+
+def _say(serving: _Serving) -> None:
+    _log.warning("the script has ended; serving %s until all ranks are done", serving.path)
+
+
+def _dropped(serving: _Serving) -> None:
+    """Nobody here has the graph any more; the other ranks may."""
+    thread = threading.Thread(
+        target=serving.finish, args=(_LONGEST,), name="pyg_scale-linger", daemon=True
+    )
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends
+        serving.finish(0.0)

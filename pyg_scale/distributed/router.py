@@ -1,0 +1,162 @@
+"""Sampling across ranks: each hop asks all of them at once, and answers come in request order.
+
+A rank reads the parts that it can itself, while the others work on what it asked them. The nodes
+of all edge types and parts that one rank answers for are one request, and every node is in it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.comm import Work
+from pyg_scale.distributed.columns import Columns
+from pyg_scale.distributed.described import describe
+from pyg_scale.distributed.messages import Layout, Unique, unique
+from pyg_scale.distributed.ranks import Ranks
+from pyg_scale.distributed.records import to_record
+from pyg_scale.distributed.serving import EDGES, TIMES
+from pyg_scale.errors import CommError
+from pyg_scale.sampler.choose import Ask, Picked
+from pyg_scale.sampler.hop import HopSampler
+from pyg_scale.sampler.parts import PartsRouter, end_of, stitched
+from pyg_scale.store.base import NodeType
+from pyg_scale.store.mapped_topology import TopologyOptions
+
+if TYPE_CHECKING:
+    from pyg_scale.store.directory import GraphDirectory
+
+
+class _Share(NamedTuple):
+    """What one rank is asked of one ask."""
+
+    number: int  # of the ask
+    rows: Tensor
+    unique: Unique
+
+
+class RankRouter:
+    """Reaches in-edges wherever they are; see :class:`~pyg_scale.store.base.Router`.
+
+    Args:
+        ranks: Those that have the graph open.
+        local: Reads the parts that are here.
+        columns: Gathers times of all nodes.
+        options: What the topology was asked for with.
+    """
+
+    def __init__(
+        self, ranks: Ranks, local: PartsRouter, columns: Columns, options: TopologyOptions
+    ) -> None:
+        self._ranks, self._local, self._columns = ranks, local, columns
+        self._directory: GraphDirectory = local.directory
+        self._direction, self._weighted = options.direction, options.weight_attr is not None
+        self._layout = Layout(self._directory.meta)
+        self._route = ranks.owners.route
+        self._times: dict[NodeType, Tensor] = {}
+        self.timed_nodes, self.timed = local.timed_nodes, local.timed
+
+    # Edges #################################################################################
+
+    def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:
+        """What the nodes of a hop get, in their order, whoever owns them.
+
+        Raises:
+            CommError: If a rank is gone or answers something else; names it.
+            CommTimeoutError: If a rank does not answer in time; names it.
+            NotImplementedError: If the sampler cannot be told to other ranks.
+        """
+        shares = self._shares(sampler, asks)
+        own = shares.pop(self._ranks.rank, [])
+        under_way = []
+        if shares:
+            service, record = self._ranks.service, self._record(sampler)
+            for rank, some in shares.items():
+                tensors = self._layout.request(record, [share.unique.ask for share in some])
+                under_way.append((rank, some, service.request(rank, EDGES, tensors)))
+        answers: list[list[tuple[Tensor, Picked]]] = [[] for _ in asks]
+        local = self._local.expand(sampler, [share.unique.ask for share in own])
+        for share, picked in zip(own, local, strict=True):
+            answers[share.number].append((share.rows, picked))
+        for rank, some, work in under_way:
+            for share, picked in zip(some, self._answers(rank, some, work), strict=True):
+                answers[share.number].append((share.rows, share.unique.spread(picked)))
+        return [_together(each) for each in answers]
+
+    def _shares(self, sampler: HopSampler, asks: Sequence[Ask]) -> dict[int, list[_Share]]:
+        """What each rank is asked, by rank."""
+        shares: dict[int, list[_Share]] = {}
+        # All in-edges are the same ones whichever seed they are for.
+        draws = type(sampler).pick_all is not HopSampler.pick_all
+        for number, ask in enumerate(asks):
+            book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
+            rank_of = self._route[book.part_of(ask.node).to(torch.int64)]
+            order = rank_of.argsort(stable=True)
+            sizes = torch.bincount(rank_of, minlength=self._ranks.world_size).tolist()
+            for rank, rows in enumerate(order.split(sizes)):
+                if not rows.numel():
+                    continue
+                mine = Unique(ask.at(rows), None)
+                if rank != self._ranks.rank:
+                    mine = unique(mine.ask, by_component=draws or ask.num_neighbors >= 0)
+                shares.setdefault(rank, []).append(_Share(number, rows, mine))
+        return shares
+
+    def _record(self, sampler: HopSampler) -> Tensor:
+        return to_record({"sampler": describe(sampler), "weighted": self._weighted})
+
+    def _answers(self, rank: int, shares: Sequence[_Share], work: Work[Any]) -> list[Picked]:
+        found = work.wait(self._ranks.timeout)
+        try:
+            return self._layout.read_answer(found, [share.unique.ask for share in shares])
+        except CommError as error:
+            raise CommError(f"the answer of rank {rank} cannot be used: {error}") from None
+
+    # Times #################################################################################
+
+    def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
+        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``, whoever owns them.
+
+        Raises:
+            CommError: If a rank is gone or answers something else; names it.
+            CommTimeoutError: If a rank does not answer in time; names it.
+        """
+        if node_type in self._times:
+            return self._times[node_type][node.to(torch.int64)]
+        node = node.to(torch.int64)
+        out = torch.empty(node.numel(), dtype=torch.int64)
+        rank_of = self._route[self._directory.books[node_type].part_of(node).to(torch.int64)]
+        number = torch.tensor([list(self._directory.meta.nodes).index(node_type)])
+        under_way = []
+        for rank in rank_of.unique().tolist():
+            rows = (rank_of == rank).nonzero().view(-1)
+            if rank == self._ranks.rank:
+                out[rows] = self._local.node_time(node_type, node[rows])
+            else:
+                work = self._ranks.service.request(rank, TIMES, [number, node[rows]])
+                under_way.append((rank, rows, work))
+        for rank, rows, work in under_way:
+            found = work.wait(self._ranks.timeout)
+            if len(found) != 1 or found[0].dtype != torch.int64 or found[0].shape != rows.shape:
+                raise CommError(f"rank {rank} answered with something else than times of nodes")
+            out[rows] = found[0]
+        return out
+
+    def all_node_times(self, node_type: NodeType) -> Tensor:
+        """The (sortable) times of all nodes of a type; gathered once."""
+        if node_type not in self._times:
+            meta = self._directory.meta
+            time = self._columns.gather(self._directory, node_type, meta.time_attr or "")
+            self._times.setdefault(node_type, meta.sortable(time))
+        return self._times[node_type]
+
+
+def _together(answers: Sequence[tuple[Tensor, Picked]]) -> Picked:
+    """The answers of all ranks in the order of the ask."""
+    none = torch.empty(0, dtype=torch.int64)
+    return stitched(
+        torch.cat([none, *[rows for rows, _ in answers]]), [picked for _, picked in answers]
+    )
