@@ -37,6 +37,7 @@ MULTILEVEL = 16
 SPECTRAL = 17
 RANDOM_WALK = 18
 CLUSTERING = 19
+ATTENTION_DROPOUT = 20
 
 
 def to_signed(word: int) -> int:

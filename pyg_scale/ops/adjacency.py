@@ -1,0 +1,262 @@
+"""Edges by destination as the layers read them, with the same edges by source for gradients.
+
+A gradient flows along the edges the other way. Grouping them by source once lets every row of a
+gradient be summed by one thread in a fixed order, where a scatter would need atomics, whose order
+changes from run to run. The grouping is kept with the graph: in an :class:`Adjacency`, which is
+found again by the tensors it was made of. They are held weakly and known by identity, never by an
+address, which recycled memory repeats.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import fused
+from pyg_scale.ops.colptr import colptr
+from pyg_scale.ops.csc import build_csc
+
+_INDEX_TYPES = (torch.int64, torch.int32)
+_INT32_MAX = 2**31 - 1
+
+
+class Transpose(NamedTuple):
+    """The edges of an adjacency grouped by source, within one in the order of their positions."""
+
+    indptr: Tensor
+    """``int64`` ``[num_src + 1]``."""
+    indices: Tensor
+    """``[num_edges]``, the destination of each edge, of the type of the adjacency's indices."""
+    position: Tensor
+    """``[num_edges]``, where each edge stands in the adjacency; ``int32`` below 2**31 edges."""
+
+
+class Adjacency:
+    """The in-edges of every destination (CSR with destinations as rows).
+
+    Args:
+        indptr: ``int64`` or ``int32`` ``[num_dst + 1]``; the edges into row ``i`` have the
+            positions ``indptr[i]`` to ``indptr[i + 1] - 1``.
+        indices: ``int64`` or ``int32`` ``[num_edges]``, the source of each position.
+        num_src: Number of source nodes, the rows of a feature matrix.
+        edge_id: ``int64`` or ``int32`` ``[num_edges]``, a permutation: which edge of the
+            caller's edge list each position holds. Weights and edge features are in the order of
+            that list. ``None``: positions are edge ids.
+
+    Raises:
+        TypeError: If an index tensor is neither ``int64`` nor ``int32``.
+        ValueError: If shapes or devices do not fit, or a pointer or index is out of range.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
+    ) -> None:
+        check_edges(indptr, indices, num_src, edge_id)
+        self.indptr = indptr.to(torch.int64).contiguous()
+        self.indices = indices.contiguous()
+        self.num_src = num_src
+        self.edge_id = None if edge_id is None else edge_id.contiguous()
+        self._transpose: Transpose | None = None
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+        return self.indices.device
+
+    @property
+    def known_transpose(self) -> Transpose | None:
+        """The edges by source, if somebody needed them before."""
+        return self._transpose
+
+    def transpose(self) -> Transpose:
+        """The edges by source; grouped at the first call, kept from then on."""
+        if self._transpose is None:
+            self._transpose = transpose(self.indptr, self.indices, self.num_src)
+        return self._transpose
+
+    def __repr__(self) -> str:
+        return f"Adjacency({self.num_src} -> {self.num_dst} nodes, {self.num_edges} edges)"
+
+
+def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
+    """Group edges by source: a stable counting sort.
+
+    Args:
+        indptr: ``int64`` ``[num_dst + 1]``.
+        indices: ``int64`` or ``int32`` ``[num_edges]``.
+        num_src: Number of source nodes.
+    """
+    if fused.usable(indices):
+        return Transpose(*torch.ops.pyg_scale.csr_transpose(indptr, indices, num_src))
+    return transpose_plain(indptr, indices, num_src)
+
+
+def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
+    """The plain-torch meaning of :func:`transpose`."""
+    order = torch.argsort(indices, stable=True)
+    row = rows_of(indptr, indices.numel())
+    degree = torch.zeros(num_src, dtype=torch.int64, device=indices.device)
+    degree = degree.scatter_add(0, indices.to(torch.int64), torch.ones_like(row))
+    pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    narrow = torch.int32 if indices.numel() <= _INT32_MAX else torch.int64
+    return Transpose(pointers, row[order].to(indices.dtype), order.to(narrow))
+
+
+def rows_of(indptr: Tensor, num_edges: int) -> Tensor:
+    """The destination of every position, ``int64`` ``[num_edges]``."""
+    rows = torch.arange(indptr.numel() - 1, device=indptr.device)
+    return rows.repeat_interleave(indptr.diff(), output_size=num_edges)
+
+
+def check_edges(indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None) -> None:
+    """Refuse what is no adjacency; contents are looked at on the CPU only, and not in a trace."""
+    for name, tensor in (("indptr", indptr), ("indices", indices), ("edge_id", edge_id)):
+        if tensor is None:
+            continue
+        if tensor.dim() != 1 or tensor.dtype not in _INDEX_TYPES:
+            raise TypeError(
+                f"{name} must be a one-dimensional int64 or int32 tensor "
+                f"(got {tensor.dtype} of shape {list(tensor.shape)})"
+            )
+        if tensor.device != indices.device:
+            raise ValueError(f"{name} is on {tensor.device}, but indices is on {indices.device}")
+    if edge_id is not None and edge_id.numel() != indices.numel():
+        raise ValueError(
+            f"edge_id has {edge_id.numel()} entries, but there are {indices.numel()} edges"
+        )
+    if indptr.numel() < 1:
+        raise ValueError("indptr is empty; it has one entry more than there are destinations")
+    if torch.compiler.is_compiling() or indices.device.type != "cpu":
+        return  # a GPU must not be waited for; the compiled ops look once more
+    num_edges = indices.numel()
+    if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges or bool((indptr.diff() < 0).any()):
+        raise ValueError(f"indptr must rise from 0 to the number of edges, {num_edges}")
+    for name, tensor, size, what in (
+        ("indices", indices, num_src, "source nodes"),
+        ("edge_id", edge_id, num_edges, "edges"),
+    ):
+        if tensor is None or tensor.numel() == 0:
+            continue
+        low, high = (int(v) for v in torch.aminmax(tensor))
+        if low < 0 or high >= size:
+            at = int(((tensor < 0) | (tensor >= size)).nonzero()[0])
+            raise ValueError(f"{name}[{at}] is {int(tensor[at])}, but there are only {size} {what}")
+
+
+# Graphs by the tensors that they were made of ###############################################
+
+
+class _Known(NamedTuple):
+    refs: tuple[weakref.ref[Tensor] | None, ...]
+    versions: tuple[int, ...]
+    adjacency: Adjacency
+
+    def is_of(self, tensors: tuple[Tensor | None, ...]) -> bool:
+        return all(ref is None or ref() is one for ref, one in zip(self.refs, tensors))
+
+
+_known: dict[tuple[int, ...], _Known] = {}
+
+
+def from_csr(
+    indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
+) -> Adjacency:
+    """The adjacency of these very tensors, made once and kept while they live unchanged.
+
+    Args and errors are those of :class:`Adjacency`.
+    """
+    if torch.compiler.is_compiling():
+        return Adjacency(indptr, indices, num_src, edge_id)
+
+    def make() -> Adjacency:
+        # Other tensor objects on the same memory: the originals must be free to die.
+        alias = None if edge_id is None else edge_id.detach()
+        return Adjacency(indptr.detach(), indices.detach(), num_src, alias)
+
+    return _recall((indptr, indices, edge_id), (num_src,), make)
+
+
+def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
+    """The adjacency of an edge list, made once and kept while that tensor lives unchanged.
+
+    Edges that are sorted by destination, such as those of a loader's batch, whose pointers are
+    known already, are taken as they are. Others are grouped by a stable counting sort.
+
+    Args:
+        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, sources above destinations.
+        num_src: Number of source nodes.
+        num_dst: Number of destination nodes.
+
+    Raises:
+        TypeError: If ``edge_index`` has another shape or type.
+        ValueError: If an edge has a node that does not exist.
+    """
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in _INDEX_TYPES:
+        raise TypeError(
+            f"edge_index must be int64 or int32 of shape [2, num_edges] "
+            f"(got {edge_index.dtype} of shape {list(edge_index.shape)})"
+        )
+    if torch.compiler.is_compiling():
+        return _sorted_in_a_trace(edge_index, num_src, num_dst)
+    return _recall(
+        (edge_index,), (num_src, num_dst), lambda: _from_edges(edge_index, num_src, num_dst)
+    )
+
+
+def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
+    src, dst = edge_index.detach()
+    pointers = colptr(edge_index, num_dst)
+    if pointers is not None:
+        return Adjacency(pointers, src, num_src)
+    if edge_index.device.type != "cpu":
+        return _sorted_in_a_trace(edge_index, num_src, num_dst)
+    try:
+        csc = build_csc(dst, src, num_dst, num_src)
+    except IndexError as error:
+        raise ValueError(f"edge_index: {error}") from None
+    return Adjacency(csc.indptr, csc.indices, num_src, csc.edge_id)
+
+
+def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
+    """The same in torch's own operations, without a look at what the tensor holds."""
+    dst, order = torch.sort(edge_index[1], stable=True)
+    steps = torch.arange(num_dst + 1, device=dst.device, dtype=dst.dtype)
+    return Adjacency(torch.searchsorted(dst, steps), edge_index[0][order], num_src, order)
+
+
+def _recall(
+    tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...], make: Callable[[], Adjacency]
+) -> Adjacency:
+    name = (*(id(tensor) for tensor in tensors), *numbers)
+    entry = _known.get(name)
+    versions = tuple(-1 if tensor is None else _version(tensor) for tensor in tensors)
+    if entry is not None and entry.versions == versions and entry.is_of(tensors):
+        return entry.adjacency
+
+    def forget(ref: weakref.ref[Tensor]) -> None:
+        held = _known.get(name)
+        if held is not None and any(ref is one for one in held.refs):
+            _known.pop(name, None)
+
+    adjacency = make()
+    refs = tuple(None if tensor is None else weakref.ref(tensor, forget) for tensor in tensors)
+    _known[name] = _Known(refs, versions, adjacency)
+    return adjacency
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
