@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
+from pyg_scale.sampler.arguments import flag, integers, number_of_neighbors, one_of
 from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
 from pyg_scale.store.base import EdgeType, NodeType, Topology
 from pyg_scale.store.topology import topology_of
@@ -80,12 +80,10 @@ class NeighborSampler(pyg.BaseSampler):
         if not directed:
             subgraph_type = "induced"
         self.subgraph_type = SubgraphType(subgraph_type)
-        self.replace = _flag("replace", replace)
-        self._disjoint = _flag("disjoint", disjoint)
-        self.temporal_strategy = _one_of(
-            "temporal_strategy", temporal_strategy, ("uniform", "last")
-        )
-        self.sample_direction = _one_of(
+        self.replace = flag("replace", replace)
+        self._disjoint = flag("disjoint", disjoint)
+        self.temporal_strategy = one_of("temporal_strategy", temporal_strategy, ("uniform", "last"))
+        self.sample_direction = one_of(
             "sample_direction", sample_direction, ("forward", "backward")
         )
         self.time_attr = time_attr
@@ -130,7 +128,7 @@ class NeighborSampler(pyg.BaseSampler):
         if not theirs["directed"]:
             theirs["subgraph_type"] = "induced"
         theirs["subgraph_type"] = SubgraphType(theirs["subgraph_type"])
-        theirs["num_neighbors"] = _num_neighbors(theirs["num_neighbors"])
+        theirs["num_neighbors"] = number_of_neighbors(theirs["num_neighbors"])
         together = {"share_memory": self.share_memory or theirs["share_memory"]}
         for name in theirs.keys() - {"self", "data", "directed", "share_memory"}:
             mine = getattr(self, "_disjoint" if name == "disjoint" else name)
@@ -207,7 +205,7 @@ class NeighborSampler(pyg.BaseSampler):
 
     @num_neighbors.setter
     def num_neighbors(self, value: Any) -> None:
-        self._num_neighbors = _num_neighbors(value)
+        self._num_neighbors = number_of_neighbors(value)
         if self.is_bound:
             self._hops()
 
@@ -222,9 +220,9 @@ class NeighborSampler(pyg.BaseSampler):
                     "num_neighbors maps edge types to numbers, but the graph has no edge "
                     "types: give one number per hop, such as [15, 10]"
                 )
-            return {None: _integers(values)}
+            return {None: integers(values)}
         by_type = self._num_neighbors.get_values(list(graph.edge_types))
-        return {edge_type: _integers(values) for edge_type, values in by_type.items()}
+        return {edge_type: integers(values) for edge_type, values in by_type.items()}
 
     @property
     def disjoint(self) -> bool:
@@ -368,39 +366,3 @@ def _key(key: int | None) -> int:
     if key is not None:
         return key
     return int(torch.empty((), dtype=torch.int64).random_())
-
-
-def _num_neighbors(value: Any) -> NumNeighbors | None:
-    if value is None or isinstance(value, NumNeighbors):
-        return value
-    if isinstance(value, str | int | float):
-        raise TypeError(
-            f"num_neighbors must be one integer per hop, such as [15, 10] (got {value!r})"
-        )
-    return NumNeighbors(value)
-
-
-def _integers(num_neighbors: Any) -> list[int]:
-    try:
-        numbers = [operator.index(k) for k in num_neighbors]
-    except TypeError:
-        raise TypeError(
-            f"num_neighbors must be integers, one per hop (got {num_neighbors!r})"
-        ) from None
-    if min(numbers, default=0) < -1:
-        raise ValueError(
-            f"num_neighbors must be -1 (all), 0 (none) or more (got {num_neighbors!r})"
-        )
-    return numbers
-
-
-def _flag(name: str, value: Any) -> bool:
-    if value not in (True, False):
-        raise TypeError(f"{name} must be True or False (got {value!r})")
-    return bool(value)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))} (got {value!r})")
-    return value
