@@ -9,9 +9,19 @@ with comm.connect() as ranks:                      # under torchrun; alone other
 """
 
 from pyg_scale.comm.base import Communicator, Work
-from pyg_scale.comm.connect import Group, connect
+from pyg_scale.comm.connect import Group, connect, group
 from pyg_scale.comm.counting import Counting
 from pyg_scale.comm.faults import Fault, Faulty
 from pyg_scale.comm.service import Service
 
-__all__ = ["Communicator", "Counting", "Fault", "Faulty", "Group", "Service", "Work", "connect"]
+__all__ = [
+    "Communicator",
+    "Counting",
+    "Fault",
+    "Faulty",
+    "Group",
+    "Service",
+    "Work",
+    "connect",
+    "group",
+]

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyg_scale.errors import CommError
 
 if TYPE_CHECKING:
+    from pyg_scale.comm.connect import Group
     from pyg_scale.comm.service import Handler, Service
 
 T = TypeVar("T")
@@ -89,12 +90,14 @@ class Communicator(ABC):
         world_size: Number of ranks.
         timeout: Seconds that a collective may take.
         devices: The types of device whose tensors can be sent.
+        group: How the ranks found each other; ``None`` if they did not by one.
     """
 
     rank: int = 0
     world_size: int = 1
     timeout: float = 300.0
     devices: frozenset[str] = frozenset(["cpu"])
+    group: Group | None = None
 
     def __init__(self) -> None:
         self._calls = itertools.count()

@@ -36,6 +36,19 @@ class Group:
     timeout: float = 300.0
 
 
+def group(timeout: float = 300.0, name: str | None = None) -> Group:
+    """The ranks that this process belongs to, without connecting them; see :func:`connect`.
+
+    Args:
+        timeout: Seconds that a collective may take.
+        name: See :func:`connect`.
+
+    Raises:
+        ValueError: If the environment is incomplete.
+    """
+    return _group(timeout, name)
+
+
 def connect(
     backend: str | Communicator | None = None, *, timeout: float = 300.0, name: str | None = None
 ) -> Communicator:
@@ -61,11 +74,12 @@ def connect(
         return backend
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0 seconds (got {timeout!r})")
-    group = _group(timeout, name)
+    found = _group(timeout, name)
     if backend is None:
         several = "hybrid" if torch.cuda.is_available() else "gloo"
-        backend = "local" if group.world_size == 1 else several
-    joined: Communicator = plugins.get("comm", backend).join(group)
+        backend = "local" if found.world_size == 1 else several
+    joined: Communicator = plugins.get("comm", backend).join(found)
+    joined.group = joined.group or found
     return joined
 
 

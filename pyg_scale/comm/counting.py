@@ -41,7 +41,7 @@ class Counting(Communicator):
         super().__init__()
         self.comm = comm
         self.rank, self.world_size, self.timeout = comm.rank, comm.world_size, comm.timeout
-        self.devices = comm.devices
+        self.devices, self.group = comm.devices, comm.group
         self._lock = threading.Lock()
         self._traffic: dict[str, Traffic] = {}
 

@@ -68,7 +68,7 @@ class Faulty(Communicator):
         super().__init__()
         self.comm, self.faults = comm, tuple(faults)
         self.rank, self.world_size, self.timeout = comm.rank, comm.world_size, comm.timeout
-        self.devices = comm.devices
+        self.devices, self.group = comm.devices, comm.group
         self._exchanges = itertools.count()
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:

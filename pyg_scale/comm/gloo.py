@@ -60,7 +60,7 @@ class Gloo(Communicator):
         self._group: Any = process_group
         self.rank, self.world_size = process_group.rank(), process_group.size()
         self.timeout = group.timeout
-        self._where = group
+        self.group = self._where = group
         self._services = itertools.count()
         self._progress: SimpleQueue[_Exchange | None] | None = None
         self._lock = threading.Lock()

@@ -40,6 +40,7 @@ class Hybrid(Communicator):
         super().__init__()
         self._cpu, self._cuda = cpu, cuda
         self.rank, self.world_size, self.timeout = cpu.rank, cpu.world_size, cpu.timeout
+        self.group = cpu.group
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         where = {tensor.device.type for tensor in tensors}

@@ -28,7 +28,7 @@ class Local(Communicator):
                 f"the backend 'local' is for one process, there are {group.world_size}: use 'gloo'"
             )
         made = cls()
-        made.timeout = group.timeout
+        made.timeout, made.group = group.timeout, group
         return made
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:

@@ -43,7 +43,9 @@ class Nccl(Communicator):
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=group.timeout)
         made = dist.ProcessGroupNCCL(group.store, group.rank, group.world_size, options)
-        return cls(made, group.timeout, torch.device("cuda", torch.cuda.current_device()))
+        joined = cls(made, group.timeout, torch.device("cuda", torch.cuda.current_device()))
+        joined.group = group
+        return joined
 
     def __init__(self, process_group: Any, timeout: float, device: torch.device) -> None:
         super().__init__()

@@ -14,13 +14,21 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.loader.affinity import log_memory
 from pyg_scale.loader.arguments import check_index_samplers, check_workers
-from pyg_scale.loader.epoch import BatchIndex, KeyedRandomSampler, call_key, draw_seed, to_index
+from pyg_scale.loader.epoch import (
+    BatchIndex,
+    KeyedRandomSampler,
+    call_key,
+    draw_seed,
+    num_batches,
+    to_index,
+)
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
 from pyg_scale.loader.pin import pin_batch, pins
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline
 from pyg_scale.loader.randomness import forked
+from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
 from pyg_scale.loader.state import Progress, Resumable
 from pyg_scale.loader.stats import Stats, count_sampled
 from pyg_scale.ops import keys
@@ -60,6 +68,14 @@ class SubgraphLoader(Resumable, DataLoader):
         """Turn what was sampled into a batch with features; counts what it reads in ``stats``."""
         raise NotImplementedError
 
+    def _seed_tensors(self) -> list[Tensor]:
+        """What the seeds are, to compare them with those of other ranks; one row per seed."""
+        raise NotImplementedError
+
+    def _parts_of_seeds(self) -> Tensor | None:
+        """The part of each seed ``int32`` ``[num_seeds]``; ``None`` where nothing has parts."""
+        raise NotImplementedError
+
     # Construction ##########################################################################
 
     def _start(
@@ -68,6 +84,9 @@ class SubgraphLoader(Resumable, DataLoader):
         *,
         seed: int | None,
         worker_type: str | None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ) -> None:
         """Call ``DataLoader.__init__``. Everything else that the loader has must be set before.
@@ -76,6 +95,9 @@ class SubgraphLoader(Resumable, DataLoader):
             num_seeds: How many seeds there are.
             seed: See :class:`~pyg_scale.loader.NodeLoader`.
             worker_type: See there.
+            split_seeds: See there.
+            uneven: See there.
+            comm: See there.
             kwargs: Arguments of ``DataLoader``.
 
         Raises:
@@ -94,6 +116,9 @@ class SubgraphLoader(Resumable, DataLoader):
         self._total_stats = Stats()
         check_workers(worker_type, kwargs)
         check_index_samplers(kwargs)
+        check_split_seeds(split_seeds, uneven, comm)
+        self.split_seeds, self.uneven = split_seeds, uneven
+        self._sharing, self._unsplit = None, None
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle"))
         dataset: Any = range(num_seeds)
@@ -102,6 +127,7 @@ class SubgraphLoader(Resumable, DataLoader):
             kwargs["sampler"] = KeyedRandomSampler(dataset, kwargs.get("generator"))
         DataLoader.__init__(self, dataset, collate_fn=self.collate_fn, **kwargs)
         del self.__dict__["collate_fn"]  # the method does; as an attribute it would be a cycle
+        self._sharing, self._unsplit = sharing_of(self, split_seeds, uneven, comm)
 
     @property
     def worker_type(self) -> str:
@@ -243,7 +269,7 @@ class SubgraphLoader(Resumable, DataLoader):
             out = self._sample_stage(batch, stats)
             if self.filter_per_worker:
                 out = self._filter(out, stats)
-        return batch.position, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
+        return batch.step, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
 
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         """What the consumer does for a batch."""
@@ -260,6 +286,13 @@ class SubgraphLoader(Resumable, DataLoader):
         return pin_batch(out, stats) if pin else out
 
     # Iteration #############################################################################
+
+    def __len__(self) -> int:
+        sharing = self._shared()
+        if sharing is None:
+            return super().__len__()
+        count = num_batches(len(self.dataset), self.batch_size, self.drop_last)
+        return sharing.num_batches(count)
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         return self._get_iterator()

@@ -19,18 +19,44 @@ class BatchIndex:
     Attributes:
         index: ``int64`` ``[batch_size]``, positions in the loader's input.
         key: The key of the batch, an unsigned 64-bit integer.
-        position: Where the batch stands in the epoch; -1 for ``loader(index)``.
+        position: Where the batch stands in the epoch's list; -1 for ``loader(index)``.
         epoch: The number of the epoch.
+        step: Counts the batches of this process; increases within an iteration. The same as
+            ``position`` unless ranks share the list.
+        delivered: How many of the list are delivered with it, by all ranks together.
+        repeated: Whether another rank has it too, which it is counted for.
         sampler_state: What the user's index sampler said after handing out this batch.
     """
 
-    __slots__ = ("epoch", "index", "key", "position", "sampler_state")
+    __slots__ = (
+        "delivered",
+        "epoch",
+        "index",
+        "key",
+        "position",
+        "repeated",
+        "sampler_state",
+        "step",
+    )
 
-    def __init__(self, index: Tensor, key: int, position: int = -1, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        index: Tensor,
+        key: int,
+        position: int = -1,
+        epoch: int = 0,
+        *,
+        step: int | None = None,
+        delivered: int | None = None,
+        repeated: bool = False,
+    ) -> None:
         self.index = index
         self.key = key
         self.position = position
         self.epoch = epoch
+        self.step = position if step is None else step
+        self.delivered = position + 1 if delivered is None else delivered
+        self.repeated = repeated
         self.sampler_state: Any = None
 
     def __len__(self) -> int:
@@ -44,11 +70,11 @@ class BatchIndex:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A tensor would move its whole storage, all seeds of the epoch, to shared memory.
-        return _rebuild, (self.index.numpy(), self.key, self.position, self.epoch)
+        return _rebuild, (self.index.numpy(), self.key, self.position, self.epoch, self.step)
 
 
-def _rebuild(index: np.ndarray, key: int, position: int, epoch: int) -> BatchIndex:
-    return BatchIndex(torch.from_numpy(index), key, position, epoch)
+def _rebuild(index: np.ndarray, key: int, position: int, epoch: int, step: int) -> BatchIndex:
+    return BatchIndex(torch.from_numpy(index), key, position, epoch, step=step)
 
 
 class KeyedRandomSampler(RandomSampler):
@@ -78,6 +104,12 @@ def order(num_seeds: int, seed: int, epoch: int) -> Tensor:
     return keys.permutation(keys.fold(0, seed, epoch, keys.SHUFFLE), num_seeds)
 
 
+def num_batches(num_seeds: int, batch_size: int | None, drop_last: bool) -> int:
+    """How many batches an epoch has; ``batch_size=None`` is one seed per batch."""
+    size = batch_size or 1
+    return num_seeds // size if drop_last else -(-num_seeds // size)
+
+
 def batches(
     num_seeds: int,
     batch_size: int | None,
@@ -99,15 +131,29 @@ def batches(
         epoch: The number of the epoch.
         start: How many batches were delivered already.
     """
-    size = batch_size or 1
-    count = num_seeds // size if drop_last else -(-num_seeds // size)
+    count = num_batches(num_seeds, batch_size, drop_last)
     if start >= count:
         return
     ordered = order(num_seeds, seed, epoch) if shuffle else None
     for b in range(start, count):
-        begin, end = b * size, min((b + 1) * size, num_seeds)
-        index = torch.arange(begin, end) if ordered is None else ordered[begin:end]
+        index = seeds_of_batch(b, num_seeds, batch_size, ordered)
         yield BatchIndex(index, keys.batch_key(seed, epoch, b), b, epoch)
+
+
+def seeds_of_batch(
+    number: int, num_seeds: int, batch_size: int | None, ordered: Tensor | None
+) -> Tensor:
+    """The positions ``int64`` ``[batch_size]`` of a batch of the list.
+
+    Args:
+        number: Which batch.
+        num_seeds: How many seeds the loader has.
+        batch_size: Seeds per batch, or ``None`` for one.
+        ordered: The order of the seeds ``[num_seeds]``; ``None`` for as they were given.
+    """
+    size = batch_size or 1
+    begin, end = number * size, min((number + 1) * size, num_seeds)
+    return torch.arange(begin, end) if ordered is None else ordered[begin:end]
 
 
 def batches_of(

@@ -31,6 +31,9 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
         seed: See :class:`NodeLoader`.
         worker_type: See :class:`NodeLoader`.
         feature_store: See :class:`NodeLoader`.
+        split_seeds: See :class:`NodeLoader`.
+        uneven: See :class:`NodeLoader`.
+        comm: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -53,6 +56,9 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         if kwargs.pop("input_time", None) is not None:
@@ -73,5 +79,8 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
             custom_cls=kwargs.pop("custom_cls", None),
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch_geometric.data.data import BaseData
 
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.state import Progress
@@ -26,6 +27,21 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Nobody will ask for more."""
+
+
+def _mark(out: Any, repeated: bool) -> None:
+    """Say on a batch whether another rank has it too.
+
+    Raises:
+        TypeError: If it is none of PyG's.
+    """
+    for each in out if isinstance(out, tuple) else (out,):
+        if not isinstance(each, BaseData):
+            raise TypeError(
+                f"uneven='repeat' marks every batch with its attribute `repeated`, but this loader "
+                f"makes a {type(each).__name__}: pass uneven='join' or 'drop'"
+            )
+        each.repeated = repeated
 
 
 class EpochIterator:
@@ -63,6 +79,8 @@ class EpochIterator:
             except BaseException:
                 self._source.pause()
                 raise
+        if self._loader.uneven == "repeat":
+            _mark(out, batch.repeated)
         self._progress.deliver(batch)
         stats.batches = 1
         self._stats.add(stats)

@@ -21,6 +21,7 @@ from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import check_data, features_of
+from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
@@ -53,6 +54,9 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         seed: See :class:`~pyg_scale.loader.NodeLoader`.
         worker_type: See there.
         feature_store: See there.
+        split_seeds: See there.
+        uneven: See there.
+        comm: See there.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -80,6 +84,9 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         self._setup(
@@ -97,6 +104,9 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             custom_cls=custom_cls,
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )
 
@@ -156,6 +166,17 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
         refuse_processes(self)
+
+    def _seed_tensors(self) -> list[Tensor]:
+        time = self.input_data.time
+        ends = [self.input_data.row, self.input_data.col]
+        return [*ends, *([] if time is None else [time])]
+
+    def _parts_of_seeds(self) -> Tensor | None:
+        """Those of the destinations, whose parts hold the links if they are edges."""
+        edge_type = self.input_data.input_type
+        node_type = None if edge_type is None else edge_type[2]
+        return parts_of_nodes(self.data, node_type, self.input_data.col)
 
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(

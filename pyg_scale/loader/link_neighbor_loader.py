@@ -47,6 +47,9 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         seed: See :class:`~pyg_scale.loader.NodeLoader`.
         worker_type: See there.
         feature_store: See there.
+        split_seeds: See there.
+        uneven: See there.
+        comm: See there.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -81,6 +84,9 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         if (edge_label_time is None) != (time_attr is None):
@@ -126,5 +132,8 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             custom_cls=kwargs.pop("custom_cls", None),
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )

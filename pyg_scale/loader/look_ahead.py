@@ -81,10 +81,10 @@ class Window:
             self._ready.append(item)
             return
         item.stats = stats
-        self._schedule.announce(batch.position, item.wanted)
+        self._schedule.announce(batch.step, item.wanted)
         item.wanted = []
         if item.error is None:
-            item.out._announced = (self._schedule, batch.position)
+            item.out._announced = (self._schedule, batch.step)
         self._ready.append(item)
 
 
@@ -203,8 +203,8 @@ def _fetch(loader: SubgraphLoader, pin: bool, item: _Sampled, stats: Stats) -> A
 
 def announced(out: Any) -> contextlib.AbstractContextManager[None]:
     """Within it, reads are those that were announced for a sampled batch, if they were."""
-    schedule, position = getattr(out, "_announced", (None, -1))
-    return contextlib.nullcontext() if schedule is None else schedule.serving(position)
+    schedule, step = getattr(out, "_announced", (None, -1))
+    return contextlib.nullcontext() if schedule is None else schedule.serving(step)
 
 
 def requests_of(out: Any, permutation: Any, features: Features) -> list[TensorAttr]:

@@ -46,6 +46,9 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         seed: See :class:`NodeLoader`.
         worker_type: See :class:`NodeLoader`.
         feature_store: See :class:`NodeLoader`.
+        split_seeds: See :class:`NodeLoader`.
+        uneven: See :class:`NodeLoader`.
+        comm: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -77,6 +80,9 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         if input_time is not None and time_attr is None:
@@ -117,5 +123,8 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             custom_cls=kwargs.pop("custom_cls", None),
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )

@@ -20,6 +20,7 @@ from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seeds import check_time, input_nodes_of
 from pyg_scale.loader.source import check_data, features_of
+from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.store.base import NodeType, Topology
@@ -57,6 +58,19 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         feature_store: A name or a PyG ``FeatureStore``: features that it has come from it. By name,
             such as ``"memory"``, one is made and filled from ``data``. With worker threads it is
             read by several threads at once.
+        split_seeds: How ranks share the seeds. ``"global"``: the list of an epoch's batches is that
+            of a single process, and ranks take turns. ``"part"``: the same, but batches hold seeds
+            of one part of a graph directory as far as they fill, and go to ranks that have
+            the part as far as all get equally many. ``False``: every rank has all seeds that it is
+            given. ``None``: ``"global"`` if ``data`` was opened by several ranks together (or
+            ``comm`` is given), unless ``sampler=`` or ``batch_sampler=`` say the order; else
+            ``False``.
+        uneven: What happens where the last batches do not go round. ``"join"``: the last
+            ranks have one batch less (torch's ``Join`` waits for the others). ``"drop"``: those
+            batches are left out. ``"repeat"``: ranks that have none get a batch of another rank
+            again; every batch says so in its attribute ``repeated``.
+        comm: A communicator: its ranks share the seeds. By default that of ``data``, else the
+            ranks of ``torch.distributed`` or torchrun.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -80,6 +94,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         self._setup(
@@ -95,6 +112,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             custom_cls=custom_cls,
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )
 
@@ -140,6 +160,13 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
         refuse_processes(self)
+
+    def _seed_tensors(self) -> list[Tensor]:
+        time = self.input_data.time
+        return [self.input_data.node, *([] if time is None else [time])]
+
+    def _parts_of_seeds(self) -> Tensor | None:
+        return parts_of_nodes(self.data, self.input_data.input_type, self.input_data.node)
 
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)

@@ -57,7 +57,7 @@ class Processes:
 
     Args:
         loader: The loader whose arguments of :class:`torch.utils.data.DataLoader` apply.
-        work: A method that makes ``(position, result, stats)`` of a batch; run in the workers.
+        work: A method that makes ``(step, result, stats)`` of a batch; run in the workers.
         pin: Whether torch's thread pins what the workers return.
         generator: What torch draws the base seed of its workers from.
     """
@@ -162,16 +162,16 @@ class ProcessPipeline:
     def __next__(self) -> tuple[BatchIndex, Any, Stats]:
         start = time.perf_counter()
         try:
-            position, value, stats = self._processes.next_for(self._me)
+            step, value, stats = self._processes.next_for(self._me)
         except StopIteration:
             if self._failed:
                 raise self._failed.pop() from None
             raise
         stats.add_seconds("wait", time.perf_counter() - start)
         if self._processes.in_order:
-            for passed in [p for p in self._sent if p < position]:
+            for passed in [each for each in self._sent if each < step]:
                 del self._sent[passed]  # what raised instead
-        return self._sent.pop(position), value, stats
+        return self._sent.pop(step), value, stats
 
     def pause(self) -> None:
         """Processes end with the iterator, or with the loader."""
@@ -185,7 +185,7 @@ def _noted(
     """Keeps what is sent, and an error until what was sent before it has come back."""
     try:
         for batch in batches:
-            sent[batch.position] = batch
+            sent[batch.step] = batch
             yield batch
     except Exception as error:
         failed.append(error)

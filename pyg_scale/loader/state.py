@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,23 +12,36 @@ import torch
 from pyg_scale.loader import index_state
 from pyg_scale.loader.epoch import BatchIndex, batches, batches_of, draw_seed
 from pyg_scale.loader.index_state import SamplerState
+from pyg_scale.loader.share import Segment
+from pyg_scale.loader.sharing import Sharing
+from pyg_scale.loader.unsplit import Unsplit
 
 VERSION = 1
 
 
 class Progress:
-    """How far an epoch is: its key, what was delivered, and how its order came about."""
+    """How far an epoch is: its key, what was delivered, and how its order came about.
 
-    def __init__(self, seed: int, epoch: int, delivered: int = 0) -> None:
+    Where ranks share the epoch, ``delivered`` counts what all of them have delivered when all have
+    made as many steps as this one.
+    """
+
+    def __init__(
+        self, seed: int, epoch: int, delivered: int = 0, segments: tuple[Segment, ...] = ()
+    ) -> None:
         self.seed = seed
         self.epoch = epoch
         self.delivered = delivered
+        self.segments = segments  # of ranks with seeds by part: who delivered
         self.finished = False
         self.index_sampler: SamplerState | None = None  # None: the order is our own
         self.generator: torch.Tensor | None = None
 
     def deliver(self, batch: BatchIndex) -> None:
-        self.delivered = batch.position + 1
+        self.delivered = batch.delivered
+        if self.segments:
+            last = replace(self.segments[-1], steps=batch.step + 1)
+            self.segments = (*self.segments[:-1], last)
         if self.index_sampler is not None and self.index_sampler.kind == "state_dict":
             self.index_sampler = SamplerState("state_dict", batch.sampler_state)
 
@@ -45,6 +59,8 @@ class Resumable:
     _index_sampler: Any
     _own_order: bool
     _shuffle: bool
+    _sharing: Sharing | None
+    _unsplit: Unsplit | None
 
     def _init_epochs(self, seed: int | None) -> None:
         self.seed = _seed(seed)
@@ -82,6 +98,12 @@ class Resumable:
                 if callable(getattr(sampler, "set_epoch", None)):
                     sampler.set_epoch(epoch)
 
+    def _shared(self) -> Sharing | None:
+        """How the seeds are shared; ``None`` if each process has its own."""
+        if self._sharing is None or self._sharing.split_by_hand():
+            return None
+        return self._sharing
+
     def _begin_epoch(self) -> tuple[Progress, Iterator[BatchIndex]]:
         """The next epoch, or the rest of the one that was loaded."""
         resumed, self._resume = self._resume, None
@@ -89,8 +111,16 @@ class Resumable:
             seed = draw_seed(self.generator) if self.seed is None else self.seed
             progress = Progress(seed, self._epoch)
         else:
-            progress = Progress(resumed.seed, resumed.epoch, resumed.delivered)
+            progress = Progress(resumed.seed, resumed.epoch, resumed.delivered, resumed.segments)
             progress.index_sampler = resumed.index_sampler
+        sharing = self._shared()
+        if sharing is not None:
+            self._resume = resumed  # if the others do not come, nothing has begun
+            progress.seed = sharing.begin(progress, self.seed is not None)
+            self._resume = None
+            self.seed = None if self.seed is None else progress.seed
+        elif self._unsplit is not None:
+            self._unsplit.look()
         if self.generator is not None:
             progress.generator = self.generator.get_state()
         # A drawn seed is new for every epoch: counting as well would make what follows
@@ -102,6 +132,15 @@ class Resumable:
 
     def _batches(self, progress: Progress, resumed: bool) -> Iterator[BatchIndex]:
         seed, epoch, start = progress.seed, progress.epoch, progress.delivered
+        sharing = self._shared()
+        if sharing is not None:
+            return sharing.batches(
+                progress,
+                len(self.dataset),
+                self.batch_size,
+                drop_last=self.drop_last,
+                shuffle=self._shuffle,
+            )
         if self._own_order:
             return batches(
                 len(self.dataset),
@@ -163,6 +202,8 @@ class Resumable:
         if progress is not None:
             state["seed"], state["epoch"] = progress.seed, progress.epoch
             state["delivered"] = progress.delivered
+            if progress.segments:
+                state["shares"] = [each.to_list() for each in progress.segments]
             generator, sampler = progress.generator, progress.index_sampler
         elif not self._own_order:
             sampler = index_state.begin(self._index_sampler)
@@ -187,7 +228,7 @@ class Resumable:
             raise ValueError(
                 f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
             )
-        if missing := (_KEYS | self._identity().keys()) - state.keys():
+        if missing := (_KEYS | self._identity().keys()) - {"by_part"} - state.keys():
             raise ValueError(
                 f"state must be what state_dict() returned; it lacks {', '.join(sorted(missing))}"
             )
@@ -200,7 +241,8 @@ class Resumable:
             self.generator.set_state(state["generator"])
         saved = SamplerState(*state["sampler"]) if "sampler" in state else None
         if state["running"]:
-            self._resume = Progress(state["seed"], state["epoch"], state["delivered"])
+            segments = tuple(map(Segment.from_list, state.get("shares", ())))
+            self._resume = Progress(state["seed"], state["epoch"], state["delivered"], segments)
             self._resume.generator = state.get("generator")
             self._resume.index_sampler = saved
         elif saved is not None:
@@ -208,15 +250,26 @@ class Resumable:
 
     def _identity(self) -> dict[str, Any]:
         """What makes the batches of two loaders different."""
+        sharing = self._shared()
+        by_part = 0 if sharing is None else sharing.partition
         return {
             "num_seeds": len(self.dataset),
             "batch_size": self.batch_size or 0,
             "drop_last": self.drop_last,
             "shuffle": self._shuffle,
+            **({"by_part": by_part} if by_part else {}),
         }
 
     def _refuse_other_loader(self, state: dict[str, Any]) -> None:
-        for name, value in self._identity().items():
+        identity = self._identity()
+        if state.get("by_part", 0) != identity.pop("by_part", 0):
+            raise ValueError(
+                "the state was taken from a loader whose seeds were "
+                + ("grouped by part" if "by_part" in state else "not grouped by part")
+                + ", and this one has others, none, or those of another partition: build the "
+                "loader as it was (split_seeds=)"
+            )
+        for name, value in identity.items():
             if state[name] != value:
                 raise ValueError(
                     f"the state was taken from a loader with {name}={state[name]}, this one has "

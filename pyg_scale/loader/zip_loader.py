@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch_geometric.loader
+from torch import Tensor
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.epoch import BatchIndex, call_key
 from pyg_scale.loader.pin import pin_batch
 from pyg_scale.loader.randomness import torch_forked
+from pyg_scale.loader.split_seeds import communicator_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 
@@ -26,7 +29,8 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
 
     Order, batch size, workers and pinning are those of the ``ZipLoader``, whatever the loaders were
     built with; ``state_dict()``, ``set_epoch()`` and ``stats()`` are as in
-    :class:`~pyg_scale.loader.NodeLoader`. The end is that of the shortest input.
+    :class:`~pyg_scale.loader.NodeLoader`. The end is that of the shortest input. Ranks share these
+    positions if they share the seeds of one of the loaders.
 
     Args:
         loaders: Loaders of nodes or links, ours or PyG's. With one of PyG's workers are processes.
@@ -34,9 +38,14 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             each, as in PyG); ``None``: unless the data of the first is on a GPU.
         seed: See :class:`~pyg_scale.loader.NodeLoader`.
         worker_type: See there.
+        split_seeds: See there; ``"part"`` is not supported, as the parts of seeds at the same
+            position differ.
+        uneven: See there.
+        comm: See there.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
+        NotImplementedError: If ``split_seeds="part"``.
         ValueError: If there are no loaders, or one is none; if arguments contradict each other.
     """
 
@@ -47,6 +56,9 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         *,
         seed: int | None = None,
         worker_type: str | None = None,
+        split_seeds: str | bool | None = None,
+        uneven: str = "join",
+        comm: Any = None,
         **kwargs: Any,
     ):
         if len(loaders) == 0:
@@ -58,6 +70,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                         f"loaders has a {type(loader).__name__}, which has no {name}(); it takes "
                         f"loaders of nodes or links"
                     )
+        if split_seeds == "part":
+            raise NotImplementedError(
+                "split_seeds='part': the seeds that loaders have at the same position are of "
+                "different parts; pass 'global'"
+            )
         if filter_per_worker is None:
             filter_per_worker = infer_filter_per_worker(getattr(loaders[0], "data", None))
         for loader in loaders:
@@ -67,10 +84,19 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         self._parts = [
             loader if isinstance(loader, SubgraphLoader) else _Foreign(loader) for loader in loaders
         ]
+        ordered = kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None
+        if split_seeds is None and not ordered:
+            shared = any(getattr(part, "_sharing", None) is not None for part in self._parts)
+            split_seeds = "global" if shared else None
+        if comm is None:
+            comm = next(filter(None, map(communicator_of, self._parts)), None)
         self._start(
             min(len(loader.dataset) for loader in loaders),
             seed=seed,
             worker_type=worker_type,
+            split_seeds=split_seeds,
+            uneven=uneven,
+            comm=comm,
             **kwargs,
         )
         for loader, part in zip(loaders, self._parts, strict=True):
@@ -79,6 +105,12 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                     f"{type(loader).__name__} draws from torch's global generator, which threads "
                     f"would share: pass worker_type='process' or num_workers=0"
                 )
+
+    def _seed_tensors(self) -> list[Tensor]:
+        found = [torch.arange(len(self.dataset))]
+        for part in self._parts:
+            found += part._seed_tensors()
+        return found
 
     def _split(self, batch: BatchIndex) -> Iterator[tuple[Any, BatchIndex]]:
         """Each loader with its batch."""
@@ -120,11 +152,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
     def _process_work(self, batch: BatchIndex) -> tuple[int, tuple[str, Any], Stats]:
         stats = Stats()
         if self._is_extended:
-            return batch.position, self._work(batch, stats, False), stats
+            return batch.step, self._work(batch, stats, False), stats
         parts = [part._process_work(b) for part, b in self._split(batch)]
         for _, _, counted in parts:
             stats.add(counted)
-        return batch.position, ("parts", tuple(made for _, made, _ in parts)), stats
+        return batch.step, ("parts", tuple(made for _, made, _ in parts)), stats
 
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         kind, out = made
@@ -151,6 +183,11 @@ class _Foreign:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
+    def _seed_tensors(self) -> list[Tensor]:
+        inputs = getattr(self.loader, "input_data", None)
+        values = (getattr(inputs, name, None) for name in ("node", "row", "col", "time"))
+        return [value for value in values if isinstance(value, Tensor)]
+
     @property
     def filter_fn(self) -> Callable[[Any], Any]:
         return self.loader.filter_fn
@@ -165,7 +202,7 @@ class _Foreign:
 
     def _process_work(self, batch: BatchIndex) -> tuple[int, Any, Stats]:
         stats = Stats()
-        return batch.position, self._work(batch, stats, False), stats
+        return batch.step, self._work(batch, stats, False), stats
 
     def _finish(self, batch: BatchIndex, made: Any, stats: Stats, pin: bool) -> Any:
         if not self.loader.filter_per_worker:

@@ -143,7 +143,11 @@ class _Pass:
             hidden = torch.zeros(1, 1).expand(self._graph.num_nodes, 1)
         inputs = LayerInputs(self._graph, hidden, self._layers.real)
         data = self._graph.for_loader(inputs)
-        options: dict[str, Any] = {"feature_store": inputs, "num_workers": self._num_workers}
+        options: dict[str, Any] = {
+            "feature_store": inputs,
+            "num_workers": self._num_workers,
+            "split_seeds": False,
+        }
         sampler = self._graph.sampler()
         if begin == 0:
             check_one_hop(

@@ -112,13 +112,13 @@ def check_one_hop(
     half = first.numel() // 2
     if not half:
         return
-    options: dict[str, Any] = {"feature_store": inputs, "seed": 0, "batch_size": first.numel()}
+    options: dict[str, Any] = {"feature_store": inputs, "seed": 0, "split_seeds": False}
     rows = []
     for sampler, nodes in (
         (graph.sampler(), first),
         (graph.wider_sampler(), torch.cat([first[:half], second])),
     ):
-        (batch,) = NodeLoader(data, sampler, nodes, **options | {"batch_size": nodes.numel()})
+        (batch,) = NodeLoader(data, sampler, nodes, batch_size=nodes.numel(), **options)
         rows.append(layers.run(step, to_block(batch), degrees)[:half].to(torch.float64))
     tolerance = math.sqrt(torch.finfo(layers.real).eps)
     size = float(rows[0].abs().nan_to_num().amax()) if rows[0].numel() else 0.0

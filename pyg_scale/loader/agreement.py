@@ -1,0 +1,93 @@
+"""What the ranks tell each other about a loader, left in the store where they met.
+
+No collective: a rank that does not come makes the others raise, and breaks nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale.comm import Group
+from pyg_scale.errors import CommError, CommTimeoutError
+
+_PAUSES = (0.0005, 0.05)  # seconds between two looks, at first and at last
+
+
+class Agreement:
+    """A place in the store for one loader, the same on all ranks.
+
+    Ranks make their places in the same order.
+
+    Args:
+        group: The ranks, more than one.
+        name: What the loader is called in errors.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.rank, self.world_size, self.timeout = group.rank, group.world_size, group.timeout
+        self._name = name
+        store = PrefixStore("seeds", group.store)
+        number = self._safe(store.add, f"loaders/{self.rank}", 1)
+        self._store = PrefixStore(f"loader/{number}", store)
+
+    def publish(self, topic: str, value: Mapping[str, Any]) -> None:
+        """Say something to the other ranks; does not wait.
+
+        Args:
+            topic: Any word, the same on all ranks.
+            value: What JSON can say.
+
+        Raises:
+            CommError: If the store is gone.
+        """
+        self._safe(self._store.set, f"{topic}/{self.rank}", json.dumps(value))
+
+    def collect(self, topic: str, verb: str) -> list[dict[str, Any]]:
+        """What each rank said, in the order of ranks; waits until all have.
+
+        Args:
+            topic: See :meth:`publish`.
+            verb: What a rank does when it says this, for the error.
+
+        Raises:
+            CommTimeoutError: Names the ranks that said nothing in time.
+            CommError: If the store is gone.
+        """
+        names = [f"{topic}/{rank}" for rank in range(self.world_size)]
+        deadline = time.monotonic() + self.timeout
+        pause, longest = _PAUSES
+        while not self._safe(self._store.check, names):
+            if time.monotonic() > deadline:
+                raise self._late(names, verb)
+            time.sleep(pause)
+            pause = min(longest, 2 * pause)
+        return [json.loads(self._safe(self._store.get, name)) for name in names]
+
+    def forget(self, topic: str) -> None:
+        """Remove what this rank said; the others must have collected it."""
+        self._safe(self._store.delete_key, f"{topic}/{self.rank}")
+
+    def _late(self, names: list[str], verb: str) -> CommTimeoutError:
+        late = [r for r, name in enumerate(names) if not self._safe(self._store.check, [name])]
+        said = ", ".join(map(str, late[:16])) + (", ..." if len(late) > 16 else "")
+        return CommTimeoutError(
+            f"{'rank' if len(late) == 1 else 'ranks'} {said} did not {verb} this {self._name} "
+            f"within {self.timeout:g} seconds (waited for by rank {self.rank}), but its seeds are "
+            "shared by all ranks; what one rank does alone, such as evaluation, needs a loader "
+            "with split_seeds=False"
+        )
+
+    def _safe(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except RuntimeError as error:  # what stores raise
+            first = str(error).strip().partition("\n")[0]
+            raise CommError(
+                f"the store where the ranks met is gone (that of rank 0, seen by rank "
+                f"{self.rank}): {first}"
+            ) from error

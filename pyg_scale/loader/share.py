@@ -1,0 +1,213 @@
+"""Which rank has which batch of an epoch: a function of the list, the ranks and who owns the parts.
+
+The list of an epoch's batches does not depend on the ranks; here it is dealt out to them. Every
+step gives each rank one batch, so that after ``s`` steps ``s * world_size`` batches are delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+UNEVEN = ("join", "drop", "repeat")
+"""What becomes of the last step where there are not enough batches for all ranks."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who shares an epoch.
+
+    Attributes:
+        world_size: Number of ranks.
+        owners: For each part the ranks that have it; empty if batches are dealt in turn.
+    """
+
+    world_size: int
+    owners: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of an epoch that one set of ranks made, or makes.
+
+    Attributes:
+        ranks: Who.
+        steps: How many steps they made.
+    """
+
+    ranks: Ranks
+    steps: int = 0
+
+    def to_list(self) -> list[object]:
+        """As plain values, for a loader's state."""
+        return [self.ranks.world_size, self.steps, [list(each) for each in self.ranks.owners]]
+
+    @classmethod
+    def from_list(cls, found: Sequence[object]) -> Segment:
+        """The reverse.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        try:
+            world_size, steps, owners = found
+            parts = tuple(tuple(int(rank) for rank in each) for each in owners)  # type: ignore
+            return cls(Ranks(int(world_size), parts), int(steps))  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise ValueError(f"{found!r} does not say which ranks made how many steps") from None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One batch for one rank.
+
+    Attributes:
+        number: Its place in the list.
+        step: In which step, counted from the begin of the segment.
+        delivered: How many batches of the list are delivered after that step.
+        repeated: Whether it is another rank's, given once more to fill the last step.
+    """
+
+    number: int
+    step: int
+    delivered: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The list of an epoch as it is dealt out.
+
+    Attributes:
+        count: Batches in the list.
+        part: The part of each batch ``int64`` ``[count]``; ``None`` if they are dealt in turn.
+        delivered: How many were delivered before; without parts these are the first ones.
+        segments: With parts: who delivered them.
+    """
+
+    count: int
+    part: Tensor | None = None
+    delivered: int = 0
+    segments: tuple[Segment, ...] = field(default=())
+
+    def joined_by(self, ranks: Ranks) -> Epoch:
+        """The same epoch, to be gone on with by these ranks."""
+        if self.part is None or (self.segments and self.segments[-1].ranks == ranks):
+            return self
+        return replace(self, segments=(*self.segments, Segment(ranks)))
+
+    def turns(self, ranks: Ranks, rank: int, uneven: str) -> Iterator[Turn]:
+        """What a rank has still to deliver, in order.
+
+        Args:
+            ranks: Who goes on with the epoch.
+            rank: Of these.
+            uneven: One of :data:`UNEVEN`.
+        """
+        numbers, begin, before = self._left(ranks)
+        dealt = deal(numbers, ranks, self.part)
+        mine = dealt[:, rank]
+        for step in range(begin, dealt.size(0)):
+            delivered = min(before + (step + 1) * ranks.world_size, before + numbers.numel())
+            filled = bool((dealt[step] >= 0).all())
+            if filled or (uneven != "drop" and mine[step] >= 0):
+                yield Turn(int(mine[step]), step, delivered)
+            elif uneven == "repeat":
+                yield Turn(
+                    self._again(mine, rank - numbers.numel() % ranks.world_size),
+                    step,
+                    delivered,
+                    repeated=True,
+                )
+
+    def _left(self, ranks: Ranks) -> tuple[Tensor, int, int]:
+        """Batches to deal, how many steps of that were made, and what was delivered before."""
+        if self.part is None:
+            return torch.arange(self.delivered, self.count), 0, self.delivered
+        left = torch.ones(self.count, dtype=torch.bool)
+        epoch = self.joined_by(ranks)
+        for segment in epoch.segments[:-1]:
+            dealt = deal(left.nonzero().view(-1), segment.ranks, self.part)[: segment.steps]
+            left[dealt[dealt >= 0]] = False
+        return left.nonzero().view(-1), epoch.segments[-1].steps, self.count - int(left.sum())
+
+    def _again(self, mine: Tensor, number: int) -> int:
+        """A batch of another rank, as torch's ``DistributedSampler`` takes them from the front."""
+        own = set(mine.tolist())
+        while number % self.count in own:
+            number += 1
+        return number % self.count
+
+
+def deal(numbers: Tensor, ranks: Ranks, part: Tensor | None) -> Tensor:
+    """Deal out batches, each to one rank, as many to each as to the others.
+
+    Where ``n % world_size`` ranks get one more, these are the first ones. Without parts, ranks take
+    turns. With parts, a batch goes to an owner of its part (several owners take turns) while
+    that has less than its number; the batches that are left go to the ranks that lack some.
+
+    Args:
+        numbers: Batches by their place in the list, ascending, ``int64`` ``[n]``.
+        ranks: To whom.
+        part: The part of every batch of the list.
+
+    Returns:
+        ``int64`` ``[ceil(n / world_size), world_size]``: in the order of steps; -1 for no batch.
+    """
+    count, world_size = numbers.numel(), ranks.world_size
+    steps = -(-count // world_size)
+    dealt = numbers.new_full((steps * world_size,), -1)
+    if part is None or not ranks.owners:
+        dealt[:count] = numbers
+        return dealt.view(steps, world_size)
+    number_of = torch.full((world_size,), count // world_size)
+    number_of[: count % world_size] += 1
+    rank = _owner(part[numbers], ranks)
+    rank[_place(rank, world_size + 1) >= torch.cat([number_of, number_of[:1]])[rank]] = world_size
+    lacking = number_of - torch.bincount(rank, minlength=world_size + 1)[:world_size]
+    rank[rank == world_size] = torch.arange(world_size).repeat_interleave(lacking)
+    dealt[_place(rank, world_size) * world_size + rank] = numbers
+    return dealt.view(steps, world_size)
+
+
+def _owner(part: Tensor, ranks: Ranks) -> Tensor:
+    """For batches of parts ``[n]``, the rank each should go to; ``world_size`` for none."""
+    several = max(map(len, ranks.owners))
+    if not several:
+        return torch.full_like(part, ranks.world_size)
+    lists = [(list(each) or [ranks.world_size]) for each in ranks.owners]
+    table = torch.tensor([(each * several)[:several] for each in lists])
+    length = torch.tensor([len(each) for each in lists])
+    return table[part, _place(part, len(lists)) % length[part]]
+
+
+def _place(group: Tensor, num_groups: int) -> Tensor:
+    """How many entries of the same group are before each."""
+    at = group.argsort(stable=True)
+    counts = torch.bincount(group, minlength=num_groups)
+    out = torch.empty_like(at)
+    out[at] = torch.arange(group.numel()) - (counts.cumsum(0) - counts)[group[at]]
+    return out
+
+
+def num_steps(count: int, world_size: int, rank: int, uneven: str) -> int:
+    """How many batches of a whole epoch a rank gets.
+
+    Args:
+        count: Batches in the list.
+        world_size: Number of ranks.
+        rank: Which.
+        uneven: One of :data:`UNEVEN`.
+    """
+    steps, more = divmod(count, world_size)
+    return steps + {"drop": 0, "repeat": int(more > 0), "join": int(rank < more)}[uneven]
+
+
+def default_owners(num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Who has which part where nobody says: parts go to ranks in turn, or ranks to parts."""
+    if num_parts >= world_size:
+        return tuple((part % world_size,) for part in range(num_parts))
+    return tuple(tuple(range(part, world_size, num_parts)) for part in range(num_parts))
