@@ -89,7 +89,9 @@ def sharing_of(
     group = _group_of(opened)
     if group.world_size == 1 and part is None:
         return None, None
-    owners = getattr(loader.data, "owners", None) if part is not None and comm is None else None
+    owners = None
+    if part is not None and opened is communicator_of(loader):
+        owners = getattr(getattr(loader.data, "owners", None), "ranks_of", None)
     options = {"loader": name, "split_seeds": mode, "uneven": uneven, **loader._identity()}
     sharing = Sharing(
         name,
