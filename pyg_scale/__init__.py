@@ -22,6 +22,7 @@ _SUBMODULES = (
     "errors",
     "loader",
     "ops",
+    "parallel",
     "partitioner",
     "plugins",
     "sampler",

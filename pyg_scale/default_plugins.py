@@ -57,6 +57,11 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 
 
 @hookimpl
+def pyg_scale_parallel_wrappers() -> dict[str, str]:
+    return {"ddp": "pyg_scale.parallel.ddp:DDP"}
+
+
+@hookimpl
 def pyg_scale_partitioners() -> dict[str, str]:
     return {
         "fennel": "pyg_scale.partitioner.stream:Fennel",

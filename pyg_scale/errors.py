@@ -25,6 +25,10 @@ class GraphDirectoryError(ValueError):
     """A graph directory is damaged, incomplete, or of another version; says which file."""
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or none can be read; says which file or rank."""
+
+
 class CommError(RuntimeError):
     """Ranks cannot go on together: one is gone, or they called different things."""
 

@@ -145,6 +145,23 @@ def pyg_scale_comm_backends() -> Targets:
 
 
 @hookspec
+def pyg_scale_parallel_wrappers() -> Targets:
+    """Ways to train one model on many ranks: ``parallel.wrap(model, "mine")``.
+
+    A target is a subclass of :class:`pyg_scale.parallel.Parallel` that can be built without
+    arguments and passes :class:`pyg_scale.testing.ParallelTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_parallel_wrappers():
+            return {"mine": "pyg_scale_mine.parallel:MyParallel"}
+    """
+
+
+@hookspec
 def pyg_scale_commands() -> Targets:
     """Subcommands: ``pyg-scale mine ...``.
 

@@ -12,15 +12,11 @@ built-ins only. ``PYG_SCALE_TRACE_PLUGINS=1`` prints each step to stderr.
 from __future__ import annotations
 
 import difflib
-import functools
-import importlib
 import os
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
@@ -28,75 +24,31 @@ from typing import Any
 import pluggy
 
 from pyg_scale import __version__, default_plugins, hookspecs
-from pyg_scale.errors import (
-    AmbiguousPluginError,
-    PluginError,
-    PluginLoadError,
-    UnknownPluginError,
+from pyg_scale.errors import AmbiguousPluginError, PluginError, UnknownPluginError
+from pyg_scale.kinds import (
+    BUILTIN,
+    KINDS,
+    Entry,
+    Failure,
+    checked_targets,
+    known_kind,
+    trace,
 )
 
-KINDS = {
-    "sampler": "pyg_scale_samplers",
-    "feature_store": "pyg_scale_feature_stores",
-    "graph_store": "pyg_scale_graph_stores",
-    "partitioner": "pyg_scale_partitioners",
-    "comm": "pyg_scale_comm_backends",
-    "reader": "pyg_scale_readers",
-    "command": "pyg_scale_commands",
-    "check": "pyg_scale_checks",
-}
-"""Every kind and the hook that collects its names."""
-
-BUILTIN = "builtin"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A name of a kind: who provides it, and what it stands for."""
-
-    kind: str
-    name: str
-    provider: str
-    version: str
-    target: Any
-
-    def load(self) -> Any:
-        """The object behind the name.
-
-        Raises:
-            PluginLoadError: If it cannot be imported.
-        """
-        if not isinstance(self.target, str):
-            return self.target
-        module, _, attribute = self.target.partition(":")
-        try:
-            loaded = functools.reduce(
-                getattr, attribute.split("."), importlib.import_module(module)
-            )
-        except Exception as error:
-            raise PluginLoadError(
-                f"{self.kind} {self.name!r} (from {self.provider} {self.version}, "
-                f"{self.target}) could not be loaded: {type(error).__name__}: {error}"
-            ) from error
-        _trace(f"{self.kind} {self.name!r} is {self.target} of {self.provider}")
-        return loaded
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A plugin, or a hook of one, that was skipped."""
-
-    provider: str
-    version: str
-    error: BaseException
-
-    def __str__(self) -> str:
-        return (
-            f"{self.provider} {self.version}".rstrip()
-            + f" was skipped: {type(self.error).__name__}: {self.error}"
-        )
+__all__ = [
+    "BUILTIN",
+    "KINDS",
+    "Entry",
+    "Failure",
+    "Registry",
+    "entries",
+    "entry",
+    "failures",
+    "get",
+    "names",
+    "register",
+    "unregister",
+]
 
 
 class Registry:
@@ -131,7 +83,7 @@ class Registry:
 
     def entry(self, kind: str, name: str) -> Entry:
         """Who provides a name and what it stands for, without importing it; errors as ``get``."""
-        _known_kind(kind)
+        known_kind(kind)
         provider, _, short = name.rpartition(":")
         if provider in ("", BUILTIN):
             for entry in self._of(kind, BUILTIN):
@@ -154,7 +106,7 @@ class Registry:
     def entries(self, kind: str | None = None) -> list[Entry]:
         """Everything there is, of one kind or of all, without importing any of it."""
         if kind is not None:
-            _known_kind(kind)
+            known_kind(kind)
         self._discover()
         return [
             entry
@@ -291,8 +243,8 @@ class Registry:
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == provider:
                 targets = implementation.function()
-                _trace(f"{hook}() of {provider} is {targets}")
-                for name, target in _checked(hook, targets).items():
+                trace(f"{hook}() of {provider} is {targets}")
+                for name, target in checked_targets(hook, targets).items():
                     entries.append(Entry(kind, name, provider, version, target))
         self._entries[kind, provider] = entries
 
@@ -320,12 +272,12 @@ class Registry:
         except (Exception, SystemExit) as error:
             self._failed(provider, version, error)
         else:
-            _trace(f"loaded {provider} {version} ({point.value})")
+            trace(f"loaded {provider} {version} ({point.value})")
 
     def _failed(self, provider: str, version: str, error: BaseException) -> None:
         failure = Failure(provider, version, error)
         self._failures.append(failure)
-        _trace(str(failure))
+        trace(str(failure))
         warnings.warn(f"pyg_scale plugin {failure}", RuntimeWarning, stacklevel=2)
 
 
@@ -342,22 +294,6 @@ def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
         yield (owner if owners.count(owner) == 1 else f"{owner}/{point.name}"), point
 
 
-def _checked(hook: str, targets: Any) -> dict[str, Any]:
-    """The ``{name: target}`` that a hook returned, or an error that says what is wrong with it."""
-    if not isinstance(targets, dict):
-        raise PluginError(f"{hook}() must return {{name: 'module:attribute'}} (got {targets!r})")
-    for name, target in targets.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise PluginError(
-                f"{hook}() gives the name {name!r}: names are lower-case letters, digits, - and _"
-            )
-        if isinstance(target, str) and not _TARGET.fullmatch(target):
-            raise PluginError(
-                f"{hook}() gives {name!r} the target {target!r}: write 'module:attribute'"
-            )
-    return targets
-
-
 def _explain(plugin: Any, error: pluggy.PluginValidationError) -> str:
     """Pluggy's complaint, with the hook that was probably meant."""
     hooks = list(KINDS.values())
@@ -366,11 +302,6 @@ def _explain(plugin: Any, error: pluggy.PluginValidationError) -> str:
     if wrong and close and wrong[1] not in hooks:
         return f"{_name_of(plugin)}: unknown hook {wrong[1]!r}; did you mean {close[0]!r}?"
     return f"{_name_of(plugin)}: {' '.join(str(error).split())}; the hooks are {', '.join(hooks)}"
-
-
-def _known_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
 
 
 def _name_of(plugin: Any) -> str:
@@ -382,11 +313,6 @@ def _name_of(plugin: Any) -> str:
 def _normal(name: str) -> str:
     """A distribution's name as the packaging specification normalises it."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
-
-
-def _trace(message: str) -> None:
-    if os.environ.get("PYG_SCALE_TRACE_PLUGINS") == "1":
-        print(f"pyg_scale.plugins: {message}", file=sys.stderr)
 
 
 _shared = Registry()

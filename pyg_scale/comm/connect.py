@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from pyg_scale import plugins
+from pyg_scale.comm.attempt import this_attempt
 from pyg_scale.comm.base import Communicator
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -97,8 +98,8 @@ def num_ranks() -> int:
 def _group(timeout: float, name: str | None) -> Group:
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        return Group(PrefixStore(prefix, store), dist.get_rank(), dist.get_world_size(), timeout)
+        shared = dist.distributed_c10d._get_default_store()
+        return _meet(PrefixStore(prefix, shared), dist.get_rank(), dist.get_world_size(), timeout)
     known = [key for key in _ENVIRONMENT if key in os.environ]
     if not known or os.environ.get("WORLD_SIZE") == "1":
         return Group(None, 0, 1, timeout)
@@ -116,4 +117,11 @@ def _group(timeout: float, name: str | None) -> Group:
         multi_tenant=True,
         wait_for_workers=False,
     )
-    return Group(PrefixStore(prefix, store), rank, world_size, timeout)
+    return _meet(PrefixStore(prefix, store), rank, world_size, timeout)
+
+
+def _meet(store: Any, rank: int, world_size: int, timeout: float) -> Group:
+    """The group, in a store without what an earlier attempt of torchrun left in it."""
+    if world_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        store = this_attempt(store, rank, world_size, timeout)
+    return Group(store, rank, world_size, timeout)

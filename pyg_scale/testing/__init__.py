@@ -22,6 +22,7 @@ _MODULES = {
     "CommTests": "comm",
     "FeatureStoreTests": "store",
     "GraphStoreTests": "store",
+    "ParallelTests": "parallel",
     "PartitionerTests": "partitioner",
     "PluginTests": "plugin",
     "ReaderTests": "reader",
@@ -32,6 +33,7 @@ _SUBMODULES = ("graphs", "shapes", "statistics")
 
 KITS = {
     "comm": "CommTests",
+    "parallel": "ParallelTests",
     "sampler": "SamplerTests",
     "feature_store": "FeatureStoreTests",
     "graph_store": "GraphStoreTests",

@@ -18,6 +18,7 @@ CONTRACTS = {
     "sampler": "torch_geometric.sampler:BaseSampler",
     "feature_store": "torch_geometric.data:FeatureStore",
     "graph_store": "torch_geometric.data:GraphStore",
+    "parallel": "pyg_scale.parallel.base:Parallel",
 }
 """The class that a target of each kind must be a subclass of."""
 

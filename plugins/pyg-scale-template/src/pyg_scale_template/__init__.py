@@ -24,6 +24,11 @@ def pyg_scale_comm_backends():
 
 
 @hookimpl
+def pyg_scale_parallel_wrappers():
+    return {"template": "pyg_scale_template.parallel:TemplateParallel"}
+
+
+@hookimpl
 def pyg_scale_partitioners():
     return {"template": "pyg_scale_template.partitioner:TemplatePartitioner"}
 

@@ -1,0 +1,78 @@
+"""A parallel wrapper: one model on many ranks. Exchange gradients in your own way instead."""
+
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pyg_scale.parallel import Parallel
+
+
+class TemplateParallel(Parallel):
+    """Sums gradients and counts of seeds after the backward, in one all-reduce."""
+
+    def wrap(self, module, group=None):
+        """The module for this rank of `group`."""
+        if not dist.is_initialized():
+            raise RuntimeError("call torch.distributed.init_process_group first")
+        return TemplateModule(module, group)
+
+
+class TemplateModule(nn.Module):
+    def __init__(self, module, group):
+        super().__init__()
+        self.module, self.group = module, group
+        self.seeds, self.exchanges = 0, True
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss, num_seeds):
+        if num_seeds < 0:
+            raise ValueError(f"num_seeds must not be negative (got {num_seeds})")
+        if not loss.requires_grad:
+            raise ValueError("loss does not come from the model")
+        if not self.seeds and any(p.grad is not None and p.grad.any() for p in self.trained):
+            raise RuntimeError("gradients of an earlier step are there: call zero_grad() first")
+        (loss * num_seeds).backward()
+        self.seeds += num_seeds
+        if self.exchanges:
+            self.exchange(is_active=True)
+
+    def exchange(self, is_active):
+        """Make the sums of all ranks means over seeds. Whether a rank had a batch."""
+        own = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.trained]
+        if not is_active:
+            own = [torch.zeros_like(p) for p in self.trained]
+        used = [float(is_active and p.grad is not None) for p in self.trained]
+        counts = torch.tensor([self.seeds, float(is_active), *used], dtype=torch.float64)
+        flat = torch.cat([counts, *(gradient.flatten().double() for gradient in own)])
+        dist.all_reduce(flat, group=self.group)
+        seeds, active, used, flat = flat[0], flat[1], flat[2:][: len(own)], flat[2 + len(own) :]
+        flat = flat / seeds.clamp(min=1)
+        for p, is_used, part in zip(self.trained, used, flat.split([p.numel() for p in own])):
+            p.grad = part.view_as(p).to(p.dtype) if is_used else None
+        self.seeds = 0
+        return bool(active)
+
+    @contextmanager
+    def join(self, *steps):
+        steps = [getattr(step, "step", step) for step in steps]
+        if not steps or not all(callable(step) for step in steps):
+            raise TypeError("join() takes the optimizer, or functions")
+        yield
+        while self.exchange(is_active=False):
+            for step in steps:
+                step()
+
+    @contextmanager
+    def no_sync(self):
+        self.exchanges = False
+        try:
+            yield
+        finally:
+            self.exchanges = True

@@ -1,0 +1,205 @@
+"""Data parallelism: every rank has the whole model and its own batches.
+
+It is torch's ``DistributedDataParallel`` (Li et al., "PyTorch Distributed", VLDB 2020) with three
+things that neighbour sampling needs: the mean is over seeds and not over ranks, ranks may run out
+of batches, and a rank may have an empty one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, JoinHook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.seed_weights import SeedWeights, reduce
+
+
+class DDP(Parallel):
+    """Averages gradients over the seeds of all ranks, over gloo or NCCL.
+
+    Exact, but for layers that look at a whole batch: ``BatchNorm`` and PyG's normalisations over
+    nodes see one rank's batch, as in torch. ``sync_batchnorm`` makes ``BatchNorm`` see all.
+
+    Args:
+        find_unused_parameters: Must be ``True`` if some parameters may get no gradient in some
+            step, as in heterogeneous models whose batches lack a type; see torch.
+        sync_batchnorm: Whether to make ``BatchNorm`` layers ``SyncBatchNorm``, which torch has on
+            CUDA only.
+        bucket_cap_mb: MiB of gradients that are sent at a time; torch's default if ``None``.
+        gradient_as_bucket_view: See torch.
+        static_graph: See torch.
+    """
+
+    def __init__(
+        self,
+        find_unused_parameters: bool = False,
+        sync_batchnorm: bool = False,
+        bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+    ) -> None:
+        self.find_unused_parameters = find_unused_parameters
+        self.sync_batchnorm = sync_batchnorm
+        self.bucket_cap_mb = bucket_cap_mb
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+
+    def wrap(self, module: nn.Module, group: Any = None) -> DataParallel:
+        """Wrap a module; see :meth:`Parallel.wrap`.
+
+        Raises:
+            NotImplementedError: If ``sync_batchnorm`` is asked for on a device that has it not.
+            RuntimeError: If ``torch.distributed`` was not initialised.
+            TypeError: If ``group`` is no process group.
+            ValueError: If a parameter has no shape yet, or none needs a gradient.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "the ranks have not met: call torch.distributed.init_process_group first "
+                "(one process alone is a group, too)"
+            )
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                f"group must be a process group of torch.distributed (got {type(group).__name__})"
+            )
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"parameter {name!r} has no shape yet (in_channels=-1): call the model once, "
+                    f"with a batch of the loader, before it is wrapped"
+                )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ValueError("the model has no parameter that needs a gradient")
+        if self.sync_batchnorm:
+            devices = {p.device.type for p in module.parameters()} - {"cuda"}
+            if devices:
+                raise NotImplementedError(
+                    f"sync_batchnorm: torch has no SyncBatchNorm on {', '.join(sorted(devices))}"
+                )
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        return DataParallel(
+            module,
+            process_group=group,
+            find_unused_parameters=self.find_unused_parameters,
+            bucket_cap_mb=self.bucket_cap_mb,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+        )
+
+
+class DataParallel(DistributedDataParallel):
+    """Torch's ``DistributedDataParallel`` with the gradient of the mean over all seeds.
+
+    ``loss.backward()`` works, too, and gives the mean over the ranks that have a batch; all ranks
+    must do the same in a step.
+    """
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self._weights = SeedWeights(self.process_group)
+        self._globally_unused: list[Tensor] = []
+        self.register_comm_hook(self._weights, reduce)
+
+    def backward(self, loss: Tensor, num_seeds: int) -> None:
+        """See :meth:`ParallelModule.backward`."""
+        num_seeds = operator.index(num_seeds)
+        if num_seeds < 0:
+            raise ValueError(f"num_seeds must not be negative (got {num_seeds})")
+        if not loss.requires_grad:
+            raise ValueError(
+                "loss does not come from the model: compute it from the model's output, also of "
+                "an empty batch"
+            )
+        if self._weights.is_first and any(_has_values(p.grad) for p in self.module.parameters()):
+            raise RuntimeError(
+                "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
+                "to add up gradients of several batches use no_sync()"
+            )
+        self._weights.add(num_seeds)
+        # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
+        (loss * num_seeds).backward()
+
+    @contextmanager
+    def join(self, *steps: Any) -> Iterator[None]:
+        """See :meth:`ParallelModule.join`."""
+        with Join([self], divide_by_initial_world_size=False, steps=_functions(steps)):
+            yield
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank without batches does: torch's hook, then the steps."""
+        return _Shadow(
+            self,
+            super().join_hook(**kwargs),
+            kwargs.get("steps", ()),
+            int(kwargs.get("divide_by_initial_world_size", True)),
+        )
+
+    def _match_unused_params_allreduce(self) -> None:
+        # Torch's own does not wait, and brings what the last step left in the map: a parameter
+        # that nobody uses would count as used.
+        used = self.reducer._get_local_used_map().zero_()
+        self.process_group.allreduce(used).wait()
+        needed = [p for p in self._module_parameters if p.requires_grad]
+        self._globally_unused = [p for p, count in zip(needed, used.tolist()) if not count]
+
+
+class _Shadow(JoinHook):
+    """Takes part in every step of the others: brings zeros, and takes what they get."""
+
+    def __init__(
+        self, module: DataParallel, hook: JoinHook, steps: Any, plain_if_joined: int
+    ) -> None:
+        self._module, self._hook, self._steps = module, hook, steps
+        self._plain = plain_if_joined
+
+    def main_hook(self) -> None:
+        weights, module = self._module._weights, self._module
+        weights.joined, weights.plain_if_joined = True, self._plain
+        try:
+            self._hook.main_hook()
+        finally:
+            weights.joined = False
+        shadowed, weights.shadowed = weights.shadowed, []
+        if not shadowed or not self._steps:  # the others add up gradients for now
+            return
+        for parameters, gradients in shadowed:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+        for parameter in module._globally_unused:
+            parameter.grad = None
+        for step in self._steps:
+            step()
+        for parameter in module.parameters():
+            parameter.grad = None
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._hook.post_hook(is_last_joiner)
+
+
+def _has_values(gradient: Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.any())
+
+
+def _functions(steps: tuple[Any, ...]) -> list[Callable[[], Any]]:
+    """What to call for each step."""
+    if not steps:
+        raise TypeError(
+            "join() needs what follows backward(), such as the optimizer: join(optimizer). A rank "
+            "without batches must make the steps of the others, or its moments are not theirs"
+        )
+    found = [getattr(step, "step", step) for step in steps]
+    for step, function in zip(steps, found):
+        if not callable(function):
+            raise TypeError(f"join() takes optimizers and functions (got {type(step).__name__})")
+    return found

@@ -1,0 +1,99 @@
+"""Gradients that are a mean over the seeds of all ranks: a communication hook of torch's DDP.
+
+Each rank brings the gradient of its *sum*, and how many seeds that is. The gradients are added up
+as usual; the counts go along, in one more all-reduce of four numbers for each step that nobody
+waits for before the gradients are there. Then everything is divided by the number of seeds.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+MIXED = (
+    "some ranks called backward(loss, num_seeds) in this step and others loss.backward(): "
+    "all must do the same"
+)
+
+
+class SeedWeights:
+    """What one rank has to say about its gradients, and what all ranks said.
+
+    Attributes:
+        joined: Whether this rank has no batch left, and brings zeros.
+        plain_if_joined: What a rank without batch counts for in a mean over ranks.
+        shadowed: The gradients of each parameter, once a rank without batch got them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.joined = False
+        self.plain_if_joined = 0
+        self.shadowed: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._seeds: int | None = None
+        self._totals: Future[Any] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was counted since the last exchange."""
+        return self._seeds is None
+
+    def add(self, num_seeds: int) -> None:
+        """Count seeds whose gradients are on their way."""
+        self._seeds = (self._seeds or 0) + num_seeds
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """The mean of a bucket, under way."""
+        buffer = bucket.buffer()
+        if bucket.index() == 0:
+            self._totals = self._all_reduce(self._own(buffer.device))
+        assert self._totals is not None
+        if self.joined:
+            self.shadowed.append((bucket.parameters(), bucket.gradients()))
+        both = torch.futures.collect_all([self._totals, self._all_reduce(buffer)])
+        return both.then(_divide)
+
+    def _own(self, device: torch.device) -> Tensor:
+        """Seeds; whether they were counted; whether not; what this rank is worth in that case."""
+        if self.joined:
+            own = [0, 0, 0, self.plain_if_joined]
+        elif self._seeds is None:
+            own = [0, 0, 1, 1]
+        else:
+            own = [self._seeds, 1, 0, 0]
+            self._seeds = None
+        return torch.tensor(own, dtype=torch.float64, device=device)
+
+    def _all_reduce(self, tensor: Tensor) -> Future[Any]:
+        work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        assert work is not None
+        return work.get_future()
+
+
+# Annotations must not be strings: torch compares those of a hook with its own types.
+def reduce(weights: SeedWeights, bucket: GradBucket) -> Future[Tensor]:
+    """The hook, as torch wants it."""
+    return weights.reduce(bucket)
+
+
+def _divide(both: Future[list[Future[Any]]]) -> Tensor:
+    totals, buffer = (_tensor(future.value()) for future in both.value())
+    seeds, counted, plain, worth = totals.unbind()
+    if totals.device.type == "cpu":
+        if counted > 0 and plain > 0:
+            raise RuntimeError(MIXED)
+        return buffer.div_(max(1.0, float(seeds if counted > 0 else worth)))
+    # No value is read on a device, which would make it wait: the mixture is a gradient of NaN.
+    divisor = torch.where(counted > 0, seeds, worth).clamp(min=1)
+    divisor = torch.where((counted > 0) & (plain > 0), torch.nan, divisor)
+    if buffer.dtype in (torch.float16, torch.bfloat16):  # which do not have every number
+        return buffer.copy_(buffer.float().div_(divisor.float()))
+    return buffer.div_(divisor)
+
+
+def _tensor(value: Any) -> Tensor:
+    found: Tensor = value[0] if isinstance(value, list) else value
+    return found

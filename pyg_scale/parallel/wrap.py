@@ -1,0 +1,54 @@
+"""From a name or an instance to a wrapped module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from pyg_scale import plugins
+from pyg_scale.parallel.base import Parallel, ParallelModule
+
+
+def wrap(
+    module: nn.Module, method: str | Parallel = "ddp", *, group: Any = None, **options: Any
+) -> Any:
+    """Make a module one of many. Every rank calls it.
+
+    Args:
+        module: The model, on the device where it is to be trained.
+        method: A name of the kind ``parallel``, or an instance that holds its options.
+        group: The ranks, by default all of them; see :meth:`Parallel.wrap`.
+        **options: Of the method, if it is a name.
+
+    Returns:
+        A module that is called as ``module`` is, with ``backward``, ``join``, ``no_sync`` and
+        ``module``: see :class:`ParallelModule`.
+
+    Raises:
+        TypeError: If ``module`` is no module, ``method`` neither a name nor an instance, or it
+            has no such option.
+        ValueError: If options are given for an instance, or the module cannot be wrapped.
+        UnknownPluginError: If there is no such method.
+        RuntimeError: If the ranks have not met.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module (got {type(module).__name__})")
+    if isinstance(method, str):
+        method = plugins.get("parallel", method)(**options)
+    elif options:
+        raise ValueError(
+            f"{', '.join(options)}: options of an instance are arguments of its constructor"
+        )
+    if not isinstance(method, Parallel):
+        raise TypeError(
+            f"method must be a name, such as 'ddp', or an instance of "
+            f"pyg_scale.parallel.Parallel (got {type(method).__name__})"
+        )
+    wrapped = method.wrap(module, group)
+    if not isinstance(wrapped, ParallelModule):
+        raise TypeError(
+            f"{type(method).__name__}.wrap returned a {type(wrapped).__name__} without module, "
+            f"backward, join and no_sync"
+        )
+    return wrapped

@@ -1,0 +1,311 @@
+"""Conformance of parallel wrappers: many ranks against one process, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from pyg_scale.parallel import Parallel, ParallelModule, wrap
+from pyg_scale.testing.processes import Processes
+
+CHANNELS, CLASSES = 5, 4
+TOLERANCE = 1e-12
+
+Seeds = Sequence[Sequence[int]]
+"""How many seeds each rank has in each step: ``seeds[rank][step]``."""
+
+
+class Net(nn.Module):
+    """GraphSAGE of two layers whose parts can be left out, with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv(CHANNELS, 8)
+        self.other = SAGEConv(CHANNELS, 8)
+        self.last = SAGEConv(8, CLASSES)
+        self.register_buffer("scale", torch.rand(8))
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor, with_other: bool = True) -> Tensor:
+        hidden = self.first(x, edge_index)
+        if with_other:
+            hidden = hidden + self.other(x, edge_index)
+        return self.last(hidden.tanh() * self.scale, edge_index)
+
+
+class Batch(NamedTuple):
+    """A sampled batch: the first ``num_seeds`` nodes are seeds."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    num_seeds: int
+
+
+class Found(NamedTuple):
+    """What a rank has to show; at the end also what the optimizer remembers."""
+
+    initial: dict[str, Tensor]
+    gradients: dict[str, Tensor | None]
+    final: dict[str, Tensor | None]
+
+
+def batch_of(rank: int, step: int, num_seeds: int) -> Batch:
+    """Always the same one."""
+    generator = torch.Generator().manual_seed(1_000 * rank + step)
+    nodes = num_seeds + 7 if num_seeds else 0
+    x = torch.randn(nodes, CHANNELS, dtype=torch.float64, generator=generator)
+    edges = torch.randint(max(nodes, 1), (2, 4 * nodes), generator=generator)
+    return Batch(x, edges, torch.randint(CLASSES, (num_seeds,), generator=generator), num_seeds)
+
+
+def concatenated(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One batch of several: features, edges, which rows are seeds, labels."""
+    starts = torch.tensor([0, *(batch.x.size(0) for batch in batches)]).cumsum(0).tolist()
+    rows = [torch.arange(batch.num_seeds) + s for batch, s in zip(batches, starts)]
+    edges = [batch.edge_index + start for batch, start in zip(batches, starts)]
+    return (
+        torch.cat([batch.x for batch in batches]),
+        torch.cat(edges, dim=1),
+        torch.cat(rows),
+        torch.cat([batch.y for batch in batches]),
+    )
+
+
+class ParallelTests:
+    """Tests of a parallel wrapper.
+
+    ``parallel`` is an instance of :class:`~pyg_scale.parallel.Parallel`; it is sent to processes,
+    so it must be possible to pickle it. If its constructor has torch's ``find_unused_parameters``,
+    it is set where parameters are left out.
+
+    * ``world_sizes``: How many ranks there can be.
+
+    Example::
+
+        class TestMine(ParallelTests):
+            @pytest.fixture
+            def parallel(self):
+                return MyParallel()
+    """
+
+    world_sizes: tuple[int, ...] = (1, 2, 3)
+
+    @pytest.fixture
+    def parallel(self) -> Parallel:
+        """The wrapper."""
+        raise NotImplementedError("return an instance, such as MyParallel()")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ranks(cls) -> Iterator[Processes]:
+        """The processes, started once for the class."""
+        with Processes(max(cls.world_sizes)) as started:
+            yield started
+
+    def on_ranks(self, ranks: Processes, parallel: Parallel, seeds: Seeds, **how: Any) -> None:
+        """Train on as many ranks as ``seeds`` says and on one, and compare."""
+        if len(seeds) not in self.world_sizes:
+            pytest.skip(f"there cannot be {len(seeds)} ranks")
+        found = ranks.run(_train, parallel, seeds, how, world_size=len(seeds))
+        for rank, other in enumerate(found):
+            for name, value in other.initial.items():
+                assert torch.equal(value, found[0].initial[name]), f"{name} of rank {rank} at first"
+            for name, last in other.final.items():
+                first = found[0].final[name]
+                assert (last is None) == (first is None), f"{name} of rank {rank} at the end"
+                assert last is None or torch.equal(last, first), f"{name} of rank {rank} at the end"
+        alone = _train_alone(seeds, **how)
+        _assert_close(found[0].initial, alone.initial, 0.0, "at first")
+        if parallel.exact:
+            trained = next(each for each, steps in zip(found, seeds) if steps)
+            _assert_close(trained.gradients, alone.gradients, TOLERANCE, "gradient")
+            _assert_close(found[0].final, alone.final, TOLERANCE, "at the end")
+
+    # What is exact #########################################################################
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_equal_numbers_of_seeds(self, parallel: Parallel, ranks: Any, size: int) -> None:
+        self.on_ranks(ranks, parallel, [[4, 4, 4]] * size)
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_the_mean_is_over_seeds_and_not_over_ranks(
+        self, parallel: Parallel, ranks: Any, size: int
+    ) -> None:
+        self.on_ranks(ranks, parallel, [[9, 1, 2], [1, 8, 3], [2, 2, 5]][:size])
+
+    @pytest.mark.parametrize("size", [3])
+    def test_ranks_with_an_empty_batch(self, parallel: Parallel, ranks: Any, size: int) -> None:
+        self.on_ranks(ranks, parallel, [[3, 0, 4], [0, 5, 1], [0, 2, 0]][:size])
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_ranks_with_fewer_batches(self, parallel: Parallel, ranks: Any, size: int) -> None:
+        """Twice over: what an optimizer remembers of the first time counts in the second."""
+        self.on_ranks(ranks, parallel, [[3], [2, 5, 1, 4], [1, 6]][:size], epochs=2)
+
+    @pytest.mark.parametrize("size", [3])
+    def test_ranks_without_any_batch(self, parallel: Parallel, ranks: Any, size: int) -> None:
+        self.on_ranks(ranks, parallel, [[], [2, 5], []][:size], epochs=2)
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_gradients_that_are_added_up_first(
+        self, parallel: Parallel, ranks: Any, size: int
+    ) -> None:
+        self.on_ranks(ranks, parallel, [[3, 1, 2, 2], [5, 5, 1, 3], [4, 0, 0, 7]][:size], every=2)
+
+    @pytest.mark.parametrize("size", [2])
+    def test_parameters_that_some_or_all_ranks_do_not_use(
+        self, parallel: Parallel, ranks: Any, size: int
+    ) -> None:
+        """As in heterogeneous models: what got no gradient anywhere is not touched."""
+        seeds = [[3], [2, 5, 4, 2], [1, 6]][:size]
+        use = [[True], [False, True, False, False], [False, True]][:size]
+        self.on_ranks(ranks, _for_unused(parallel), seeds, epochs=2, use=use)
+
+    # What it is ############################################################################
+
+    def test_what_is_returned_is_the_module_and_more(self, parallel: Parallel, ranks: Any) -> None:
+        ranks.run(_inspect, parallel, world_size=1)
+
+    def test_bad_input_is_refused(self, parallel: Parallel, ranks: Any) -> None:
+        ranks.run(_refuse, parallel, world_size=1)
+
+
+def _assert_close(
+    found: dict[str, Any], expected: dict[str, Any], tolerance: float, when: str
+) -> None:
+    """Within a tolerance of the largest value: a gradient may be 0 but for rounding."""
+    assert found.keys() == expected.keys()
+    present = [value for value in expected.values() if value is not None and value.numel()]
+    scale = max([1.0, *(float(value.abs().max()) for value in present)])
+    for name, value in expected.items():
+        assert (found[name] is None) == (value is None), f"{name}: {when}, one is missing"
+        if value is not None:
+            difference = float((found[name] - value).abs().max())
+            assert difference <= tolerance * scale, f"{name} differs by {difference:g} {when}"
+
+
+def _for_unused(parallel: Parallel) -> Parallel:
+    try:
+        return type(parallel)(find_unused_parameters=True)  # type: ignore[call-arg]
+    except TypeError:
+        return parallel
+
+
+def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
+    """On one of several ranks; each begins with other parameters."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = wrap(Net(), parallel)
+    initial = _copy(model.module)
+    optimizer = _optimizer(model.module)
+    every, use = how.get("every", 1), how.get("use")
+    gradients: dict[str, Tensor | None] = {}
+    for epoch in range(how.get("epochs", 1)):
+        with model.join(optimizer):
+            for step, count in enumerate(seeds[rank]):
+                if step % every == 0:
+                    optimizer.zero_grad()
+                batch = batch_of(rank, 100 * epoch + step, count)
+                last = (step + 1) % every == 0
+                if last:
+                    _forward(model, batch, use, rank, step)
+                else:
+                    with model.no_sync():
+                        _forward(model, batch, use, rank, step)
+                if last:
+                    gradients = gradients or _gradients(model.module)
+                    optimizer.step()
+    return Found(initial, gradients, _final(model.module, optimizer))
+
+
+def _forward(model: Any, batch: Batch, use: Any, rank: int, step: int) -> None:
+    with_other = use is None or use[rank][step]
+    out = model(batch.x, batch.edge_index, with_other)[: batch.num_seeds]
+    model.backward(F.cross_entropy(out, batch.y), batch.num_seeds)
+
+
+def _train_alone(
+    seeds: Seeds, epochs: int = 1, every: int = 1, use: Sequence[Sequence[bool]] | None = None
+) -> Found:
+    """In one process, on the batches of all ranks as one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Net()
+    initial, optimizer = _copy(model), _optimizer(model)
+    gradients: dict[str, Tensor | None] = {}
+    steps = max(len(each) for each in seeds)
+    for epoch in range(epochs):
+        for first in range(0, steps, every):
+            groups: dict[bool, list[Batch]] = {}
+            for rank, each in enumerate(seeds):
+                for step in range(first, min(first + every, len(each))):
+                    key = use is None or use[rank][step]
+                    batch = batch_of(rank, 100 * epoch + step, each[step])
+                    groups.setdefault(key, []).append(batch)
+            total = sum(batch.num_seeds for group in groups.values() for batch in group)
+            optimizer.zero_grad()
+            for with_other, group in groups.items():
+                x, edge_index, rows, y = concatenated(group)
+                out = model(x, edge_index, with_other)[rows]
+                (F.cross_entropy(out, y, reduction="sum") / total).backward()
+            gradients = gradients or _gradients(model)
+            optimizer.step()
+    return Found(initial, gradients, _final(model, optimizer))
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _final(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor | None]:
+    moments = {
+        f"momentum of {name}": optimizer.state.get(parameter, {}).get("momentum_buffer")
+        for name, parameter in model.named_parameters()
+    }
+    return {**_copy(model), **moments}
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
+
+
+def _inspect(parallel: Parallel) -> None:
+    model = Net()
+    wrapped = wrap(model, parallel)
+    assert isinstance(wrapped, nn.Module) and isinstance(wrapped, ParallelModule)
+    assert wrapped.module is model, "the module is used, not copied"
+    batch = batch_of(0, 0, 3)
+    with torch.no_grad():
+        assert torch.equal(wrapped(batch.x, batch.edge_index), model(batch.x, batch.edge_index))
+
+
+def _refuse(parallel: Parallel) -> None:
+    model = wrap(Net(), parallel)
+    batch = batch_of(0, 0, 3)
+    loss = F.cross_entropy(model(batch.x, batch.edge_index)[:3], batch.y)
+    with pytest.raises(ValueError, match="num_seeds must not be negative"):
+        model.backward(loss, -1)
+    with pytest.raises(ValueError, match="does not come from the model"):
+        model.backward(torch.tensor(1.0), 3)
+    model.backward(loss, 3)
+    loss = F.cross_entropy(model(batch.x, batch.edge_index)[:3], batch.y)
+    with pytest.raises(RuntimeError, match="zero_grad"):
+        model.backward(loss, 3)
+    with pytest.raises(TypeError, match="join"), model.join():
+        pass
+    with pytest.raises(TypeError, match="join"), model.join("optimizer"):
+        pass

@@ -1,0 +1,174 @@
+"""What ``ddp`` has besides the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import SAGEConv
+
+from pyg_scale import parallel
+from pyg_scale.errors import UnknownPluginError
+from pyg_scale.parallel.ddp import DDP
+from pyg_scale.testing.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Processes]:
+    with Processes(2) as started:
+        yield started
+
+
+def loss_of(model, rank):
+    x = torch.arange(6, dtype=torch.float64).view(3, 2) + rank
+    return model(x).square().sum(dim=1).mean()
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(2, 3).double()
+
+
+def means():
+    """`loss.backward()` is the mean over ranks, `backward` over seeds, both together an error."""
+    rank = dist.get_rank()
+    model = parallel.wrap(linear(), "ddp", bucket_cap_mb=1e-5)  # a bucket for each parameter
+    assert isinstance(model, DistributedDataParallel)
+    loss_of(model, rank).backward()
+    over_ranks = model.module.weight.grad.clone()
+    model.zero_grad()
+    model.backward(loss_of(model, rank), 3)
+    assert torch.allclose(model.module.weight.grad, over_ranks, rtol=0, atol=1e-13)
+    model.zero_grad()
+    model.backward(loss_of(model, rank), 0)
+    assert not model.module.weight.grad.any(), "no seeds at all: no gradient"
+    model.zero_grad()
+    counted = loss_of(model, rank)
+    backward = counted.backward if rank == 0 else lambda: model.backward(counted, 3)
+    with pytest.raises(RuntimeError, match="all must do the same"):
+        backward()
+    alone = linear()
+    ((loss_of(alone, 0) + loss_of(alone, 1)) / 2).backward()
+    assert torch.allclose(alone.weight.grad, over_ranks, rtol=0, atol=1e-13)
+
+
+def test_means(ranks):
+    ranks.run(means)
+
+
+def torchs_join():
+    """Torch's own `Join` works as torch says, with and without a count of seeds."""
+    rank = dist.get_rank()
+    for counted in (False, True):
+        for by_initial in (True, False):
+            model = parallel.wrap(linear(), "ddp")
+            with Join([model], divide_by_initial_world_size=by_initial):
+                for _ in range(rank + 1):
+                    model.zero_grad()
+                    loss = loss_of(model, rank)
+                    model.backward(loss, 3) if counted else loss.backward()
+            if rank == 1:
+                alone = linear()
+                loss_of(alone, 1).backward()
+                share = 0.5 if by_initial and not counted else 1.0
+                expected = alone.weight.grad * share
+                assert torch.allclose(model.module.weight.grad, expected, rtol=0, atol=1e-13)
+
+
+def test_torchs_join(ranks):
+    ranks.run(torchs_join)
+
+
+class Counts(nn.Module):
+    """Notes what its buffer is when a forward begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2).double()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(self.norm.running_mean.clone())
+        return self.norm(x)
+
+
+def buffers():
+    rank = dist.get_rank()
+    model = parallel.wrap(Counts(), "ddp")
+    for _ in range(2):
+        model.zero_grad()
+        model.backward(loss_of(model, rank), 3)
+    mine = model.module.seen[1]
+    zeros = mine.clone() if rank == 0 else torch.empty_like(mine)
+    dist.broadcast(zeros, 0)
+    assert torch.equal(mine, zeros) and mine.any(), "a forward begins with the buffers of rank 0"
+    with torch.no_grad():
+        if rank == 0:  # alone: the module itself waits for nobody
+            model.module(torch.ones(3, 2, dtype=torch.float64))
+
+
+def test_buffers_are_those_of_rank_0(ranks):
+    ranks.run(buffers)
+
+
+def refused():
+    with pytest.raises(ValueError, match=r"'lin_l.weight' has no shape yet"):
+        parallel.wrap(SAGEConv(-1, 4), "ddp")
+    with pytest.raises(ValueError, match="no parameter that needs a gradient"):
+        parallel.wrap(linear().requires_grad_(False))
+    with pytest.raises(NotImplementedError, match="no SyncBatchNorm on cpu"):
+        parallel.wrap(Counts(), "ddp", sync_batchnorm=True)
+    with pytest.raises(TypeError, match="group must be a process group"):
+        parallel.wrap(linear(), "ddp", group="all")
+    with pytest.raises(TypeError, match="buckets"):
+        parallel.wrap(linear(), "ddp", buckets=3)
+    with pytest.raises(ValueError, match="constructor"):
+        parallel.wrap(linear(), DDP(), bucket_cap_mb=3)
+    with pytest.raises(TypeError, match="instance"):
+        parallel.wrap(linear(), DDP)
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        parallel.wrap("model")
+    with pytest.raises(UnknownPluginError, match="did you mean 'ddp'"):
+        parallel.wrap(linear(), "dpp")
+
+
+def test_what_is_refused(ranks):
+    ranks.run(refused, world_size=1)
+
+
+def test_ranks_that_have_not_met():
+    with pytest.raises(RuntimeError, match="have not met"):
+        parallel.wrap(linear())
+
+
+class Alone(parallel.Parallel):
+    """Returns what is no parallel module."""
+
+    def wrap(self, module, group=None):
+        return module
+
+
+def test_a_wrapper_must_keep_the_contract():
+    with pytest.raises(TypeError, match=r"Alone.wrap returned a Linear without"):
+        parallel.wrap(linear(), Alone())
+
+
+def accumulated_bfloat16():
+    """Counts are exact also where the gradients' dtype has not every number."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = parallel.wrap(nn.Linear(2, 3).bfloat16(), "ddp")
+    out = model(torch.ones(1, 2, dtype=torch.bfloat16))
+    model.backward(F.mse_loss(out, torch.zeros_like(out)), 257 if rank == 0 else 1)
+    assert model.module.weight.grad.dtype == torch.bfloat16
+    assert model.module.weight.grad.isfinite().all()
+
+
+def test_bfloat16(ranks):
+    ranks.run(accumulated_bfloat16)
