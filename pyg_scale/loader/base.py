@@ -362,7 +362,7 @@ class SubgraphLoader(Resumable, DataLoader):
         Returns:
             ``{"epoch": ..., "total": ...}``, of the iteration that began last and of all of them.
             Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``,
-            and for ``"fetch"`` also ``"cache_hits"``.
+            and for ``"fetch"`` also the numbers of :class:`~pyg_scale.store.reading.Reads`.
         """
         return {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
 

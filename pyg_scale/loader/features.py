@@ -13,7 +13,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.loader.stats import Stats
 from pyg_scale.store.base import EdgeType, NodeType
-from pyg_scale.store.reading import take_hits
+from pyg_scale.store.reading import take_reads
 
 HOMOGENEOUS_EDGES = (None, None)
 """The group of edge features in a feature store of a homogeneous graph, as in
@@ -87,9 +87,9 @@ class Features:
         wanted = self.wanted(node, edge)
         if not wanted:
             return
-        take_hits()
+        take_reads()
         values = self.store.multi_get_tensor([attr for attr, _, _ in wanted])
-        stats.count_cache_hits(take_hits())
+        stats.count_reads(take_reads())
         for (attr, of_edges, group), value in zip(wanted, values, strict=True):
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)

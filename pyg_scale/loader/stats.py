@@ -10,11 +10,14 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from pyg_scale.store.reading import Reads
+
 STAGES = ("sample", "fetch", "transform", "pin", "wait")
 """What a loader does for a batch.
 
 ``sample``: rows are sampled edges, bytes those of the sampler's output. ``fetch``: rows are
-feature rows read, bytes what they hold, cache hits those rows that a store had in a cache.
+feature rows read, bytes what they hold, and where a store says it, where they came from
+(:class:`~pyg_scale.store.reading.Reads`: cache, parts that are here, other ranks).
 ``transform``: rows are batches. ``pin``: rows are batches
 copied to pinned memory, bytes what they hold. ``wait``: seconds the consumer waited for workers.
 """
@@ -29,7 +32,7 @@ class Stats:
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._bytes = dict.fromkeys(STAGES, 0)
         self._rows = dict.fromkeys(STAGES, 0)
-        self._cache_hits = 0
+        self._reads = Reads()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -48,12 +51,12 @@ class Stats:
         self._rows[name] += rows
         self._bytes[name] += num_bytes
 
-    def count_cache_hits(self, rows: int) -> None:
-        self._cache_hits += rows
+    def count_reads(self, reads: Reads) -> None:
+        self._reads.add(reads)
 
     def add(self, other: Stats) -> None:
         self.batches += other.batches
-        self._cache_hits += other._cache_hits
+        self._reads.add(other._reads)
         for name in STAGES:
             self._seconds[name] += other._seconds[name]
             self._bytes[name] += other._bytes[name]
@@ -67,7 +70,7 @@ class Stats:
                 "bytes": self._bytes[name],
                 "rows": self._rows[name],
             }
-        out["fetch"]["cache_hits"] = self._cache_hits
+        out["fetch"] |= vars(self._reads)
         return out
 
 

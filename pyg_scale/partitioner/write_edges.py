@@ -14,6 +14,7 @@ from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, pieces
 from pyg_scale.partitioner.write_nodes import Progress, split_rows, writers
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
+from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, node_dir
 
 EDGE_BYTES = 192
@@ -263,6 +264,8 @@ def write_edge_attributes(
 ) -> None:
     """Write the attributes of an edge type, each row to the part that has its edge.
 
+    With them goes a book that says the part of every edge: its id does not.
+
     Rows are read once and in order, so the part of every edge must be known by its id: as many
     ids as memory allows are looked up in the edges that were written, then their rows are read.
 
@@ -288,7 +291,12 @@ def write_edge_attributes(
         reader = RowReader(source, old, spec.dtype, (edge.num_edges, *spec.row))
         out = writers(writer, [attribute_file(f, name) for f in folders], reader, edge.part_edges)
         files.append((reader, out))
-    dtype = torch.uint8 if num_parts <= 256 else torch.int32
+    dtype = getattr(torch, book_dtype(num_parts))
+    book = (
+        [RowWriter(writer, f"{edge_dir(edge.name)}/part.npy", dtype, (edge.num_edges,))]
+        if num_parts > 1
+        else []
+    )
     window, rows = max(1, memory // 2 // dtype.itemsize), edges_at_once(memory // 2)
     for begin in range(0, max(1, edge.num_edges), window):
         end = min(edge.num_edges, begin + window)
@@ -297,11 +305,13 @@ def write_edge_attributes(
             name = f"{folders[number]}/edge_id.npy"
             for edge_id in _written(writer, name, edge.part_edges[number], rows):
                 where[edge_id[(edge_id >= begin) & (edge_id < end)] - begin] = number
+        for each in book:
+            each.append(where)
         for start in range(0, end - begin, rows) if ids else ():
             here = where[start : start + rows]
             edge_id = torch.arange(begin + start, begin + start + here.numel())
             Split(here, num_parts).append(edge_id, ids)
         for reader, out in files:
             split_rows(reader, where, num_parts, out, memory // 8, progress, begin)
-    for each in ids:
+    for each in [*book, *ids]:
         each.finish()

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.ops.disk_read import THREADS
 from pyg_scale.store.cache.cached import Cached
-from pyg_scale.store.cache.hot import add_degrees, order
+from pyg_scale.store.cache.of_parts import by_degree, listed
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
 
@@ -63,7 +62,8 @@ class Disk(Cached):
     ) -> None:
         features = DiskFeatures(path, attributes, direct=direct, threads=threads)
         if isinstance(hot, str) and hot in ("degree", "listed"):
-            hot = _by_degree(features) if hot == "degree" else _listed(features)
+            directory = features.directory
+            hot = (by_degree if hot == "degree" else listed)(directory, directory.parts)
         super().__init__(features, cache, policy, hot, look_ahead=look_ahead)
         self.path = features.directory.path
 
@@ -115,37 +115,3 @@ class Disk(Cached):
         if any(file.closed for file in self.store.files):
             raise ValueError(f"{self!r} was closed: make another store")
         return super()._get_tensor(attr)
-
-
-def _by_degree(features: DiskFeatures) -> dict[Any, torch.Tensor]:
-    """All nodes of each type, by how often they are a neighbour in the parts that are here."""
-    directory = features.directory
-    meta = directory.meta
-    counts = {t: torch.zeros(node.num_nodes, dtype=torch.int64) for t, node in meta.nodes.items()}
-    by_src = meta.partition is not None and meta.partition.edge_assign_strategy == "by_src"
-    for number in directory.parts:
-        for edge_type in meta.edges:
-            end = None if edge_type is None else edge_type[2 if by_src else 0]
-            add_degrees(counts[end], directory.part(number).csc(edge_type).indices)
-    return {node_type: order(count) for node_type, count in counts.items()}
-
-
-def _listed(features: DiskFeatures) -> dict[Any, torch.Tensor]:
-    """What the partitioner listed, of several parts in turn."""
-    directory = features.directory
-    found = {}
-    for node_type in directory.meta.nodes:
-        lists = [directory.part(number).cache(node_type) for number in directory.parts]
-        if not any(each.numel() for each in lists):
-            continue
-        ids, rank = torch.cat(lists), torch.cat([torch.arange(each.numel()) for each in lists])
-        ids = ids[rank.sort(stable=True).indices]
-        first = torch.full((directory.meta.nodes[node_type].num_nodes,), ids.numel())
-        first.scatter_reduce_(0, ids, torch.arange(ids.numel()), "amin")
-        found[node_type] = ids[first[ids] == torch.arange(ids.numel())]
-    if not found:
-        raise ValueError(
-            f"hot='listed', but {directory.path} has no lists of nodes to cache: partition it with "
-            "method='frequency', or pass hot='degree'"
-        )
-    return found

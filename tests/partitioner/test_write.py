@@ -254,7 +254,8 @@ def test_ranges_of_ids_need_no_book(tmp_path):
     part = torch.arange(300) * K // 300
     found = write_partition(tmp_path / "g", Partition({None: part}, K, "range"), tmp_path / "p")
     assert not found.meta.nodes[None].book
-    assert not [name for name in found.meta.files if "orig_id" in name or "book" in name]
+    assert not [name for name in found.meta.files if "orig_id" in name or "book/nodes" in name]
+    assert found.edge_book(None).tolist() == part[data.edge_index[1]].tolist()
     assert torch.equal(found.books[None].part_of(torch.arange(300)), part)
     assert found.part(2).orig_id(None).tolist() == (part == 2).nonzero().view(-1).tolist()
 

@@ -137,7 +137,24 @@ class Cached(FeatureStore):
     @property
     def look_ahead(self) -> int:
         """How many batches loaders should announce before they are read."""
+        return max(self._look_ahead, self.asked_ahead)
+
+    @property
+    def foresight(self) -> int:
+        """Of how many announced batches it depends what is kept."""
         return self._look_ahead
+
+    @property
+    def asked_ahead(self) -> int:
+        """For how many announced batches missing rows are asked for before they are read."""
+        return 2 * self.together - 1 if callable(getattr(self.store, "ask_rows", None)) else 0
+
+    def ask_ahead(self, wanted: list[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
+        """Let the store ask for rows; an error is raised when they are read."""
+        try:
+            return list(self.store.ask_rows(wanted)) if wanted else []
+        except Exception:
+            return []
 
     @property
     def together(self) -> int:
@@ -209,7 +226,7 @@ class Cached(FeatureStore):
                 return self._from_store(attr, index)
             out = self._serve(cache, state.rows[key], request, attr)
             if self._state is state:
-                count_hits(request.hits)
+                count_hits(request.hits, request.hits * cache.row_bytes)
                 return out
             with self._writing:  # somebody wrote meanwhile: rows of two versions must not be mixed
                 pass

@@ -63,6 +63,8 @@ class Schedule:
         """The number of the next batch to be planned; batches are numbered from 0 here."""
         self._foreseen: dict[Key, int] = {}
         """How many of the announced ones, of each tensor, a cache was told of."""
+        self._began = -1
+        """The first of the batches that were planned at once last."""
         self._requests: dict[int, dict[Key, tuple[RowCache, Request]]] = {}
         self._caches: dict[Key, RowCache] = {}
 
@@ -93,9 +95,12 @@ class Schedule:
         Args:
             ahead: How many of the announced batches come after the one to be read next.
         """
-        after = self._store.together - 1  # the last of those that are planned at once
-        if ahead >= self._store.look_ahead + after:
+        # the last of those that are planned at once, or whose rows are asked for already
+        after = max(self._store.together - 1, self._store.asked_ahead)
+        if ahead >= self._store.foresight + after:
             return True
+        if ahead < self._store.asked_ahead:
+            return False
         with self._store.planning:
             caches = self._store.row_caches()
             coming = list(self._announced)[-ahead:][after:] if ahead else []
@@ -108,11 +113,11 @@ class Schedule:
     @contextlib.contextmanager
     def serving(self, batch: int) -> Iterator[None]:
         """Within it, and on this thread, reads are those of a batch that was announced."""
-        _serving.now = (self, batch)
+        _serving.now.append((self, batch))
         try:
             yield
         finally:
-            _serving.now = None
+            _serving.now.remove((self, batch))
             with self._store.planning:
                 self._finish(batch)
 
@@ -160,11 +165,23 @@ class Schedule:
     def _plan_until(self, batch: int) -> None:
         if not self._store.plans_for(self):
             return
-        while self._announced and self._announced[0][0] <= batch:
+        asks = self._store.asked_ahead > 0
+        # where rows can be asked for ahead, the group of batches after this one is planned too
+        while self._announced and (self._began if asks else self._announced[0][0]) <= batch:
+            self._began = self._announced[0][0]
             group = [self._plan_next()]
-            while self._announced and len(group) < self._store.together and _small(group):
+            while self._announced and len(group) < self._store.together and (asks or _small(group)):
                 group.append(self._plan_next())
-            _join(group)
+            shared = _join(group, 1 if asks else 2)
+            if asks:
+                self._ask(shared)
+
+    def _ask(self, shared: dict[Key, Together]) -> None:
+        """Ask for the missing rows of a few batches; who asks for them in vain reads them later."""
+        wanted = [(TensorAttr(*key), each.rows) for key, each in shared.items()]
+        coming = self._store.ask_ahead([each for each in wanted if each[1].numel()])
+        for each, take in zip([each for each in shared.values() if each.rows.numel()], coming):
+            each.coming = take
 
     def _plan_next(self) -> dict[Key, tuple[RowCache, Request]]:
         self._refresh()
@@ -201,7 +218,7 @@ class Schedule:
             told, rows_ahead = self._foreseen.get(key, 0), 0
             for i, (_, rows) in enumerate(self._announced):
                 index = rows.get(key)
-                if i > self._store.look_ahead or rows_ahead >= ENOUGH * cache.num_slots:
+                if i > self._store.foresight or rows_ahead >= ENOUGH * cache.num_slots:
                     break
                 if i >= max(told, 1) and index is not None:
                     cache.policy.announce(index, self._planned + i)
@@ -226,16 +243,20 @@ def _small(group: list[dict[Key, tuple[RowCache, Request]]]) -> bool:
     return all(2 * missing[key] < cache.num_slots for key, cache in caches.items())
 
 
-def _join(group: list[dict[Key, tuple[RowCache, Request]]]) -> None:
-    """Let the missing rows of a few batches be read at once."""
-    for key in {key for made in group for key in made}:
+def _join(
+    group: list[dict[Key, tuple[RowCache, Request]]], at_least: int = 2
+) -> dict[Key, Together]:
+    """Let the missing rows of a few batches be read at once, if there are as many batches."""
+    found = {}
+    for key in dict.fromkeys(key for made in group for key in made):
         of_key = [made[key] for made in group if key in made]
-        if len(of_key) > 1:
+        if len(of_key) >= at_least:
             cache = of_key[0][0]
             rows = [gather(request.index, request.plan.miss) for _, request in of_key]
-            shared = Together(rows, cache.row_bytes)
+            found[key] = shared = Together(rows, cache.row_bytes)
             for number, (_, request) in enumerate(of_key):
                 request.together = shared, number
+    return found
 
 
 def _exist(index: Tensor, cache: RowCache) -> bool:
@@ -247,7 +268,8 @@ def _exist(index: Tensor, cache: RowCache) -> bool:
 
 
 class _Serving(threading.local):
-    now: tuple[Schedule, int] | None = None
+    def __init__(self) -> None:
+        self.now: list[tuple[Schedule, int]] = []  # of several stores, where one reads from others
 
 
 _serving = _Serving()
@@ -255,5 +277,7 @@ _serving = _Serving()
 
 def being_served(store: object) -> tuple[Schedule, int] | None:
     """The schedule and the batch of what this thread reads now, if they are the store's."""
-    now = _serving.now
-    return now if now is not None and now[0]._store is store else None
+    for schedule, batch in _serving.now:
+        if schedule._store is store:
+            return schedule, batch
+    return None

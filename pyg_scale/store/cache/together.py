@@ -31,11 +31,16 @@ class Together:
     Args:
         rows: What each of them misses, ``int64``.
         row_bytes: Bytes of a row.
+
+    Attributes:
+        rows: All of them, one after the other.
+        coming: Waits for them and returns them, if they were asked for already.
     """
 
     def __init__(self, rows: Sequence[Tensor], row_bytes: int) -> None:
         # NumPy, as torch would start threads for this in every worker thread of a loader.
-        self._rows = torch.from_numpy(np.concatenate([each.numpy() for each in rows]))
+        self.rows = torch.from_numpy(np.concatenate([each.numpy() for each in rows]))
+        self.coming: Callable[[], Tensor] | None = None
         self._row_bytes = row_bytes
         self._ends = list(accumulate(each.numel() for each in rows))
         self._first = threading.Lock()
@@ -71,10 +76,14 @@ class Together:
 
     def _read(self, read: Read) -> None:
         try:
-            values = memory.empty([self._rows.numel(), self._row_bytes], torch.uint8)
-            read(self._rows, torch.from_numpy(np.arange(self._rows.numel())), values)
+            if self.coming is not None:
+                self._values = self.coming()
+                return
+            values = memory.empty([self.rows.numel(), self._row_bytes], torch.uint8)
+            read(self.rows, torch.from_numpy(np.arange(self.rows.numel())), values)
             self._values = values
         except Exception:  # whose rows those are finds out when it reads them itself
             pass
         finally:
+            self.coming = None
             self._finished.set()

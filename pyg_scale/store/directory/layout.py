@@ -25,6 +25,8 @@ def expected_files(meta: Meta, parts: Iterable[int]) -> Iterator[Expected]:
         for part in parts:
             yield from _nodes(node, part)
     for edge in meta.edges.values():
+        if (book := f"{edge_dir(edge.name)}/part.npy") in meta.files:
+            yield Expected(book, book_dtype(meta.num_parts), (edge.num_edges,))
         for part in parts:
             yield from _edges(meta, edge, part)
     for node_type, sets in meta.index_sets.items():
@@ -32,9 +34,14 @@ def expected_files(meta: Meta, parts: Iterable[int]) -> Iterator[Expected]:
             yield Expected(set_file(node_type or None, name), "int64", (size,))
 
 
+def book_dtype(num_parts: int) -> str:
+    """What a book holds the number of a part as."""
+    return "uint8" if num_parts <= 256 else "int32"
+
+
 def _book(node: NodeMeta, parts: int) -> Iterator[Expected]:
     folder, shape = node_dir(node.name), (node.num_nodes,)
-    yield Expected(f"{folder}/part.npy", "uint8" if parts <= 256 else "int32", shape)
+    yield Expected(f"{folder}/part.npy", book_dtype(parts), shape)
     wide = "int32" if node.num_nodes < 2**31 else "int64"
     yield Expected(f"{folder}/local.npy", wide, shape)
 

@@ -13,11 +13,12 @@ def node_dir(node_type: NodeType, part: int | None = None) -> str:
     return f"{root}/nodes" if node_type is None else f"{root}/nodes/{quoted(node_type)}"
 
 
-def edge_dir(edge_type: EdgeType, part: int) -> str:
-    """Where the files of an edge type are."""
+def edge_dir(edge_type: EdgeType, part: int | None = None) -> str:
+    """Where the files of an edge type are, of a part or (the book) of all parts."""
+    root = "book" if part is None else f"part-{part}"
     if edge_type is None:
-        return f"part-{part}/edges"
-    return f"part-{part}/edges/{','.join(map(quoted, edge_type))}"
+        return f"{root}/edges"
+    return f"{root}/edges/{','.join(map(quoted, edge_type))}"
 
 
 def attribute_file(directory: str, name: str) -> str:

@@ -18,6 +18,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.array import map_array
 from pyg_scale.store.directory.book import PartitionBook
+from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
 
@@ -205,10 +206,21 @@ class GraphDirectory:
             return PartitionBook(parts, node.num_nodes, offsets)
         shape, folder = (node.num_nodes,), node_dir(node_type)
         wide = "int32" if node.num_nodes < 2**31 else "int64"
-        part = self.array(f"{folder}/part.npy", "uint8" if parts <= 256 else "int32", shape)
+        part = self.array(f"{folder}/part.npy", book_dtype(parts), shape)
         return PartitionBook(
             parts, node.num_nodes, offsets, part, self.array(f"{folder}/local.npy", wide, shape)
         )
+
+    def edge_book(self, edge_type: EdgeType) -> Tensor | None:
+        """The part of every edge of a type, ``uint8`` or ``int32`` ``[num_edges]``.
+
+        ``None`` where all edges are in one part, or the directory does not say it.
+        """
+        name = f"{edge_dir(edge_type)}/part.npy"
+        if name not in self.meta.files:
+            return None
+        dtype = book_dtype(self.meta.num_parts)
+        return self.array(name, dtype, (self.meta.edges[edge_type].num_edges,))
 
     def index_set(self, name: str, node_type: NodeType = None) -> Tensor:
         """The original ids ``int64`` ``[n]`` of a named set, such as ``"train"``.

@@ -87,6 +87,9 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
     edge = meta.edges[edge_type]
     neighbor = None if edge_type is None else edge_type[2 if _by_src(directory) else 0]
     files: list[tuple[str, Tensor]] = []
+    book = directory.edge_book(edge_type)
+    if book is not None:
+        _check_edge_book(directory, edge_type, book)
     for number in directory.parts:
         part, folder = directory.part(number), edge_dir(edge_type, number)
         csc = part.csc(edge_type)
@@ -107,8 +110,22 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
         if ids is not None:
             _in_range(directory, f"{folder}/ids.npy", ids, edge.num_edges)
             _rises(directory, f"{folder}/ids.npy", ids)
+            if book is not None and any(
+                bool((book[each.to(torch.int64)] != number).any()) for each in ids.split(_CHUNK)
+            ):
+                raise _wrong(directory, f"{folder}/ids.npy", "does not fit the book of edges")
     if len(directory.parts) == meta.num_parts and files:
         _all_different(directory, files, edge.num_edges)
+
+
+def _check_edge_book(directory: GraphDirectory, edge_type: EdgeType, book: Tensor) -> None:
+    name = f"{edge_dir(edge_type)}/part.npy"
+    _in_range(directory, name, book, directory.meta.num_parts)
+    counts = torch.zeros(directory.meta.num_parts, dtype=torch.int64)
+    for chunk in book.split(_CHUNK):
+        counts += torch.bincount(chunk, minlength=directory.meta.num_parts)
+    if counts.tolist() != directory.meta.edges[edge_type].part_edges:
+        raise _wrong(directory, name, f"has {counts.tolist()} edges in the parts")
 
 
 def _by_src(directory: GraphDirectory) -> bool:

@@ -250,6 +250,9 @@ def test_books_and_halos_that_make_no_sense(tmp_path: Path) -> None:
         ("part-1/nodes/halo.npy", _set(0, 1), "has a node of the part itself|does not rise"),
         ("part-0/nodes/halo.npy", _set(-1, 100), "has 100, expected"),
         ("part-0/edges/edge_id.npy", _set(0, 99999), "has 99999, expected"),
+        ("book/edges/part.npy", _set(0, 2), "has 2, expected 0 to 1"),
+        ("book/edges/part.npy", _reverse, "does not fit the book of edges"),
+        ("book/edges/part.npy", _set(slice(None), 0), "edges in the parts"),
     ]
     for name, change, message in cases:
         graph = Path(shutil.copytree(tmp_path / "parts", tmp_path / "graph"))

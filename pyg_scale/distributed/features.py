@@ -1,0 +1,364 @@
+"""Features of nodes and edges, whichever rank has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from pyg_scale.comm import Service
+from pyg_scale.distributed.features_ahead import RankSchedule, announced_plan
+from pyg_scale.distributed.features_asked import Asked, PartOwners, Rows, Splitter
+from pyg_scale.distributed.features_hot import capacity_of, hot_rows
+from pyg_scale.distributed.features_parts import Column, Key, PartRows, columns_of, raw_rows
+from pyg_scale.distributed.features_plan import (
+    Plan,
+    checked_rows,
+    here_of,
+    index_of,
+    is_single,
+)
+from pyg_scale.ops import memory, row_cache
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.cache import Cached
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.reading import count_local
+
+
+class RankFeatures(FeatureStore):
+    """The features of a partitioned directory, by original ids, on any rank.
+
+    Rows of parts that are here are read from the files, which ranks of one machine share. The rest
+    is asked of the ranks that have it: of all of them at once, each row once, all attributes of
+    the same nodes in one request. Loaders announce coming batches, whose rows are then asked for
+    while earlier ones are in use. Groups are as in :class:`~pyg_scale.store.MemoryFeatureStore`.
+    Any number of threads may read; a thread waits for its own answers only.
+
+    With ``cache`` or ``cache_ratio``, rows of other ranks are kept in memory: see
+    :class:`~pyg_scale.store.cache.Cached` for policies.
+
+    Args:
+        directory: The directory; parts may be missing here.
+        service: How other ranks are asked.
+        owners: Who has the parts.
+        cache: Bytes of rows of other ranks to keep, or text such as ``"2GB"``.
+        cache_ratio: Or a share of all features of the graph, from 0 to 1.
+        policy: ``"placed"`` (those of ``hot``), ``"belady"`` or ``"sieve"``.
+        hot: Which nodes to keep for ``"placed"``, original ids by node type, most wanted first;
+            ``None``: those that the partitioner listed, then the halo nodes, by their edges here.
+        look_ahead: For ``"belady"``.
+        in_flight: For how many batches rows are asked for at a time, the one that is read next
+            among them. With a cache, coming batches are asked for four at a time.
+        local: A feature store for the rows that are here, such as
+            :class:`~pyg_scale.store.Disk`; ``None`` for the mapped files.
+        attributes: Names of those to serve; ``None`` for all.
+
+    Raises:
+        KeyError: If there is no attribute of a name.
+        ValueError: If arguments contradict each other, or ``local`` holds something else.
+        TypeError: If an argument has a wrong type.
+
+    Example::
+
+        service = comm.serve({HANDLER: FeatureAnswers(directory, owners.owned())})
+        features = RankFeatures(directory, service, owners, cache_ratio=0.2)
+        loader = NeighborLoader(data, [15, 10], feature_store=features)
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        directory: GraphDirectory,
+        service: Service,
+        owners: PartOwners,
+        *,
+        cache: int | str | None = None,
+        cache_ratio: float | None = None,
+        policy: str = "placed",
+        hot: Any = None,
+        look_ahead: int = 15,
+        in_flight: int = 4,
+        local: FeatureStore | None = None,
+        attributes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+            raise ValueError(f"in_flight must be a number of at least 1 (got {in_flight!r})")
+        self.directory, self.service, self.in_flight = directory, service, in_flight
+        self._columns = columns_of(directory, attributes)
+        self._split = Splitter(directory, owners)
+        self._parts = PartRows(directory)
+        self._pid = os.getpid()
+        self.local = local
+        """A store for the rows that are here, if it is not the mapped files."""
+        if local is not None:
+            self._check_local(local)
+        self.cache: Cached | None = None
+        """The cache of rows of other ranks, if there is one."""
+        self._cached: frozenset[Key] = frozenset()  # what has room in it
+        here = sorted(owners.direct)
+        capacity = capacity_of(cache, cache_ratio, self._columns.values())
+        if hot is not None and (policy != "placed" or not capacity):
+            raise ValueError("hot= says what a cache with policy='placed' keeps: pass cache= too")
+        if capacity and len(here) < directory.meta.num_parts:
+            lists = hot_rows(directory, self._split, here, hot) if policy == "placed" else None
+            plain = RankFeatures(directory, service, owners, attributes=attributes)
+            self.cache = Cached(plain, capacity, policy, lists, look_ahead=look_ahead)
+            with self.cache.planning:
+                self._cached = frozenset(self.cache.row_caches())
+
+    def _check_local(self, local: FeatureStore) -> None:
+        if not isinstance(local, FeatureStore):
+            raise TypeError(f"local must be a FeatureStore (got {type(local).__name__})")
+        known = {_key(attr) for attr in local.get_all_tensor_attrs()}
+        for column in self._columns.values():
+            if column.key not in known:
+                raise ValueError(f"local has no {column}: pass attributes= without it")
+            size = local.get_tensor_size(TensorAttr(*column.key))
+            if size is not None and tuple(size) != (column.num_rows, *column.row):
+                raise ValueError(
+                    f"local has {column} of shape {list(size)}, the directory says "
+                    f"{[column.num_rows, *column.row]}"
+                )
+
+    @property
+    def look_ahead(self) -> int:
+        """How many batches loaders should announce before they are read."""
+        of_local = int(getattr(self.local, "look_ahead", 0))
+        of_cache = 0 if self.cache is None else self.cache.look_ahead
+        return max(of_local, of_cache, self.in_flight - 1)
+
+    def schedule(self) -> RankSchedule:
+        """For a loader that is going to announce the batches of an iteration."""
+        return RankSchedule(self)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of the cache, see :meth:`~pyg_scale.store.cache.Cached.stats`; none without one."""
+        return {} if self.cache is None else self.cache.stats()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.directory.path)!r}, rank={self.service.rank})"
+
+    # Reading ###############################################################################
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        """Rows of a tensor; see :meth:`_multi_get_tensor`."""
+        return self._multi_get_tensor([attr])[0]
+
+    def _multi_get_tensor(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
+        """Rows of several tensors.
+
+        Raises:
+            KeyError: If there is no such tensor.
+            IndexError: Names the row that does not exist, and how many there are.
+            CommTimeoutError: If a rank did not answer in time; names it.
+            CommError: If a rank is gone or answered something else; names it.
+            RuntimeError: If this process was forked: connections stay with the other one.
+        """
+        plan = announced_plan(self, attrs)
+        if plan is None:
+            plan = self.plan(attrs)
+            self.begin(plan)
+        return self._finish(plan, [is_single(attr.index) for attr in attrs])
+
+    def plan(self, attrs: Sequence[TensorAttr]) -> Plan:
+        """Find out who has the rows of a read; asks nobody yet.
+
+        Raises:
+            KeyError: If there is no such tensor.
+            IndexError: Names the row that does not exist, and how many there are.
+        """
+        plan, known = Plan(), dict[Any, int]()
+        for attr in attrs:
+            column = self._find(attr)
+            cached = column.key in self._cached
+            same = (column.of_edges, column.type, cached, id(attr.index))
+            number = known.get(same)
+            if number is None:
+                index = index_of(attr, column.num_rows)
+                rows = self._split.split(column.of_edges, column.type, index, ask=not cached)
+                number = known[same] = len(plan.wanted)
+                plan.wanted.append((rows, []))
+                absent = index
+                if rows.absent.numel() < index.numel():
+                    absent = gather(index, rows.absent)
+                plan.through_cache.append(absent if cached else None)
+            rows, columns = plan.wanted[number]
+            if column not in columns:
+                columns.append(column)
+            plan.place.append((number, column))
+            plan.attrs.append(TensorAttr(*column.key, index=rows.index))
+        return plan
+
+    def begin(self, plan: Plan) -> None:
+        """Ask other ranks for what is not looked for in a cache first; returns at once."""
+        self._check_process(plan)
+        plan.asked = Asked(self.service, plan.wanted)
+
+    def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
+        out: list[dict[Key, Tensor]] = [{} for _ in plan.wanted]
+        for number, (rows, columns) in enumerate(plan.wanted):
+            self._read_here(rows, columns, out[number])
+        if self.cache is not None:
+            self._read_cache(plan, self.cache, out)
+        for number, (_, columns) in enumerate(plan.wanted):
+            for column in columns:
+                self._read_asked(plan, number, column, out[number])
+        values = [out[number][column.key] for number, column in plan.place]
+        return [each[0] if one else each for each, one in zip(values, single, strict=True)]
+
+    def _read_here(self, rows: Rows, columns: Sequence[Column], out: dict[Key, Tensor]) -> None:
+        """Make the tensors of some rows, and fill in what is in parts that are here."""
+        count = rows.index.numel()
+        if self.local is not None:
+            self._read_local(rows, columns, out, self.local)
+            return
+        places = [
+            (part, position, self._place(rows, part, ids)) for part, position, ids in rows.local
+        ]
+        for column in columns:
+            if len(places) == 1 and places[0][1] is None:  # all of them, of one part
+                raw = gather(self._parts.raw(column, places[0][0]), places[0][2])
+                out[column.key] = raw.view(-1).view(column.dtype).view(count, *column.row)
+            else:
+                out[column.key] = memory.empty([count, *column.row], column.dtype)
+                target = raw_rows(out[column.key])
+                for part, position, place in places:
+                    assert position is not None, "several parts have some rows each"
+                    row_cache.scatter(self._parts.raw(column, part), position, target, take=place)
+            here = count - rows.absent.numel()
+            count_local(here, here * column.row_bytes)
+
+    def _place(self, rows: Rows, part: int, ids: Tensor) -> Tensor:
+        if not rows.of_edges:
+            return ids
+        return self._parts.place_of_edges(rows.type, part, ids)  # type: ignore[arg-type]
+
+    def _read_local(
+        self, rows: Rows, columns: Sequence[Column], out: dict[Key, Tensor], store: FeatureStore
+    ) -> None:
+        count = rows.index.numel()
+        for column in columns:
+            out[column.key] = memory.empty([count, *column.row], column.dtype)
+        for position, index in here_of(rows):
+            attrs = [TensorAttr(*column.key, index=index) for column in columns]
+            for column, value in zip(columns, store.multi_get_tensor(attrs), strict=True):
+                values = checked_rows(value, column, index.numel(), "local")
+                row_cache.scatter(raw_rows(values), position, raw_rows(out[column.key]))
+                count_local(index.numel(), values.nbytes)
+
+    def _read_asked(self, plan: Plan, number: int, column: Column, out: dict[Key, Tensor]) -> None:
+        if plan.wanted[number][0].remote:
+            assert plan.asked is not None, "what was planned was begun"
+            plan.asked.write(number, column, raw_rows(out[column.key]))
+
+    def _read_cache(self, plan: Plan, cache: Cached, out: list[dict[Key, Tensor]]) -> None:
+        found = iter(cache.multi_get_tensor(plan.cache_attrs()))
+        for number, ids in enumerate(plan.through_cache):
+            rows, columns = plan.wanted[number]
+            for column in columns if ids is not None and ids.numel() else ():
+                values = checked_rows(next(found), column, rows.absent.numel(), "the cache")
+                if rows.absent.numel() == rows.index.numel():
+                    out[number][column.key] = values
+                else:
+                    target = raw_rows(out[number][column.key])
+                    row_cache.scatter(raw_rows(values), rows.absent, target)
+
+    def read_rows(self, attr: TensorAttr, index: Tensor, position: Tensor, out: Tensor) -> None:
+        """Write row ``index[i]`` of a tensor to ``out[position[i]]``, for a cache over this store.
+
+        Args:
+            attr: The tensor; its own index does not matter.
+            index: Original ids ``int64`` ``[n]``, which exist.
+            position: ``int64`` ``[n]``, without repetition.
+            out: ``uint8`` ``[m, row_bytes]``.
+
+        Raises:
+            CommError: See :meth:`_multi_get_tensor`.
+        """
+        value = self.get_tensor(TensorAttr(*self._find(attr).key, index=index))
+        row_cache.scatter(raw_rows(value), position, out)
+
+    def ask_rows(self, wanted: Sequence[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
+        """Ask for rows that are needed soon, for a cache over this store; returns at once.
+
+        Args:
+            wanted: Tensors, and original ids ``int64`` ``[n]`` which exist. Tensors that have
+                equal ids are asked for together.
+
+        Returns:
+            For each, a function that waits and returns the rows, ``uint8`` ``[n, row_bytes]``;
+            to be called once. It raises what :meth:`_multi_get_tensor` does.
+        """
+        same: list[Tensor] = []
+        attrs: list[TensorAttr] = []
+        for attr, index in wanted:
+            index = next((known for known in same if torch.equal(known, index)), index)
+            same.append(index)
+            attrs.append(TensorAttr(*self._find(attr).key, index=index))
+        plan = self.plan(attrs)
+        self.begin(plan)
+
+        def take(number: int, column: Column) -> Tensor:
+            out: dict[Key, Tensor] = {}
+            self._read_here(plan.wanted[number][0], [column], out)
+            self._read_asked(plan, number, column, out)
+            return raw_rows(out[column.key])
+
+        return [partial(take, number, column) for number, column in plan.place]
+
+    def _find(self, attr: TensorAttr) -> Column:
+        column = self._columns.get(_key(attr))
+        if column is None:
+            known = ", ".join(f"{name!r} of {group!r}" for group, name in self._columns)
+            raise KeyError(f"{_name(attr)} is not in the store, which has: {known or 'nothing'}")
+        return column
+
+    def _check_process(self, plan: Plan) -> None:
+        if self._pid != os.getpid() and any(rows.absent.numel() for rows, _ in plan.wanted):
+            raise RuntimeError(
+                "this process was forked, and cannot ask other ranks for features: connections "
+                "stay with the process that made them. Use worker_type='thread' for workers"
+            )
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        column = self._columns.get(_key(attr))
+        return None if column is None else (column.num_rows, *column.row)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """Every attribute with a row per node or edge."""
+        return [self._tensor_attr_cls(group, name) for group, name in self._columns]
+
+    # Writing ###############################################################################
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise NotImplementedError(_READ_ONLY)
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Refused: the files are read only.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(_READ_ONLY)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise NotImplementedError(_READ_ONLY)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "features of other ranks cannot be sent to another process: connections stay with the "
+            "process that made them. Use worker_type='thread' for workers"
+        )
+
+
+_READ_ONLY = (
+    "the files of a graph directory are read only: pyg_scale.save(data, path) writes another one"
+)

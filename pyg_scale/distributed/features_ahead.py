@@ -1,0 +1,135 @@
+"""The coming batches of an iteration: their rows are asked for before they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import TensorAttr
+
+if TYPE_CHECKING:
+    from pyg_scale.distributed.features import RankFeatures
+    from pyg_scale.distributed.features_plan import Plan
+
+
+class RankSchedule:
+    """Made by ``RankFeatures.schedule()``; used as :class:`~pyg_scale.store.cache.Schedule` is.
+
+    What a batch wants of other ranks is asked for when it is announced. Where there is a cache, or
+    a store for the rows that are here, it is told of their share instead.
+
+    Args:
+        store: Whose batches they are.
+    """
+
+    def __init__(self, store: RankFeatures) -> None:
+        self._store = store
+        self._plans: dict[int, Plan] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._of_local = _schedule_of(store.local)
+        self._of_cache = _schedule_of(store.cache)
+
+    def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
+        """Say what a batch will ask for; what cannot be asked for raises when it is read."""
+        try:
+            plan = self._store.plan(wanted)
+        except Exception:
+            plan = None
+        for schedule, attrs in (
+            (self._of_local, [] if plan is None else plan.local_attrs()),
+            (self._of_cache, [] if plan is None else plan.cache_attrs()),
+        ):
+            if schedule is not None:
+                schedule.announce(batch, attrs)
+        if plan is not None:
+            self._store.begin(plan)
+            with self._lock:
+                if not self._closed:
+                    self._plans[batch] = plan
+
+    def suffices(self, ahead: int) -> bool:
+        """Whether batches need not be announced any further ahead.
+
+        Args:
+            ahead: How many of the announced ones come after the one to be read next.
+        """
+        inner = [each for each in (self._of_local, self._of_cache) if each is not None]
+        if ahead < self._store.in_flight - 1:
+            return False
+        return all(each.suffices(ahead) for each in inner)
+
+    @contextlib.contextmanager
+    def serving(self, batch: int) -> Iterator[None]:
+        """Within it, and on this thread, reads are those of a batch that was announced."""
+        with contextlib.ExitStack() as stack:
+            for each in (self._of_local, self._of_cache):
+                if each is not None:
+                    stack.enter_context(each.serving(batch))
+            _serving.now = (self, batch)
+            try:
+                yield
+            finally:
+                _serving.now = None
+                with self._lock:
+                    self._plans.pop(batch, None)
+
+    def take(self, batch: int, attrs: Sequence[TensorAttr]) -> Plan | None:
+        """The plan of a batch, if it was announced so; once."""
+        with self._lock:
+            plan = self._plans.pop(batch, None)
+        if plan is None or len(plan.attrs) != len(attrs):
+            return None
+        same = all(_same(one, two) for one, two in zip(plan.attrs, attrs))
+        return plan if same else None
+
+    @property
+    def paused(self) -> bool:
+        """Whether reads of announced batches may fail to be made for now."""
+        return any(each.paused for each in (self._of_local, self._of_cache) if each is not None)
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        for each in (self._of_local, self._of_cache):
+            if each is not None:
+                each.paused = value
+
+    def close(self) -> None:
+        """Say that no batch is coming any more. Never waits, so that a finalizer may call it."""
+        self._closed = True
+        self._plans = {}  # without the lock, which the finalizer's own thread may hold
+        for each in (self._of_local, self._of_cache):
+            if each is not None:
+                each.close()
+
+
+class _Serving(threading.local):
+    now: tuple[RankSchedule, int] | None = None
+
+
+_serving = _Serving()
+
+
+def announced_plan(store: object, attrs: Sequence[TensorAttr]) -> Plan | None:
+    """The plan of what this thread reads now, if it was announced to the store."""
+    now = _serving.now
+    if now is None or now[0]._store is not store:
+        return None
+    return now[0].take(now[1], attrs)
+
+
+def _schedule_of(store: Any) -> Any:
+    wants = int(getattr(store, "look_ahead", 0)) > 0
+    return store.schedule() if wants and callable(getattr(store, "schedule", None)) else None
+
+
+def _same(one: TensorAttr, two: TensorAttr) -> bool:
+    if (one.group_name, one.attr_name) != (two.group_name, two.attr_name):
+        return False
+    a: Any = one.index
+    b: Any = two.index
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))

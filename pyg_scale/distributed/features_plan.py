@@ -1,0 +1,113 @@
+"""What a read of features takes, before it is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import TensorAttr
+
+from pyg_scale.distributed.features_asked import Asked, Rows
+from pyg_scale.distributed.features_parts import Column
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.memory import _name, _rows
+
+
+@dataclass
+class Plan:
+    """What a read takes.
+
+    Attributes:
+        attrs: What was asked for; each index is a tensor ``int64`` ``[n]`` now.
+        wanted: Rows of each type and index, with the attributes that are wanted of them.
+        place: For each of ``attrs``, which of ``wanted`` and the attribute.
+        through_cache: For each of ``wanted``, original ids of the rows that are not here, if a
+            cache is asked for them.
+        asked: What is under way.
+    """
+
+    attrs: list[TensorAttr] = field(default_factory=list)
+    wanted: list[tuple[Rows, list[Column]]] = field(default_factory=list)
+    place: list[tuple[int, Column]] = field(default_factory=list)
+    through_cache: list[Tensor | None] = field(default_factory=list)
+    asked: Asked | None = None
+
+    def cache_attrs(self) -> list[TensorAttr]:
+        """What a cache is asked for, by original id."""
+        return [
+            TensorAttr(*column.key, index=ids)
+            for ids, (_, columns) in zip(self.through_cache, self.wanted)
+            for column in columns
+            if ids is not None and ids.numel()
+        ]
+
+    def local_attrs(self) -> list[TensorAttr]:
+        """What is wanted of the parts that are here, by original id."""
+        return [
+            TensorAttr(*column.key, index=index)
+            for rows, columns in self.wanted
+            for _, index in here_of(rows)
+            for column in columns
+        ]
+
+
+def here_of(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+    """``(positions, original ids)`` of the rows that are in parts that are here, if any are."""
+    count = rows.index.numel()
+    if rows.absent.numel() == count:
+        return
+    if not rows.absent.numel():
+        yield torch.from_numpy(np.arange(count)), rows.index
+        return
+    mine = np.ones(count, dtype=bool)
+    mine[rows.absent.numpy()] = False
+    position = torch.from_numpy(np.flatnonzero(mine))
+    yield position, gather(rows.index, position)
+
+
+def index_of(attr: TensorAttr, num_rows: int) -> Tensor:
+    """The rows that a read asks for, ``int64`` ``[n]`` contiguous.
+
+    Raises:
+        IndexError: Names the row that does not exist, and how many there are.
+        TypeError: If the index is no integers.
+    """
+    index: Any = attr.index
+    if index is None or isinstance(index, slice):
+        return torch.arange(num_rows)[slice(None) if index is None else index]
+    if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1:
+        rows = index
+        ids = index.numpy()
+        if ids.size and (ids.min() < 0 or ids.max() >= num_rows):
+            wrong = ids[(ids < 0) | (ids >= num_rows)][0]
+            raise IndexError(
+                f"{_name(attr)}: row {wrong} does not exist, there are only {num_rows} rows"
+            )
+    else:
+        rows = _rows(index, num_rows, attr).reshape(-1)
+    return rows.contiguous()
+
+
+def is_single(index: Any) -> bool:
+    """Whether one row is asked for, which then has no dimension of its own."""
+    return isinstance(index, int | np.integer) or getattr(index, "ndim", 1) == 0
+
+
+def checked_rows(value: Any, column: Column, count: int, whose: str) -> Tensor:
+    """The rows that a store returned, contiguous.
+
+    Raises:
+        ValueError: If they are not what the directory says.
+    """
+    value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    expected = [count, *column.row]
+    if list(value.shape) != expected or value.dtype != column.dtype:
+        raise ValueError(
+            f"{whose} returned {value.dtype} of shape {list(value.shape)} for {column}, expected "
+            f"{column.dtype} of shape {expected}"
+        )
+    return value.contiguous()
