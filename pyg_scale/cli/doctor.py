@@ -1,5 +1,8 @@
 """Say what is installed, compiled and missing, as a block to paste into an issue.
 
+With ``--dist``, under torchrun or srun, the ranks compare their versions, directories and limits,
+and measure the network between them: ``torchrun --nproc-per-node=4 -m pyg_scale.cli doctor --dist``
+
 Exit status: 0 if nothing is broken, 1 otherwise. What is optional and absent breaks nothing.
 """
 
@@ -14,6 +17,7 @@ from typing import Any
 
 from pyg_scale import __version__, plugins
 from pyg_scale.cli.checks import version
+from pyg_scale.cli.doctor_dist import doctor_dist
 from pyg_scale.hookspecs import Check
 
 DISTRIBUTIONS = ("torch", "torch_geometric", "numpy", "pluggy", "tqdm")
@@ -24,7 +28,16 @@ def main(argv: Sequence[str]) -> int:
     """Run ``pyg-scale doctor``."""
     parser = argparse.ArgumentParser(prog="pyg-scale doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--dist",
+        metavar="DIR",
+        nargs="?",
+        const="",
+        help="compare all ranks, and their copies of a graph directory; takes about 30 seconds",
+    )
     args = parser.parse_args(argv)
+    if args.dist is not None:
+        return doctor_dist(args.dist or None, args.json)
     found = examine()
     print(json.dumps(found, indent=2) if args.json else _block(found))
     return 0 if found["ok"] else 1

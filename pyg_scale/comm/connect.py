@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale import plugins
-from pyg_scale.comm.attempt import this_attempt
 from pyg_scale.comm.base import Communicator
+from pyg_scale.comm.meeting import meet, open_store
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _count = itertools.count()
@@ -40,14 +39,18 @@ class Group:
 def group(timeout: float = 300.0, name: str | None = None) -> Group:
     """The ranks that this process belongs to, without connecting them; see :func:`connect`.
 
+    Under torchrun all ranks call it: they agree on a part of the store that no earlier attempt
+    has used.
+
     Args:
         timeout: Seconds that a collective may take.
         name: See :func:`connect`.
 
     Raises:
         ValueError: If the environment is incomplete.
+        CommTimeoutError: If not all ranks come in time; names those that did not.
     """
-    return _group(timeout, name)
+    return _group(timeout, name, meets="TORCHELASTIC_RUN_ID" in os.environ)
 
 
 def connect(
@@ -69,7 +72,8 @@ def connect(
     Raises:
         ValueError: If the environment is incomplete, or ``timeout`` is not above 0.
         UnknownPluginError: If there is no such backend.
-        CommTimeoutError: If not all ranks come in time.
+        CommTimeoutError: If not all ranks come in time; names those that did not.
+        CommError: If the port of rank 0 is in use.
     """
     if isinstance(backend, Communicator):
         return backend
@@ -95,33 +99,27 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _group(timeout: float, name: str | None) -> Group:
+def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():
-        shared = dist.distributed_c10d._get_default_store()
-        return _meet(PrefixStore(prefix, shared), dist.get_rank(), dist.get_world_size(), timeout)
-    known = [key for key in _ENVIRONMENT if key in os.environ]
-    if not known or os.environ.get("WORLD_SIZE") == "1":
-        return Group(None, 0, 1, timeout)
-    if len(known) < len(_ENVIRONMENT):
-        missing = ", ".join(key for key in _ENVIRONMENT if key not in os.environ)
-        raise ValueError(f"{', '.join(known)} are set, but {missing} not: start with torchrun")
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        # torchrun's agent may be the server already, as it says
-        rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        timedelta(seconds=timeout),
-        multi_tenant=True,
-        wait_for_workers=False,
-    )
-    return _meet(PrefixStore(prefix, store), rank, world_size, timeout)
-
-
-def _meet(store: Any, rank: int, world_size: int, timeout: float) -> Group:
-    """The group, in a store without what an earlier attempt of torchrun left in it."""
-    if world_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        store = this_attempt(store, rank, world_size, timeout)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        store = dist.distributed_c10d._get_default_store()
+    else:
+        known = [key for key in _ENVIRONMENT if key in os.environ]
+        if not known or os.environ.get("WORLD_SIZE") == "1":
+            return Group(None, 0, 1, timeout)
+        if len(known) < len(_ENVIRONMENT):
+            missing = ", ".join(key for key in _ENVIRONMENT if key not in os.environ)
+            raise ValueError(f"{', '.join(known)} are set, but {missing} not: start with torchrun")
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = open_store(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            rank,
+            hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            timeout=timeout,
+        )
+    store = PrefixStore(prefix, store)
+    if meets:
+        store = meet(store, rank, world_size, timeout=timeout).store
     return Group(store, rank, world_size, timeout)

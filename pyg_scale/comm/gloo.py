@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import message
+from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.service import Handler, Service
@@ -44,14 +45,15 @@ class Gloo(Communicator):
         Raises:
             CommTimeoutError: If not all of them come in time.
         """
+        address = own_address()
         try:
             process_group = dist.ProcessGroupGloo(
-                group.store, group.rank, group.world_size, timedelta(seconds=group.timeout)
+                group.store, group.rank, group.world_size, _options(address, group.timeout)
             )
         except RuntimeError as error:
             raise CommTimeoutError(
-                f"rank {group.rank} could not meet all of the {group.world_size} ranks within "
-                f"{group.timeout:g} seconds: {_first_line(error)}"
+                f"rank {group.rank} at {address} could not meet all of the {group.world_size} "
+                f"ranks within {group.timeout:g} seconds: {_first_line(error)}"
             ) from None
         return cls(process_group, group)
 
@@ -169,6 +171,14 @@ class _Exchange(Work[list[Tensor]]):
         reason = f"{self._name}: the connection to rank {rank} is lost"
         self._comm._break(reason)
         return CommError(f"{reason} (rank {self._comm.rank} says: {_first_line(error)})")
+
+
+def _options(address: str, seconds: float) -> Any:
+    """Those of a group at an address: the machine's name, gloo's own choice, may mean itself."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=seconds)
+    return options
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import itertools
-import os
 import secrets
 import socket
 import struct
@@ -22,14 +21,12 @@ from datetime import timedelta
 from torch import Tensor
 
 from pyg_scale.comm import frames
+from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
 from pyg_scale.comm.service import Answer, Handler, Handlers, Service
 from pyg_scale.errors import CommError, CommTimeoutError
-
-ADDRESS = "PYG_SCALE_ADDRESS"
-"""The environment variable with the address at which others reach this machine."""
 
 MAX_BYTES = 1 << 36
 _HELLO = struct.Struct("<32sQ")  # the group's token, the rank that connects
@@ -63,8 +60,11 @@ class TcpService(Service):
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
         self._token = self._share_token()
-        address = _own_address()
-        self._listener = socket.create_server((address, 0), backlog=max(16, self.world_size))
+        address = own_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server(
+            (address, 0), family=family, backlog=max(16, self.world_size)
+        )
         port = self._listener.getsockname()[1]
         self._store.set(f"address/{self.rank}", f"{address} {port}")
         threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True).start()
@@ -299,19 +299,14 @@ class _Connection:
 
 
 def _tune(connection: socket.socket, seconds: float) -> None:
+    """Send at once, and notice within the time limit that a machine or its cable is gone."""
     # A rank that stopped reads nothing: whoever sends to it must not wait for ever.
     limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def _own_address() -> str:
-    """The address at which other ranks reach this one: that of the way to the master."""
-    if given := os.environ.get(ADDRESS):
-        return given
-    master = os.environ.get("MASTER_ADDR", "localhost")
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master, 9))  # sends nothing
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere only the answer's time limit helps
+        whole = max(1, int(seconds))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, whole // 2))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, whole // 6))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * whole)

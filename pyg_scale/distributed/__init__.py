@@ -1,28 +1,54 @@
-"""One script on one process or many: graphs whose parts are read by several ranks.
+"""One script on one process or many: who the ranks are, and graphs whose parts they share.
 
 ```python
-data = pyg_scale.open("parts")        # under torchrun: each rank serves its parts to the others
-loader = NeighborLoader(data, [15, 10], data.index_set("train"), batch_size=1024)
+with pyg_scale.distributed.init() as context:   # torchrun, SLURM, or alone
+    data = pyg_scale.open("parts")              # each rank serves its parts to the others
+    loader = NeighborLoader(data, [15, 10], data.index_set("train"), batch_size=1024)
 ```
 
-Names are loaded when they are first used. ``docs/distributed.md`` is the guide.
+Names are loaded when they are first used. ``docs/distributed.md`` and ``docs/launching.md`` are
+the guides.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyg_scale.distributed.binding import Binding, bind
+    from pyg_scale.distributed.context import DistContext, DistRole
     from pyg_scale.distributed.opening import open_graph
     from pyg_scale.distributed.owners import Owners
     from pyg_scale.distributed.ranks import Ranks
+    from pyg_scale.distributed.spawning import spawn
+    from pyg_scale.distributed.start import get_context, init, shutdown
 
 _HOME = {
+    "Binding": "binding",
+    "DistContext": "context",
+    "DistRole": "context",
     "Owners": "owners",
     "Ranks": "ranks",
+    "bind": "binding",
+    "get_context": "start",
+    "init": "start",
     "open_graph": "opening",
+    "shutdown": "start",
+    "spawn": "spawning",
 }
 
-__all__ = ["Owners", "Ranks", "open_graph"]
+__all__ = [
+    "Binding",
+    "DistContext",
+    "DistRole",
+    "Owners",
+    "Ranks",
+    "bind",
+    "get_context",
+    "init",
+    "open_graph",
+    "shutdown",
+    "spawn",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,215 @@
+"""Ranks meet: all of them, in a place that nothing of an earlier attempt is left in.
+
+The torchrun of torch 2.13 starts its workers again with the same store (one ``TCPStore`` for all
+rounds of a rendezvous), while ``env://`` takes it for a new
+one. What the first attempt left there, addresses above all, is then found by the second:
+``Gloo connectFullMesh failed ... Connection refused``, and a restart is lost. The number of
+restarts, ``TORCHELASTIC_RESTART_COUNT``, does not help on several machines: each agent counts its
+own. So the ranks agree here on a prefix that is new in every attempt: rank 0 offers one, the
+others answer with a random word each, and rank 0 says whose words it has heard. An old offer is
+never completed with the word of a new process.
+
+``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in the environment of torchrun avoids the fault for
+code that does not meet here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from pyg_scale.errors import CommError, CommTimeoutError
+
+_SLICE = 0.5  # seconds of one wait, so that Ctrl-C is heard
+_PAUSES = (0.01, 0.2)  # seconds between two looks, at first and at last
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All ranks have come.
+
+    Attributes:
+        store: A store of this meeting alone.
+        said: What each rank said of itself.
+    """
+
+    store: Any
+    said: tuple[dict[str, Any], ...]
+
+
+def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float) -> Any:
+    """The store at a master's address.
+
+    Args:
+        host: Of the master.
+        port: Of the master.
+        rank: Of this process; rank 0 is the master, unless:
+        hosted: Whether something else, torchrun's agent, has the store already.
+        timeout: Seconds to wait for the master.
+
+    Raises:
+        CommError: If rank 0 cannot use the port.
+        CommTimeoutError: If the master does not come.
+    """
+    serves = rank == 0 and not hosted
+    if not serves:
+        _wait_for_port(host, port, rank, timeout)
+    try:
+        return TCPStore(
+            host,
+            port,
+            None,
+            serves,
+            timedelta(seconds=timeout),
+            multi_tenant=True,
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        first = str(error).strip().partition("\n")[0]
+        if not serves:
+            raise CommTimeoutError(
+                f"rank {rank} finds no store at MASTER_ADDR={host}, MASTER_PORT={port}: {first}"
+            ) from None
+        used = "EADDRINUSE" in first or "in use" in first
+        raise CommError(
+            f"rank 0 cannot use MASTER_PORT={port}"
+            + (": the port is in use; choose another one" if used else f": {first}")
+        ) from None
+
+
+def _wait_for_port(host: str, port: int, rank: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    pause, longest = _PAUSES
+    reason: OSError | None = None
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(left, 5.0))).close()
+            return
+        except OSError as error:
+            reason = error
+        time.sleep(min(pause, max(0.0, left)))
+        pause = min(longest, 2 * pause)
+    raise CommTimeoutError(
+        f"rank 0 did not come within {timeout:g} seconds: rank {rank} cannot reach "
+        f"MASTER_ADDR={host}, MASTER_PORT={port} ({reason})"
+    )
+
+
+def meet(
+    store: Any,
+    rank: int,
+    world_size: int,
+    *,
+    timeout: float,
+    said: Mapping[str, Any] | None = None,
+) -> Meeting:
+    """Wait until all ranks are here; every rank calls it.
+
+    Args:
+        store: Common to the ranks, also if an earlier attempt used it.
+        rank: Of this process.
+        world_size: Number of ranks.
+        timeout: Seconds to wait for the others.
+        said: What to tell them; what JSON can say.
+
+    Raises:
+        CommTimeoutError: Names the ranks that did not come.
+        CommError: If the store is gone.
+    """
+    mine = {"word": secrets.token_hex(8), "said": dict(said or {})}
+    try:
+        meeting = _Meeting(store, rank, world_size, timeout, mine)
+        offer, heard = meeting.lead() if rank == 0 else meeting.follow()
+    except CommError:
+        raise
+    except RuntimeError as error:  # what stores raise
+        first = str(error).strip().partition("\n")[0]
+        raise CommError(f"the store where the ranks meet is gone (that of rank 0): {first}") from (
+            error
+        )
+    return Meeting(PrefixStore(f"met/{offer}", store), tuple(each["said"] for each in heard))
+
+
+class _Meeting:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, timeout: float, mine: dict[str, Any]
+    ) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.timeout, self.mine = timeout, mine
+        self.deadline = time.monotonic() + timeout
+
+    def lead(self) -> tuple[str, list[dict[str, Any]]]:
+        """What rank 0 does."""
+        offer = str(self.mine["word"])
+        self.store.set("offer", offer)
+        missing = list(range(1, self.world_size))
+        while missing:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                self.store.set(f"late/{offer}", json.dumps(missing))
+                raise self._late(missing)
+            self.store.add(f"alive/{offer}", 1)
+            try:
+                keys = [f"here/{offer}/{rank}" for rank in missing]
+                self.store.wait(keys, timedelta(seconds=max(0.05, min(left, _SLICE))))
+                missing = []
+            except RuntimeError:
+                missing = self._absent(offer, missing)
+        heard = [self.mine]
+        for rank in range(1, self.world_size):
+            heard.append(json.loads(self.store.get(f"here/{offer}/{rank}")))
+        self.store.set(f"go/{offer}", json.dumps(heard))
+        return offer, heard
+
+    def follow(self) -> tuple[str, list[dict[str, Any]]]:
+        """What the others do."""
+        answered: str | None = None
+        old: set[str] = set()
+        pause, longest = _PAUSES
+        while True:
+            if self.store.check(["offer"]):
+                offer = self.store.get("offer").decode()
+                if offer != answered and offer not in old:
+                    self.store.set(f"here/{offer}/{self.rank}", json.dumps(self.mine))
+                    answered = offer
+            if answered is not None and self.store.check([f"go/{answered}"]):
+                heard = json.loads(self.store.get(f"go/{answered}"))
+                if len(heard) == self.world_size and (
+                    heard[self.rank]["word"] == self.mine["word"]
+                ):
+                    return answered, heard
+                old.add(answered)  # of an earlier attempt
+                answered = None
+            if time.monotonic() > self.deadline:
+                raise self._late(self._who_is_late(answered))
+            time.sleep(pause)
+            pause = min(longest, 1.5 * pause)
+
+    def _who_is_late(self, offer: str | None) -> list[int]:
+        if offer is None:
+            return [0]
+        before = self.store.add(f"alive/{offer}", 0)
+        time.sleep(3 * _SLICE)
+        if self.store.check([f"late/{offer}"]):
+            return [int(rank) for rank in json.loads(self.store.get(f"late/{offer}"))]
+        if self.store.add(f"alive/{offer}", 0) == before:  # the offer of one that is gone
+            return [0]
+        return self._absent(offer, range(1, self.world_size)) or [0]
+
+    def _absent(self, offer: str, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if not self.store.check([f"here/{offer}/{rank}"])]
+
+    def _late(self, ranks: list[int]) -> CommTimeoutError:
+        names = ", ".join(str(rank) for rank in ranks[:16]) + (" ..." if len(ranks) > 16 else "")
+        return CommTimeoutError(
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {self.world_size} did not come "
+            f"within {self.timeout:g} seconds (waited for by rank {self.rank})"
+        )

@@ -1,0 +1,92 @@
+"""Ranks look at each other before they start: what ``pyg-scale doctor --dist`` does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale import plugins
+from pyg_scale.comm import Group
+from pyg_scale.comm.meeting import meet
+from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota, read_topology
+from pyg_scale.distributed.device import choose_device
+from pyg_scale.distributed.facts import facts
+from pyg_scale.distributed.findings import find
+from pyg_scale.distributed.gathering import gather
+from pyg_scale.distributed.launch import read_launch
+from pyg_scale.distributed.pairs import measure_pairs
+
+_COLLECTIVE_SECONDS = 10.0
+
+
+def examine(
+    directory: str | None, *, seconds: float = 15.0, timeout: float = 60.0
+) -> dict[str, Any]:
+    """Look; every rank calls it.
+
+    Args:
+        directory: A graph directory that every rank should find, or ``None``.
+        seconds: About how long to measure between ranks.
+        timeout: Seconds to wait for ranks that do not come.
+
+    Returns:
+        Plain values, the same on every rank: ``ok``, ``world_size``, ``launcher``, ``ranks``
+        (what each one said and measured) and ``findings``. ``rank`` is this one's.
+
+    Raises:
+        ValueError: If the environment is incomplete or contradicts itself.
+        CommError: If the ranks cannot meet at all.
+        CommTimeoutError: Names the ranks that did not come.
+    """
+    launch = read_launch(os.environ)
+    device, device_error = torch.device("cpu"), None
+    if launch.local_rank is not None and launch.local_world_size is not None:
+        try:
+            device = choose_device(None, launch.local_rank, launch.local_world_size)
+        except ValueError as error:
+            device_error = str(error)
+    gathered = gather(launch, device, 0, timeout)
+    rank, world_size, store = launch.rank, launch.world_size, gathered.met.store
+    os.environ.update(gathered.network)
+    mine = dict(gathered.met.said[rank])
+    mine |= facts(directory, mine["address"])
+    mine |= {
+        "device_error": device_error,
+        "cores": len(read_topology(allowed_cpus()).cores),
+        "quota": cpu_quota(),
+        "pairs": [],
+        "collective": "",
+    }
+    if world_size > 1:
+        mine["pairs"] = measure_pairs(PrefixStore("pairs", store), rank, world_size, seconds)
+        mine["collective"] = _collective(store, rank, world_size)
+    met = meet(PrefixStore("said", store), rank, world_size, timeout=timeout, said=mine)
+    found = find(met.said)
+    if world_size > 1:  # the store stays until all have read
+        meet(PrefixStore("read", store), rank, world_size, timeout=timeout)
+    return {
+        "ok": all(finding.ok is not False for finding in found),
+        "rank": rank,
+        "world_size": world_size,
+        "launcher": launch.launcher,
+        "findings": [asdict(finding) for finding in found],
+        "ranks": list(met.said),
+    }
+
+
+def _collective(store: Any, rank: int, world_size: int) -> str:
+    """Why the ranks cannot do collectives, or nothing."""
+    group = Group(PrefixStore("gloo", store), rank, world_size, _COLLECTIVE_SECONDS)
+    try:
+        with plugins.get("comm", "gloo").join(group) as ranks:
+            total = ranks.all_reduce(torch.ones(1))
+            if int(total) != world_size:
+                return f"an all_reduce of ones gave {float(total)}, not {world_size}"
+            ranks.barrier()
+    except (RuntimeError, ValueError) as error:
+        return f"no collectives by gloo: {error}"
+    return ""

@@ -1,0 +1,144 @@
+"""Ranks meet and learn of each other what the launcher did not say."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale.comm import address as addresses
+from pyg_scale.comm.meeting import Meeting, meet, open_store
+from pyg_scale.distributed.cpu_topology import allowed_cpus
+from pyg_scale.distributed.device import choose_device, gpu_name
+from pyg_scale.distributed.launch import Launch
+
+_GLOO = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All ranks have met.
+
+    Attributes:
+        launch: Who this process is, its local rank known.
+        met: The meeting; each rank said its ``host``, ``machine``, ``address``, ``cpus``,
+            ``threads``, ``device`` and ``gpu``.
+        device: Of this process.
+        hosts_store: Whether this process has the store, so that it must leave last.
+        network: Environment variables that let gloo, and services of ours, use the address.
+    """
+
+    launch: Launch
+    met: Meeting
+    device: torch.device
+    hosts_store: bool
+    network: dict[str, str]
+
+
+def gather(
+    launch: Launch,
+    device: str | torch.device | None,
+    num_servers: int,
+    timeout: float,
+    store: Any = None,
+) -> Gathered:
+    """Meet the other ranks.
+
+    Args:
+        launch: Who this process is.
+        device: What the user asked for.
+        num_servers: So many first ranks are servers, on the CPU unless a device is asked for.
+        timeout: Seconds to wait for the others.
+        store: Where they meet; by default at the master's address.
+
+    Raises:
+        ValueError: If there are more ranks than GPUs on this machine.
+        CommError: If rank 0 cannot use its port, or there is no way to it.
+        CommTimeoutError: Names the ranks that did not come.
+    """
+    hosts_store = store is None and launch.rank == 0 and not launch.hosted
+    if store is None:
+        store = _store(launch, timeout)
+    address = _address(launch)
+    said: dict[str, Any] = {
+        "host": platform.node(),
+        "machine": machine(),
+        "address": address,
+        "cpus": sorted(allowed_cpus()),
+        "threads": torch.get_num_threads(),
+    }
+    rank, world_size = launch.rank, launch.world_size
+    first = meet(PrefixStore("pyg_scale/init", store), rank, world_size, timeout=timeout, said=said)
+    here = [r for r, each in enumerate(first.said) if each["machine"] == said["machine"]]
+    local_rank = here.index(rank) if launch.local_rank is None else launch.local_rank
+    launch = replace(
+        launch,
+        local_rank=local_rank,
+        local_world_size=launch.local_world_size or max(len(here), local_rank + 1),
+    )
+    network = {}
+    known = [each["address"] for each in first.said]
+    if len({(each["machine"], each["address"]) for each in first.said}) > 1:
+        address = _reachable(address, known)
+        interface = addresses.interface_of(address)
+        network = {addresses.ADDRESS: address} | ({_GLOO: interface} if interface else {})
+        network = {name: value for name, value in network.items() if name not in os.environ}
+    chosen = _device(launch, device, num_servers, here)
+    said |= {"address": address, "device": str(chosen), "gpu": gpu_name(chosen)}
+    met = meet(PrefixStore("agreed", first.store), rank, world_size, timeout=timeout, said=said)
+    return Gathered(launch, met, chosen, hosts_store, network)
+
+
+def _store(launch: Launch, timeout: float) -> Any:
+    if launch.world_size == 1:
+        return HashStore()
+    return open_store(
+        launch.master_addr,
+        launch.master_port,
+        launch.rank,
+        hosted=launch.hosted,
+        timeout=timeout,
+    )
+
+
+def _address(launch: Launch) -> str:
+    if launch.world_size == 1:
+        return addresses.LOOPBACK
+    return addresses.own_address(None if launch.launcher == "torch" else launch.master_addr)
+
+
+def _device(
+    launch: Launch, wanted: str | torch.device | None, num_servers: int, here: list[int]
+) -> torch.device:
+    """That of the local rank; servers leave the GPUs to their clients."""
+    if not num_servers:
+        return choose_device(wanted, launch.local_rank or 0, launch.local_world_size or 1)
+    if launch.rank < num_servers:
+        return choose_device("cpu" if wanted is None else wanted, 0, 1)
+    clients = [rank for rank in here if rank >= num_servers]
+    return choose_device(wanted, clients.index(launch.rank), len(clients))
+
+
+def _reachable(address: str, others: list[str]) -> str:
+    """An address that means this machine to others, too.
+
+    The name of a machine is its loopback address in its own ``/etc/hosts`` on many systems.
+    """
+    if addresses.is_loopback(address):
+        for other in others:
+            if not addresses.is_loopback(other):
+                return addresses.address_towards(other)
+    return address
+
+
+def machine() -> str:
+    """What tells this machine from others with the same name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{platform.node()}/{file.read().strip()}"
+    except OSError:
+        return platform.node()

@@ -1,0 +1,326 @@
+"""Ranks find each other, and ``torch.distributed`` begins."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale.comm.address import INTERFACE
+from pyg_scale.comm.meeting import Meeting
+from pyg_scale.distributed import binding, threads
+from pyg_scale.distributed.context import DistContext, DistRole
+from pyg_scale.distributed.cpu_topology import allowed_cpus
+from pyg_scale.distributed.device import check_gpus, choose_backend, choose_device
+from pyg_scale.distributed.gathering import Gathered, gather
+from pyg_scale.distributed.launch import Launch, read_launch
+from pyg_scale.errors import CommError
+
+_LEAVE_SECONDS = 30.0
+_PAUSE = 0.02
+_lock = threading.Lock()
+_running: _Running | None = None
+
+
+class _Running:
+    """What :func:`init` made, and :func:`shutdown` ends."""
+
+    def __init__(self, context: DistContext, gathered: Gathered) -> None:
+        self.context = context
+        self.gathered = gathered
+        self.owns_group = False
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    local_rank: int | None = None,
+    local_world_size: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    backend: str | None = None,
+    device: str | torch.device | None = None,
+    num_servers: int = 0,
+    group_name: str | None = None,
+    timeout: float = 1800.0,
+    start_timeout: float = 300.0,
+    bind: str | None = None,
+    num_threads: int | str | None = None,
+) -> DistContext:
+    """Meet the other ranks and initialise ``torch.distributed``. Every rank calls it.
+
+    Who this process is comes from torchrun's environment (``RANK``, ``WORLD_SIZE``,
+    ``MASTER_ADDR``, ``MASTER_PORT``, ``LOCAL_RANK``), else from ``rank`` and ``world_size``, else
+    from SLURM's (``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_JOB_NODELIST``,
+    which is resolved here); with none of them this process is alone, and the same script runs. A
+    process group that was initialised before is used as it is, and not ended.
+
+    The ranks meet in a fresh part of the store in every attempt, so a restart by torchrun, also
+    on several machines, finds nothing of the attempt before (see :mod:`pyg_scale.comm.meeting`
+    for the fault of torch 2.13 that this avoids). Between machines gloo is told to use the address
+    that others reach (``GLOO_SOCKET_IFNAME``, unless set); ``PYG_SCALE_INTERFACE`` or
+    ``PYG_SCALE_ADDRESS`` choose another one.
+
+    Args:
+        rank: For processes that neither torchrun nor SLURM started, such as ``mp.spawn``'s.
+        world_size: See ``rank``.
+        local_rank: By default the launcher's, or by who is on this machine.
+        local_world_size: By default the launcher's, or by who is on this machine.
+        master_addr: Where rank 0 is.
+        master_port: The port there.
+        backend: Of ``torch.distributed``: by default ``"cpu:gloo,cuda:nccl"`` with a GPU, else
+            ``"gloo"``.
+        device: By default the GPU of the local rank, else the CPU. It becomes the current device.
+        num_servers: So many first ranks are servers, the others their clients; each role has a
+            default group of its own, so that clients train as if they were alone.
+        group_name: By default that of the role.
+        timeout: Seconds that a collective of ``torch.distributed`` may take.
+        start_timeout: Seconds to wait for the other ranks now.
+        bind: Which CPUs the threads of this process may use, see
+            :func:`pyg_scale.distributed.bind`: ``"exclusive"``, ``"node"`` or ``"socket"``; by
+            default whatever they may now.
+        num_threads: Threads of torch, or ``"fit"`` for as many as there are cores for each rank;
+            by default unchanged, with a warning if they are too many.
+
+    Returns:
+        Who this process is.
+
+    Raises:
+        ValueError: If the environment is incomplete or contradicts itself or the arguments; if
+            there are more ranks than GPUs; before any waiting.
+        CommError: If rank 0 cannot use the port, or the ranks cannot reach each other.
+        CommTimeoutError: If ranks do not come in time; names them.
+        RuntimeError: If it was called before.
+    """
+    global _running
+    for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0 seconds (got {value!r})")
+    if bind is not None and bind not in binding.MODES:
+        raise ValueError(f"bind must be one of {', '.join(binding.MODES)} (got {bind!r})")
+    threads.check(num_threads)
+    given = {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": local_rank,
+        "local_world_size": local_world_size,
+        "master_addr": master_addr,
+        "master_port": master_port,
+    }
+    with _lock:
+        if _running is not None:
+            raise RuntimeError(
+                "distributed.init() was called before: use distributed.get_context(), or "
+                "distributed.shutdown() first"
+            )
+        there = dist.is_available() and dist.is_initialized()
+        if there:
+            launch = _adopt(given | {"backend": backend, "num_servers": num_servers or None})
+        else:
+            launch = read_launch(os.environ, **given)  # type: ignore[arg-type]
+        if num_servers and not 0 < num_servers < launch.world_size:
+            raise ValueError(
+                f"num_servers must be from 0 to {launch.world_size - 1}: of {launch.world_size} "
+                f"ranks one at least must be a client (got {num_servers})"
+            )
+        known_rank, known_size = launch.local_rank, launch.local_world_size
+        if known_rank is not None and known_size is not None and not num_servers:
+            device = choose_device(device, known_rank, known_size)
+            backend = backend if there else choose_backend(backend, device)
+        store = dist.distributed_c10d._get_default_store() if there else None
+        gathered = gather(launch, device, num_servers, start_timeout, store)
+        backend = dist.get_backend() if there else choose_backend(backend, gathered.device)
+        said = gathered.met.said
+        check_gpus([each["gpu"] for each in said], [each["machine"] for each in said], backend)
+        context = _describe(gathered, backend, num_servers, group_name)
+        running = _Running(context, gathered)
+        try:
+            os.environ.update(gathered.network)
+            if not there:
+                _begin(running, timeout, start_timeout)
+            _place(context, gathered.met, bind, num_threads)
+        except BaseException:
+            _undo(running)
+            raise
+        _running = running
+        return context
+
+
+def get_context() -> DistContext | None:
+    """What :func:`init` returned, or ``None``."""
+    return None if _running is None else _running.context
+
+
+def shutdown(wait: float | None = None) -> list[int]:
+    """End what :func:`init` began; may be called again.
+
+    The rank that has the store waits until the others have left, too: without it they could not
+    finish.
+
+    Args:
+        wait: How many seconds, at most; by default 30.
+
+    Returns:
+        The ranks that it waited for in vain.
+    """
+    global _running
+    with _lock:
+        running, _running = _running, None
+        if running is None:
+            return []
+        late = _leave(running, _LEAVE_SECONDS if wait is None else wait)
+        _undo(running)
+        return late
+
+
+def _begin(running: _Running, timeout: float, start_timeout: float) -> None:
+    """Make the default group, of the ranks of one role."""
+    context, met = running.context, running.gathered.met
+    backend = context.backend
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(context.role.name.lower(), met.store),
+            rank=context.rank,
+            world_size=context.world_size,
+            timeout=timedelta(seconds=start_timeout),
+            device_id=context.device if "nccl" in backend else None,
+        )
+    except RuntimeError as error:
+        first = str(error).strip().partition("\n")[0]
+        rank = context.global_rank
+        raise CommError(
+            f"rank {rank} at {context.addresses[rank]} met the other ranks, but cannot reach them "
+            f"by {backend}: {first}; {INTERFACE}=eth0 on every machine names the network interface "
+            "to use"
+        ) from error
+    running.owns_group = True
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
+
+
+def _describe(
+    gathered: Gathered, backend: str, num_servers: int, group_name: str | None
+) -> DistContext:
+    met, launch = gathered.met, gathered.launch
+    machines = list(dict.fromkeys(each["machine"] for each in met.said))
+    total, rank = launch.world_size, launch.rank
+    role, own, size = DistRole.WORKER, rank, total
+    if num_servers:
+        serves = rank < num_servers
+        role = DistRole.SERVER if serves else DistRole.CLIENT
+        own, size = (rank, num_servers) if serves else (rank - num_servers, total - num_servers)
+
+    def names(kind: DistRole, count: int) -> tuple[str, ...]:
+        base = group_name if group_name and kind is role else kind.name.lower()
+        return tuple(f"{base}-{i}" for i in range(count)) if num_servers else ()
+
+    return DistContext(
+        own,
+        rank,
+        size,
+        total,
+        group_name or role.name.lower(),
+        role,
+        local_rank=launch.local_rank or 0,
+        local_world_size=launch.local_world_size or 1,
+        node_rank=machines.index(met.said[rank]["machine"]),
+        num_nodes=len(machines),
+        device=gathered.device,
+        backend=backend,
+        launcher=launch.launcher,
+        restarts=launch.restarts,
+        addresses=tuple(each["address"] for each in met.said),
+        hosts=tuple(each["host"] for each in met.said),
+        servers=names(DistRole.SERVER, num_servers),
+        clients=names(DistRole.CLIENT, total - num_servers),
+    )
+
+
+def _place(
+    context: DistContext, met: Meeting, bind: str | None, num_threads: int | str | None
+) -> None:
+    """CPUs and threads."""
+    if context.global_world_size == 1 and bind is None and num_threads is None:
+        return
+    mine = met.said[context.global_rank]
+    here = [each for each in met.said if each["machine"] == mine["machine"]]
+    peers = [frozenset(each["cpus"]) for each in here]
+    if threads.are_apart(peers):  # the launcher bound them
+        here, peers = [mine], [allowed_cpus()]
+    elif bind is not None:
+        rank, size = context.local_rank, context.local_world_size
+        bound = binding.bind(rank, size, bind, device=context.device)
+        if bind == "exclusive":
+            here, peers = [mine], [bound.cpus]
+    threads.fit(num_threads, [each["threads"] for each in here], peers, context.local_rank)
+
+
+def _adopt(given: Mapping[str, Any]) -> Launch:
+    """Who this process is in a process group that somebody else made."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    found = {"rank": rank, "world_size": world_size, "backend": dist.get_backend()}
+    for name, value in given.items():
+        servers = name == "num_servers" and value is not None
+        if servers or (value is not None and found.get(name, value) != value):
+            raise ValueError(
+                f"{name}={value!r} contradicts the process group that was initialised before: call "
+                "distributed.init() first, in place of init_process_group"
+            )
+    same = os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(world_size)
+    local: dict[str, int | None] = {}
+    for name in ("local_rank", "local_world_size"):
+        text = os.environ.get(name.upper(), "") if same else ""
+        local[name] = given[name] if given[name] is not None else (int(text) if text else None)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Launch(
+        "torch",
+        rank,
+        world_size,
+        local["local_rank"],
+        local["local_world_size"],
+        hosted=True,
+        restarts=int(restarts) if restarts.isdigit() else 0,
+    )
+
+
+def _leave(running: _Running, seconds: float) -> list[int]:
+    """Say goodbye; who has the store hears that of the others."""
+    if running.context.global_world_size == 1:
+        return []
+    store, context = running.gathered.met.store, running.context
+    try:
+        store.set(f"left/{context.global_rank}", "")
+        if not running.gathered.hosts_store:
+            return []
+        deadline = time.monotonic() + seconds
+        others = list(range(1, context.global_world_size))
+        while True:
+            others = [rank for rank in others if not store.check([f"left/{rank}"])]
+            if not others or time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE)
+    except RuntimeError:  # the store went first
+        return []
+    if others and seconds > 0:
+        warnings.warn(f"ranks {others} had not left after {seconds:g} seconds", stacklevel=3)
+    return others
+
+
+def _undo(running: _Running) -> None:
+    if running.owns_group and dist.is_initialized():
+        dist.destroy_process_group()
+    running.owns_group = False
+    for name, value in running.gathered.network.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]

@@ -1,0 +1,91 @@
+"""Threads of the ranks of one machine, against its cores."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from pyg_scale.distributed.cpu_topology import cpu_quota, read_topology
+
+
+def check(num_threads: int | str | None) -> None:
+    """Refuse what is no number of threads.
+
+    Raises:
+        ValueError: If it is neither a number from 1 nor ``"fit"``.
+    """
+    if num_threads is None or num_threads == "fit":
+        return
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"num_threads must be 1 or more, or 'fit' (got {num_threads!r})")
+
+
+def are_apart(peers: Sequence[frozenset[int]]) -> bool:
+    """Whether ranks have CPUs of their own already: no two share one."""
+    return len(peers) > 1 and sum(map(len, peers)) == len(frozenset().union(*peers))
+
+
+def that_fit(num_cores: int, num_ranks: int, quota: float | None = None) -> int:
+    """Threads of each rank, so that all ranks have no more than there are cores.
+
+    Args:
+        num_cores: Physical cores that the ranks share.
+        num_ranks: That share them.
+        quota: CPUs that a container may use in all.
+    """
+    usable = num_cores if quota is None else min(num_cores, max(1, math.floor(quota)))
+    return max(1, usable // max(1, num_ranks))
+
+
+def fit(
+    num_threads: int | str | None,
+    threads: Sequence[int],
+    peers: Sequence[frozenset[int]],
+    local_rank: int,
+) -> None:
+    """Set the number of torch's threads, or warn if they are too many.
+
+    Args:
+        num_threads: A number, ``"fit"``, or ``None`` to leave it, with a warning if the ranks that
+            share these cores have more threads than there are (of local rank 0, for all).
+        threads: Of each rank that shares these cores.
+        peers: The CPUs of each of them.
+        local_rank: Of this one.
+    """
+    num_cores = len(read_topology(frozenset().union(*peers)).cores)
+    quota = cpu_quota()
+    if num_threads == "fit":
+        torch.set_num_threads(that_fit(num_cores, len(threads), quota))
+        return
+    if isinstance(num_threads, int):
+        torch.set_num_threads(num_threads)
+        threads = [num_threads] * len(threads)
+    if local_rank == 0 and (said := complaint(threads, num_cores, quota)):
+        warnings.warn(said, stacklevel=4)
+
+
+def complaint(threads: Sequence[int], num_cores: int, quota: float | None = None) -> str | None:
+    """What to say to ranks that have more threads than there are cores, or ``None``.
+
+    Args:
+        threads: Of each rank.
+        num_cores: Physical cores that they share.
+        quota: CPUs that a container may use in all.
+    """
+    usable = num_cores if quota is None else min(num_cores, max(1, math.floor(quota)))
+    ranks = len(threads)
+    if sum(threads) <= usable:
+        return None
+    limited = f" (of {num_cores}, by the limit of a container)" if usable < num_cores else ""
+    here = f"{usable} {'core' if usable == 1 else 'cores'}{limited}"
+    if ranks > usable:
+        return f"{ranks} ranks share {here}: start {usable} or fewer for speed"
+    each = that_fit(num_cores, ranks, quota)
+    who = f"{ranks} ranks" if ranks > 1 else "a rank"
+    return (
+        f"{who} of {max(threads)} threads on {here}: they get in each other's way. "
+        f"OMP_NUM_THREADS={each} fits, or distributed.init(num_threads='fit')"
+    )
