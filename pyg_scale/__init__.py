@@ -21,6 +21,7 @@ _SUBMODULES = (
     "distributed",
     "errors",
     "loader",
+    "nn",
     "ops",
     "parallel",
     "partitioner",

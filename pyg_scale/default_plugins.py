@@ -77,6 +77,20 @@ def pyg_scale_partitioners() -> dict[str, str]:
 
 
 @hookimpl
+def pyg_scale_convs() -> dict[str, str]:
+    return {
+        "gat": "pyg_scale.nn.conv.gat_conv:GATConv",
+        "gatv2": "pyg_scale.nn.conv.gatv2_conv:GATv2Conv",
+        "gcn": "pyg_scale.nn.conv.gcn_conv:GCNConv",
+        "gin": "pyg_scale.nn.conv.gin_conv:GINConv",
+        "graph": "pyg_scale.nn.conv.graph_conv:GraphConv",
+        "rgcn": "pyg_scale.nn.conv.rgcn_conv:RGCNConv",
+        "sage": "pyg_scale.nn.conv.sage_conv:SAGEConv",
+        "transformer": "pyg_scale.nn.conv.transformer_conv:TransformerConv",
+    }
+
+
+@hookimpl
 def pyg_scale_commands() -> dict[str, str]:
     return {
         "bench": "pyg_scale.cli.bench:main",
@@ -96,6 +110,7 @@ def pyg_scale_checks() -> dict[str, str]:
         "torch_geometric": "pyg_scale.cli.checks:torch_geometric",
         "kernels": "pyg_scale.cli.checks:kernels",
         "compiler": "pyg_scale.cli.checks:compiler",
+        "convs": "pyg_scale.nn.check:convs",
         "pyg-lib": "pyg_scale.cli.checks:pyg_lib",
         "torch-sparse": "pyg_scale.cli.checks:torch_sparse",
     }

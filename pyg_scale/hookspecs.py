@@ -162,6 +162,23 @@ def pyg_scale_parallel_wrappers() -> Targets:
 
 
 @hookspec
+def pyg_scale_convs() -> Targets:
+    """Fused layers: what ``pyg_scale.nn.accelerate(model)`` exchanges PyG's layers for.
+
+    A target is a subclass of :class:`pyg_scale.nn.FusedConv` and of the class of PyG that its
+    ``replaces`` names, and passes :class:`pyg_scale.testing.ConvTests`.
+
+    Example::
+
+        from pyg_scale import hookimpl
+
+        @hookimpl
+        def pyg_scale_convs():
+            return {"mine": "pyg_scale_mine.conv:MyConv"}
+    """
+
+
+@hookspec
 def pyg_scale_commands() -> Targets:
     """Subcommands: ``pyg-scale mine ...``.
 

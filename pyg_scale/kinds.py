@@ -19,6 +19,7 @@ KINDS = {
     "partitioner": "pyg_scale_partitioners",
     "comm": "pyg_scale_comm_backends",
     "parallel": "pyg_scale_parallel_wrappers",
+    "conv": "pyg_scale_convs",
     "reader": "pyg_scale_readers",
     "command": "pyg_scale_commands",
     "check": "pyg_scale_checks",

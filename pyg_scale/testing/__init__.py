@@ -20,6 +20,7 @@ from typing import Any
 
 _MODULES = {
     "CommTests": "comm",
+    "ConvTests": "conv",
     "FeatureStoreTests": "store",
     "GraphStoreTests": "store",
     "ParallelTests": "parallel",
@@ -33,6 +34,7 @@ _SUBMODULES = ("graphs", "shapes", "statistics")
 
 KITS = {
     "comm": "CommTests",
+    "conv": "ConvTests",
     "parallel": "ParallelTests",
     "sampler": "SamplerTests",
     "feature_store": "FeatureStoreTests",

@@ -46,3 +46,8 @@ def pyg_scale_checks():
 @hookimpl
 def pyg_scale_readers():
     return {"template": "pyg_scale_template.reader:TemplateReader"}
+
+
+@hookimpl
+def pyg_scale_convs():
+    return {"template": "pyg_scale_template.conv:TemplateConv"}

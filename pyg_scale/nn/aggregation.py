@@ -1,0 +1,138 @@
+"""Sums, means and extremes over neighbours, for layers that aggregate features as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    MultiAggregation,
+    SumAggregation,
+)
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import SparseTensor
+
+from pyg_scale.nn.conv.base import check_features, check_weight, untouched
+from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
+from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.aggregate import aggregate
+
+_REDUCTIONS = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+}
+_LINEAR = ("sum", "mean")
+_MACS_PER_GATHERED = 24
+"""Multiply-adds of a matrix product that take as long as one number read from a neighbour."""
+
+
+def reductions(layer: Any) -> list[str]:
+    """What a layer reduces neighbours with: one reduction, or those of a ``MultiAggregation``.
+
+    Raises:
+        NotFused: If one of them is not among sum, mean, max and min.
+    """
+    module = layer.aggr_module
+    if type(module) is MultiAggregation and untouched(module, MultiAggregation):
+        modules = list(module.aggrs)
+    else:
+        modules = [module]
+    if not all(untouched(each, type(each)) and type(each) in _REDUCTIONS for each in modules):
+        raise NotFused(f"aggr={layer.aggr}")
+    return [_REDUCTIONS[type(each)] for each in modules]
+
+
+def reduce_neighbors(
+    layer: Any, graph: Adjacency, x: Tensor, weight: Tensor | None, how: list[str]
+) -> Tensor:
+    """What ``propagate`` returns of features ``[num_src, channels]``: ``[num_dst, ...]``."""
+    outs = [aggregate(graph, x, weight, each) for each in how]
+    return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
+
+
+def bipartite(
+    layer: Any,
+    edge_index: Any,
+    x: tuple[Tensor, Tensor | None],
+    edge_weight: Tensor | None,
+    size: tuple[int, int] | None,
+    *,
+    sparse_values: bool,
+) -> tuple[Adjacency, Tensor | None]:
+    """The edges between source and destination nodes, and their weights, by edge id.
+
+    Args:
+        layer: A layer of PyG.
+        edge_index: What it was handed, in any form.
+        x: Features of sources and, if there are any, of destinations.
+        edge_weight: ``[num_edges]``, or ``None``.
+        size: ``(num_src, num_dst)``, or ``None``.
+        sparse_values: Whether the layer multiplies with the values of a ``SparseTensor``. With
+            those of torch's sparse matrices, every layer does.
+
+    Raises:
+        NotFused: If the call is not covered.
+        ValueError: What PyG raises if sizes do not fit.
+    """
+    src, dst = x
+    if src is None:
+        raise NotFused("no features of sources")
+    check_features(src)
+    if layer.node_dim not in (-2, 0):
+        raise NotFused("node_dim")
+    if is_sparse(edge_index):
+        if layer.flow == "target_to_source":
+            raise NotFused("a sparse matrix with flow='target_to_source'")
+        graph, value = edges_of_sparse(edge_index, src.size(0))
+        if isinstance(edge_index, SparseTensor) and not sparse_values:
+            value = None
+        if value is not None and (value.dim() != 1 or value.dtype != src.dtype):
+            raise NotFused("the values of the sparse matrix do not fit the features")
+        return graph, value
+    if layer.flow == "target_to_source" and dst is not src:
+        raise NotFused("two sets of features with flow='target_to_source'")
+    sizes = layer._check_input(edge_index, size)
+    layer._set_size(sizes, 0, src)
+    if dst is not None:
+        layer._set_size(sizes, 1, dst)
+    num_dst = sizes[1] if sizes[1] is not None else sizes[0]
+    graph = edges_of(edge_index, src.size(0), num_dst, layer.flow)
+    check_weight(edge_weight, graph.num_edges, src.dtype)
+    return graph, edge_weight
+
+
+def movable(linear: Any, how: list[str]) -> bool:
+    """Whether a linear map of neighbours may be applied before they are reduced or after.
+
+    Sums and means commute with it, up to rounding, if it is a plain one and nobody listens.
+    """
+    plain = untouched(linear, Linear) or untouched(linear, torch.nn.Linear)
+    return plain and len(how) == 1 and how[0] in _LINEAR
+
+
+def product_first(linear: Any, graph: Adjacency, x: Tensor) -> bool:
+    """Whether a linear map of neighbours is cheaper before they are reduced than after.
+
+    Counted are the numbers that are read from neighbours, forward and backward, and the
+    multiply-adds of the product.
+
+    Args:
+        linear: The map.
+        graph: The edges.
+        x: ``[num_src, in_channels]``.
+    """
+    wide, narrow = x.size(1), linear.weight.size(0)
+    train = torch.is_grad_enabled() and linear.weight.requires_grad
+    deep = torch.is_grad_enabled() and x.requires_grad  # features of the data set have no gradient
+    gathered = graph.num_edges * _MACS_PER_GATHERED
+    product = wide * narrow * (1 + train + deep)
+    last = gathered * wide * (1 + deep) + graph.num_dst * product
+    first = gathered * narrow * (1 + (train or deep)) + x.size(0) * product
+    return first < last

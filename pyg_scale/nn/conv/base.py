@@ -1,0 +1,179 @@
+"""The contract of the kind ``conv``: a layer of PyG that also has a fused path.
+
+A subclass of :class:`FusedConv` and of the class it replaces has the same constructor, parameters
+and ``state_dict``, and nothing of its own in an instance: :func:`pyg_scale.nn.accelerate` turns a
+built layer into one by exchanging its class. Whatever the fused path does not cover (hooks between
+message and aggregation, explanations, methods that a subclass overrides, unusual input) takes
+PyG's, and is counted: :func:`pyg_scale.nn.fallbacks`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from pyg_scale.nn.fallback import NotFused, record
+
+_HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+_METHODS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
+_PROPAGATE = MessagePassing.propagate
+_EDGE_UPDATER = MessagePassing.edge_updater
+
+
+class FusedConv:
+    """A layer with a fused path, and PyG's for all that it does not cover.
+
+    Subclasses name the class that they replace first among their attributes, inherit from it
+    after this one, and write two methods: ``forward``, with PyG's signature, which calls
+    :meth:`run` with its arguments, and :meth:`fused`.
+
+    Example::
+
+        class MyConv(FusedConv, torch_geometric.nn.MyConv):
+            replaces = torch_geometric.nn.MyConv
+            propagate_type = {"x": Tensor}
+
+            def forward(self, x, edge_index):
+                return self.run(x, edge_index)
+
+            def fused(self, x, edge_index):
+                check_features(x)
+                graph = edges_of(edge_index, x.size(0), x.size(0), self.flow)
+                return aggregate(graph, self.lin(x))
+
+    Attributes:
+        replaces: The class of PyG.
+        propagate_type: What ``propagate`` takes besides the edges, by name: PyG reads it off the
+            source otherwise, and mistakes a subclass for a class of the same name.
+        edge_updater_type: The same of ``edge_updater``, where there is one.
+    """
+
+    # Not annotated: annotations would hide those of PyG's class from torch.jit.script.
+    replaces = type(None)
+
+    # PyG's own: an instance of the replaced class may have put a generated one on that class,
+    # which knows nothing of explanations.
+    propagate = _PROPAGATE
+    edge_updater = _EDGE_UPDATER
+
+    def fused(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``forward`` returns, without a tensor that has a row of channels for every edge.
+
+        Raises:
+            NotFused: Before anything was done, if the input is not covered.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no fused path")
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The fused path if it covers this call, else PyG's; the arguments of ``forward``."""
+        reason = unfusable(self)
+        if reason is None:
+            try:
+                return self.fused(*args, **kwargs)
+            except NotFused as found:
+                reason = str(found)
+        record(self, reason)  # type: ignore[arg-type]
+        return self.replaces.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+def unfusable(layer: Any) -> str | None:
+    """Why the state of a layer, or what runs it, asks for PyG's path; ``None`` if nothing does."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return "torch.jit.trace"
+    if layer.explain:
+        return "explain"
+    if layer.decomposed_layers > 1:
+        return "decomposed_layers"
+    for family in _HOOKS:
+        if getattr(layer, f"_{family}_forward_pre_hooks") or getattr(
+            layer, f"_{family}_forward_hooks"
+        ):
+            return f"{family} hook"
+    for method in _METHODS:
+        if getattr(type(layer), method) is not getattr(layer.replaces, method):
+            return f"{method} is overridden"
+        if method in layer.__dict__:
+            return f"{method} is overridden"
+    if not _generated(type(layer).propagate) or not _generated(type(layer).edge_updater):
+        return "propagate is overridden"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "torch.func"
+    return None
+
+
+def _generated(method: Any) -> bool:
+    """Whether ``propagate`` or ``edge_updater`` is PyG's, or what PyG made of it."""
+    return method in (_PROPAGATE, _EDGE_UPDATER) or method.__module__.endswith(
+        ("_propagate", "_edge_updater")
+    )
+
+
+def scriptable(replaced: type) -> Callable[..., Any]:
+    """PyG's ``forward`` under another name, for ``torch.jit.script``.
+
+    TorchScript cannot run our Python, so what it compiles of a layer is PyG's path.
+    """
+    forward = replaced.forward  # type: ignore[attr-defined]
+    renamed = types.FunctionType(
+        forward.__code__, forward.__globals__, "_forward_of_pyg", forward.__defaults__
+    )
+    renamed.__annotations__ = forward.__annotations__
+    renamed.__module__ = forward.__module__
+    return renamed
+
+
+# What fused paths check first ##############################################################
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check_features(*features: Tensor | None) -> None:
+    """Let only matrices of floating point numbers pass that fused ops take.
+
+    Raises:
+        NotFused: Otherwise.
+    """
+    for x in features:
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise NotFused(f"features are a {type(x).__name__}")
+        if type(x) not in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+            raise NotFused(f"features are a {type(x).__name__}")
+        if x.layout != torch.strided:
+            raise NotFused("features are sparse")
+        if x.dim() != 2:
+            raise NotFused("features are not of shape [num_nodes, channels]")
+        if x.dtype not in _FLOATS:
+            raise NotFused(f"features are {x.dtype}")
+        if x.device.type != "cpu":
+            raise NotFused(f"device {x.device.type}")
+
+
+def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> None:
+    """Let only weights of edges pass that leave the type of the features as it is.
+
+    Raises:
+        NotFused: Otherwise.
+    """
+    if weight is None:
+        return
+    if weight.dim() != 1 or weight.size(0) != num_edges:
+        raise NotFused("edge_weight is not of shape [num_edges]")
+    if not weight.is_floating_point() or torch.promote_types(weight.dtype, dtype) != dtype:
+        raise NotFused(f"edge_weight is {weight.dtype}, the features are {dtype}")
+
+
+def untouched(module: torch.nn.Module, kind: type) -> bool:
+    """Whether a submodule is exactly of a class, and nobody listens to its calls."""
+    return type(module) is kind and not (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -1,0 +1,86 @@
+"""GATConv: attention in one pass over the in-edges of a node."""
+
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
+
+from pyg_scale.nn.attending import attended, heads_joined
+from pyg_scale.nn.conv.base import FusedConv, untouched
+from pyg_scale.ops.attention import gat_attention
+
+
+class GATConv(FusedConv, torch_geometric.nn.GATConv):
+    """PyG's :class:`torch_geometric.nn.GATConv` (Veličković et al., ICLR 2018), fused.
+
+    Dropout of attention weights is drawn from a counter, which starts at a number from torch's
+    default generator: as reproducible as PyG's, but not the same weights.
+    """
+
+    replaces = torch_geometric.nn.GATConv
+    propagate_type = {"x": OptPairTensor, "alpha": Tensor}  # noqa: RUF012
+    edge_updater_type = {"alpha": OptPairTensor, "edge_attr": OptTensor}  # noqa: RUF012
+
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool | None = None,
+    ):
+        """See PyG. ``[num_dst, heads * out_channels]``, or ``[num_dst, out_channels]``."""
+        return self.run(x, edge_index, edge_attr, size, return_attention_weights)
+
+    def fused(  # type: ignore[no-untyped-def]
+        self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
+    ):
+        """See :meth:`FusedConv.fused`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        edges = attended(
+            self,
+            edge_index,
+            edge_attr,
+            (src, dst),
+            size,
+            add_loops=self.add_self_loops,
+            keep_edge_index=bool(return_attention_weights),
+        )
+        skip = None if self.res is None or dst is None else self.res(dst)
+        shape = (-1, self.heads, self.out_channels)
+        x_src = (self.lin if self.lin is not None else self.lin_src)(src).view(shape)
+        if dst is None:
+            a_dst = x_src.new_zeros(edges.num_dst, self.heads)
+        else:
+            if isinstance(x, Tensor) and self.lin is not None:
+                x_dst = x_src
+            else:
+                x_dst = (self.lin if self.lin is not None else self.lin_dst)(dst).view(shape)
+            a_dst = (x_dst * self.att_dst).sum(dim=-1)
+        out = gat_attention(
+            edges.graph,
+            x_src,
+            (x_src * self.att_src).sum(dim=-1),
+            edges.padded(a_dst),
+            self._edge_logits(edges.edge_attr),
+            negative_slope=self.negative_slope,
+            dropout=self.dropout if self.training else 0.0,
+            return_weights=bool(return_attention_weights),
+        )
+        out, weights = out if return_attention_weights else (out, None)
+        out = heads_joined(self, out[: edges.num_dst])
+        out = out if skip is None else out + skip
+        out = out if self.bias is None else out + self.bias
+        return out if weights is None else (out, (edges.edge_index, weights.to(x_src.dtype)))
+
+    def _edge_logits(self, edge_attr):  # type: ignore[no-untyped-def]
+        """What edge features add to the logits: ``[num_edges, heads]``, or ``None``."""
+        if edge_attr is None or self.lin_edge is None:
+            return None
+        heads, channels = self.heads, self.out_channels
+        if untouched(self.lin_edge, Linear):
+            # (W e) · a = e · (W^T a): no [num_edges, heads, channels]
+            weight = self.lin_edge.weight.view(heads, channels, -1)
+            return F.linear(edge_attr, (weight * self.att_edge.view(heads, channels, 1)).sum(1))
+        return (self.lin_edge(edge_attr).view(-1, heads, channels) * self.att_edge).sum(dim=-1)

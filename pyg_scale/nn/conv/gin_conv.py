@@ -1,0 +1,40 @@
+"""GINConv: neighbours are summed without a message for every edge."""
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.typing import Adj, OptPairTensor, Size
+
+from pyg_scale.nn.aggregation import bipartite, reduce_neighbors, reductions
+from pyg_scale.nn.conv.base import FusedConv, scriptable
+
+
+class GINConv(FusedConv, torch_geometric.nn.GINConv):
+    """PyG's :class:`torch_geometric.nn.GINConv` (Xu et al., ICLR 2019), fused."""
+
+    replaces = torch_geometric.nn.GINConv
+    propagate_type = {"x": OptPairTensor}  # noqa: RUF012
+    _forward_of_pyg = scriptable(torch_geometric.nn.GINConv)
+
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        size: Size = None,
+    ) -> Tensor:
+        """See PyG. ``[num_dst, out_channels]``."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            out = self._forward_of_pyg(x, edge_index, size)
+        else:
+            out = self.run(x, edge_index, size)
+        return out
+
+    def fused(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
+        """See :meth:`FusedConv.fused`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        how = reductions(self)
+        graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
+        out = reduce_neighbors(self, graph, src, weight, how)
+        if dst is not None:
+            out = out + (1 + self.eps) * dst
+        return self.nn(out)

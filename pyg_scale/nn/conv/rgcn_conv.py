@@ -1,0 +1,112 @@
+"""RGCNConv: all relations are reduced at once, without a message for every edge."""
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.typing import Adj, OptTensor
+
+from pyg_scale.nn.aggregation import reductions
+from pyg_scale.nn.conv.base import FusedConv, check_features
+from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.graph import derived, edges_of, is_sparse
+from pyg_scale.nn.relations import group_relations
+from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.aggregate import aggregate
+
+
+class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
+    """PyG's :class:`torch_geometric.nn.RGCNConv` (Schlichtkrull et al., ESWC 2018), fused.
+
+    What is kept for the gradient has a row for each pair of a relation and a node that have
+    edges; PyG keeps one for every relation and node.
+    """
+
+    replaces = torch_geometric.nn.RGCNConv
+    propagate_type = {"x": Tensor, "edge_type_ptr": OptTensor}  # noqa: RUF012
+
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        x: OptTensor | tuple[OptTensor, Tensor],
+        edge_index: Adj,
+        edge_type: Tensor | None = None,
+    ):
+        """See PyG. ``[num_dst, out_channels]``."""
+        return self.run(x, edge_index, edge_type)
+
+    def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
+        """See :meth:`FusedConv.fused`."""
+        if torch.compiler.is_compiling():
+            raise NotFused("torch.compile: the number of rows depends on the edges")
+        src, dst = x if isinstance(x, tuple) else (x, x)
+        if src is None:
+            src = torch.arange(self.in_channels_l)
+            dst = src if dst is None else dst
+        self._check(src, dst, edge_index, edge_type)
+        how = reductions(self)
+        if len(how) != 1:
+            raise NotFused(f"aggr={self.aggr}")
+        graph = edges_of(edge_index, src.size(0), dst.size(0))
+        relations = derived(
+            graph,
+            ("relations", self.num_relations),
+            lambda: group_relations(graph, edge_type, self.num_relations),
+            of=edge_type,
+        )
+        weight = self.weight
+        if self.num_bases is not None:
+            weight = (self.comp @ weight.view(self.num_bases, -1)).view(
+                self.num_relations, self.in_channels_l, self.out_channels
+            )
+        if src.is_floating_point():
+            rows = aggregate(relations.rows, src, None, how[0])
+            rows = self._transform(rows, weight, relations.row_counts)
+        else:  # numbers of embeddings: each relation has its own table of them
+            table = weight.reshape(-1, self.out_channels)
+            offset = relations.edge_type.to(torch.int64) * self.in_channels_l
+            entries = src[relations.rows.indices.to(torch.int64)] + offset
+            of_table = Adjacency(relations.rows.indptr, entries, table.size(0))
+            rows = aggregate(of_table, table, None, how[0])
+        out = aggregate(relations.destinations, rows, None, "sum")
+        out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+        if self.root is not None:
+            out = out + (dst @ self.root if dst.is_floating_point() else self.root[dst])
+        return out if self.bias is None else out + self.bias
+
+    def _transform(self, rows, weight, row_counts):  # type: ignore[no-untyped-def]
+        """Rows ``[num_rows, in_channels]`` times the matrix of their relation."""
+        parts = []
+        for part, matrix in zip(rows.split(row_counts), weight.unbind(0)):
+            if part.size(0) == 0:
+                continue
+            if self.num_blocks is not None:
+                blocks = part.view(part.size(0), matrix.size(0), matrix.size(1))
+                part = torch.einsum("abc,bcd->abd", blocks, matrix)
+                parts.append(part.reshape(part.size(0), self.out_channels))
+            else:
+                parts.append(part @ matrix)
+        return torch.cat(parts) if parts else rows.new_zeros(0, self.out_channels)
+
+    def _check(self, src, dst, edge_index, edge_type):  # type: ignore[no-untyped-def]
+        """Let only input pass that the fused path covers."""
+        if is_sparse(edge_index) or not isinstance(edge_index, Tensor):
+            raise NotFused("relations of a sparse matrix")
+        if self.flow != "source_to_target":
+            raise NotFused("flow='target_to_source'")
+        if not isinstance(src, Tensor) or not isinstance(dst, Tensor):
+            raise NotFused("features of one side only")
+        if src.is_floating_point() and dst.is_floating_point():
+            check_features(src, dst)
+        elif src.dtype != torch.int64 or dst.dtype != torch.int64 or src.dim() != 1:
+            raise NotFused(f"features are {src.dtype} and {dst.dtype}")
+        elif self.num_blocks is not None:
+            raise NotFused("num_blocks without features")
+        elif src.numel() and not 0 <= int(src.min()) <= int(src.max()) < self.in_channels_l:
+            raise NotFused("numbers of nodes that are not there")
+        if edge_type is None or edge_type.shape != edge_index.shape[1:]:
+            raise NotFused("edge_type is not of shape [num_edges]")
+        if edge_type.is_floating_point() or edge_type.dtype == torch.bool:
+            raise NotFused(f"edge_type is {edge_type.dtype}")
+        if edge_type.numel():
+            low, high = torch.aminmax(edge_type)
+            if low < 0 or high >= self.num_relations:
+                raise NotFused("edge_type names relations that are not there")

@@ -1,0 +1,138 @@
+"""The edges that a layer is handed, as an adjacency, and what is made of one and kept with it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from pyg_scale.nn.fallback import NotFused
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index
+
+T = TypeVar("T")
+
+_INDEX_TYPES = (torch.int64, torch.int32)
+_of_adjacency: weakref.WeakKeyDictionary[Adjacency, dict[Hashable, Any]]
+_of_adjacency = weakref.WeakKeyDictionary()
+_of_tensor: dict[int, tuple[weakref.ref[Tensor], int, dict[Hashable, Any]]] = {}
+
+
+def edges_of(
+    edge_index: Tensor, num_src: int, num_dst: int, flow: str = "source_to_target"
+) -> Adjacency:
+    """The edges grouped by the nodes that messages go to; found again for the same tensor.
+
+    Args:
+        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, on the CPU; may be an ``EdgeIndex``.
+        num_src: Number of nodes that send.
+        num_dst: Number of nodes that receive.
+        flow: As of PyG's ``MessagePassing``: the row that receives is 1, or 0 for
+            ``"target_to_source"``.
+
+    Raises:
+        NotFused: If PyG is to say what is wrong with the edges, or does what we do not.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        raise NotFused(f"edge_index is a {type(edge_index).__name__}")
+    if edge_index.dtype not in _INDEX_TYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise NotFused("edge_index is not an int64 or int32 tensor of shape [2, num_edges]")
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index._data  # the tensor inside: one object for as long as this one is
+    if flow == "target_to_source":
+        edge_index = _flipped(edge_index)
+    try:
+        return from_edge_index(edge_index, num_src, num_dst)
+    except ValueError as error:
+        raise NotFused("edge_index names nodes that are not there") from error
+
+
+def is_sparse(edge_index: Any) -> bool:
+    """Whether edges come as a sparse matrix, of torch or of torch_sparse."""
+    return isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index)
+
+
+def edges_of_sparse(adj_t: Any, num_src: int) -> tuple[Adjacency, Tensor | None]:
+    """A sparse matrix whose rows receive, and its values.
+
+    Args:
+        adj_t: ``[num_dst, num_src]``, of any of torch's layouts, or torch_sparse's.
+        num_src: Number of nodes that send.
+
+    Raises:
+        NotFused: If PyG is to say what is wrong with it, or does what we do not.
+    """
+    if adj_t.size(1) != num_src:
+        raise NotFused("the sparse matrix does not fit the features")
+    if isinstance(adj_t, SparseTensor):
+        indptr, indices, value = adj_t.csr()
+        if value is not None and value.requires_grad:
+            raise NotFused("sparse matrix that requires grad")
+        make = lambda: Adjacency(indptr.detach(), indices.detach(), num_src)  # noqa: E731
+        return _kept(indices, ("csr", num_src), make), value
+    if adj_t.requires_grad:
+        raise NotFused("sparse matrix that requires grad")
+
+    def convert() -> tuple[Adjacency, Tensor]:
+        csr = adj_t if adj_t.layout == torch.sparse_csr else adj_t.to_sparse_csr()
+        edges = Adjacency(csr.crow_indices(), csr.col_indices(), num_src)
+        return edges, csr.values()
+
+    return _kept(adj_t, "csr", convert)
+
+
+def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor | None = None) -> T:
+    """What was made of an adjacency before, or what ``make`` returns now, kept as long as it.
+
+    Args:
+        graph: The edges.
+        name: What it is.
+        make: Makes it.
+        of: A tensor from which it is made, too. Another object, or the same after a change, makes
+            it again; where autograd needs it or inference mode hides its changes, every call does.
+    """
+    if torch.compiler.is_compiling():
+        return make()
+    if of is not None and (of.requires_grad or of.is_inference()):
+        return make()
+    kept = _of_adjacency.setdefault(graph, {})
+    entry = kept.get(name)
+    if entry is not None and (
+        of is None or (entry[0] is not None and entry[0]() is of and entry[1] == of._version)
+    ):
+        return entry[2]
+    made = make()
+    stamp = (None, 0) if of is None else (weakref.ref(of), of._version)
+    kept[name] = (*stamp, made)
+    return made
+
+
+def _flipped(edge_index: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return edge_index.flip(0)
+    return _kept(edge_index, "flipped", lambda: edge_index.detach().flip(0))
+
+
+def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
+    """What was made of this very tensor before, if it was not changed in place since."""
+    if tensor.is_inference():  # its changes cannot be seen
+        return make()
+    key = id(tensor)
+    entry = _of_tensor.get(key)
+    if entry is None or entry[0]() is not tensor or entry[1] != tensor._version:
+
+        def forget(ref: weakref.ref[Tensor]) -> None:
+            found = _of_tensor.get(key)
+            if found is not None and found[0] is ref:  # not a later tensor of the same id
+                _of_tensor.pop(key, None)
+
+        entry = _of_tensor[key] = (weakref.ref(tensor, forget), tensor._version, {})
+    kept = entry[2]
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]

@@ -1,0 +1,182 @@
+"""Self-loops, added to grouped edges without sorting them again, and GCN's normalisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import add_remaining_self_loops
+
+from pyg_scale.nn.graph import derived
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of
+
+
+class Looped(NamedTuple):
+    """The same edges twice, with self-loops."""
+
+    by_edge: Adjacency
+    """Values of edges are in PyG's order: what is left of the edges, then the loops."""
+    by_position: Adjacency
+    """Values of edges are in the order of the positions."""
+
+
+def with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
+    """Replace all self-loops by one at each of the first ``num_loops`` nodes.
+
+    As PyG's ``remove_self_loops`` and ``add_self_loops``, or ``add_remaining_self_loops``. A loop
+    is the last in-edge of its node.
+
+    Args:
+        graph: The edges; destination ``i`` and source ``i`` are one node.
+        num_loops: At most the number of source and of destination nodes.
+    """
+    return derived(graph, ("self-loops", num_loops), lambda: _with_self_loops(graph, num_loops))
+
+
+def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
+    src, indptr, edge_id = graph.indices, graph.indptr, graph.edge_id
+    dst = rows_of(indptr, graph.num_edges)
+    keep = src != dst
+    column = torch.arange(graph.num_edges) if edge_id is None else edge_id.to(torch.int64)
+    if not bool(keep.all()):
+        rank = torch.empty_like(keep).index_copy(0, column, keep).to(torch.int64).cumsum(0) - 1
+        column, src, dst = rank[column[keep]], src[keep], dst[keep]
+        count = torch.bincount(dst, minlength=graph.num_dst)
+        indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    kept = src.numel()
+    node = torch.arange(num_loops)
+    place = torch.arange(kept) + dst.clamp(max=num_loops)  # behind the loops of earlier rows
+    place_of_loop = indptr[1 : num_loops + 1] + node
+    indices = src.new_empty(kept + num_loops)
+    indices[place] = src
+    indices[place_of_loop] = node.to(src.dtype)
+    columns = torch.empty(kept + num_loops, dtype=torch.int64)
+    columns[place] = column
+    columns[place_of_loop] = kept + node
+    indptr = indptr + torch.arange(graph.num_dst + 1).clamp(max=num_loops)
+    return Looped(
+        Adjacency(indptr, indices, graph.num_src, columns),
+        Adjacency(indptr, indices, graph.num_src),
+    )
+
+
+def with_self_loops_in_a_trace(
+    edge_index: Tensor, num_src: int, num_dst: int, num_loops: int
+) -> Adjacency:
+    """The same for ``torch.compile``, where no shape may depend on what the edges are.
+
+    There is one destination more: the self-loops that are replaced lead there.
+
+    Args:
+        edge_index: ``[2, num_edges]``, sources above destinations.
+        num_src: Number of source nodes.
+        num_dst: Number of destination nodes.
+        num_loops: At most either of them.
+    """
+    src, dst = edge_index[0], edge_index[1]
+    node = torch.arange(num_loops, dtype=src.dtype, device=src.device)
+    dst = torch.where(src == dst, num_dst, dst)
+    edges = torch.stack([torch.cat([src, node]), torch.cat([dst, node])])
+    return from_edge_index(edges, num_src, num_dst + 1)
+
+
+def gcn_edges(
+    graph: Adjacency,
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    improved: bool,
+    add_self_loops: bool,
+    dtype: torch.dtype,
+) -> tuple[Adjacency, Tensor]:
+    """GCN's symmetric normalisation, of edges that are grouped already.
+
+    As PyG's ``gcn_norm`` of an edge list: an existing self-loop keeps its weight, others get 1 (2
+    if ``improved`` and there are weights), degrees are those of destinations.
+
+    Args:
+        graph: The edges, of a graph whose sources are its destinations.
+        edge_index: ``[2, num_edges]``, of which ``graph`` was made, before any flip.
+        edge_weight: ``[num_edges]``, or ``None``.
+        improved: Whether loops that are added weigh 2.
+        add_self_loops: Whether loops are added.
+        dtype: Of the result where there are no weights.
+
+    Returns:
+        The edges with their loops, and ``[num_edges]`` weights for them.
+    """
+    if add_self_loops:
+        by_edge, edges = with_self_loops(graph, graph.num_dst)
+    else:
+        by_edge, edges = graph, _without_edge_id(graph)
+    if edge_weight is None:
+        return edges, derived(edges, ("gcn", dtype), lambda: _by_degree(edges, dtype))
+
+    def weigh() -> Tensor:
+        weight = edge_weight
+        if add_self_loops:
+            fill = 2.0 if improved else 1.0
+            _, weight = add_remaining_self_loops(edge_index, weight, fill, graph.num_dst)
+        if by_edge.edge_id is not None:
+            weight = weight.index_select(0, by_edge.edge_id)
+        return _normalized(edges, weight)
+
+    return edges, derived(edges, ("gcn", improved), weigh, of=edge_weight)
+
+
+def gcn_edges_in_a_trace(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    flow: str,
+    improved: bool,
+    add_self_loops: bool,
+    dtype: torch.dtype,
+) -> tuple[Adjacency, Tensor]:
+    """The same for ``torch.compile``, see :func:`with_self_loops_in_a_trace`."""
+    if flow == "target_to_source":
+        edge_index = edge_index.flip(0)
+    src, dst = edge_index[0], edge_index[1]
+    weight = edge_weight
+    if weight is None:
+        weight = torch.ones(src.size(0), dtype=dtype, device=src.device)
+    if add_self_loops:
+        is_loop = src == dst
+        fill = 2.0 if improved and edge_weight is not None else 1.0
+        loops = weight.new_full((num_nodes + 1,), fill)
+        if edge_weight is not None:
+            loops = loops.index_put((torch.where(is_loop, dst, num_nodes),), weight)
+        node = torch.arange(num_nodes, dtype=src.dtype, device=src.device)
+        src = torch.cat([src, node])
+        dst = torch.cat([torch.where(is_loop, num_nodes, dst), node])
+        weight = torch.cat([weight, loops[:num_nodes]])
+    edges = from_edge_index(torch.stack([src, dst]), num_nodes, num_nodes + 1)
+    degree = weight.new_zeros(num_nodes + 1).index_add(0, dst, weight)
+    scale = _inverse_sqrt(degree)
+    return edges, scale.index_select(0, src) * weight * scale.index_select(0, dst)
+
+
+def _without_edge_id(graph: Adjacency) -> Adjacency:
+    if graph.edge_id is None:
+        return graph
+    make = lambda: Adjacency(graph.indptr, graph.indices, graph.num_src)  # noqa: E731
+    return derived(graph, "by position", make)
+
+
+def _by_degree(graph: Adjacency, dtype: torch.dtype) -> Tensor:
+    exact = dtype if dtype == torch.float64 else torch.float32  # bfloat16 counts to 256
+    scale = _inverse_sqrt(graph.indptr.diff().to(exact))
+    dst = rows_of(graph.indptr, graph.num_edges)
+    return (scale.index_select(0, graph.indices) * scale.index_select(0, dst)).to(dtype)
+
+
+def _normalized(graph: Adjacency, weight: Tensor) -> Tensor:
+    dst = rows_of(graph.indptr, graph.num_edges)
+    degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
+    scale = _inverse_sqrt(degree)
+    return scale.index_select(0, graph.indices) * weight * scale.index_select(0, dst)
+
+
+def _inverse_sqrt(degree: Tensor) -> Tensor:
+    scale = degree.pow(-0.5)
+    return scale.masked_fill(scale == float("inf"), 0.0)

@@ -1,0 +1,50 @@
+"""The edges of several relations, grouped by relation and destination."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops.adjacency import Adjacency
+
+
+class Relations(NamedTuple):
+    """Edges by relation, and within one by destination. A row is a pair of these with edges."""
+
+    rows: Adjacency
+    """From source nodes to rows; rows of a relation are neighbours."""
+    row_counts: list[int]
+    """How many rows each relation has."""
+    destinations: Adjacency
+    """From rows to destination nodes."""
+    edge_type: Tensor
+    """The relation of each edge, in the order of ``rows``."""
+
+
+def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> Relations:
+    """Group edges by relation and destination.
+
+    There are never more rows than edges, however many relations and nodes there are.
+
+    Args:
+        graph: The edges.
+        edge_type: ``[num_edges]``, by edge id, from 0 to ``num_relations - 1``.
+        num_relations: Number of relations.
+    """
+    relation = edge_type if graph.edge_id is None else edge_type[graph.edge_id.to(torch.int64)]
+    order = torch.argsort(relation, stable=True)  # positions are by destination already
+    relation = relation[order]
+    dst = torch.arange(graph.num_dst).repeat_interleave(graph.indptr.diff())[order]
+    new = torch.ones(dst.numel(), dtype=torch.bool)
+    new[1:] = (dst[1:] != dst[:-1]) | (relation[1:] != relation[:-1])
+    first = new.nonzero().view(-1)
+    indptr = torch.cat([first, first.new_tensor([dst.numel()])])
+    rows = Adjacency(indptr, graph.indices[order], graph.num_src)
+    dst_of_row = dst[first]
+    by_dst = torch.argsort(dst_of_row, stable=True)
+    count = torch.bincount(dst_of_row, minlength=graph.num_dst)
+    pointers = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    row_counts = torch.bincount(relation[first], minlength=num_relations).tolist()
+    return Relations(rows, row_counts, Adjacency(pointers, by_dst, first.numel()), relation)

@@ -1,0 +1,211 @@
+"""Turn the layers of a model that is built already into fused ones, in place, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from pyg_scale import plugins
+from pyg_scale.errors import PluginError
+from pyg_scale.nn.conv.base import FusedConv, unfusable
+from pyg_scale.nn.fallback import fallbacks
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What became of one layer.
+
+    Attributes:
+        name: Its name in the model, ``""`` for the model itself.
+        type: The name of its class in PyG.
+        switched: Whether it has a fused path now.
+        reason: Why not; or why, as it is now, it takes PyG's path all the same. Empty otherwise.
+    """
+
+    name: str
+    type: str
+    switched: bool
+    reason: str = ""
+
+
+@dataclass
+class Acceleration:
+    """What :func:`accelerate` did to a model; printing it shows a table.
+
+    Attributes:
+        layers: One entry for each message passing layer, in the order of the model.
+        failures: Replacements that could not be loaded, and why.
+    """
+
+    layers: list[Layer]
+    failures: list[str]
+    _model: nn.Module = field(repr=False)
+    _was: dict[nn.Module, type[nn.Module]] = field(repr=False)
+
+    @property
+    def num_switched(self) -> int:
+        """How many layers have a fused path now."""
+        return sum(layer.switched for layer in self.layers)
+
+    def restore(self) -> None:
+        """Give the layers that were switched their own classes back; a second call does nothing."""
+        for module, cls in self._was.items():
+            module.__class__ = cls
+            _use_templates(module)
+        self._was.clear()
+
+    def fallbacks(self) -> dict[str, dict[str, int]]:
+        """How often layers of the model took PyG's path so far, and why."""
+        return fallbacks(self._model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return {
+            "layers": [vars(layer) for layer in self.layers],
+            "num_switched": self.num_switched,
+            "failures": list(self.failures),
+            "fallbacks": self.fallbacks(),
+        }
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return "no message passing layers"
+        calls = self.fallbacks()
+        rows = [("layer", "type", "fused", "why not")]
+        for layer in self.layers:
+            counted = [f"{why} ({n} calls)" for why, n in calls.get(layer.name, {}).items()]
+            reasons = "; ".join(filter(None, [layer.reason, *counted]))
+            name = layer.name or "(model)"
+            rows.append((name, layer.type, "yes" if layer.switched else "no", reasons))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines += [f"could not be loaded: {failure}" for failure in self.failures]
+        return "\n".join(lines)
+
+
+def accelerate(model: nn.Module, convs: Iterable[str | type] = ()) -> Acceleration:
+    """Give every supported layer of a built model a fused path, in place.
+
+    A layer's class becomes the replacement, a subclass of its own; parameters, buffers, hooks,
+    ``state_dict`` and an optimizer that was built before stay as they are. Layers in containers
+    are found, too (``Sequential``, ``HeteroConv``, ``to_hetero``, models of PyG). Results are PyG's
+    up to rounding. A layer of a subclass of PyG's class is left alone: its author may rely on
+    what PyG does in between.
+
+    Args:
+        model: Any module.
+        convs: Replacements to prefer, by name of the kind ``conv``, as ``provider:name``, or as
+            classes; after them come all that are installed.
+
+    Returns:
+        What was done for each layer, and ``restore()``.
+
+    Raises:
+        TypeError: If ``model`` is no module, is compiled or scripted, or one of ``convs`` is no
+            :class:`~pyg_scale.nn.conv.base.FusedConv`.
+        UnknownPluginError: If nobody provides one of the names.
+    """
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise TypeError("the model is compiled already: accelerate it before")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module (got {type(model).__name__})")
+    failures: list[str] = []
+    found = replacements(convs, failures)
+    layers: list[Layer] = []
+    was: dict[nn.Module, type[nn.Module]] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, MessagePassing):
+            continue
+        cls = type(module)
+        if isinstance(module, FusedConv):
+            now = "" if module in was else "has a fused path already"
+            layers.append(Layer(name, cls.__name__, True, now))
+            continue
+        replacement = found.get(cls)
+        if replacement is None:
+            layers.append(Layer(name, cls.__name__, False, _why_not(cls, found)))
+            continue
+        module.__class__ = replacement
+        was[module] = cls
+        _use_templates(module)
+        layers.append(Layer(name, cls.__name__, True, unfusable(module) or ""))
+    return Acceleration(layers, failures, model, was)
+
+
+def restore(model: nn.Module) -> int:
+    """Give every fused layer of a model the class of PyG that it replaces.
+
+    Works on any model, however its layers became fused: also one that was built of layers of
+    :mod:`pyg_scale.nn`.
+
+    Returns:
+        How many layers were changed.
+    """
+    count = 0
+    for module in model.modules():
+        if isinstance(module, FusedConv) and type(module).replaces in type(module).__bases__:
+            module.__class__ = type(module).replaces  # type: ignore[assignment]
+            _use_templates(module)
+            count += 1
+    return count
+
+
+def replacements(convs: Iterable[str | type], failures: list[str]) -> dict[type, type]:
+    """The fused class for each class of PyG.
+
+    Args:
+        convs: What to prefer, see :func:`accelerate`.
+        failures: Gets a line for every installed one that cannot be loaded or is none.
+    """
+    if isinstance(convs, (str, type)):
+        convs = [convs]
+    found: dict[type, type] = {}
+    for each in convs:
+        cls: Any = plugins.get("conv", each) if isinstance(each, str) else each
+        problem = _problem(cls)
+        if problem:
+            raise TypeError(f"convs has {each!r}, but {problem}")
+        found.setdefault(cls.replaces, cls)
+    for entry in plugins.entries("conv"):
+        try:
+            cls = entry.load()
+        except PluginError as error:
+            failures.append(str(error))
+            continue
+        problem = _problem(cls)
+        if problem:
+            failures.append(f"conv {entry.name!r} of {entry.provider}: {problem}")
+        else:
+            found.setdefault(cls.replaces, cls)
+    return found
+
+
+def _problem(cls: Any) -> str:
+    """Why a class cannot take the place of another in an instance; empty if it can."""
+    if not isinstance(cls, type) or not issubclass(cls, FusedConv):
+        return f"{cls!r} is no subclass of pyg_scale.nn.FusedConv"
+    replaces = getattr(cls, "replaces", None)
+    if not isinstance(replaces, type) or not issubclass(cls, replaces):
+        return f"{cls.__name__}.replaces is no class that {cls.__name__} inherits from"
+    return ""
+
+
+def _why_not(cls: type, found: Mapping[type, type]) -> str:
+    for base in cls.__mro__[1:]:
+        if base in found:
+            return (
+                f"a subclass of {base.__name__}: let it inherit from "
+                f"{found[base].__module__.rpartition('.')[0]}.{found[base].__name__} instead"
+            )
+    return "there is no fused layer of this class"
+
+
+def _use_templates(module: Any) -> None:
+    """Let PyG generate ``propagate`` for a class of which no instance was built yet."""
+    module._set_jittable_templates()
