@@ -64,8 +64,6 @@ def options(**choices):
 # GCN ###########################################################################################
 
 
-@pytest.mark.parametrize("wide", [3, 12], ids=["narrower", "wider"])
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     "kwargs",
     [
@@ -83,9 +81,11 @@ def options(**choices):
     ],
     ids=str,
 )
-def test_gcn(x, edge_index, weight, kwargs, weighted, wide):
-    arguments = (x, edge_index, weight) if weighted else (x, edge_index)
-    assert_equal(GCNConv, lambda cls: cls(6, wide, **kwargs), arguments)
+def test_gcn(x, edge_index, weight, kwargs):
+    for wide in (3, 12):
+        build = lambda cls: cls(6, wide, **kwargs)  # noqa: B023, E731
+        assert_equal(GCNConv, build, (x, edge_index))
+        assert_equal(GCNConv, build, (x, edge_index, weight))
 
 
 def test_gcn_with_weights_that_cancel(x, edge_index):
@@ -121,7 +121,6 @@ def test_gcn_keeps_the_normalisation_and_sees_changed_weights(x, edge_index, wei
 # SAGE, GIN, Graph ##############################################################################
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum", "add", "max", "min"])
 @pytest.mark.parametrize(
     "kwargs",
     [
@@ -134,9 +133,10 @@ def test_gcn_keeps_the_normalisation_and_sees_changed_weights(x, edge_index, wei
     ],
     ids=str,
 )
-@pytest.mark.parametrize("wide", [2, 12], ids=["narrower", "wider"])
-def test_sage(x, edge_index, reduce, kwargs, wide):
-    assert_equal(SAGEConv, lambda cls: cls(6, wide, aggr=reduce, **kwargs), (x, edge_index))
+def test_sage(x, edge_index, kwargs):
+    for reduce, wide in itertools.product(["mean", "sum", "add", "max", "min"], [2, 12]):
+        build = lambda cls: cls(6, wide, aggr=reduce, **kwargs)  # noqa: B023, E731
+        assert_equal(SAGEConv, build, (x, edge_index))
 
 
 @pytest.mark.parametrize(
@@ -155,17 +155,12 @@ def test_sage_with_aggregation_modules(x, edge_index, several):
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
-@pytest.mark.parametrize("size", [None, (40, 25)])
 @pytest.mark.parametrize("conv", [SAGEConv, GraphConv])
-def test_bipartite(blocks, conv, reduce, size):
+def test_bipartite(blocks, conv, reduce):
     edge_index, src, dst = blocks
-    for out in (3, 12):
-        assert_equal(
-            conv,
-            lambda cls, out=out: cls((6, 4), out, aggr=reduce),
-            ((src, dst), edge_index),
-            {"size": size},
-        )
+    for out, size in itertools.product((3, 12), (None, (40, 25))):
+        build = lambda cls: cls((6, 4), out, aggr=reduce)  # noqa: B023, E731
+        assert_equal(conv, build, ((src, dst), edge_index), {"size": size})
 
 
 def test_bipartite_without_destinations(blocks):
@@ -283,11 +278,11 @@ def test_dropout_of_attention(conv):
         layer.train()
         torch.manual_seed(7)
         first = layer(x, edge_index)
-        mean = torch.stack([layer(x, edge_index) for _ in range(400)]).mean(0)
+        mean = torch.stack([layer(x, edge_index) for _ in range(150)]).mean(0)
         torch.manual_seed(7)
         assert torch.equal(layer(x, edge_index), first)
     assert not torch.equal(first, plain)
-    assert distance(mean, plain) < 0.05
+    assert distance(mean, plain) < 0.1
     x.requires_grad_()
 
     def once(value):
