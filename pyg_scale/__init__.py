@@ -29,6 +29,7 @@ _SUBMODULES = (
     "sampler",
     "store",
     "testing",
+    "train",
 )
 
 _FUNCTIONS = {

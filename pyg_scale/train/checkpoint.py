@@ -1,0 +1,315 @@
+"""Everything that a run consists of, saved and loaded as one."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from pyg_scale.comm import Communicator, connect
+from pyg_scale.comm.connect import num_ranks
+from pyg_scale.errors import CheckpointError
+from pyg_scale.parallel import ParallelModule
+from pyg_scale.train.random_state import RandomState
+from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
+from pyg_scale.train.stopping import EXIT_CODE, Stopping
+from pyg_scale.train.tree import flatten
+from pyg_scale.train.writing import Staged, write
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on.
+
+    Attributes:
+        step: The number that was given to ``save``; 0 if nothing was saved yet.
+        values: The values that were given to it.
+        path: The checkpoint that was loaded; ``None`` if there was none.
+    """
+
+    step: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+
+class Checkpoint:
+    """Saves a run, so that it can be killed at any time and goes on as if it had not been.
+
+    Every rank makes one with the same arguments, and calls the same methods in the same order.
+    What is saved is written to disk beside the training, by a thread of each rank, and is a
+    checkpoint from the moment when the parts of all ranks are there. The folder must be one that
+    all ranks see.
+
+    Modules (also as ``DistributedDataParallel``), optimizers and schedulers are the same on all
+    ranks, and those of rank 0 are saved. Everything else, such as a loader, is saved for each rank;
+    with another number of ranks it can be loaded if it was the same on all.
+
+    Args:
+        path: The folder of the run.
+        state: What the run consists of, by name: anything with ``state_dict`` and
+            ``load_state_dict``.
+        every: Have :meth:`step` save whenever the step is a multiple of it; ``None``: never.
+        keep_last: How many checkpoints to keep.
+        stop_on: Names of signals, such as ``["SIGTERM"]``. When one comes to any rank,
+            :meth:`step` saves on all ranks and raises ``SystemExit`` with
+            :data:`~pyg_scale.train.EXIT_CODE` (75).
+        asynchronous: Whether to write beside the training. An error is raised by the next call.
+        random_state: Whether torch's, NumPy's and Python's generators belong to it.
+        comm: How ranks tell each other what they have done: a name of the kind ``comm`` that
+            sends from the CPU, by default ``"gloo"``, or a communicator, which is not closed.
+        timeout: Seconds that ranks wait for each other when they write or read.
+
+    Raises:
+        TypeError: If something in ``state`` has no ``state_dict`` or ``load_state_dict``.
+        ValueError: If a name or number cannot be.
+        CommTimeoutError: If not all ranks make one in time.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        state: Mapping[str, Any],
+        *,
+        every: int | None = None,
+        keep_last: int = 2,
+        stop_on: Iterable[str] = (),
+        asynchronous: bool = True,
+        random_state: bool = True,
+        comm: str | Communicator | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        _check(state, every, keep_last)
+        self.path = Path(path)
+        self.every, self.keep_last, self.asynchronous = every, keep_last, asynchronous
+        self._state = {name: _unwrapped(part) for name, part in state.items()}
+        if random_state:
+            self._state[RANDOM] = RandomState()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._writes = 0
+        self._closed = False
+        alone = num_ranks() == 1
+        self._ranks = connect(comm or ("local" if alone else "gloo"), timeout=timeout)
+        self._owns_ranks = self._ranks is not comm
+        try:
+            self._stopping = Stopping(stop_on, self._ranks)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    # Saving ################################################################################
+
+    def step(self, step: int, **values: Any) -> None:
+        """Say that a step was made. Every rank says it as often as the others.
+
+        Saves if it is time to, and stops the process, on all ranks after the same step, if a
+        signal of ``stop_on`` came to one of them.
+
+        Args:
+            step: How many steps were made.
+            **values: See :meth:`save`.
+
+        Raises:
+            SystemExit: If the run was told to stop; everything is saved.
+            CheckpointError: See :meth:`save`.
+        """
+        self._raise_error()
+        stop = self._stopping.agreed()
+        if stop or (self.every is not None and step % self.every == 0):
+            self.save(step, **values)
+        if stop:
+            self.close()
+            raise SystemExit(EXIT_CODE)
+
+    def save(self, step: int, **values: Any) -> None:
+        """Save everything as it is now. Every rank calls it, with the same ``step``.
+
+        The state is copied; if ``asynchronous``, writing goes on after this returned.
+
+        Args:
+            step: How many steps were made.
+            **values: What else is to come back with :meth:`load`: numbers, strings, tensors,
+                arrays, and lists, tuples and dictionaries of them. Rank 0's are saved.
+
+        Raises:
+            CheckpointError: If this one, or the one before, cannot be written; says by which rank.
+            TypeError: If something cannot be saved; says what.
+            ValueError: If ``step`` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"step must not be negative (got {step})")
+        self.wait()
+        staged = self._stage(values)
+        self._writes += 1
+        if not self.asynchronous:
+            self._write(step, staged)
+            self._raise_error()
+            return
+        self._thread = threading.Thread(
+            target=self._write, args=(step, staged), name="pyg_scale-checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until what was saved is on disk.
+
+        Raises:
+            CheckpointError: If it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()  # it ends: whatever it waits for has a time limit
+            self._thread = None
+        self._raise_error()
+
+    def _stage(self, values: dict[str, Any]) -> Staged:
+        states: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        rank = self._ranks.rank
+        parts = {name: part.state_dict() for name, part in self._state.items()}
+        for name, part in [*parts.items(), (VALUES, values)]:
+            shared = name == VALUES or _is_shared(self._state[name])
+            if shared and rank != 0:
+                continue
+            states[name], found = flatten(part, name if shared else f"rank-{rank}/{name}")
+            tensors.update(found)
+        return Staged(states, tensors)
+
+    def _write(self, step: int, staged: Staged) -> None:
+        try:
+            write(self.path, step, staged, self._ranks, self._writes, self.keep_last)
+        except BaseException as error:
+            self._error = error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if isinstance(error, CheckpointError) or (
+            error is not None and not isinstance(error, Exception)
+        ):
+            raise error
+        if error is not None:
+            raise CheckpointError(f"the checkpoint could not be written: {error}") from error
+
+    # Loading ###############################################################################
+
+    def load(self, only: Iterable[str] | None = None) -> Resumed:
+        """Load the newest checkpoint that is whole. Every rank calls it.
+
+        One that is damaged is passed over with a warning that names it.
+
+        Args:
+            only: Names of the parts to load; all if ``None``, the random generators included.
+
+        Returns:
+            Where the run goes on; step 0 if nothing was saved yet.
+
+        Raises:
+            CheckpointError: If there are checkpoints but none is whole, or one does not have the
+                parts of this run, or has a part for each rank and was saved by another number of
+                ranks.
+            ValueError: If ``only`` names a part that this run has not.
+        """
+        self.wait()
+        parts = self._parts(only)
+        found = newest(self.path, self._ranks)
+        if found is None:
+            return Resumed()
+        states = read_states(found.path, parts, self._ranks, exactly=only is None)
+        for name in parts:
+            if name in states:
+                self._state[name].load_state_dict(states[name])
+        return Resumed(found.step, states[VALUES], found.path)
+
+    def _parts(self, only: Iterable[str] | None) -> dict[str, bool]:
+        """What to load, and whether all ranks share it."""
+        names = list(self._state) if only is None else list(only)
+        for name in names:
+            if name not in self._state:
+                raise ValueError(f"only: this run has no {name!r}; it has {', '.join(self._state)}")
+        return {name: _is_shared(self._state[name]) for name in names}
+
+    # Ending ################################################################################
+
+    def close(self) -> None:
+        """Wait until everything is on disk and all ranks are here; may be called again.
+
+        Raises:
+            CheckpointError: If something could not be written.
+        """
+        self._stopping.close()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.wait()
+            self._stopping.settle()
+            self._ranks.barrier()
+        finally:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._owns_ranks:
+            self._ranks.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+            return
+        self._stopping.close()  # the others may be gone: only what is being written is waited for
+        if not self._closed:
+            self._closed = True
+            try:
+                self.wait()
+            except CheckpointError as failed:
+                warnings.warn(str(failed), RuntimeWarning, stacklevel=2)
+            self._disconnect()
+
+
+def _check(state: Mapping[str, Any], every: int | None, keep_last: int) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"state must be a dictionary, such as {{'model': model}} (got {type(state).__name__})"
+        )
+    for name, part in state.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (VALUES, RANDOM):
+            raise ValueError(
+                f"state: {name!r} cannot be a name: use letters, digits, - and _, and not "
+                f"{VALUES!r} or {RANDOM!r}"
+            )
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(part, method, None)):
+                raise TypeError(f"state: {name!r}, a {type(part).__name__}, has no {method}()")
+    if every is not None and every < 1:
+        raise ValueError(f"every must be 1 or more, or None (got {every})")
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be 1 or more (got {keep_last})")
+
+
+def _unwrapped(part: Any) -> Any:
+    """The module itself: one rank alone has no wrapper, and shall read what many have saved."""
+    while isinstance(part, nn.Module):
+        if isinstance(part, (DistributedDataParallel, ParallelModule)):
+            part = part.module
+        elif hasattr(part, "_orig_mod"):  # torch.compile
+            part = part._orig_mod
+        else:
+            break
+    return part
+
+
+def _is_shared(part: Any) -> bool:
+    """Whether it is the same on all ranks."""
+    return isinstance(part, (nn.Module, torch.optim.Optimizer, LRScheduler))

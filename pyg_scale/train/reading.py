@@ -1,0 +1,154 @@
+"""The newest checkpoint that is whole, and what is in it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from pyg_scale.comm import Communicator
+from pyg_scale.errors import CheckpointError
+from pyg_scale.train import folders
+from pyg_scale.train.folders import Folder
+from pyg_scale.train.storage import Reader
+from pyg_scale.train.tree import names_of, unflatten
+from pyg_scale.train.writing import tell
+
+VALUES, RANDOM = "values", "random"
+"""Parts of every checkpoint: what the user gave to ``save``, and the random generators."""
+
+
+def newest(path: Path, ranks: Communicator) -> Folder | None:
+    """The newest checkpoint whose files are as they were written; ranks share the reading.
+
+    Returns:
+        ``None`` if there is no checkpoint.
+
+    Raises:
+        CheckpointError: If there are some, but none is whole.
+    """
+    mine = [(each.number, each.step, each.path.name) for each in folders.written(path)]
+    found = tell(mine if ranks.rank == 0 else None, ranks)[0]
+    damaged = []
+    for number, step, name in found:
+        wrong = None
+        try:
+            folders.verify(path / name, ranks.rank, ranks.world_size)
+        except CheckpointError as error:
+            wrong = str(error)
+        told = [each for each in tell(wrong, ranks) if each is not None]
+        if not told:
+            return Folder(number, step, path / name)
+        damaged.append(told[0])
+        if ranks.rank == 0:
+            warnings.warn(
+                f"checkpoint {name} is damaged, the one before is tried: {told[0]}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    if damaged:
+        raise CheckpointError(
+            f"none of the {len(damaged)} checkpoints in {path} is whole; the newest: {damaged[0]}"
+        )
+    return None
+
+
+def read_states(
+    path: Path, parts: Mapping[str, bool], ranks: Communicator, *, exactly: bool
+) -> dict[str, Any]:
+    """What a checkpoint holds for this rank.
+
+    Args:
+        path: The checkpoint.
+        parts: What is wanted, and whether all ranks share it.
+        ranks: All of them.
+        exactly: Whether it must hold nothing else.
+
+    Returns:
+        The state of each part, and the user's values. A rank that was not there when it was saved
+        has no random generators.
+
+    Raises:
+        CheckpointError: If a part is missing, or there is another, or a part differs between the
+            ranks that saved it and they were not as many.
+    """
+    reader = Reader(path)
+    metadata = reader.read_metadata()
+    saved_by = folders.manifest(path)["world_size"]
+    there = reader.states[0].keys() - {VALUES}
+    if missing := sorted(parts.keys() - there):
+        raise CheckpointError(
+            f"{path} has no {', '.join(map(repr, missing))}; it has {', '.join(sorted(there))}"
+        )
+    if exactly and (more := sorted(there - parts.keys())):
+        raise CheckpointError(
+            f"{path} also has {', '.join(map(repr, more))}: add it to the state, or say what to "
+            f"load with only="
+        )
+    found: dict[str, Any] = {}
+    for name, shared in parts.items():
+        if shared:
+            source = 0
+        elif saved_by == ranks.world_size:
+            source = ranks.rank
+        elif name == RANDOM:
+            if ranks.rank >= saved_by:
+                continue
+            source = ranks.rank
+        else:
+            _refuse_unequal(reader, metadata, name, saved_by, ranks.world_size)
+            source = 0
+        found[name] = _read(reader, metadata, reader.states[source][name])
+    return {**found, VALUES: _read(reader, metadata, reader.states[0][VALUES])}
+
+
+def _refuse_unequal(
+    reader: Reader, metadata: Metadata, name: str, saved_by: int, world_size: int
+) -> None:
+    """A part of each rank can be loaded by more or fewer ranks if it is the same on all."""
+    first = reader.states[0][name]
+    for rank in range(1, saved_by):
+        other = reader.states[rank][name]
+        text = json.dumps(other).replace(f'"rank-{rank}/', '"rank-0/')
+        equal = text == json.dumps(first)
+        if equal:
+            ours = _tensors(reader, metadata, names_of(first)).values()
+            theirs = _tensors(reader, metadata, names_of(other)).values()
+            equal = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(ours, theirs))
+        if not equal:
+            raise CheckpointError(
+                f"{reader.folder} was saved by {saved_by} ranks, whose {name!r} differ, so it "
+                f"cannot be loaded by {world_size}: a loader with split_seeds='global' is the same "
+                f"on all ranks"
+            )
+
+
+def _read(reader: Reader, metadata: Metadata, state: Any) -> Any:
+    tensors = _tensors(reader, metadata, names_of(state))
+    return unflatten(state, tensors.__getitem__)
+
+
+def _tensors(reader: Reader, metadata: Metadata, names: list[str]) -> dict[str, Tensor]:
+    into: dict[str, Any] = {}
+    for name in names:
+        about = metadata.state_dict_metadata.get(name)
+        if not isinstance(about, TensorStorageMetadata):
+            raise CheckpointError(f"{reader.folder} has no tensor {name!r}")
+        into[name] = torch.empty(about.size, dtype=about.properties.dtype)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(into, metadata, is_coordinator=True)
+    plans = planner.create_global_plan([planner.create_local_plan()])
+    reader.set_up_storage_reader(metadata, True)
+    reader.read_data(planner.finish_plan(plans[0]), planner).wait()
+    return into
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

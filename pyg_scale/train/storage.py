@@ -1,0 +1,260 @@
+"""Where ``torch.distributed.checkpoint`` writes to and reads from: plain bytes and JSON.
+
+Its own file storage writes pickles (``.metadata``, and every value that is no tensor) and runs
+them when it reads. Here a rank has two files: ``rank-0.bin``, its tensors one after another, and
+``rank-0.json``, which says where each one lies, and holds what is no tensor. Both are storage of
+``torch.distributed.checkpoint``: ``dcp.load(state, storage_reader=Reader(folder))`` works as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from pyg_scale.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a piece of a tensor lies."""
+
+    file: str
+    offset: int
+    num_bytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class Writer(StorageWriter):
+    """Writes the part of one rank, all of it on disk when ``finish`` returns.
+
+    Args:
+        folder: Must be there.
+        rank: Whose part it is.
+        states: What is no tensor, as JSON has it.
+
+    Attributes:
+        files: ``{name: {"bytes": ..., "crc32": ...}}`` of what was written.
+    """
+
+    def __init__(self, folder: str | os.PathLike, rank: int, states: Any = None) -> None:
+        self.folder, self.rank, self.states = Path(folder), rank, states
+        self.files: dict[str, dict[str, int]] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        if checkpoint_id is not None:
+            self.folder = Path(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name, results, offset, crc = f"rank-{self.rank}.bin", [], 0, 0
+        with open(self.folder / name, "wb") as out:
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                if item.type == WriteItemType.BYTE_IO or not isinstance(tensor, Tensor):
+                    raise TypeError(f"{item.index.fqn} is no tensor: it belongs into states")
+                tensor = tensor.detach().cpu().contiguous()
+                data = tensor.view(-1).view(torch.uint8).numpy().data
+                out.write(data)
+                crc = zlib.crc32(data, crc)
+                place = Place(name, offset, data.nbytes, tensor.dtype, tensor.shape)
+                results.append(WriteResult(item.index, data.nbytes, place))
+                offset += data.nbytes
+            out.flush()
+            os.fsync(out.fileno())
+        self.files[name] = {"bytes": offset, "crc32": crc}
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        tensors: dict[str, Any] = {}
+        for result in (result for each in results for result in each):
+            name, place = result.index.fqn, result.storage_data
+            whole = metadata.state_dict_metadata[name]
+            assert isinstance(whole, TensorStorageMetadata)
+            entry = {"dtype": str(place.dtype).removeprefix("torch."), "size": list(whole.size)}
+            chunk = {
+                "offsets": list(result.index.offset or [0] * len(whole.size)),
+                "shape": list(place.shape),
+                "file": place.file,
+                "offset": place.offset,
+                "bytes": place.num_bytes,
+            }
+            tensors.setdefault(name, {**entry, "chunks": []})["chunks"].append(chunk)
+        content = {"format": FORMAT, "tensors": tensors, "states": self.states}
+        name = f"rank-{self.rank}.json"
+        self.files[name] = write_json(self.folder / name, content)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return Path(checkpoint_id).is_dir()
+
+
+class Reader(StorageReader):
+    """Reads what the :class:`Writer` of every rank wrote.
+
+    Attributes:
+        states: What each rank had that is no tensor.
+    """
+
+    def __init__(self, folder: str | os.PathLike) -> None:
+        self.folder = Path(folder)
+        self.states: dict[int, Any] = {}
+        self._places: dict[MetadataIndex, Place] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        if checkpoint_id is not None:
+            self.folder = Path(checkpoint_id)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        found: dict[str, TensorStorageMetadata] = {}
+        for path in sorted(self.folder.glob("rank-*.json")):
+            content = read_json(path)
+            if content.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {content.get('format')!r}, this is format {FORMAT}"
+                )
+            self.states[int(path.stem.removeprefix("rank-"))] = content["states"]
+            for name, entry in content["tensors"].items():
+                dtype = _dtype(entry["dtype"], path)
+                size = torch.Size(entry["size"])
+                whole = found.setdefault(
+                    name, TensorStorageMetadata(TensorProperties(dtype=dtype), size, [])
+                )
+                for chunk in entry["chunks"]:
+                    self._add(whole, name, chunk, dtype, path)
+        return Metadata(state_dict_metadata=dict(found), storage_data=self._places)
+
+    def _add(
+        self, whole: TensorStorageMetadata, name: str, chunk: Any, dtype: torch.dtype, path: Path
+    ) -> None:
+        offsets, shape = torch.Size(chunk["offsets"]), torch.Size(chunk["shape"])
+        index = MetadataIndex(name, offsets)
+        place = Place(chunk["file"], chunk["offset"], chunk["bytes"], dtype, shape)
+        if place.num_bytes != math.prod(shape) * dtype.itemsize or Path(place.file).name != (
+            place.file
+        ):
+            raise CheckpointError(f"{path}: the place of {name} cannot be")
+        if index not in self._places:  # replicas are written by several ranks
+            self._places[index] = place
+            whole.chunks.append(ChunkStorageMetadata(offsets, shape))
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        self._places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        files: dict[str, list[Any]] = {}
+        for item in plan.items:
+            files.setdefault(self._places[item.storage_index].file, []).append(item)
+        for name, items in files.items():
+            with open(self.folder / name, "rb") as source:
+                for item in items:
+                    tensor = _read(source, self._places[item.storage_index], self.folder / name)
+                    for dim, (start, length) in enumerate(
+                        zip(item.storage_offsets, item.lengths, strict=True)
+                    ):
+                        tensor = tensor.narrow(dim, start, length)
+                    target = planner.resolve_tensor(item)
+                    target.detach().copy_(tensor)
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return Path(checkpoint_id).is_dir()
+
+
+def _read(source: Any, place: Place, path: Path) -> Tensor:
+    source.seek(place.offset)
+    data = bytearray(place.num_bytes)
+    if source.readinto(data) != place.num_bytes:
+        raise CheckpointError(f"{path} is too short")
+    if not data:
+        return torch.empty(place.shape, dtype=place.dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(place.dtype).view(place.shape)
+
+
+def _dtype(name: str, path: Path) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"{path} has tensors of dtype {name!r}, which torch has not")
+    return found
+
+
+def write_json(path: Path, content: Any) -> dict[str, int]:
+    """Write a file that is on disk when this returns; its size and checksum."""
+    data = json.dumps(content, allow_nan=False).encode()
+    with open(path, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    return {"bytes": len(data), "crc32": zlib.crc32(data)}
+
+
+def read_json(path: Path) -> Any:
+    """Read a file.
+
+    Raises:
+        CheckpointError: If it is not there, or no JSON object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a file of a checkpoint")
+    return found
+
+
+def checksum(path: Path) -> dict[str, int]:
+    """Size and CRC-32 of a file."""
+    crc, size = 0, 0
+    with open(path, "rb") as source:
+        while chunk := source.read(1 << 20):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return {"bytes": size, "crc32": crc}

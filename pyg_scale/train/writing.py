@@ -1,0 +1,118 @@
+"""One checkpoint, written by all ranks: nothing is one before everything of it is on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from pyg_scale.comm import Communicator
+from pyg_scale.errors import CheckpointError
+from pyg_scale.train import folders
+from pyg_scale.train.storage import Writer
+
+_FIRST_TAG = 1 << 20  # below are those of the training's own thread
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a rank has to write.
+
+    Attributes:
+        states: What is JSON, by the name of the part.
+        tensors: On the CPU, and nobody else's.
+    """
+
+    states: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def write(
+    path: Path, step: int, staged: Staged, ranks: Communicator, number: int, keep_last: int
+) -> None:
+    """Write a checkpoint. Every rank calls it, on any thread.
+
+    Args:
+        path: The folder of the run.
+        step: The same on all ranks.
+        staged: What this rank has.
+        ranks: All of them.
+        number: How many were written through ``ranks``, for its tags.
+        keep_last: How many to keep.
+
+    Raises:
+        CheckpointError: If some rank cannot write, or the steps differ.
+        CommError: If a rank is gone or does not answer in time.
+    """
+    tag = _FIRST_TAG + 4 * (number % _FIRST_TAG)
+    made = ""
+    with _told(ranks, tag) as begun:
+        begun.mine["step"] = step
+        if ranks.rank == 0:
+            begun.mine["folder"] = made = folders.begin(path, step).name
+    steps = [each["step"] for each in begun.all]
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"the ranks are at different steps: {steps}")
+    made = begun.all[0]["folder"]
+    with _told(ranks, tag + 1) as done:
+        done.mine["files"] = _write_part(path / made, staged, ranks.rank)
+    with _told(ranks, tag + 2):
+        if ranks.rank == 0:
+            files = {name: each for rank in done.all for name, each in rank["files"].items()}
+            folders.commit(path / made, ranks.world_size, files)
+            folders.prune(path, keep_last)
+
+
+def _write_part(folder: Path, staged: Staged, rank: int) -> dict[str, dict[str, int]]:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}, which rank 0 has made, is not there: the folder of a run must be one that "
+            f"all ranks see"
+        )
+    writer = Writer(folder, rank, staged.states)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(staged.tensors), is_coordinator=True)
+    plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+    plan = planner.finish_plan(plans[0])
+    writer.finish(metadata, [writer.write_data(plan, planner).wait()])
+    return writer.files
+
+
+class _told:
+    """A step of which every rank learns how it went on the others.
+
+    Attributes:
+        mine: What this rank has to say, as JSON.
+        all: What each rank said, afterwards.
+    """
+
+    def __init__(self, ranks: Communicator, tag: int | None = None) -> None:
+        self._ranks, self._tag = ranks, tag
+        self.mine: dict[str, Any] = {}
+        self.all: list[dict[str, Any]] = []
+
+    def __enter__(self) -> _told:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            self.mine = {"error": str(error) or type(error).__name__}
+        self.all = tell(self.mine, self._ranks, self._tag)
+        wrong = {r: each["error"] for r, each in enumerate(self.all) if "error" in each}
+        if wrong:
+            raise CheckpointError(
+                "the checkpoint could not be written: "
+                + "; ".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+            ) from error
+
+
+def tell(content: Any, ranks: Communicator, tag: int | None = None) -> list[Any]:
+    """What every rank has to say, as JSON."""
+    data = bytearray(json.dumps(content).encode())
+    answers = ranks.all_gather(torch.frombuffer(data, dtype=torch.uint8), tag=tag)
+    return [json.loads(answer.numpy().tobytes()) for answer in answers]
