@@ -183,6 +183,7 @@ class TcpService(Service):
 
     def close(self, wait: float = 0.0) -> list[int]:
         others = set(range(self.world_size)) - {self.rank}
+        missing: list[int] = []
         if not self._closed and wait > 0:
             deadline = time.monotonic() + wait
             self._closing = True  # whoever is lost from now on is waited for no more
@@ -197,6 +198,7 @@ class TcpService(Service):
             with self._all_gone:
                 while others - self._gone and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
+                missing = sorted(others - self._gone)  # before connections are lost by this
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -206,7 +208,7 @@ class TcpService(Service):
         for connection in connections:
             connection.close()
         self._handlers.close()
-        return sorted(others - self._gone) if wait > 0 else []
+        return missing
 
     def _share_token(self) -> bytes:
         if self.rank == 0:

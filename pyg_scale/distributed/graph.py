@@ -11,6 +11,7 @@ from torch_geometric.data.storage import BaseStorage
 
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.columns import Columns
+from pyg_scale.distributed.features import RankFeatures
 from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.router import RankRouter
@@ -53,12 +54,6 @@ class _OverRanks:
         """
         self.ranks.close(timeout)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self.close(None if kind is None else 0.0)  # others hear of an error by their requests
-
     @property
     def needs_threads(self) -> str:
         """Why worker processes cannot read the graph; empty if they can."""
@@ -73,6 +68,15 @@ class _OverRanks:
     def supply_features(self) -> FeatureStore | None:
         """See :class:`~pyg_scale.loader.source.SuppliesFeatures`."""
         return self.__dict__["_over"].features()
+
+    def rank_features(self, **options: Any) -> FeatureStore:
+        """The features of the graph, for ``feature_store=`` of loaders.
+
+        Args:
+            options: Of :class:`~pyg_scale.distributed.features.RankFeatures`, such as
+                ``cache_ratio=0.2``.
+        """
+        return self.__dict__["_over"].features(**options)
 
 
 class RankData(_OverRanks, DirectoryData):
@@ -133,8 +137,10 @@ class _Over:
                 )
             return found
 
-    def features(self) -> FeatureStore | None:
-        return None
+    def features(self, **options: Any) -> FeatureStore | None:
+        if self._is_whole:
+            return None
+        return RankFeatures(self.directory, self.ranks.service, self.ranks.owners, **options)
 
     def __copy__(self) -> Self:
         return self

@@ -192,18 +192,12 @@ def unique(ask: Ask, *, by_component: bool) -> Unique:
     """
     if not by_component:
         ask = ask._replace(component=None)
-    if ask.component is not None:
+    if ask.component is not None:  # times go with components
         return Unique(ask, None)  # a node is in a component once
-    columns = [ask.node] if ask.latest is None else [ask.node, ask.latest]
-    if len(columns) == 1:
-        distinct, inverse = torch.unique(ask.node, return_inverse=True)
-        node, latest = distinct, None
-    else:
-        rows, inverse = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
-        node, latest = rows[:, 0].contiguous(), rows[:, 1].contiguous()
-    if node.numel() == ask.node.numel():
-        return Unique(ask, None)
-    return Unique(ask._replace(node=node, latest=latest), inverse)
+    node, inverse = torch.unique(ask.node, return_inverse=True)
+    return (
+        Unique(ask, None) if len(node) == len(inverse) else Unique(ask._replace(node=node), inverse)
+    )
 
 
 def _narrow(size: int) -> torch.dtype:

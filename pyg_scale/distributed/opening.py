@@ -118,7 +118,7 @@ def _open_on_ranks(
         error = str(found) or type(found).__name__
     owners = Owners.agree(comm, directory, through=through, error=error)
     assert directory is not None, "agree raises otherwise"
-    service = comm.serve(handlers_of(directory, owners), num_threads=num_threads)
+    service = comm.serve(handlers_of(directory), num_threads=num_threads)
     ranks = Ranks(comm, service, owners, directory.path, owns_comm=owns_comm)
     try:
         comm.barrier()  # from here on all serve

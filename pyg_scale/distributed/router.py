@@ -89,7 +89,6 @@ class RankRouter:
     def _shares(self, sampler: HopSampler, asks: Sequence[Ask]) -> dict[int, list[_Share]]:
         """What each rank is asked, by rank."""
         shares: dict[int, list[_Share]] = {}
-        # All in-edges are the same ones whichever seed they are for.
         draws = type(sampler).pick_all is not HopSampler.pick_all
         for number, ask in enumerate(asks):
             book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
@@ -101,7 +100,9 @@ class RankRouter:
                     continue
                 mine = Unique(ask.at(rows), None)
                 if rank != self._ranks.rank:
-                    mine = unique(mine.ask, by_component=draws or ask.num_neighbors >= 0)
+                    # All in-edges, if times do not matter, are the same for every seed.
+                    one_for_all = not draws and ask.num_neighbors < 0 and ask.latest is None
+                    mine = unique(mine.ask, by_component=not one_for_all)
                 shares.setdefault(rank, []).append(_Share(number, rows, mine))
         return shares
 

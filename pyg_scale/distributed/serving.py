@@ -10,8 +10,9 @@ from torch import Tensor
 from pyg_scale.comm.service import Handler
 from pyg_scale.distributed.columns import COLUMN
 from pyg_scale.distributed.described import from_description
+from pyg_scale.distributed.features_served import HANDLER as FEATURES
+from pyg_scale.distributed.features_served import FeatureAnswers
 from pyg_scale.distributed.messages import Layout
-from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.records import from_record
 from pyg_scale.errors import CommError
 from pyg_scale.sampler.hop import HopSampler
@@ -28,10 +29,15 @@ TIMES = "times"
 _MOST_SAMPLERS = 64
 
 
-def handlers_of(directory: GraphDirectory, owners: Owners) -> dict[str, Handler]:
+def handlers_of(directory: GraphDirectory) -> dict[str, Handler]:
     """Everything that a rank answers about a graph, by the name of the request."""
     serving = Serving(directory)
-    return {EDGES: serving.edges, TIMES: serving.times, COLUMN: serving.column}
+    return {
+        EDGES: serving.edges,
+        TIMES: serving.times,
+        COLUMN: serving.column,
+        FEATURES: FeatureAnswers(directory, directory.parts),
+    }
 
 
 class Serving:

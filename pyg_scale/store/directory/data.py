@@ -184,6 +184,19 @@ class _Opened:
         """The directory that the graph was opened from."""
         return self.__dict__["_directory"]
 
+    def close(self, timeout: float | None = None) -> None:
+        """End the use of the graph: nothing to do in one process, whose files are mapped.
+
+        Args:
+            timeout: Means something where several ranks have the graph open.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close(None if kind is None else 0.0)
+
     def to(self, device: Any, *args: str, non_blocking: bool = False) -> Self:
         """As in PyG; to the CPU, what nobody asked for stays in its file."""
         if torch.device(device).type != "cpu":
