@@ -100,6 +100,7 @@ def pyg_scale_commands() -> dict[str, str]:
         "info": "pyg_scale.cli.info:main",
         "partition": "pyg_scale.cli.partition:main",
         "plugins": "pyg_scale.cli.plugins:main",
+        "serve": "pyg_scale.cli.serve:main",
     }
 
 
@@ -117,6 +118,7 @@ def pyg_scale_checks() -> dict[str, str]:
 
 
 FIRST_PARTY = {
+    ("comm", "zmq"): "pyg-scale-zmq",
     ("partitioner", "metis"): "pyg-scale-metis",
     ("feature_store", "redis"): "pyg-scale-redis",
     ("reader", "ogb"): "pyg-scale-ogb",

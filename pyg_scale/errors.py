@@ -35,3 +35,19 @@ class CommError(RuntimeError):
 
 class CommTimeoutError(CommError, TimeoutError):
     """A rank did not answer in time; says which."""
+
+
+class RequestError(CommError):
+    """A server says that it could not answer a request, and why.
+
+    Attributes:
+        kind: The name of the error that it met, such as ``"ValueError"``.
+        reason: Its message.
+    """
+
+    def __init__(self, where: str, kind: str, reason: str) -> None:
+        super().__init__(f"{where} could not answer: {kind}: {reason}")
+        self.where, self.kind, self.reason = where, kind, reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.where, self.kind, self.reason)

@@ -12,14 +12,18 @@ from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group, connect, group
 from pyg_scale.comm.counting import Counting
 from pyg_scale.comm.faults import Fault, Faulty
+from pyg_scale.comm.remote import Connection, Listener, Reply
 from pyg_scale.comm.service import Service
 
 __all__ = [
     "Communicator",
+    "Connection",
     "Counting",
     "Fault",
     "Faulty",
     "Group",
+    "Listener",
+    "Reply",
     "Service",
     "Work",
     "connect",

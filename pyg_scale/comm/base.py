@@ -20,6 +20,7 @@ from pyg_scale.errors import CommError
 
 if TYPE_CHECKING:
     from pyg_scale.comm.connect import Group
+    from pyg_scale.comm.remote import Connection, Listener
     from pyg_scale.comm.service import Handler, Service
 
 T = TypeVar("T")
@@ -234,6 +235,49 @@ class Communicator(ABC):
             NotImplementedError: If the backend has collectives only.
         """
         raise NotImplementedError(f"{type(self).__name__} has no requests: use 'gloo' for them")
+
+    # Without a group #######################################################################
+
+    @classmethod
+    def listen(
+        cls,
+        address: str,
+        handlers: Mapping[str, Handler],
+        *,
+        token: str,
+        num_threads: int = 2,
+        max_bytes: int = 1 << 30,
+    ) -> Listener:
+        """Answer processes that are no ranks of a group.
+
+        Args:
+            address: Where, such as ``"tcp://0.0.0.0:5555"``; port 0 or ``*`` is any free one.
+            handlers: What is served, by name.
+            token: A secret; whoever does not have it is not listened to.
+            num_threads: How many requests are answered at a time.
+            max_bytes: The most that a request may have; a larger one is refused.
+
+        Raises:
+            NotImplementedError: If the backend connects the ranks of a group only.
+            ValueError: If the address is none, or the token too short.
+            CommError: If it is not possible to listen there.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no addresses: use 'zmq' for servers")
+
+    @classmethod
+    def connect(cls, addresses: Sequence[str], *, token: str, timeout: float = 60.0) -> Connection:
+        """Ask servers that :meth:`listen`. Returns at once, whether they are there or not.
+
+        Args:
+            addresses: Of the servers.
+            token: Their secret.
+            timeout: Seconds that an answer may take.
+
+        Raises:
+            NotImplementedError: If the backend connects the ranks of a group only.
+            ValueError: If an address is none, or the token too short.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no addresses: use 'zmq' for servers")
 
     # Parts #################################################################################
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyg_scale.distributed.binding import Binding, bind
     from pyg_scale.distributed.context import DistContext, DistRole
+    from pyg_scale.distributed.graph_server import GraphServer
     from pyg_scale.distributed.opening import open_graph
+    from pyg_scale.distributed.options import SamplingOptions
     from pyg_scale.distributed.owners import Owners
     from pyg_scale.distributed.ranks import Ranks
     from pyg_scale.distributed.spawning import spawn
@@ -26,8 +28,10 @@ _HOME = {
     "Binding": "binding",
     "DistContext": "context",
     "DistRole": "context",
+    "GraphServer": "graph_server",
     "Owners": "owners",
     "Ranks": "ranks",
+    "SamplingOptions": "options",
     "bind": "binding",
     "get_context": "start",
     "init": "start",
@@ -40,8 +44,10 @@ __all__ = [
     "Binding",
     "DistContext",
     "DistRole",
+    "GraphServer",
     "Owners",
     "Ranks",
+    "SamplingOptions",
     "bind",
     "get_context",
     "init",

@@ -11,12 +11,16 @@ from pyg_scale.comm.connect import num_ranks
 from pyg_scale.distributed.graph import RankData, RankHeteroData, graph_of
 from pyg_scale.distributed.owners import THROUGH, Owners
 from pyg_scale.distributed.ranks import Ranks
+from pyg_scale.distributed.served_graph import connect_graph, refuse_for_servers
 from pyg_scale.distributed.serving import handlers_of
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.directory import GraphDirectory, Part
 from pyg_scale.store.directory import opening as alone
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.verify import verify as verify_directory
+
+SCHEMES = ("tcp://", "ipc://")
+"""What the addresses of servers begin with."""
 
 Opened = DirectoryData | DirectoryHeteroData | RankData | RankHeteroData
 
@@ -29,8 +33,10 @@ def open_graph(
     verify: bool = False,
     comm: str | Communicator | None = None,
     through: str = "mappings",
-    timeout: float = 300.0,
+    timeout: float | None = None,
     num_threads: int = 2,
+    token: str | None = None,
+    transport: str | type[Communicator] | None = None,
 ) -> Opened: ...
 
 
@@ -45,10 +51,12 @@ def open_graph(
     verify: bool = False,
     comm: str | Communicator | None = None,
     through: str = "mappings",
-    timeout: float = 300.0,
+    timeout: float | None = None,
     num_threads: int = 2,
+    token: str | None = None,
+    transport: str | type[Communicator] | None = None,
 ) -> Opened | Part:
-    """Open a graph directory. The graph goes into every loader as it is.
+    """Open a graph directory, or the graph of sampler servers. It goes into every loader as it is.
 
     One process: the graph is a ``Data`` or ``HeteroData`` whose tensors are memory-mapped,
     copy-on-write: the system reads what is used, all processes of a machine share it, and a
@@ -64,8 +72,11 @@ def open_graph(
     of parts that are elsewhere come by the loader alone. The graph has ``close()``, and is a
     context manager.
 
+    Sampler servers (``pyg-scale serve``): they sample, and this process holds nothing of the graph,
+    see :func:`pyg_scale.distributed.served_graph.connect_graph`.
+
     Args:
-        path: The directory.
+        path: The directory; of servers their addresses, ``"tcp://host:port,tcp://host2:port"``.
         part: Open one part alone, as it is.
         verify: Read everything that is here, and compare checksums, ids and orders; see
             :func:`pyg_scale.store.directory.verify.verify`.
@@ -75,8 +86,13 @@ def open_graph(
         through: ``"mappings"``: a rank reads all parts that it finds in its directory, whoever owns
             them. ``"requests"``: it reads its own parts, and asks other ranks for all others, even
             those of the same machine (for a directory on a slow network file system).
-        timeout: Seconds that the other ranks may take to come, and to answer.
+        timeout: Seconds that the other ranks may take to come, and to answer (300 by default), or
+            servers to answer (60 by default).
         num_threads: How many requests of other ranks this one answers at a time.
+        token: The servers' secret; by default that of the variable ``PYG_SCALE_TOKEN``, or in the
+            file ``PYG_SCALE_TOKEN_FILE``.
+        transport: How servers are reached: a name of the kind ``comm`` (``"zmq"`` by default), or
+            such a class.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
@@ -88,6 +104,12 @@ def open_graph(
         ValueError: If an argument is wrong.
         CommTimeoutError: If not all ranks come in time; names them.
     """
+    if str(path).startswith(SCHEMES):
+        refuse_for_servers(part=part, verify=verify, comm=comm)
+        return connect_graph(str(path), token=token, timeout=timeout, transport=transport)
+    if token is not None or transport is not None:
+        raise ValueError(f"token= and transport= are of servers, tcp://host:port (got {path})")
+    timeout = 300.0 if timeout is None else timeout
     if through not in THROUGH:
         raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
     if part is not None:

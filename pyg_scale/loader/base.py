@@ -13,6 +13,7 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.loader.affinity import log_memory
+from pyg_scale.loader.ahead import Ahead, Pending
 from pyg_scale.loader.arguments import check_index_samplers, check_workers
 from pyg_scale.loader.epoch import (
     BatchIndex,
@@ -24,10 +25,11 @@ from pyg_scale.loader.epoch import (
 )
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
-from pyg_scale.loader.pin import pin_batch, pins
+from pyg_scale.loader.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline
 from pyg_scale.loader.randomness import forked
+from pyg_scale.loader.sampling_options import SamplingOptions, checked
 from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
 from pyg_scale.loader.state import Progress, Resumable
 from pyg_scale.loader.stats import Stats, count_sampled
@@ -60,6 +62,15 @@ class SubgraphLoader(Resumable, DataLoader):
         """
         raise NotImplementedError
 
+    @property
+    def _asks(self) -> bool:
+        """Whether batches are made elsewhere, by who is asked with :meth:`_ask`."""
+        return False
+
+    def _ask(self, batch: BatchIndex) -> Pending:
+        """Ask for what :meth:`_sample` would return, without waiting."""
+        raise NotImplementedError
+
     def _wanted(self, out: Any) -> list[TensorAttr]:
         """What :meth:`_fetch` will read from a feature store that looks ahead."""
         raise NotImplementedError
@@ -87,6 +98,7 @@ class SubgraphLoader(Resumable, DataLoader):
         split_seeds: str | bool | None = None,
         uneven: str = "join",
         comm: Any = None,
+        sampling: SamplingOptions | None = None,
         **kwargs: Any,
     ) -> None:
         """Call ``DataLoader.__init__``. Everything else that the loader has must be set before.
@@ -98,6 +110,7 @@ class SubgraphLoader(Resumable, DataLoader):
             split_seeds: See there.
             uneven: See there.
             comm: See there.
+            sampling: See there.
             kwargs: Arguments of ``DataLoader``.
 
         Raises:
@@ -106,6 +119,7 @@ class SubgraphLoader(Resumable, DataLoader):
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
+        self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
         self._needs_processes = False
         self._worker_type = worker_type
         self._threads: WorkerThreads | None = None
@@ -173,7 +187,7 @@ class SubgraphLoader(Resumable, DataLoader):
                 call gives the same batch, without it a seed is drawn as for an epoch.
         """
         out = self.collate_fn(index)
-        return out if self.filter_per_worker else self.filter_fn(out)
+        return self._moved(out if self.filter_per_worker else self.filter_fn(out), False)
 
     def collate_fn(self, index: Any) -> Any:
         """Sample a batch and, if ``filter_per_worker``, fetch its features."""
@@ -196,9 +210,9 @@ class SubgraphLoader(Resumable, DataLoader):
         seed = draw_seed(self.generator) if self.seed is None else self.seed
         return BatchIndex(index, call_key(seed, index))
 
-    def _sample_stage(self, batch: BatchIndex, stats: Stats) -> Any:
+    def _sample_stage(self, batch: BatchIndex, stats: Stats, pending: Pending | None = None) -> Any:
         with stats.stage("sample"):
-            out = self._sample(batch.index, batch.key)
+            out = self._sample(batch.index, batch.key) if pending is None else pending.wait()
             for each in out if isinstance(out, tuple) else (out,):
                 if isinstance(each, SamplerOutput | HeteroSamplerOutput):
                     each._batch_key = batch.key
@@ -271,8 +285,16 @@ class SubgraphLoader(Resumable, DataLoader):
                 out = self._filter(out, stats)
         return batch.step, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
 
+    def _moved(self, out: Any, pinned: bool) -> Any:
+        """A batch on the device where it is wanted."""
+        device = self.sampling.to_device
+        return out if device is None else move_batch(out, device, pinned)
+
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         """What the consumer does for a batch."""
+        return self._moved(self._completed(batch, made, stats, pin), pin)
+
+    def _completed(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         stage, out = made
         if stage == _DONE:
             return out
@@ -309,12 +331,25 @@ class SubgraphLoader(Resumable, DataLoader):
             source = ProcessPipeline(batches, self._get_processes(pin, progress))
         else:
             threads = self._get_threads() if self.num_workers > 0 else None
-            if features is None:
+            if self._asks and features is None and not self._overrides("collate_fn"):
+                buffered = self.sampling.buffer_bytes
+                source = Ahead(self, batches, threads, pin, self._most_under_way(), buffered)
+            elif features is None:
                 source = self._source(batches, work, threads, self.in_order)
             else:
                 source = LookAhead(self, features, batches, threads, pin)
         self._epoch_stats = Stats()
         return EpochIterator(self, source, progress, self._epoch_stats, pin)
+
+    def _most_under_way(self) -> int:
+        """How many batches servers may have been asked for."""
+        options = self.sampling
+        if options.num_workers is None:
+            return options.prefetch_size
+        servers: Any = options.servers_of(None) or self.data.graph_directory.servers
+        return min(
+            options.prefetch_size, len(servers) * options.num_workers * options.worker_concurrency
+        )
 
     def _source(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.directory.data import is_waiting, plain_copy
+from pyg_scale.store.directory.data import is_waiting, plain_copy, waiting_rows
 
 
 def build(
@@ -31,6 +32,7 @@ def build(
     features: Features | None = None,
     custom_cls: Any = None,
     stats: Stats | None = None,
+    collect: bool = True,
 ) -> Data | HeteroData:
     """Everything of a batch that does not depend on what its seeds were.
 
@@ -41,52 +43,66 @@ def build(
         features: Where features come from, instead of or besides ``data``.
         custom_cls: The class of the batch, if ``data`` is a pair of stores.
         stats: Counts the rows and bytes that were read.
+        collect: Whether to put features and other attributes of nodes and edges on the batch.
 
     Raises:
         TypeError: If ``out`` does not fit ``data``.
     """
     stats = stats or Stats()
+    source = _Source(features if collect else None, getattr(out, "collected", {}), collect, stats)
     if isinstance(out, SamplerOutput):
         if isinstance(data, HeteroData):
             raise TypeError("the sampler returned a SamplerOutput for a HeteroData")
-        return _homogeneous(data, out, permutation, features, custom_cls, stats)
+        return _homogeneous(data, out, permutation, source, custom_cls)
     if isinstance(out, HeteroSamplerOutput):
         if isinstance(data, Data):
             raise TypeError("the sampler returned a HeteroSamplerOutput for a Data")
-        return _heterogeneous(data, out, permutation or {}, features, custom_cls, stats)
+        return _heterogeneous(data, out, permutation or {}, source, custom_cls)
     raise TypeError(
         f"a sampler must return a SamplerOutput or a HeteroSamplerOutput (got {type(out).__name__})"
     )
+
+
+@dataclass
+class _Source:
+    """Where rows come from, if not from the graph.
+
+    Attributes:
+        features: A feature store.
+        collected: Rows that came with what was sampled, by (of edges, type, name).
+        collect: Whether rows are wanted.
+        stats: Counts them.
+    """
+
+    features: Features | None
+    collected: Mapping[tuple[bool, Any, str], Tensor | None]
+    collect: bool
+    stats: Stats
+
+    def names(self, of_edges: bool, group: Any) -> set[str]:
+        """What the feature store has of a type."""
+        return set() if self.features is None else self.features.names(of_edges, group)
 
 
 def _homogeneous(
     data: Any,
     out: SamplerOutput,
     permutation: Tensor | None,
-    features: Features | None,
+    source: _Source,
     custom_cls: Any,
-    stats: Stats,
 ) -> Data:
     edge = _original(out.edge, permutation)
     if isinstance(data, Data):
         batch = plain_copy(data)
-        _take_nodes(data._store, batch._store, out.node, _names(features, False, None), stats)
-        _take_edges(
-            data._store,
-            batch._store,
-            out.row,
-            out.col,
-            edge,
-            (out.node.numel(), out.node.numel()),
-            _names(features, True, None),
-            stats,
-        )
+        size = (out.node.numel(), out.node.numel())
+        _take_nodes(data._store, batch._store, None, out.node, source)
+        _take_edges(data._store, batch._store, None, out.row, out.col, edge, size, source)
     else:
         batch = custom_cls() if custom_cls is not None else Data()
         batch.edge_index = edge_index_of(out.row, out.col)
         batch.num_nodes = out.node.numel()
-    if features is not None:
-        for feature in features.read({None: out.node}, {None: edge}, stats):
+    if source.features is not None:
+        for feature in source.features.read({None: out.node}, {None: edge}, source.stats):
             batch[feature.name] = feature.value
     if "n_id" not in batch:
         batch.n_id = out.node
@@ -108,9 +124,8 @@ def _heterogeneous(
     data: Any,
     out: HeteroSamplerOutput,
     permutation: Mapping[Any, Tensor | None],
-    features: Features | None,
+    source: _Source,
     custom_cls: Any,
-    stats: Stats,
 ) -> HeteroData:
     none = torch.empty(0, dtype=torch.int64)
     edges = out.edge or {}
@@ -121,20 +136,20 @@ def _heterogeneous(
             _take_nodes(
                 data[node_type],
                 batch[node_type],
+                node_type,
                 out.node.get(node_type, none),
-                _names(features, False, node_type),
-                stats,
+                source,
             )
         for edge_type in data.edge_types:
             _take_edges(
                 data[edge_type],
                 batch[edge_type],
+                edge_type,
                 out.row.get(edge_type, none),
                 out.col.get(edge_type, none),
                 edge.get(edge_type, none),
                 tuple(out.node.get(t, none).numel() for t in edge_type[::2]),
-                _names(features, True, edge_type),
-                stats,
+                source,
             )
     else:
         batch = custom_cls() if custom_cls is not None else HeteroData()
@@ -142,8 +157,8 @@ def _heterogeneous(
             batch[node_type].num_nodes = node.numel()
         for edge_type in out.row:
             batch[edge_type].edge_index = edge_index_of(out.row[edge_type], out.col[edge_type])
-    if features is not None:
-        for feature in features.read(out.node, edge, stats):
+    if source.features is not None:
+        for feature in source.features.read(out.node, edge, source.stats):
             batch[feature.type][feature.name] = feature.value
     for node_type, node in out.node.items():
         if "n_id" not in batch[node_type]:
@@ -167,10 +182,6 @@ def _heterogeneous(
     return batch
 
 
-def _names(features: Features | None, of_edges: bool, group: Any) -> set[str]:
-    return set() if features is None else features.names(of_edges, group)
-
-
 def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:
     """Original edge ids, ``int64``."""
     if edge is None:
@@ -180,27 +191,29 @@ def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:
 
 
 def _take_nodes(
-    store: BaseStorage, into: BaseStorage, node: Tensor, skip: set[str], stats: Stats
+    store: BaseStorage, into: BaseStorage, kind: Any, node: Tensor, source: _Source
 ) -> None:
+    skip = source.names(False, kind)
     for key in list(store.keys()):
         if key == "num_nodes":
             into.num_nodes = node.numel()
         elif key in skip:
             del into[key]
         elif store.is_node_attr(key):
-            into[key] = _select(store, key, store[key], node, stats)
+            _take_rows(store, into, (False, kind, key), node, source)
 
 
 def _take_edges(
     store: BaseStorage,
     into: BaseStorage,
+    kind: Any,
     row: Tensor,
     col: Tensor,
     edge: Tensor | None,
     size: tuple[int, int],
-    skip: set[str],
-    stats: Stats,
+    source: _Source,
 ) -> None:
+    skip = source.names(True, kind)
     for key in list(store.keys()):
         if key == "edge_index":
             into.edge_index = edge_index_of(row, col)
@@ -212,11 +225,34 @@ def _take_edges(
             if key in into:
                 del into[key]
         elif store.is_edge_attr(key):
-            value = store[key]
-            into[key] = None if edge is None else _select(store, key, value, edge, stats)
+            _take_rows(store, into, (True, kind, key), edge, source)
 
 
-def _select(store: BaseStorage, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
+def _take_rows(
+    store: BaseStorage,
+    into: BaseStorage,
+    address: tuple[bool, Any, str],
+    index: Tensor | None,
+    source: _Source,
+) -> None:
+    key = address[2]
+    if not source.collect:
+        del into[key]
+        return
+    if index is None:
+        into[key] = None
+        return
+    rows = source.collected.get(address)
+    if rows is None or not is_waiting(store, key):
+        rows = waiting_rows(store, key, index)
+    if rows is None:
+        into[key] = select_rows(store, key, store[key], index, source.stats)
+        return
+    into[key] = rows
+    source.stats.count("fetch", rows=index.numel(), num_bytes=rows.nbytes)
+
+
+def select_rows(store: BaseStorage, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
     """The rows ``index`` of a feature, along the dimension in which PyG concatenates it.
 
     Raises:

@@ -51,13 +51,17 @@ def why_processes(method: Callable[..., Any]) -> str:
     )
 
 
-def resolve(sampler: Any, data: Any, argument: str, **options: Any) -> pyg.BaseSampler:
+def resolve(
+    sampler: Any, data: Any, argument: str, sampling: Any = None, **options: Any
+) -> pyg.BaseSampler:
     """The bound sampler that ``neighbor_sampler=`` stands for.
 
     Args:
         sampler: A name, a class, a sampler without data (takes ``options``), or a sampler.
         data: What the loader was given.
         argument: The argument's name, for messages.
+        sampling: :class:`~pyg_scale.loader.sampling_options.SamplingOptions`, for data that brings
+            its own sampler.
         options: The loader's arguments for the sampler.
 
     Raises:
@@ -66,6 +70,10 @@ def resolve(sampler: Any, data: Any, argument: str, **options: Any) -> pyg.BaseS
         ValueError: If the sampler was built with other arguments.
         NotImplementedError: If the sampler does not support an argument.
     """
+    brings = getattr(data, "sampler_for", None)
+    if callable(brings):  # servers sample
+        served: pyg.BaseSampler = brings(sampler, options, sampling)
+        return served
     if isinstance(sampler, str):
         sampler = plugins.get("sampler", sampler)
     if isinstance(sampler, type):

@@ -34,6 +34,7 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
         split_seeds: See :class:`NodeLoader`.
         uneven: See :class:`NodeLoader`.
         comm: See :class:`NodeLoader`.
+        sampling: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -71,7 +72,9 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
             input_nodes,
             None,
             kwargs.pop("input_id", None),
-            make_sampler=partial(HGTSampler, data, num_samples, is_sorted=is_sorted),
+            make_sampler=partial(
+                _sampler_of, data, kwargs.get("sampling"), num_samples, is_sorted=is_sorted
+            ),
             feature_store=feature_store,
             transform=transform,
             transform_sampler_output=transform_sampler_output,
@@ -84,3 +87,10 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
             comm=comm,
             **kwargs,
         )
+
+
+def _sampler_of(data: Any, sampling: Any, num_samples: Any, *, is_sorted: bool) -> Any:
+    brings = getattr(data, "sampler_for", None)
+    if callable(brings):  # servers sample
+        return brings("hgt", {"num_samples": num_samples, "is_sorted": is_sorted}, sampling)
+    return HGTSampler(data, num_samples, is_sorted=is_sorted)

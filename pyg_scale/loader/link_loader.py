@@ -13,8 +13,10 @@ from torch_geometric.sampler import EdgeSamplerInput
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
+from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
+from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.planned import warn_if_unplanned
@@ -57,6 +59,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         split_seeds: See there.
         uneven: See there.
         comm: See there.
+        sampling: See there.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -153,7 +156,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         )
         self._start(num_links, **kwargs)
         sampler = make_sampler()
-        _check_sampler(sampler, neg_sampling)
+        check_link_sampler(sampler, neg_sampling)
         warn_if_unplanned(data, sampler)
         self._require_processes(foreign.why_processes(sampler.sample_from_edges))
         self.link_sampler = sampler
@@ -186,6 +189,14 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             neg_sampling=self._negatives,
         )
 
+    @property
+    def _asks(self) -> bool:
+        return callable(getattr(self.link_sampler, "ask_from_edges", None))
+
+    def _ask(self, batch: BatchIndex) -> Pending:
+        sampler: Any = self.link_sampler
+        return sampler.ask_from_edges(self.input_data[batch.index], self._negatives, batch.key)
+
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None
         return requests_of(out, self.link_sampler.edge_permutation, self._features)
@@ -198,6 +209,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             features=self._features,
             custom_cls=self.custom_cls,
             stats=stats,
+            collect=self.sampling.collect_features,
         )
         edge_type = self.input_data.input_type
         links = batch if edge_type is None else batch[edge_type]
@@ -236,7 +248,14 @@ def _shifted(label: Tensor | None, neg_sampling: NegativeSampling | None) -> Ten
     return label + 1 if label.numel() and bool(label.min() == 0) else label
 
 
-def _check_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> None:
+def check_link_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> None:
+    """Refuse a sampler that cannot sample around links, or not with these negatives.
+
+    Raises:
+        TypeError: If it has no ``sample_from_edges``.
+        ValueError: If it has no graph.
+        NotImplementedError: If it cannot leave out positives, and should.
+    """
     if not callable(getattr(sampler, "sample_from_edges", None)):
         raise TypeError(
             f"link_sampler must be a sampler with sample_from_edges() (got {sampler!r}); a name "
@@ -248,6 +267,8 @@ def _check_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> None:
                 f"link_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or "
                 f"use LinkNeighborLoader(neighbor_sampler=...), which does"
             )
+    elif getattr(sampler, "knows_exclude_positives", False):
+        return
     elif neg_sampling is not None and neg_sampling.exclude_positives is not False:
         raise NotImplementedError(
             f"{type(sampler).__name__} draws negatives itself and does not know exclude_positives; "

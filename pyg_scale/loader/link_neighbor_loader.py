@@ -50,6 +50,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         split_seeds: See there.
         uneven: See there.
         comm: See there.
+        sampling: See there.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -108,6 +109,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             "native" if neighbor_sampler is None else neighbor_sampler,
             data,
             "neighbor_sampler",
+            sampling=kwargs.get("sampling"),
             num_neighbors=num_neighbors,
             replace=replace,
             subgraph_type=subgraph_type,

@@ -49,6 +49,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         split_seeds: See :class:`NodeLoader`.
         uneven: See :class:`NodeLoader`.
         comm: See :class:`NodeLoader`.
+        sampling: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -101,6 +102,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             "native" if neighbor_sampler is None else neighbor_sampler,
             data,
             "neighbor_sampler",
+            sampling=kwargs.get("sampling"),
             num_neighbors=num_neighbors,
             replace=replace,
             subgraph_type=subgraph_type,

@@ -13,8 +13,10 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
+from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
+from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.planned import warn_if_unplanned
@@ -71,6 +73,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             again; every batch says so in its attribute ``repeated``.
         comm: A communicator: its ranks share the seeds. By default that of ``data``, else the
             ranks of ``torch.distributed`` or torchrun.
+        sampling: :class:`~pyg_scale.loader.SamplingOptions`: sampler processes or servers, and
+            where batches go.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -154,7 +158,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         sampler = make_sampler()
         _check_bound(sampler)
         warn_if_unplanned(data, sampler)
-        _check_has_time(sampler, node_type, time)
+        if callable(getattr(sampler, "check_seeds", None)):  # its graph is elsewhere
+            sampler.check_seeds(node_type, time is not None)
+        check_has_time(sampler, node_type, time)
         self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
         self.node_sampler = sampler
         self.feature_store = feature_store
@@ -171,6 +177,14 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
     def _sample(self, index: Tensor, key: int) -> Any:
         return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)
 
+    @property
+    def _asks(self) -> bool:
+        return callable(getattr(self.node_sampler, "ask_from_nodes", None))
+
+    def _ask(self, batch: BatchIndex) -> Pending:
+        sampler: Any = self.node_sampler
+        return sampler.ask_from_nodes(self.input_data[batch.index], batch.key)
+
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None
         return requests_of(out, self.node_sampler.edge_permutation, self._features)
@@ -183,6 +197,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             features=self._features,
             custom_cls=self.custom_cls,
             stats=stats,
+            collect=self.sampling.collect_features,
         )
         node_type = self.input_data.input_type
         store = batch if node_type is None else batch[node_type]
@@ -204,7 +219,7 @@ def _check_bound(sampler: Any) -> None:
         )
 
 
-def _check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> None:
+def check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> None:
     """Seeds of a temporal graph have times, and others have none."""
     graph: Topology | None = getattr(sampler, "topology", None)
     if graph is None:

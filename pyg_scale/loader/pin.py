@@ -46,6 +46,26 @@ def pin_batch(batch: Any, stats: Stats) -> Any:
     return batch
 
 
+def move_batch(batch: Any, device: Any, pinned: bool) -> Any:
+    """Bring a batch (or a tuple of them) to a device; what is there stays as it is.
+
+    Args:
+        batch: The batch.
+        device: Where to.
+        pinned: Whether it is in pinned memory, so that nobody need wait for the copy.
+    """
+    if isinstance(batch, tuple):
+        return tuple(move_batch(each, device, pinned) for each in batch)
+    if torch.device(device).type == "cpu" or not hasattr(batch, "to"):
+        return batch
+    pointers = [colptr.recall(store.edge_index) for store in _stores(batch)]
+    batch = batch.to(device, non_blocking=pinned)
+    for store, known in zip(_stores(batch), pointers, strict=True):
+        if known is not None:
+            colptr.remember(store.edge_index, known)
+    return batch
+
+
 def _stores(batch: Any) -> list[Any]:
     """The parts of a batch that hold edges, in an order that pinning keeps."""
     if isinstance(batch, tuple):

@@ -277,6 +277,8 @@ def unchanged_directory(data: Any) -> GraphDirectory | None:
     """The directory of an opened graph that nobody changed; ``None`` of any other graph."""
     if not isinstance(data, _Opened) or "_directory" not in data.__dict__:
         return None
+    if not isinstance(data.graph_directory, GraphDirectory):  # it is on another machine
+        return None
     meta = data.graph_directory.meta
     if isinstance(data, HeteroData):
         listed = [node_type for node_type, node in meta.nodes.items() if node.listed]
@@ -292,6 +294,12 @@ def is_waiting(store: Any, name: str) -> bool:
     """Whether an attribute of a storage is in files, as nobody has asked for it yet."""
     entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
     return entry is not None and not entry.made
+
+
+def waiting_rows(store: Any, name: str, index: Tensor) -> Tensor | None:
+    """Rows of an attribute that is elsewhere and nobody has asked for whole; else ``None``."""
+    entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
+    return None if entry is None or entry.made else entry.rows(index)
 
 
 def plain_copy(data: Data | HeteroData) -> Data | HeteroData:

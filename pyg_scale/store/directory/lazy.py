@@ -90,6 +90,15 @@ class Entry:
         with torch.inference_mode(False):  # whose tensors do not count changes
             return (self._read or read_stored)(self._directory, *self.address)
 
+    def rows(self, index: Tensor) -> Tensor | None:
+        """Rows ``[n, ...]`` of what is elsewhere, if whoever reads it has ``rows``; else ``None``.
+
+        Args:
+            index: Original ids ``[n]``.
+        """
+        rows = getattr(self._read, "rows", None)
+        return None if rows is None else rows(self._directory, *self.address, index)
+
     def sketch(self) -> Tensor:
         """Something of the same shape and dtype, without content if it was not made yet."""
         if self._value is not None:

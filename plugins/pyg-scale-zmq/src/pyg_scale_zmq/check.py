@@ -1,0 +1,12 @@
+"""What `pyg-scale doctor` prints about ZeroMQ."""
+
+from __future__ import annotations
+
+from pyg_scale.hookspecs import Check
+
+
+def check() -> Check:
+    """Which ZeroMQ there is."""
+    import zmq
+
+    return Check(True, f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()}")

@@ -1,0 +1,261 @@
+"""The client's side: one thread owns a socket for each server."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import zmq
+from torch import Tensor
+from zmq.utils.monitor import parse_monitor_message
+
+from pyg_scale.comm import Connection, Reply
+from pyg_scale.comm.remote import MAX_ANSWER
+from pyg_scale.errors import CommError, RequestError
+from pyg_scale_zmq.messages import ERROR, REPLY, REQUEST, Message, frames_of, message_of
+from pyg_scale_zmq.settings import USER, tune
+from pyg_scale_zmq.wake import Wake
+
+CONNECT_SECONDS = 5.0
+_JOIN_SECONDS = 5.0
+_TIDY_EVERY = 256  # requests that wait for answers, some of which nobody wants any more
+_LOST = zmq.EVENT_DISCONNECTED
+_FAILED = zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_STRANGER = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+class ZmqConnection(Connection):
+    """Asks servers; in a forked or unpickled process it connects anew.
+
+    Args:
+        addresses: Of the servers.
+        password: What they want to hear.
+        timeout: Seconds that an answer may take.
+    """
+
+    def __init__(self, addresses: tuple[str, ...], password: bytes, timeout: float) -> None:
+        self.addresses, self.timeout = addresses, timeout
+        self._password = password
+        self._lock = threading.Lock()
+        self._inside: _Inside | None = None
+        self._closed = False
+        self._numbers = itertools.count()
+
+    def request(self, server: int, name: str, tensors: Sequence[Tensor]) -> Reply:
+        if not 0 <= server < len(self.addresses):
+            raise ValueError(f"there is no server {server}, only 0 to {len(self.addresses) - 1}")
+        number = next(self._numbers)
+        frames = frames_of(Message(REQUEST, number, name, tensors))
+        reply = Reply(self.addresses[server], name, self.timeout)
+        self._own().ask(server, number, frames, reply)
+        return reply
+
+    def _own(self) -> _Inside:
+        """The sockets of this process: those of the one it was forked from are not."""
+        with self._lock:
+            if self._closed:
+                raise CommError("this connection was closed")
+            if self._inside is None or self._inside.pid != os.getpid():
+                self._inside = _Inside(self.addresses, self._password)
+                self._finalizer = weakref.finalize(self, self._inside.stop)
+            return self._inside
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            inside, self._inside = self._inside, None
+        if inside is not None:
+            self._finalizer.detach()
+            inside.stop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "addresses": self.addresses,
+            "timeout": self.timeout,
+            "_password": self._password,
+            "_closed": self._closed,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._inside = None
+        self._numbers = itertools.count()
+
+
+class _Server:
+    """A server as the thread sees it."""
+
+    def __init__(self, context: zmq.Context, address: str, password: bytes) -> None:
+        self.address = address
+        self.ready = False
+        self.waiting: dict[int, Reply] = {}
+        self.unsent: deque[tuple[int, list[Any], Reply]] = deque()
+        self._refused = ""
+        self.socket = context.socket(zmq.DEALER)
+        tune(self.socket, MAX_ANSWER)
+        self.socket.setsockopt(zmq.IPV6, 1)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for who is not there
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_SECONDS * 1000))
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self.socket.setsockopt(zmq.PLAIN_USERNAME, USER)
+        self.socket.setsockopt(zmq.PLAIN_PASSWORD, password)
+        self.monitor = self.socket.get_monitor_socket(
+            _LOST | _FAILED | _REFUSED | _STRANGER | _READY
+        )
+        self.socket.connect(address)
+
+    def watch(self) -> None:
+        """Take notice of what happened to the connection."""
+        while True:
+            try:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == _READY:
+                self.ready, self._refused = True, ""
+                self.flush()
+            elif event == _REFUSED:
+                self._refused = "it refuses the token"
+                self.fail(RequestError(self.address, "PermissionError", self._refused))
+            elif event & _STRANGER:
+                self._refused = "what is there does not speak ZeroMQ's protocol"
+                self.lose(self._refused)
+            elif event == _LOST:
+                self.lose(self._refused or "the connection is lost")
+            elif not self.ready:
+                self.lose(self._refused or "it cannot be reached")
+
+    def ask(self, number: int, frames: list[Any], reply: Reply) -> None:
+        self.unsent.append((number, frames, reply))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent."""
+        while self.ready and self.unsent:
+            number, frames, reply = self.unsent[0]
+            if reply.done:  # nobody waits any more
+                self.unsent.popleft()
+                continue
+            try:
+                self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self.unsent.popleft()
+            self.waiting[number] = reply
+            if len(self.waiting) % _TIDY_EVERY == 0:
+                self.waiting = {k: v for k, v in self.waiting.items() if not v.done}
+
+    def receive(self) -> None:
+        for _ in range(64):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = message_of(frames, MAX_ANSWER)
+            except CommError as error:
+                self.lose(f"it sent what is no answer ({error})")
+                continue
+            reply = self.waiting.pop(message.number, None)
+            if reply is None:
+                continue
+            if message.kind == REPLY:
+                reply.succeed(message.tensors)
+            elif message.kind == ERROR:
+                kind, _, reason = message.text.partition(": ")
+                reply.fail(RequestError(self.address, kind, reason))
+            else:
+                reply.fail(CommError(f"{self.address} sent a request instead of an answer"))
+
+    def lose(self, reason: str) -> None:
+        self.ready = self.ready and reason.startswith("it sent")
+        self.fail(CommError(f"{self.address}: {reason}"))
+
+    def fail(self, error: Exception) -> None:
+        """Nothing that was asked will be answered."""
+        gone = [*self.waiting.values(), *(reply for _, _, reply in self.unsent)]
+        self.waiting.clear()
+        self.unsent.clear()
+        for reply in gone:
+            reply.fail(error)
+
+
+class _Inside:
+    """What the thread holds; it must not keep the connection alive."""
+
+    def __init__(self, addresses: Sequence[str], password: bytes) -> None:
+        self.pid = os.getpid()
+        self._context = zmq.Context()
+        self._servers = [_Server(self._context, address, password) for address in addresses]
+        self._asked: SimpleQueue[tuple[int, int, list[Any], Reply] | None] = SimpleQueue()
+        self._wake = Wake()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="pyg_scale-zmq", daemon=True)
+        self._thread.start()
+
+    def ask(self, server: int, number: int, frames: list[Any], reply: Reply) -> None:
+        self._asked.put((server, number, frames, reply))
+        self._wake.up()
+        if self._stopped:
+            reply.fail(CommError("this connection was closed"))
+
+    def stop(self) -> None:
+        if self.pid != os.getpid():
+            return
+        self._stopped = True
+        self._asked.put(None)
+        self._wake.up()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    # The thread ############################################################################
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake.fd, zmq.POLLIN)
+        for server in self._servers:
+            poller.register(server.monitor, zmq.POLLIN)
+            poller.register(server.socket, zmq.POLLIN)
+        try:
+            while True:
+                # What could not be sent is tried again: sockets are rarely full.
+                blocked = any(server.ready and server.unsent for server in self._servers)
+                ready = dict(poller.poll(20 if blocked else None))
+                if self._wake.fd in ready:
+                    self._wake.clear()
+                    if not self._take():
+                        return
+                for server in self._servers:
+                    if server.socket in ready:
+                        server.receive()
+                    if server.monitor in ready:
+                        server.watch()
+                    server.flush()
+        finally:
+            self._wake.close()
+            for server in self._servers:
+                server.fail(CommError("this connection was closed"))
+                with contextlib.suppress(zmq.ZMQError):
+                    server.socket.disable_monitor()
+            self._context.destroy(linger=0)
+
+    def _take(self) -> bool:
+        """Take over what was asked; whether to go on."""
+        while not self._asked.empty():
+            asked = self._asked.get()
+            if asked is None:
+                return False
+            server, number, frames, reply = asked
+            self._servers[server].ask(number, frames, reply)
+        return True

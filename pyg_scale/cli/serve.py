@@ -1,0 +1,160 @@
+"""Serve batches of a graph directory to clients on other machines.
+
+Clients open tcp://host:port,tcp://host2:port with pyg_scale.open, and sample on these servers as
+they would on the graph itself. Servers end when all clients have said goodbye (--clients), or on
+SIGTERM. The token is a secret that clients need too: give them the file (as PYG_SCALE_TOKEN_FILE)
+or its content (as PYG_SCALE_TOKEN). Nothing is encrypted: serve inside a network of your own.
+Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pyg_scale.errors import CommError, GraphDirectoryError, PluginError
+
+_EXPECTED = (CommError, GraphDirectoryError, PluginError, ValueError, TypeError, OSError)
+_PORT = re.compile(r"(tcp://.*:)(\d+)")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``pyg-scale serve``."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.clients < 0 or args.threads < 1:
+        parser.error("--clients must not be negative, --threads at least 1")
+    try:
+        return _serve(args)
+    except _EXPECTED as error:
+        print(f"pyg-scale serve: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyg-scale serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="a graph directory")
+    parser.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        required=True,
+        help="where to listen, such as tcp://0.0.0.0:5555; port 0 is any free one, and is printed. "
+        "Under torchrun each rank of a machine takes the next port",
+    )
+    parser.add_argument(
+        "--clients",
+        metavar="N",
+        type=int,
+        default=0,
+        help="end when so many clients have said goodbye (default: 0, serve until SIGTERM)",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="holds the token; is made if it is not there (default: $PYG_SCALE_TOKEN_FILE, or "
+        "the token itself in $PYG_SCALE_TOKEN)",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="K",
+        type=int,
+        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        help="batches that are made at a time (default: as many as there are cores)",
+    )
+    parser.add_argument(
+        "--feature-store", metavar="NAME", help="read features by it, as loaders do (such as disk)"
+    )
+    parser.add_argument(
+        "--transport", metavar="NAME", default="zmq", help="how clients come (default: zmq)"
+    )
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from pyg_scale import plugins
+    from pyg_scale.distributed.graph_server import GraphServer
+    from pyg_scale.distributed.opening import open_graph
+
+    token = token_of(args.token_file)
+    backend = plugins.get("comm", args.transport)
+    graph: Any = open_graph(args.directory)
+    server = GraphServer(
+        graph,
+        num_clients=args.clients,
+        feature_store=args.feature_store,
+        parallel=args.threads > 1,
+    )
+    with _stopped_by_signals(server.finished):
+        listener = backend.listen(
+            bind_of_rank(args.bind), server.handlers, token=token, num_threads=args.threads
+        )
+        try:
+            print(f"serving {args.directory} at {listener.address}", flush=True)
+            while not server.finished.wait(1.0):  # so that signals are seen
+                pass
+            server.linger()
+        finally:
+            listener.close()
+            if hasattr(graph, "close"):
+                graph.close()
+    counts = server.counts()
+    print(f"served {counts['batches']:,} batches, {counts['bytes']:,} bytes", flush=True)
+    return 0
+
+
+def token_of(file: str | None) -> str:
+    """The token in a file, which is made if it is not there, or that of the environment.
+
+    Raises:
+        ValueError: If there is none.
+        OSError: If the file can be neither read nor made.
+    """
+    from pyg_scale.distributed.servers import known_token
+
+    if file is None:
+        return known_token(None)
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(secrets.token_hex(32) + "\n")
+    except FileExistsError:
+        pass
+    with open(file, encoding="utf-8") as found:
+        return found.read().strip()
+
+
+def bind_of_rank(address: str) -> str:
+    """The address of this rank: ranks of one machine have ports one after the other."""
+    found = _PORT.fullmatch(address)
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    if found is None or int(found[2]) == 0:
+        return address
+    return f"{found[1]}{int(found[2]) + rank}"
+
+
+@contextmanager
+def _stopped_by_signals(event: threading.Event) -> Iterator[None]:
+    """Within it, SIGTERM and SIGINT set an event."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # who runs this in a thread of his own ends it in his own way
+        return
+    before = {
+        number: signal.signal(number, lambda *_: event.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
