@@ -132,7 +132,8 @@ def pyg_scale_comm_backends() -> Targets:
     """Communicators: ``pyg_scale.comm.connect("mine")``.
 
     A target is a subclass of :class:`pyg_scale.comm.Communicator` with a class method
-    ``join(group)`` that passes :class:`pyg_scale.testing.CommTests`.
+    ``join(group)`` that passes :class:`pyg_scale.testing.CommTests`; or one with class methods
+    ``listen`` and ``connect``, for servers and clients that are no ranks of a group; or both.
 
     Example::
 

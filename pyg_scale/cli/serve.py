@@ -107,8 +107,7 @@ def _serve(args: argparse.Namespace) -> int:
             server.linger()
         finally:
             listener.close()
-            if hasattr(graph, "close"):
-                graph.close()
+            graph.close()
     counts = server.counts()
     print(f"served {counts['batches']:,} batches, {counts['bytes']:,} bytes", flush=True)
     return 0

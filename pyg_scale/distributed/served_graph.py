@@ -197,15 +197,13 @@ class _Served:
         """
         return ServedSampler(self, sampler, options, sampling)
 
-    def close(self) -> None:
-        """Say goodbye to the servers. Nothing can be asked any more; may be called again."""
+    def close(self, timeout: float | None = None) -> None:
+        """Say goodbye to the servers. Nothing can be asked any more; may be called again.
+
+        Args:
+            timeout: Servers that are not there are not waited for anyway.
+        """
         self.graph_directory.close()  # type: ignore[attr-defined]
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ServedData(_Served, DirectoryData):

@@ -140,8 +140,6 @@ class Ahead:
         batches: The batches of the epoch.
         threads: Make batches of what comes; ``None`` for this thread.
         pin: Whether batches are pinned.
-        size: How many batches may be under way.
-        buffer_bytes: How much of them may have come; ``None`` for any.
     """
 
     def __init__(
@@ -150,9 +148,8 @@ class Ahead:
         batches: Iterator[BatchIndex],
         threads: WorkerThreads | None,
         pin: bool,
-        size: int,
-        buffer_bytes: int | None,
     ) -> None:
+        size, buffer_bytes = most_under_way(loader), loader.sampling.buffer_bytes
         ready = size if buffer_bytes is None else 1
         limit = min(ready, loader.num_workers * (loader.prefetch_factor or 1))
         self._window = Window(batches, loader._ask, size, buffer_bytes, max(1, limit))
@@ -189,6 +186,17 @@ class Ahead:
         """Drop what is under way."""
         self._made.close()
         self._window.close()
+
+
+def most_under_way(loader: SubgraphLoader) -> int:
+    """How many batches of a loader servers may have been asked for."""
+    options = loader.sampling
+    if options.num_workers is None:
+        return options.prefetch_size
+    servers: Any = options.servers_of(None) or loader.data.graph_directory.servers
+    return min(
+        options.prefetch_size, len(servers) * options.num_workers * options.worker_concurrency
+    )
 
 
 def _finish(loader: SubgraphLoader, pin: bool, item: _Item, stats: Stats) -> Any:

@@ -332,24 +332,13 @@ class SubgraphLoader(Resumable, DataLoader):
         else:
             threads = self._get_threads() if self.num_workers > 0 else None
             if self._asks and features is None and not self._overrides("collate_fn"):
-                buffered = self.sampling.buffer_bytes
-                source = Ahead(self, batches, threads, pin, self._most_under_way(), buffered)
+                source = Ahead(self, batches, threads, pin)
             elif features is None:
                 source = self._source(batches, work, threads, self.in_order)
             else:
                 source = LookAhead(self, features, batches, threads, pin)
         self._epoch_stats = Stats()
         return EpochIterator(self, source, progress, self._epoch_stats, pin)
-
-    def _most_under_way(self) -> int:
-        """How many batches servers may have been asked for."""
-        options = self.sampling
-        if options.num_workers is None:
-            return options.prefetch_size
-        servers: Any = options.servers_of(None) or self.data.graph_directory.servers
-        return min(
-            options.prefetch_size, len(servers) * options.num_workers * options.worker_concurrency
-        )
 
     def _source(
         self,

@@ -145,7 +145,7 @@ def refuse_processes(loader: SubgraphLoader) -> Features | None:
         ValueError: If the loader's workers are processes, and that or the graph needs threads.
     """
     if loader.num_workers > 0 and loader.worker_type == "process":
-        reason = getattr(loader.data, "needs_threads", "")
+        reason = getattr(getattr(loader, "data", None), "needs_threads", "")
         if reason:
             raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
     features: Features | None = getattr(loader, "_features", None)

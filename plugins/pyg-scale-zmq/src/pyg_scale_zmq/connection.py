@@ -138,6 +138,11 @@ class _Server:
 
     def ask(self, number: int, frames: list[Any], reply: Reply) -> None:
         self.unsent.append((number, frames, reply))
+        if self._refused:  # ZeroMQ does not try again by itself
+            self._refused = ""
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disconnect(self.address)
+            self.socket.connect(self.address)
         self.flush()
 
     def flush(self) -> None:

@@ -171,7 +171,7 @@ class _Inside:
     def _send(self, who: bytes, message: Message) -> None:
         try:
             frames: list[Any] = frames_of(message)
-        except (TypeError, ValueError) as refused:  # what the handler returned cannot be sent
+        except Exception as refused:  # what the handler returned cannot be sent
             reason = f"{type(refused).__name__}: {refused}"
             frames = frames_of(Message(ERROR, message.number, reason))
         # A client that is gone, or has a thousand answers waiting, gets none.

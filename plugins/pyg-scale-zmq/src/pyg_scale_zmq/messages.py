@@ -53,7 +53,7 @@ def frames_of(message: Message) -> list[Any]:
 
     Raises:
         ValueError: If there are too many tensors, or one has too many dimensions.
-        TypeError: If a dtype cannot be sent.
+        TypeError: If something is no tensor, or of a dtype that cannot be sent.
     """
     if len(message.tensors) > MAX_TENSORS:
         raise ValueError(f"a message may have {MAX_TENSORS} tensors (got {len(message.tensors)})")
@@ -61,6 +61,8 @@ def frames_of(message: Message) -> list[Any]:
     head = [_HEAD.pack(_MARK, message.kind, len(text), len(message.tensors), message.number), text]
     payload: list[Any] = []
     for tensor in message.tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"a message has tensors (got {type(tensor).__name__})")
         if tensor.layout != torch.strided or tensor.dim() > MAX_DIMS:
             raise ValueError(f"dense tensors of up to {MAX_DIMS} dimensions can be sent")
         tensor = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
