@@ -14,7 +14,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.comm import Service
 from pyg_scale.distributed.features_ahead import RankSchedule, announced_plan
 from pyg_scale.distributed.features_asked import Asked, PartOwners, Rows, Splitter
-from pyg_scale.distributed.features_hot import capacity_of, hot_rows
+from pyg_scale.distributed.features_hot import capacity_of, check_cache, hot_rows
 from pyg_scale.distributed.features_parts import Column, Key, PartRows, columns_of, raw_rows
 from pyg_scale.distributed.features_plan import (
     Plan,
@@ -57,7 +57,7 @@ class RankFeatures(FeatureStore):
             among them. With a cache, coming batches are asked for four at a time.
         local: A feature store for the rows that are here, such as
             :class:`~pyg_scale.store.Disk`; ``None`` for the mapped files.
-        attributes: Names of those to serve; ``None`` for all.
+        attributes: Names of those to serve, or groups and names; ``None`` for all.
 
     Raises:
         KeyError: If there is no attribute of a name.
@@ -66,8 +66,8 @@ class RankFeatures(FeatureStore):
 
     Example::
 
-        service = comm.serve({HANDLER: FeatureAnswers(directory, owners.owned())})
-        features = RankFeatures(directory, service, owners, cache_ratio=0.2)
+        data = pyg_scale.open("parts")  # on every rank
+        features = data.rank_features(cache_ratio=0.2, policy="belady")
         loader = NeighborLoader(data, [15, 10], feature_store=features)
     """
 
@@ -86,7 +86,7 @@ class RankFeatures(FeatureStore):
         look_ahead: int = 15,
         in_flight: int = 4,
         local: FeatureStore | None = None,
-        attributes: Sequence[str] | None = None,
+        attributes: Sequence[str | Key] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
@@ -103,11 +103,15 @@ class RankFeatures(FeatureStore):
         self.cache: Cached | None = None
         """The cache of rows of other ranks, if there is one."""
         self._cached: frozenset[Key] = frozenset()  # what has room in it
+        self.keeps: object = None
+        """What must last as long as this store."""
         here = sorted(owners.direct)
+        self._all_here = len(here) == directory.meta.num_parts
+        check_cache(cache, cache_ratio, policy)
         capacity = capacity_of(cache, cache_ratio, self._columns.values())
         if hot is not None and (policy != "placed" or not capacity):
             raise ValueError("hot= says what a cache with policy='placed' keeps: pass cache= too")
-        if capacity and len(here) < directory.meta.num_parts:
+        if capacity and not self._all_here:
             lists = hot_rows(directory, self._split, here, hot) if policy == "placed" else None
             plain = RankFeatures(directory, service, owners, attributes=attributes)
             self.cache = Cached(plain, capacity, policy, lists, look_ahead=look_ahead)
@@ -132,6 +136,8 @@ class RankFeatures(FeatureStore):
     def look_ahead(self) -> int:
         """How many batches loaders should announce before they are read."""
         of_local = int(getattr(self.local, "look_ahead", 0))
+        if self._all_here:
+            return of_local
         of_cache = 0 if self.cache is None else self.cache.look_ahead
         return max(of_local, of_cache, self.in_flight - 1)
 

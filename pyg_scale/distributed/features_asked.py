@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_scale.comm import Service, Work
 from pyg_scale.distributed.features_parts import Column, Key, edge_book
-from pyg_scale.distributed.features_served import HANDLER, Entry, request_of
+from pyg_scale.distributed.features_served import FEATURES, Entry, request_of
 from pyg_scale.errors import CommError
 from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
@@ -224,7 +224,7 @@ class Asked:
             for message in _messages(parts):
                 entries = [part.entry() for part in message]
                 try:
-                    work: Any = service.request(rank, HANDLER, request_of(entries))
+                    work: Any = service.request(rank, FEATURES, request_of(entries))
                 except CommError as error:  # raised when the rows are needed
                     work = error
                 self._coming.append((work, rank, message))

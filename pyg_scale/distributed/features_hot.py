@@ -11,9 +11,22 @@ from torch import Tensor
 from pyg_scale.distributed.features_asked import Splitter
 from pyg_scale.distributed.features_parts import Column
 from pyg_scale.store.byte_size import byte_size
+from pyg_scale.store.cache.cached import POLICIES
 from pyg_scale.store.cache.hot import hot_lists, hot_of, order
 from pyg_scale.store.cache.of_parts import in_turn, neighbor_counts
 from pyg_scale.store.directory import GraphDirectory
+
+
+def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
+    """Refuse arguments that make no sense, before there is a graph.
+
+    Raises:
+        ValueError: If both sizes are given, one is out of range, or there is no such policy.
+        TypeError: If one has a wrong type.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)} (got {policy!r})")
+    capacity_of(cache, cache_ratio, ())
 
 
 def capacity_of(

@@ -63,30 +63,31 @@ def described(of_edges: bool, kind: NodeType | EdgeType) -> str:
 
 
 def columns_of(
-    directory: GraphDirectory, attributes: Sequence[str] | None = None
+    directory: GraphDirectory, attributes: Sequence[str | Key] | None = None
 ) -> dict[Key, Column]:
-    """Every attribute with a row per node or edge, or those of some names.
+    """Every attribute with a row per node or edge, or those of some names, or groups and names.
 
     Raises:
         KeyError: If there is none of a name.
     """
     found: dict[Key, Column] = {}
+    wanted = None if attributes is None else set(attributes)
 
     def add(of_edges: bool, kind: Any, rows: int, named: dict[str, Attribute]) -> None:
         for name, spec in named.items():
-            if attributes is None or name in attributes:
-                dtype = torch_dtype(spec.dtype)
-                column = Column(of_edges, kind, name, rows, tuple(spec.row), dtype)
+            dtype = torch_dtype(spec.dtype)
+            column = Column(of_edges, kind, name, rows, tuple(spec.row), dtype)
+            if wanted is None or name in wanted or column.key in wanted:
                 found[column.key] = column
 
     for node in directory.meta.nodes.values():
         add(False, node.name, node.num_nodes, node.attributes)
     for edge in directory.meta.edges.values():
         add(True, edge.name, edge.num_edges, edge.attributes)
-    if missing := set(attributes or ()) - {name for _, name in found}:
+    if missing := (wanted or set()) - {name for _, name in found} - found.keys():
         known = ", ".join(sorted({name for _, name in found})) or "none"
         raise KeyError(
-            f"{directory.path} has no attribute {', '.join(map(repr, sorted(missing)))} "
+            f"{directory.path} has no attribute {', '.join(sorted(map(repr, missing)))} "
             f"(found: {known})"
         )
     return found

@@ -19,7 +19,7 @@ from pyg_scale.ops.gather import gather
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import GraphDirectory
 
-HANDLER = "features"
+FEATURES = "features"
 """The name under which features are asked for."""
 
 MAX_TEXT = 1 << 16
@@ -62,7 +62,7 @@ def request_of(entries: Sequence[Entry]) -> list[Tensor]:
 
 
 class FeatureAnswers:
-    """Answers requests for the features of some parts; a handler of :data:`HANDLER`.
+    """Answers requests for the features of some parts; a handler of :data:`FEATURES`.
 
     Nothing that comes is trusted: what is not exactly a request raises, which the asker is told.
 

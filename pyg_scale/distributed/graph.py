@@ -12,6 +12,7 @@ from torch_geometric.data.storage import BaseStorage
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.columns import Columns
 from pyg_scale.distributed.features import RankFeatures
+from pyg_scale.distributed.features_supplied import SuppliedFeatures, stored_attributes
 from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.router import RankRouter
@@ -67,16 +68,16 @@ class _OverRanks:
 
     def supply_features(self) -> FeatureStore | None:
         """See :class:`~pyg_scale.loader.source.SuppliesFeatures`."""
-        return self.__dict__["_over"].features()
+        return self.__dict__["_over"].features(self)
 
-    def rank_features(self, **options: Any) -> FeatureStore:
-        """The features of the graph, for ``feature_store=`` of loaders.
+    def rank_features(self, **options: Any) -> RankFeatures:
+        """Features of the graph as they were opened, to be the ``feature_store=`` of a loader.
 
         Args:
-            options: Of :class:`~pyg_scale.distributed.features.RankFeatures`, such as
-                ``cache_ratio=0.2``.
+            options: Of :class:`~pyg_scale.distributed.features.RankFeatures`: a cache, what reads
+                the rows that are here, how many batches are in flight.
         """
-        return self.__dict__["_over"].features(**options)
+        return self.__dict__["_over"].supplied.make(**options)
 
 
 class RankData(_OverRanks, DirectoryData):
@@ -87,23 +88,37 @@ class RankHeteroData(_OverRanks, DirectoryHeteroData):
     """A ``HeteroData`` that :func:`pyg_scale.open` makes on several ranks."""
 
 
-def graph_of(directory: GraphDirectory, ranks: Ranks) -> RankData | RankHeteroData:
-    """The graph of a directory that several ranks have opened."""
+def graph_of(directory: GraphDirectory, ranks: Ranks, **options: Any) -> RankData | RankHeteroData:
+    """The graph of a directory that several ranks have opened.
+
+    Args:
+        directory: The directory.
+        ranks: Who has it open.
+        options: Of :class:`~pyg_scale.distributed.features.RankFeatures`.
+    """
     read = Columns(ranks)
     out: RankData | RankHeteroData
     if directory.meta.is_hetero:
         out = fill_hetero(directory, RankHeteroData(), read)
     else:
         out = fill_homogeneous(directory, RankData(), read)
-    out.__dict__["_over"] = _Over(directory, ranks, read)
+    supplied = SuppliedFeatures(directory, ranks, **options)
+    out.__dict__["_over"] = _Over(directory, ranks, read, supplied)
     return out
 
 
 class _Over:
     """What all copies of a graph share."""
 
-    def __init__(self, directory: GraphDirectory, ranks: Ranks, columns: Columns) -> None:
+    def __init__(
+        self,
+        directory: GraphDirectory,
+        ranks: Ranks,
+        columns: Columns,
+        supplied: SuppliedFeatures,
+    ) -> None:
         self.directory, self.ranks, self._columns = directory, ranks, columns
+        self.supplied = supplied
         self._topologies: weakref.WeakValueDictionary[TopologyOptions, Topology] = (
             weakref.WeakValueDictionary()
         )
@@ -137,10 +152,11 @@ class _Over:
                 )
             return found
 
-    def features(self, **options: Any) -> FeatureStore | None:
+    def features(self, data: Any) -> FeatureStore | None:
         if self._is_whole:
             return None
-        return RankFeatures(self.directory, self.ranks.service, self.ranks.owners, **options)
+        stored = stored_attributes(data, self.directory, _is_stored)
+        return self.supplied.of(stored) if stored else None
 
     def __copy__(self) -> Self:
         return self

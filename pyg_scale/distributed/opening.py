@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
+from pyg_scale.distributed.features_hot import check_cache
 from pyg_scale.distributed.graph import RankData, RankHeteroData, graph_of
 from pyg_scale.distributed.owners import THROUGH, Owners
 from pyg_scale.distributed.ranks import Ranks
@@ -37,6 +38,9 @@ def open_graph(
     num_threads: int = 2,
     token: str | None = None,
     transport: str | type[Communicator] | None = None,
+    cache: int | str | None = None,
+    cache_ratio: float | None = None,
+    cache_policy: str = "placed",
 ) -> Opened: ...
 
 
@@ -55,6 +59,9 @@ def open_graph(
     num_threads: int = 2,
     token: str | None = None,
     transport: str | type[Communicator] | None = None,
+    cache: int | str | None = None,
+    cache_ratio: float | None = None,
+    cache_policy: str = "placed",
 ) -> Opened | Part:
     """Open a graph directory, or the graph of sampler servers. It goes into every loader as it is.
 
@@ -93,6 +100,11 @@ def open_graph(
             file ``PYG_SCALE_TOKEN_FILE``.
         transport: How servers are reached: a name of the kind ``comm`` (``"zmq"`` by default), or
             such a class.
+        cache: Bytes of features of other ranks to keep in memory, or text such as ``"2GB"``.
+        cache_ratio: Or a share of all features of the graph. A process alone needs no such cache.
+        cache_policy: Which rows it keeps: ``"placed"`` (nodes that the partitioner listed, then
+            halo nodes), ``"belady"`` or ``"sieve"``; see
+            :class:`~pyg_scale.distributed.features.RankFeatures`.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
@@ -104,8 +116,15 @@ def open_graph(
         ValueError: If an argument is wrong.
         CommTimeoutError: If not all ranks come in time; names them.
     """
+    options = {"cache": cache, "cache_ratio": cache_ratio, "policy": cache_policy}
+    check_cache(**options)
     if str(path).startswith(SCHEMES):
         refuse_for_servers(part=part, verify=verify, comm=comm)
+        if cache is not None or cache_ratio is not None:
+            raise ValueError(
+                "cache= and cache_ratio= keep features of other ranks, and servers send whole "
+                "batches: leave them out"
+            )
         return connect_graph(str(path), token=token, timeout=timeout, transport=transport)
     if token is not None or transport is not None:
         raise ValueError(f"token= and transport= are of servers, tcp://host:port (got {path})")
@@ -121,7 +140,7 @@ def open_graph(
         return alone.open_graph(path, verify=verify)
     owns_comm = ranks is not comm
     try:
-        return _open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm)
+        return _open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm, options)
     except BaseException:
         if owns_comm:
             ranks.close()
@@ -129,7 +148,13 @@ def open_graph(
 
 
 def _open_on_ranks(
-    path: Path, comm: Communicator, verify: bool, through: str, num_threads: int, owns_comm: bool
+    path: Path,
+    comm: Communicator,
+    verify: bool,
+    through: str,
+    num_threads: int,
+    owns_comm: bool,
+    options: dict[str, Any],
 ) -> Opened:
     directory, error = None, ""
     try:
@@ -144,7 +169,7 @@ def _open_on_ranks(
     ranks = Ranks(comm, service, owners, directory.path, owns_comm=owns_comm)
     try:
         comm.barrier()  # from here on all serve
-        return graph_of(directory, ranks)
+        return graph_of(directory, ranks, **options)
     except BaseException:
         ranks.close(0.0)
         raise

@@ -55,6 +55,11 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         ValueError: If a feature does not fit the graph.
     """
     if isinstance(feature_store, str):
+        if getattr(type(data), "needs_threads", "") and data.needs_threads:
+            raise ValueError(
+                f"feature_store={feature_store!r} takes all features from data, some of which are "
+                "on other ranks: leave it out, or pass data.rank_features(cache=..., local=...)"
+            )
         made = plugins.get("feature_store", feature_store)
         known = getattr(made, "for_data", None)  # a store that is not filled from the data
         feature_store = known(data) if callable(known) else filled(made(), data)

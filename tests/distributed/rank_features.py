@@ -16,7 +16,7 @@ from torch.distributed import HashStore, PrefixStore
 from pyg_scale.comm import Communicator, Group, Service, Work
 from pyg_scale.comm.gloo import Gloo
 from pyg_scale.distributed.features import RankFeatures
-from pyg_scale.distributed.features_served import HANDLER, FeatureAnswers
+from pyg_scale.distributed.features_served import FEATURES, FeatureAnswers
 from pyg_scale.store.directory import GraphDirectory
 
 
@@ -103,7 +103,7 @@ class Ranks:
             directory = GraphDirectory(path)
             owners = Shared(rank, world_size, directory.meta.num_parts)
             answers = handler(rank, FeatureAnswers(directory, owners.direct))
-            service = Recorder(comm.serve({HANDLER: answers}))
+            service = Recorder(comm.serve({FEATURES: answers}))
             found[rank] = comm, service, directory, owners
 
         threads = [threading.Thread(target=join, args=(r,), daemon=True) for r in range(world_size)]

@@ -58,7 +58,6 @@ def test_garbage_names_the_rank(path: Path, change: Any, message: str) -> None:
             store.multi_get_tensor(attrs)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("options", [{}, {"cache": "2kB"}, {"cache": "2kB", "policy": "belady"}])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_hear_of_a_rank_that_died(
