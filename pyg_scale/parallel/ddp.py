@@ -63,8 +63,8 @@ class DDP(Parallel):
         """
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
-                "the ranks have not met: call torch.distributed.init_process_group first "
-                "(one process alone is a group, too)"
+                "the ranks have not met: call pyg_scale.distributed.init() first, or torch's "
+                "init_process_group (one process alone is a group, too)"
             )
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise TypeError(

@@ -81,12 +81,17 @@ def reduce(weights: SeedWeights, bucket: GradBucket) -> Future[Tensor]:
 
 def _divide(both: Future[list[Future[Any]]]) -> Tensor:
     totals, buffer = (_tensor(future.value()) for future in both.value())
+    if totals.device.type != "cpu":
+        return mean_unread(buffer, totals)
+    seeds, counted, plain, worth = totals.tolist()
+    if counted and plain:
+        raise RuntimeError(MIXED)
+    return buffer.div_(max(1.0, seeds if counted else worth))
+
+
+def mean_unread(buffer: Tensor, totals: Tensor) -> Tensor:
+    """Divide where reading a value would make the device wait: a mixture becomes NaN."""
     seeds, counted, plain, worth = totals.unbind()
-    if totals.device.type == "cpu":
-        if counted > 0 and plain > 0:
-            raise RuntimeError(MIXED)
-        return buffer.div_(max(1.0, float(seeds if counted > 0 else worth)))
-    # No value is read on a device, which would make it wait: the mixture is a gradient of NaN.
     divisor = torch.where(counted > 0, seeds, worth).clamp(min=1)
     divisor = torch.where((counted > 0) & (plain > 0), torch.nan, divisor)
     if buffer.dtype in (torch.float16, torch.bfloat16):  # which do not have every number

@@ -16,6 +16,7 @@ from torch_geometric.nn import SAGEConv
 from pyg_scale import parallel
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.parallel.ddp import DDP
+from pyg_scale.parallel.seed_weights import mean_unread
 from pyg_scale.testing.processes import Processes
 
 
@@ -140,6 +141,18 @@ def refused():
 
 def test_what_is_refused(ranks):
     ranks.run(refused, world_size=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("totals", "divisor"),
+    [((257, 2, 0, 0), 257), ((0, 2, 0, 0), 1), ((0, 0, 2, 3), 3), ((5, 1, 1, 1), float("nan"))],
+)
+def test_on_a_device_nothing_is_read(dtype, totals, divisor):
+    buffer = torch.tensor([514.0, -3.0], dtype=dtype)
+    expected = (buffer.double() / divisor).to(dtype)
+    found = mean_unread(buffer.clone(), torch.tensor(totals, dtype=torch.float64))
+    assert found.dtype == dtype and torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
 def test_ranks_that_have_not_met():
