@@ -27,7 +27,9 @@ class Facts(NamedTuple):
     is_sorted: bool
     """Neighbours are ascending within each node."""
     is_undirected: bool
-    """Every edge is there once in both directions, and there are no self-loops."""
+    """Every edge is there in both directions, as often in the one as in the other."""
+    is_simple: bool
+    """There are no self-loops, and no edge is there more than once."""
 
 
 class Block(NamedTuple):
@@ -61,7 +63,7 @@ def facts(indptr: Tensor, indices: Tensor) -> Facts:
     Raises:
         ValueError: If a neighbour is none of the nodes, or the pointers go down.
     """
-    is_sorted, out, back = True, 0, 0
+    is_sorted, is_simple, out, back = True, True, 0, 0
     for begin, end in _ranges(indptr, "Looking at edges"):
         if library.compiled():
             op = torch.ops.pyg_scale.adjacency_facts
@@ -70,10 +72,9 @@ def facts(indptr: Tensor, indices: Tensor) -> Facts:
             found = facts_reference(indptr, indices, begin, end)
         ascending, loops, copies, of_out, of_back = found
         is_sorted &= ascending
-        if loops or copies:
-            return Facts(False, False)
+        is_simple &= not (loops or copies)
         out, back = out + of_out, back + of_back
-    return Facts(is_sorted, (out - back) % (1 << 64) == 0)
+    return Facts(is_sorted, (out - back) % (1 << 64) == 0, is_simple)
 
 
 def facts_reference(

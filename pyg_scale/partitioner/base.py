@@ -23,7 +23,8 @@ class PartitionGraph:
 
     The nodes of all types are numbered through, in the order of the types. Every edge of the
     user's graph is there in both directions, once each way however often it was given; there are
-    no self-loops. Neighbours are ascending within a node, unless the method does not ask for it.
+    no self-loops. Neighbours are ascending within a node. A method that asks for less than that
+    (:attr:`Partitioner.needs_simple`, :attr:`Partitioner.needs_sorted`) may get less.
 
     Attributes:
         indptr: ``int64`` ``[num_nodes + 1]``.
@@ -72,7 +73,9 @@ class Partitioner(ABC):
         balances: Which of :data:`BALANCES` the result keeps within :meth:`capacity` (on every
             column of that kind); asking for another is refused. Empty: the sizes are random.
         minimises_cut: Whether two cliques joined by an edge are cut at that edge.
-        needs_sorted: Whether neighbours must be ascending. Without it, a large graph on disk is
+        needs_simple: Whether there must be no self-loops and no parallel edges (which count as
+            often as they are there).
+        needs_sorted: Whether neighbours must be ascending. Without both, a large graph on disk is
             used where it lies.
         max_imbalance: A part may hold this many times its fair share.
     """
@@ -80,6 +83,7 @@ class Partitioner(ABC):
     balances: tuple[str, ...] = BALANCES
     minimises_cut: bool = False
     needs_sorted: bool = True
+    needs_simple: bool = True
     max_imbalance: float = 1.1
 
     @abstractmethod

@@ -131,8 +131,13 @@ def assign(
     mine, _ = _split(method, assignment, options or {}, writes)
     partitioner = None if assignment is not None else _partitioner(method, mine)
     if graph is None:
-        needs_sorted = partitioner is not None and partitioner.needs_sorted
-        graph = partition_graph(data, balance=balance, train=train, is_sorted=needs_sorted)
+        graph = partition_graph(
+            data,
+            balance=balance,
+            train=train,
+            is_sorted=partitioner is not None and partitioner.needs_sorted,
+            is_simple=partitioner is not None and partitioner.needs_simple,
+        )
     check_num_parts(num_parts, graph.num_nodes)
     cache: dict[NodeType, list[Tensor]] = {}
     if partitioner is None:

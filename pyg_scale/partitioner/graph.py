@@ -29,12 +29,14 @@ def partition_graph(
     balance: str | Sequence[str] = ("nodes",),
     train: Train | None = None,
     is_sorted: bool = True,
+    is_simple: bool = True,
 ) -> PartitionGraph:
     """What a partitioner sees of a graph.
 
     A graph with one type of nodes and of edges whose edges are all there in both directions,
-    without self-loops and duplicates, is used where it lies, be it memory or a file; any other
-    is made undirected in memory: 4 bytes for each direction of each edge and 24 for each node.
+    without self-loops and parallel edges unless ``is_simple=False``, is used where it lies, be it
+    memory or a file; any other is made undirected in memory: 4 bytes for each direction of each
+    edge and 24 for each node.
 
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, a
@@ -44,6 +46,7 @@ def partition_graph(
         train: The training nodes. By default those of ``train_mask`` or, in a directory, of the
             index set ``"train"``.
         is_sorted: Whether neighbours must be ascending within each node.
+        is_simple: Whether self-loops and parallel edges must be left out.
 
     Raises:
         ValueError: If ``balance`` names something else, or training nodes that nothing tells.
@@ -59,7 +62,7 @@ def partition_graph(
         offsets[node_type] = (begin, begin + size)
         begin += size
     blocks, degree = source.blocks(offsets, begin)
-    indptr, indices, ascending = _adjacency(blocks, begin, is_sorted)
+    indptr, indices, ascending = _adjacency(blocks, begin, is_sorted, is_simple)
     chosen = source.train(train)
     trains = None if chosen is None else _numbered(chosen, offsets, begin)
     if "train" in kinds and trains is None:
@@ -82,7 +85,9 @@ def _kinds(balance: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in BALANCES if kind in kinds)
 
 
-def _adjacency(blocks: list[Block], num_nodes: int, is_sorted: bool) -> tuple[Tensor, Tensor, bool]:
+def _adjacency(
+    blocks: list[Block], num_nodes: int, is_sorted: bool, is_simple: bool
+) -> tuple[Tensor, Tensor, bool]:
     """Pointers, neighbours, and whether these are ascending."""
     blocks = [block for block in blocks if block.indices.numel()]
     if len(blocks) == 1:
@@ -90,7 +95,8 @@ def _adjacency(blocks: list[Block], num_nodes: int, is_sorted: bool) -> tuple[Te
         whole = block.indptr.numel() == num_nodes + 1 and block.rows is None
         if whole and block.dst_offset == block.src_offset == 0:
             found = facts(block.indptr, block.indices)
-            if found.is_undirected:
+            as_it_is = not is_simple and (found.is_sorted or not is_sorted)
+            if found.is_undirected and (found.is_simple or as_it_is):
                 indices = block.indices
                 if is_sorted and not found.is_sorted:
                     indices = sort_rows(block.indptr, indices)

@@ -21,6 +21,7 @@ class HashPartitioner(Partitioner):
 
     balances = ()
     needs_sorted = False
+    needs_simple = False
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
         """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""

@@ -18,6 +18,7 @@ class RandomPartitioner(Partitioner):
 
     balances = ("nodes",)
     needs_sorted = False
+    needs_simple = False
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
         """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""

@@ -17,6 +17,7 @@ class RangePartitioner(Partitioner):
 
     balances = BALANCES
     needs_sorted = False
+    needs_simple = False
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
         """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`.

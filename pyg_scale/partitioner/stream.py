@@ -21,6 +21,7 @@ from pyg_scale.ops.stream_partition import FRACTION, breadth_first, stream_parti
 from pyg_scale.partitioner.base import Partitioner, PartitionGraph
 from pyg_scale.partitioner.quick_cut import cut_edges
 
+_AT_ONCE = 1 << 22
 ORDERS = ("natural", "random", "degree", "bfs")
 """By id, at random, the largest degrees first, breadth first."""
 
@@ -32,7 +33,9 @@ class StreamPartitioner(Partitioner):
         passes: How often each node is placed; later passes know where all its neighbours are.
         order: In which order, one of :data:`ORDERS`. Of several, each is tried, and the parts
             with the fewest edges between them are kept. All but ``"natural"`` read the graph here
-            and there: for a graph on disk that is larger than memory, take that alone.
+            and there: for a graph on disk that is larger than memory, take that alone, with
+            ``refine=0``. Then edges are read from one end to the other where they lie, and
+            parallel ones count as often as they are there.
         refine: The largest number of passes of moves of single nodes at the end; 0 for none.
         max_imbalance: A part may hold this many times its fair share.
         chunk_size: Nodes between two steps of the progress bar; results do not depend on it.
@@ -72,6 +75,7 @@ class StreamPartitioner(Partitioner):
         self._orders = tuple(dict.fromkeys(orders))
         # which neighbour is met first is all that their order can change
         self.needs_sorted = "bfs" in orders
+        self.needs_simple = orders != ("natural",) or refine > 0
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
         """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`."""
@@ -91,6 +95,8 @@ class StreamPartitioner(Partitioner):
         if len(found) > 1:
             cuts = [cut_edges(graph.indptr, graph.indices, part) for part in found]
             found = [found[cuts.index(min(cuts))]]
+        if not self.refine and _fits(found[0], graph.weights, capacity):
+            return found[0]
         # also without passes: several columns at a time may have left a part too full
         return refine_partition(
             graph.indptr,
@@ -153,6 +159,18 @@ class Fennel(StreamPartitioner):
     The exponent is 1.5 and the weight of the price the one of the paper, section 3, for each
     thing that is balanced.
     """
+
+
+def _fits(part: Tensor, weights: Tensor, capacity: Tensor) -> bool:
+    """Whether no part holds more than it may."""
+    for column, most in zip(weights.unbind(1), capacity.unbind(1), strict=True):
+        held = torch.zeros_like(most)
+        for begin in range(0, part.numel(), _AT_ONCE):
+            at = slice(begin, begin + _AT_ONCE)
+            held.index_add_(0, part[at], column[at])
+        if bool((held > most).any()):
+            return False
+    return True
 
 
 def _coefficient(graph: PartitionGraph, shares: Tensor) -> Tensor:

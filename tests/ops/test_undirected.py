@@ -83,28 +83,29 @@ def test_facts_of_an_undirected_graph(path):
     indptr, indices = undirected_reference(
         [Block(*csr(*random_edges(40, 40, 300, 4), 40))], 40, torch.int32
     )
-    assert facts(indptr, indices) == (True, True)
+    assert facts(indptr, indices) == (True, True, True)
     reverse = indices.clone()
     for v in range(40):
         reverse[indptr[v] : indptr[v + 1]] = indices[indptr[v] : indptr[v + 1]].flip(0)
-    assert facts(indptr, reverse) == (False, True)
+    assert facts(indptr, reverse) == (False, True, True)
     assert torch.equal(sort_rows(indptr, reverse), indices)
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "undirected", "simple"),
     [
-        [[1], []],  # one direction
-        [[1, 1], [0, 0]],  # copies
-        [[1, 2, 1], [0, 0], [0]],  # copies that are not side by side
-        [[0, 1], [0]],  # a loop
-        [[1], [2], [0]],  # as many in as out, in a circle
+        ([[1], []], False, True),  # one direction
+        ([[1, 1], [0, 0]], True, False),  # copies
+        ([[1, 1], [0]], False, False),  # twice in one direction, once in the other
+        ([[1, 2, 1], [0, 0], [0]], True, False),  # copies that are not side by side
+        ([[0, 1], [0]], True, False),  # a loop
+        ([[1], [2], [0]], False, True),  # as many in as out, in a circle
     ],
 )
-def test_facts_of_others(path, rows):
+def test_facts_of_others(path, rows, undirected, simple):
     indptr = torch.tensor([0] + [len(row) for row in rows]).cumsum(0)
     indices = torch.tensor([u for row in rows for u in row], dtype=torch.int32)
-    assert not facts(indptr, indices).is_undirected
+    assert facts(indptr, indices)[1:] == (undirected, simple)
 
 
 def test_facts_refuse_what_is_no_graph(path):

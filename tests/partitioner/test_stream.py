@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale.ops import library
+from pyg_scale.ops.undirected import undirected
 from pyg_scale.partitioner import equal_shares, imbalance, partition_graph
 from pyg_scale.partitioner.quick_cut import cut_edges
 from pyg_scale.partitioner.stream import LDG, Fennel
@@ -138,3 +139,30 @@ def test_the_same_without_compiled_kernels(method, balance, monkeypatch):
     compiled = pyg_scale.partition(data, 5, method, balance=balance)
     monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
     assert torch.equal(pyg_scale.partition(data, 5, method, balance=balance), compiled)
+
+
+def test_edges_on_disk_are_read_where_they_lie(tmp_path, monkeypatch):
+    # parallel edges and a self-loop: only what asks for it gets them taken out, in memory
+    random = np.random.default_rng(0)
+    pair = torch.from_numpy(random.integers(0, 200, (2, 900)))
+    pair[:, 0] = 7
+    edge_index = torch.cat([pair, pair.flip(0)], 1)
+    pyg_scale.save(Data(edge_index=edge_index, num_nodes=200), tmp_path / "graph")
+    in_memory = []
+    monkeypatch.setattr(
+        "pyg_scale.partitioner.graph.undirected",
+        lambda *arguments: in_memory.append(1) or undirected(*arguments),
+    )
+    method = Fennel(order="natural", refine=0)
+    part = pyg_scale.partition(tmp_path / "graph", 4, method)
+    assert not in_memory
+    assert int(torch.bincount(part, minlength=4).max()) <= 55
+    pyg_scale.partition(tmp_path / "graph", 4, "fennel")
+    assert in_memory
+    # parallel edges count as often as they are there
+    weighted = partition_graph(
+        Data(edge_index=edge_index, num_nodes=200), is_sorted=False, is_simple=False
+    )
+    assert weighted.num_edges == edge_index.size(1) // 2
+    again = method.assign(weighted, 4, seed=0, shares=equal_shares(4))
+    assert torch.equal(part, again.to(part.dtype))

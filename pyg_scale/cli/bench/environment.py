@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,6 +47,15 @@ def describe() -> dict[str, Any]:
         "load_average_before": load,
         "quiet": load is not None and load < QUIET,
     }
+
+
+def command(name: str, argv: Sequence[str]) -> str:
+    """The command of a benchmark, without the folder that it works in, which is somebody's own."""
+    words = list(argv)
+    for i, word in enumerate(words[:-1]):
+        if word == "--dir":
+            words[i + 1] = "DIR"
+    return shlex.join(["pyg-scale", "bench", name, *words])
 
 
 def _version(name: str) -> str:

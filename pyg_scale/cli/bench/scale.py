@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     _check_disk(root, args)
     found: dict[str, Any] = {
         "benchmark": "scale",
-        "command": shlex.join(["pyg-scale", "bench", "scale", *argv]),
+        "command": environment.command("scale", argv),
         "environment": environment.describe(),
         "settings": {k: v for k, v in vars(args).items() if k not in ("dir", "json", "png")},
         "steps": [],

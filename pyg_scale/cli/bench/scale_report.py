@@ -49,8 +49,10 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             parts.append(f"{rate:.1f} M edges/s, features included")
         if step["name"] == "partition":
             rate = settings["edges"] / result["seconds"] / 1e6
+            options = ", ".join(f"{k}={v}" for k, v in result["options"].items())
             parts.append(
-                f"{settings['method']}, {settings['parts']} parts in {result['seconds']:.0f} s "
+                f"{settings['method']} ({options}), {settings['parts']} parts in "
+                f"{result['seconds']:.0f} s "
                 f"({rate:.1f} M edges/s), {result['cut']:.3f} of the edges cut, balance "
                 f"{result['balance']:.3f}"
             )

@@ -39,15 +39,24 @@ class GraphSAGE(torch.nn.Module):
         return x
 
 
+STREAMING = {"order": "natural", "refine": 0}
+"""Options of streaming partitioners that read the edges from one end to the other, as a graph on
+disk that is larger than memory needs; other orders, and moves of single nodes, read here and there.
+"""
+
+
 def partition(path: str, num_parts: int, method: str, out: str) -> dict[str, Any]:
     """Assign the nodes to parts; the assignment is kept as ``.npy``."""
+    made = plugins.get("partitioner", method)
+    partitioner = made(**STREAMING) if method in ("fennel", "ldg") else made()
     start = time.perf_counter()
-    assignment = pyg_scale.partition(path, num_parts, method=method)
+    assignment = pyg_scale.partition(path, num_parts, method=partitioner)
     seconds = time.perf_counter() - start
     np.save(out, assignment.numpy())
     data = pyg_scale.open(path)
     sizes = torch.bincount(assignment, minlength=num_parts)
     return {
+        "options": partitioner.options(),
         "seconds": seconds,
         "balance": float(sizes.max() * num_parts / sizes.sum()),
         "cut": _cut(data, assignment),

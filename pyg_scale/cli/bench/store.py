@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     hidden = ("dir", "json", "png", "report")  # reports are published
     found: dict[str, Any] = {
         "benchmark": "store",
-        "command": _command(argv),
+        "command": environment.command("store", argv),
         "environment": environment.describe(),
         "settings": {k: v for k, v in vars(args).items() if k not in hidden},
     }
@@ -167,15 +166,6 @@ def _make(graph: Path, args: argparse.Namespace) -> None:
     )
     numbers = map(str, (args.nodes, args.edges, 47, args.features))
     subprocess.run([sys.executable, "-c", code, str(graph), *numbers], check=True, timeout=_SECONDS)
-
-
-def _command(argv: Sequence[str]) -> str:
-    """The command without the folder, which is somebody's own."""
-    words = list(argv)
-    for i, word in enumerate(words[:-1]):
-        if word == "--dir":
-            words[i + 1] = "DIR"
-    return shlex.join(["pyg-scale", "bench", "store", *words])
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
