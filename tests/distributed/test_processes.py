@@ -1,0 +1,102 @@
+"""Ranks that are processes of their own, to the end of their scripts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pyg_scale.testing import graphs
+from tests.distributed.across import in_parts, shares, spread
+from tests.distributed.processes import end, start
+
+BATCHES = """
+import hashlib, os, sys, time
+import torch
+import pyg_scale
+from pyg_scale.loader import NeighborLoader
+
+def digest(batch):
+    found = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(batch.to_dict().items()):
+        if isinstance(value, torch.Tensor):
+            found.update(name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+def loader(data, **options):
+    return NeighborLoader(data, [4, 3], batch_size=9, shuffle=True, seed=4, **options)
+"""
+
+
+def test_batches_and_ends_of_scripts(tmp_path: Path) -> None:
+    """Scripts end at different times, without closing anything; the store goes with rank 0."""
+    data = graphs.hostile()
+    paths = spread(in_parts(data, tmp_path, 3), shares(3, 3))
+    code = f"""{BATCHES}
+rank = int(os.environ["RANK"])
+data = pyg_scale.open({[str(p) for p in paths]!r}[rank], timeout=60)
+for batch in loader(data):
+    print("share", digest(batch))
+if rank == 2:
+    time.sleep(2)
+if rank > 0:
+    for batch in loader(data, split_seeds=False, num_workers=2):
+        print("all", digest(batch))
+"""
+    found = end(start(tmp_path, code, 3))
+    assert [code for code, _ in found] == [0, 0, 0], found
+    scope: dict = {}
+    exec(BATCHES, scope)
+    expected = [scope["digest"](batch) for batch in scope["loader"](data)]
+    for rank, (_, output) in enumerate(found):
+        lines = [line.split() for line in output.splitlines()]
+        assert [d for what, *d in lines if what == "share"] == [[e] for e in expected[rank::3]]
+        if rank:
+            assert [d for what, *d in lines if what == "all"] == [[e] for e in expected]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_by_the_others(tmp_path: Path) -> None:
+    paths = spread(in_parts(graphs.hostile(), tmp_path, 2), shares(2, 2))
+    code = f"""{BATCHES}
+import signal
+rank = int(os.environ["RANK"])
+data = pyg_scale.open({[str(p) for p in paths]!r}[rank], timeout=60)
+if rank == 1:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    for batch in loader(data, split_seeds=False):
+        pass
+"""
+    (code_0, output), (code_1, _) = end(start(tmp_path, code, 2))
+    assert code_1 == -signal.SIGKILL and code_0 == 1
+    assert "CommError" in output and "rank 1" in output.splitlines()[-1], output
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_is_named_in_time(tmp_path: Path) -> None:
+    paths = spread(in_parts(graphs.hostile(), tmp_path, 2), shares(2, 2))
+    code = f"""{BATCHES}
+rank = int(os.environ["RANK"])
+data = pyg_scale.open({[str(p) for p in paths]!r}[rank], timeout=3)
+print("open", flush=True)
+if rank == 1:
+    time.sleep(100)
+while True:
+    for batch in loader(data, split_seeds=False):
+        pass
+"""
+    processes = start(tmp_path, code, 2)
+    assert processes[1].stdout is not None
+    try:
+        assert processes[1].stdout.readline() == "open\n"
+        processes[1].send_signal(signal.SIGSTOP)
+        output, _ = processes[0].communicate(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[0].returncode == 1
+    assert "CommTimeoutError" in output and "rank 1 did not answer" in output.splitlines()[-1]
