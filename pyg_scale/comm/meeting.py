@@ -15,6 +15,7 @@ code that does not meet here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -26,9 +27,11 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _SLICE = 0.5  # seconds of one wait, so that Ctrl-C is heard
+_GRACE = 10.0  # seconds to find out who is late
 _PAUSES = (0.01, 0.2)  # seconds between two looks, at first and at last
 
 
@@ -127,9 +130,15 @@ def meet(
     mine = {"word": secrets.token_hex(8), "said": dict(said or {})}
     try:
         meeting = _Meeting(store, rank, world_size, timeout, mine)
-        offer, heard = meeting.lead() if rank == 0 else meeting.follow()
+        way = meeting.lead if rank == 0 else meeting.follow
+        offer, heard = within(timeout + _GRACE, way)
     except CommError:
         raise
+    except TimeoutError:
+        raise CommTimeoutError(
+            f"the store of rank 0 did not answer rank {rank} within {timeout:g} seconds: the way "
+            "between them is lost"
+        ) from None
     except RuntimeError as error:  # what stores raise
         first = str(error).strip().partition("\n")[0]
         raise CommError(f"the store where the ranks meet is gone (that of rank 0): {first}") from (
@@ -154,7 +163,7 @@ class _Meeting:
         while missing:
             left = self.deadline - time.monotonic()
             if left <= 0:
-                self.store.set(f"late/{offer}", json.dumps(missing))
+                self._tell(offer, missing)
                 raise self._late(missing)
             self.store.add(f"alive/{offer}", 1)
             try:
@@ -177,7 +186,9 @@ class _Meeting:
         while True:
             if self.store.check(["offer"]):
                 offer = self.store.get("offer").decode()
-                if offer != answered and offer not in old:
+                if offer != answered and offer not in old and self.store.check([f"late/{offer}"]):
+                    old.add(offer)
+                elif offer != answered and offer not in old:
                     self.store.set(f"here/{offer}/{self.rank}", json.dumps(self.mine))
                     answered = offer
             if answered is not None and self.store.check([f"go/{answered}"]):
@@ -188,18 +199,39 @@ class _Meeting:
                     return answered, heard
                 old.add(answered)  # of an earlier attempt
                 answered = None
+            if answered is not None and (missing := self._told(answered)):
+                raise self._late(missing)
             if time.monotonic() > self.deadline:
                 raise self._late(self._who_is_late(answered))
             time.sleep(pause)
             pause = min(longest, 1.5 * pause)
 
+    def _tell(self, offer: str, missing: list[int]) -> None:
+        """Say who is late to those who are here, before the store goes with this process."""
+        self.store.set(f"late/{offer}", json.dumps(missing))
+        here = [rank for rank in range(1, self.world_size) if rank not in missing]
+        with contextlib.suppress(RuntimeError):
+            if here:
+                told = [f"told/{offer}/{rank}" for rank in here]
+                self.store.wait(told, timedelta(seconds=_GRACE / 4))
+
+    def _told(self, offer: str) -> list[int]:
+        """Whom rank 0 waited for in vain, or nobody."""
+        if not self.store.check([f"late/{offer}"]):
+            return []
+        missing = json.loads(self.store.get(f"late/{offer}"))
+        self.store.set(f"told/{offer}/{self.rank}", "")
+        return [int(rank) for rank in missing]
+
     def _who_is_late(self, offer: str | None) -> list[int]:
         if offer is None:
             return [0]
         before = self.store.add(f"alive/{offer}", 0)
-        time.sleep(3 * _SLICE)
-        if self.store.check([f"late/{offer}"]):
-            return [int(rank) for rank in json.loads(self.store.get(f"late/{offer}"))]
+        until = time.monotonic() + 3 * _SLICE
+        while time.monotonic() < until:
+            if missing := self._told(offer):
+                return missing
+            time.sleep(_SLICE / 10)
         if self.store.add(f"alive/{offer}", 0) == before:  # the offer of one that is gone
             return [0]
         return self._absent(offer, range(1, self.world_size)) or [0]

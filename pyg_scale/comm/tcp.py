@@ -26,6 +26,7 @@ from pyg_scale.comm.base import Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
 from pyg_scale.comm.service import Answer, Handler, Handlers, Service
+from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 MAX_BYTES = 1 << 36
@@ -56,6 +57,7 @@ class TcpService(Service):
         self._lock = threading.Lock()
         self._peers: dict[int, _Connection] = {}
         self._connections: set[_Connection] = set()
+        self._addresses: dict[int, tuple[str, int]] = {}
         self._gone: set[int] = set()
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
@@ -102,9 +104,9 @@ class TcpService(Service):
     def _connect(self, rank: int, seconds: float) -> socket.socket:
         where = f"rank {rank}"
         try:
-            self._store.wait([f"address/{rank}"], timedelta(seconds=seconds))
-            host, port = self._store.get(f"address/{rank}").decode().split()
-            connection = socket.create_connection((host, int(port)), timeout=seconds)
+            if rank not in self._addresses:
+                self._addresses[rank] = within(seconds + 1.0, self._look_up, rank, seconds)
+            connection = socket.create_connection(self._addresses[rank], timeout=seconds)
         except TimeoutError:
             raise CommTimeoutError(f"{where} cannot be reached in {seconds:g} s") from None
         except OSError as error:
@@ -115,6 +117,11 @@ class TcpService(Service):
         _tune(connection, self.timeout)
         connection.sendall(_HELLO.pack(self._token, self.rank))
         return connection
+
+    def _look_up(self, rank: int, seconds: float) -> tuple[str, int]:
+        self._store.wait([f"address/{rank}"], timedelta(seconds=seconds))
+        host, port = self._store.get(f"address/{rank}").decode().split()
+        return host, int(port)
 
     # Serving ###############################################################################
 

@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm.address import INTERFACE
 from pyg_scale.comm.meeting import Meeting
+from pyg_scale.comm.time_limit import within
 from pyg_scale.distributed import binding, threads
 from pyg_scale.distributed.context import DistContext, DistRole
 from pyg_scale.distributed.cpu_topology import allowed_cpus
@@ -26,6 +27,7 @@ from pyg_scale.errors import CommError
 
 _LEAVE_SECONDS = 30.0
 _PAUSE = 0.02
+_GRACE = 5.0
 _lock = threading.Lock()
 _running: _Running | None = None
 
@@ -298,23 +300,27 @@ def _leave(running: _Running, seconds: float) -> list[int]:
     """Say goodbye; who has the store hears that of the others."""
     if running.context.global_world_size == 1:
         return []
-    store, context = running.gathered.met.store, running.context
     try:
-        store.set(f"left/{context.global_rank}", "")
-        if not running.gathered.hosts_store:
-            return []
-        deadline = time.monotonic() + seconds
-        others = list(range(1, context.global_world_size))
-        while True:
-            others = [rank for rank in others if not store.check([f"left/{rank}"])]
-            if not others or time.monotonic() >= deadline:
-                break
-            time.sleep(_PAUSE)
-    except RuntimeError:  # the store went first
+        others = within(seconds + _GRACE, _say_goodbye, running, seconds)
+    except (RuntimeError, TimeoutError):  # the store, or the way to it, went first
         return []
     if others and seconds > 0:
         warnings.warn(f"ranks {others} had not left after {seconds:g} seconds", stacklevel=3)
     return others
+
+
+def _say_goodbye(running: _Running, seconds: float) -> list[int]:
+    store, context = running.gathered.met.store, running.context
+    store.set(f"left/{context.global_rank}", "")
+    if not running.gathered.hosts_store:
+        return []
+    deadline = time.monotonic() + seconds
+    others = list(range(1, context.global_world_size))
+    while True:
+        others = [rank for rank in others if not store.check([f"left/{rank}"])]
+        if not others or time.monotonic() >= deadline:
+            return others
+        time.sleep(_PAUSE)
 
 
 def _undo(running: _Running) -> None:
