@@ -1,0 +1,147 @@
+"""Classify the nodes of one type in a partitioned heterogeneous graph, with several processes.
+
+    torchrun --standalone --nproc-per-node 2 examples/hetero_ddp.py                  # generated
+    torchrun --standalone --nproc-per-node 2 examples/hetero_ddp.py --data dblp.npz
+    torchrun --standalone --nproc-per-node 4 examples/hetero_ddp.py --parts DIR
+    python examples/hetero_ddp.py --tiny                      # one process, to see that it runs
+
+As hetero_dblp.py, on a graph that all ranks open together (see train_ddp.py for several machines).
+Ranks share the seeds, and sample across the parts of all of them. A batch may lack a type of nodes or
+edges, so that some parameters get no gradient: find_unused_parameters says so to DDP. Types without
+features get learned vectors, which every rank has.
+"""
+
+import argparse
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch_geometric.nn import SAGEConv, to_hetero
+
+import pyg_scale
+from pyg_scale import parallel
+from pyg_scale.datasets import hetero_communities, load
+from pyg_scale.loader import NeighborLoader
+
+
+class GraphSAGE(torch.nn.Module):
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.conv1 = SAGEConv((-1, -1), channels)
+        self.conv2 = SAGEConv((-1, -1), num_classes)
+
+    def forward(self, x, edge_index):
+        return self.conv2(
+            F.dropout(self.conv1(x, edge_index).relu(), 0.5, self.training), edge_index
+        )
+
+
+class Model(torch.nn.Module):
+    """Features where there are some, else learned vectors, then GraphSAGE over all types."""
+
+    def __init__(self, data, num_classes, channels=64):
+        super().__init__()
+        self.vector = torch.nn.ModuleDict(
+            {
+                name: torch.nn.Embedding(data[name].num_nodes, channels)
+                for name in data.node_types
+                if "x" not in data[name]
+            }
+        )
+        self.gnn = to_hetero(GraphSAGE(channels, num_classes), data.metadata(), aggr="sum")
+
+    def forward(self, batch):
+        x = {
+            name: self.vector[name](batch[name].n_id) if name in self.vector else batch[name].x
+            for name in batch.node_types
+        }
+        return self.gnn(x, batch.edge_index_dict)
+
+
+def prepare(args, folder, world_size):
+    """What rank 0 does before the others go on: the graph in parts."""
+    parts = Path(args.parts or folder / "parts")
+    if not parts.exists():
+        size = (1_000, 500, 8_000, 4_000) if args.tiny else ()
+        data = load(args.data) if args.data else hetero_communities(*size, seed=args.seed)
+        pyg_scale.save(data, folder / "graph")
+        pyg_scale.partition(folder / "graph", world_size, "hash", parts, args.seed)
+    return parts
+
+
+@torch.no_grad()
+def accuracy(model, loader, target):
+    """Over the seeds of all ranks, each of which counts its share."""
+    model.eval()
+    counts = torch.zeros(2)
+    for batch in loader:
+        size = batch[target].batch_size
+        right = model(batch)[target][:size].argmax(1) == batch[target].y[:size]
+        counts += torch.tensor([float(right.sum()), float(size)])
+    dist.all_reduce(counts)
+    return float(counts[0] / counts[1].clamp(min=1))
+
+
+def fit(args, data, rank, world_size):
+    target = next(name for name in data.node_types if "y" in data[name])
+
+    def loader_of(split, **options):
+        return NeighborLoader(
+            data,
+            [15, 10],
+            input_nodes=(target, data[target][f"{split}_mask"]),
+            batch_size=256 // world_size,
+            num_workers=args.workers,
+            seed=args.seed,
+            **options,
+        )
+
+    torch.manual_seed(args.seed)
+    train, test = loader_of("train", shuffle=True), loader_of("test", shuffle=False)
+    core = Model(data, int(data[target].y.max()) + 1)
+    with torch.no_grad():  # sets the sizes of lazily made layers; every rank takes a batch
+        core(next(iter(loader_of("train"))))
+    model = parallel.wrap(core, "ddp", find_unused_parameters=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for epoch in range(1 if args.tiny else args.epochs):
+        core.train()
+        with model.join(optimizer):
+            for batch in train:
+                optimizer.zero_grad()
+                size = batch[target].batch_size
+                loss = F.cross_entropy(model(batch)[target][:size], batch[target].y[:size])
+                model.backward(loss, size)
+                optimizer.step()
+        found = accuracy(core, test, target)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: test accuracy {found:.4f}", flush=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", help="a heterogeneous .npz archive; default: generated")
+    parser.add_argument("--parts", help="a partitioned graph directory, or where to make it")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
+    args = parser.parse_args(argv)
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", timeout=timedelta(minutes=30), **alone)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    with tempfile.TemporaryDirectory() as folder:  # that of rank 0 is used
+        parts = [prepare(args, Path(folder), world_size) if rank == 0 else None]
+        dist.broadcast_object_list(parts)  # and nobody goes on before it is done
+        with pyg_scale.open(parts[0]) as data:
+            fit(args, data, rank, world_size)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
