@@ -6,9 +6,9 @@
     python examples/hetero_ddp.py --tiny                      # one process, to see that it runs
 
 As hetero_dblp.py, on a graph that all ranks open together (see train_ddp.py for several machines).
-Ranks share the seeds, and sample across the parts of all of them. A batch may lack a type of nodes or
-edges, so that some parameters get no gradient: find_unused_parameters says so to DDP. Types without
-features get learned vectors, which every rank has.
+Ranks share the seeds, and sample across the parts of all of them. A batch may lack a type of nodes
+or edges, so that some parameters get no gradient: find_unused_parameters says so to DDP. Types
+without features get learned vectors, which every rank has.
 """
 
 import argparse
@@ -33,11 +33,10 @@ class GraphSAGE(torch.nn.Module):
         super().__init__()
         self.conv1 = SAGEConv((-1, -1), channels)
         self.conv2 = SAGEConv((-1, -1), num_classes)
+        self.dropout = torch.nn.Dropout(0.5)  # a module, which eval() switches off in every type
 
     def forward(self, x, edge_index):
-        return self.conv2(
-            F.dropout(self.conv1(x, edge_index).relu(), 0.5, self.training), edge_index
-        )
+        return self.conv2(self.dropout(self.conv1(x, edge_index).relu()), edge_index)
 
 
 class Model(torch.nn.Module):

@@ -1,13 +1,14 @@
 """Predict missing links in a partitioned graph, with several processes.
 
-    torchrun --standalone --nproc-per-node 2 examples/link_prediction_ddp.py         # generated
-    torchrun --standalone --nproc-per-node 2 examples/link_prediction_ddp.py --data facebook_pages.npz
-    python examples/link_prediction_ddp.py --tiny               # one process, to see that it runs
+    torchrun --standalone --nproc-per-node 2 examples/link_prediction_ddp.py        # generated
+    torchrun --standalone --nproc-per-node 2 examples/link_prediction_ddp.py --data cora.npz
+    python examples/link_prediction_ddp.py --tiny           # one process, to see that it runs
 
-As link_prediction.py, on a graph that all ranks open together. Rank 0 hides a tenth of the links, cuts
-the graph of the others into parts, and leaves the links to learn from and to be asked about in files of
-their own, which every rank maps. The ranks share these links; negatives are drawn by LinkNeighborLoader,
-the same whatever the number of ranks. The area under the ROC curve is that of all ranks together.
+As link_prediction.py, on a graph that all ranks open together. Rank 0 hides a tenth of the links,
+cuts the graph of the others into parts, and leaves the links to learn from and to be asked about in
+files of their own, which every rank maps. The ranks share these links; negatives are drawn by
+LinkNeighborLoader, the same whatever the number of ranks. The area under the ROC curve is that of
+all ranks together.
 """
 
 import argparse

@@ -1,19 +1,18 @@
-"""Train GraphSAGE with several processes, on one machine or many, each with its parts of the graph.
+"""Train GraphSAGE with several processes, on one machine or many, each with parts of the graph.
 
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py                 # generated
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py --data facebook_pages.npz
     torchrun --standalone --nproc-per-node 4 examples/train_ddp.py --parts DIR
     python examples/train_ddp.py --tiny                     # one process, to see that it runs
 
-Without --parts rank 0 makes a partitioned directory, which is for one machine. For several, cut the
-graph first (pyg-scale partition), copy the directory to each of them (META.json, the book, and at
-least the parts that it is to own), and start on every machine
+Without --parts rank 0 makes a partitioned directory, for one machine. For several, cut the graph
+first (pyg-scale partition), copy META.json, the book and some parts to each, and start on all
 
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         examples/train_ddp.py --parts DIR
 
-The loader is the one that a single process would use: it samples across the parts of all ranks, and
-the ranks share the training nodes. An epoch has each of them once, in the same batches whatever the
+The loader is the one that a single process would use: it samples across the parts of all ranks,
+which share the training nodes. An epoch has each of them once, in batches that do not depend on the
 number of ranks. Ranks with one batch less wait for the others in join().
 
 All ranks evaluate together, each its share. At the end rank 0 evaluates alone, with a loader of its
@@ -55,11 +54,9 @@ def prepare(args, folder, world_size):
     """What rank 0 does before the others go on: the graph, and the parts."""
     parts = Path(args.parts or folder / "parts")
     if not parts.exists():
-        if args.data is None:
-            size = (2_000, 20_000) if args.tiny else (100_000, 2_000_000)
-            data = planted_communities(*size, homophily=0.6, signal=0.8, seed=args.seed)
-        else:
-            data = load(args.data)
+        size = (2_000, 20_000) if args.tiny else (100_000, 2_000_000)
+        options = {"homophily": 0.6, "signal": 0.8, "seed": args.seed}
+        data = load(args.data) if args.data else planted_communities(*size, **options)
         pyg_scale.save(data, folder / "graph")
         pyg_scale.partition(folder / "graph", world_size, args.method, parts, args.seed)
     return parts
@@ -74,7 +71,7 @@ def accuracy(model, loader, together):
     for batch in loader:
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
         right = out.argmax(dim=1) == batch.y[: batch.batch_size]
-        counts += torch.tensor([float(right.sum()), float(right.numel())])
+        counts += torch.tensor([right.sum(), right.numel()])
     if together:
         dist.all_reduce(counts)
     return float(counts[0] / counts[1].clamp(min=1))
@@ -84,10 +81,10 @@ def fit(args, data, rank, world_size):
     def loader_of(split, **options):
         return NeighborLoader(
             data,
-            args.num_neighbors,
+            [10, 5],
             input_nodes=data[f"{split}_mask"],
             batch_size=max(1, args.batch_size // world_size),
-            num_workers=args.workers,
+            num_workers=1,
             seed=args.seed,
             **options,
         )
@@ -95,7 +92,7 @@ def fit(args, data, rank, world_size):
     torch.manual_seed(args.seed)
     core = Net(data.num_features, 64, int(data.y.max()) + 1)
     model = parallel.wrap(core, "ddp")
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs)
     train = loader_of("train", shuffle=True, split_seeds=args.split_seeds)
     validation, test = loader_of("val"), loader_of("test")
@@ -131,9 +128,6 @@ def main(argv=None):
     parser.add_argument("--split-seeds", choices=["global", "part"], default="global")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=512, help="seeds of all ranks together")
-    parser.add_argument("--num-neighbors", type=int, nargs=2, default=[10, 5])
-    parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)

@@ -60,12 +60,18 @@ def test_resuming_gives_the_same_model(tmp_path):
     assert "the same to the bit" in run(named("resume"), tmp_path, "--tiny")
 
 
-def test_ranks_have_the_seeds_of_their_parts(tmp_path):
-    printed = run(named("train_ddp"), tmp_path, "--tiny", ranks=2)
-    seeds = dict(re.findall(r"rank (\d) of 2: ([\d,]+) training nodes", printed))
-    alone = re.findall(r"([\d,]+) training", run(named("train_ddp"), tmp_path, "--tiny"))
-    assert sum(int(n.replace(",", "")) for n in seeds.values()) == int(alone[0].replace(",", ""))
-    assert sorted(seeds) == ["0", "1"] and "ranks 2" in accuracies(printed)
+@pytest.mark.parametrize("split_seeds", ["global", pytest.param("part", marks=pytest.mark.slow)])
+def test_ranks_share_seeds_and_evaluate_together_or_alone(tmp_path, split_seeds):
+    options = ("--tiny", "--split-seeds", split_seeds)
+    printed = run(named("train_ddp"), tmp_path, *options, ranks=2)
+    assert sorted(re.findall(r"rank (\d) of 2: 4 batches", printed)) == ["0", "1"]
+    found = accuracies(printed)
+    assert found["ranks 2"] == found["rank 0 alone"]
+
+
+@pytest.mark.parametrize("example", ["hetero_ddp", "link_prediction_ddp"])
+def test_examples_on_two_ranks(tmp_path, example):
+    assert re.search(r"epoch 1: .* 0\.\d+", run(named(example), tmp_path, "--tiny", ranks=2))
 
 
 @pytest.mark.slow
