@@ -241,9 +241,11 @@ def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjace
 def _recall(
     tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...], make: Callable[[], Adjacency]
 ) -> Adjacency:
+    if any(tensor is not None and tensor.is_inference() for tensor in tensors):
+        return make()  # changes of such tensors cannot be seen
     name = (*(id(tensor) for tensor in tensors), *numbers)
     entry = _known.get(name)
-    versions = tuple(-1 if tensor is None else _version(tensor) for tensor in tensors)
+    versions = tuple(-1 if tensor is None else tensor._version for tensor in tensors)
     if entry is not None and entry.versions == versions and entry.is_of(tensors):
         return entry.adjacency
 
@@ -256,7 +258,3 @@ def _recall(
     refs = tuple(None if tensor is None else weakref.ref(tensor, forget) for tensor in tensors)
     _known[name] = _Known(refs, versions, adjacency)
     return adjacency
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
