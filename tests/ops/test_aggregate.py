@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,10 +94,11 @@ def test_means_what_loops_mean(path, name, reduce, weighted):
 
 
 WIDTHS = (1, 3, 4, 7, 8, 16, 17, 31, 64, 100, 127, 128, 132, 256, 1024)
+PATHS = [("compiled", width) for width in WIDTHS] + [("plain", 1), ("plain", 17)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("path", "width"), PATHS, indirect=["path"])
 def test_every_width_and_type(path, dtype, width):
     num_src, indptr, indices, edge_id = graphs.named("small")
     torch.manual_seed(width)
@@ -152,3 +155,223 @@ def test_gradients_are_numerically_right(path, reduce, weighted):
     assert torch.autograd.gradcheck(run, (x, weight) if weighted else (x,))
     if reduce in ("sum", "mean") and not weighted:
         assert torch.autograd.gradgradcheck(run, (x,))
+
+
+def test_ties_and_nan(path):
+    indptr, indices = torch.tensor([0, 3, 5]), torch.tensor([0, 1, 2, 3, 4])
+    nan = float("nan")
+    x = torch.tensor([[1.0, nan], [5.0, 2.0], [5.0, nan], [-1.0, 7.0], [-1.0, nan]])
+    x = torch.cat([x, x, x, x, x], dim=1).requires_grad_()
+    largest = csr_aggregate(indptr, indices, x, reduce="max")
+    torch.testing.assert_close(largest[0, :2], torch.tensor([5.0, nan]), equal_nan=True)
+    (gradient,) = torch.autograd.grad(largest.nan_to_num().sum(), x)
+    assert gradient[:, 0].tolist() == [0, 1, 0, 1, 0]  # the first of equal ones
+    smallest = csr_aggregate(indptr, indices, x, reduce="min")
+    torch.testing.assert_close(smallest[1, :2], torch.tensor([-1.0, nan]), equal_nan=True)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_a_hub(compiled, reduce):
+    num_src, indptr, indices = graphs.star()
+    torch.manual_seed(0)
+    x = torch.randn(num_src, 9, dtype=torch.float32).requires_grad_()
+    found = csr_aggregate(indptr, indices, x, reduce=reduce)
+    rows = {"sum": x[1:].double().sum(0), "mean": x[1:].double().mean(0)}
+    rows |= {"max": x[1:].double().amax(0), "min": x[1:].double().amin(0)}
+    assert near(found[0], rows[reduce], 1e-5)
+    assert torch.equal(found[1:], x[:1].expand(num_src - 1, -1))
+    (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
+    assert near(gradient[0], torch.full((9,), float(num_src - 1)), 1e-5)
+    wanted = {"sum": num_src - 1.0, "mean": 1.0, "max": 1.0, "min": 1.0}[reduce]
+    assert near(gradient[1:].sum(0), torch.full((9,), wanted), 1e-3)
+
+
+LAYOUTS = {
+    "strided rows": lambda x: torch.cat([x, x], 1)[:, : x.size(1)],
+    "strided columns": lambda x: x.t().contiguous().t(),
+    "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(compiled, layout):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    torch.manual_seed(0)
+    x = LAYOUTS[layout](torch.randn(num_src, 37))
+    weight = torch.randn(indices.numel(), 2)[:, 0]
+    both = torch.stack([indices, indices], 1)[:, 0], torch.stack([edge_id, edge_id], 1)[:, 0]
+    for reduce in REDUCTIONS:
+        wanted = csr_aggregate(
+            indptr, indices, x.contiguous(), weight.clone(), reduce, edge_id=edge_id
+        )
+        found = csr_aggregate(indptr.int(), both[0], x, weight, reduce, edge_id=both[1])
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_the_same_bits_for_any_number_of_threads_and_every_time(compiled, reduce):
+    generator = torch.Generator().manual_seed(0)
+    degree = torch.randint(0, 30, (4000,), generator=generator)
+    degree[17] = 9000  # in pieces
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    size = int(indptr[-1])
+    indices = (torch.rand(size, generator=generator).pow(3) * 3000).long()
+    edge_id = torch.randperm(size, generator=generator)
+    x = torch.randn(3000, 4, 6, generator=generator, requires_grad=True)
+    weight = torch.randn(size, 4, generator=generator, requires_grad=True)
+    gradient = torch.randn(4000, 4, 6, generator=generator)
+    threads, seen = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 2, 1):
+            torch.set_num_threads(number)
+            poison()
+            out = csr_aggregate(indptr, indices, x, weight, reduce, edge_id=edge_id)
+            seen.append((out.detach(), *torch.autograd.grad(out, (x, weight), gradient)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other))
+    assert all(bool(t.isfinite().all()) for t in seen[0])
+
+
+def poison() -> None:
+    """Leave NaN where the next results will be: whoever does not write all of them is seen."""
+    for size in (24_000, 72_000, 96_000, 240_000, 270_000):
+        torch.full((size,), float("nan"))
+        torch.ops.pyg_scale.pool_empty([size], torch.float32).fill_(float("nan"))
+
+
+def test_operators_are_what_torch_expects(compiled):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    edges = graph.Adjacency(indptr, indices, num_src, edge_id)
+    x = torch.randn(num_src, 6, requires_grad=True)
+    weight = torch.randn(indices.numel(), 2, requires_grad=True)
+    csr = (edges.indptr, edges.indices, edges.edge_id)
+    ops = torch.ops.pyg_scale
+    six = (*csr, *edges.transpose())
+    assert fused_is_ready()
+    torch.library.opcheck(ops.csr_transpose.default, (indptr, indices, num_src))
+    for flag in (False, True):
+        torch.library.opcheck(ops.csr_sum.default, (*six, x, weight, flag))
+        torch.library.opcheck(ops.csr_sum.default, (*csr, None, None, None, x, None, flag))
+        torch.library.opcheck(ops.csr_extreme.default, (*six, x, weight, flag))
+    out, arg = ops.csr_extreme(*six, x.detach(), None, False)
+    grad_args = (*edges.transpose(), indptr, edge_id, arg, torch.randn_like(out), weight.detach())
+    torch.library.opcheck(ops.csr_extreme_grad.default, grad_args)
+    args = (*csr, x.detach(), torch.randn_like(out), arg, 2, False)
+    torch.library.opcheck(ops.csr_weight_grad.default, args)
+
+
+def fused_is_ready() -> bool:
+    from pyg_scale.ops import fused
+
+    return fused.usable(torch.empty(0))
+
+
+def test_compiles_and_exports_as_a_whole(compiled):
+    class Layer(torch.nn.Module):
+        def forward(self, indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+            out = csr_aggregate(indptr, indices, x * 2, weight)
+            return out + csr_aggregate(indptr, indices, x, None, "max")
+
+    layer, torch_compiled = Layer(), torch.compile(Layer(), fullgraph=True, dynamic=True,
+                                                   backend="aot_eager")  # fmt: skip
+    for name in ("small", "more rows than sources"):
+        num_src, indptr, indices, _ = graphs.named(name)
+        x = torch.randn(num_src, 8, requires_grad=True)
+        weight = torch.randn(indices.numel(), requires_grad=True)
+        eager, traced = (f(indptr, indices, x, weight) for f in (layer, torch_compiled))
+        torch.testing.assert_close(traced, eager)
+        for a, b in zip(*(torch.autograd.grad(y.sum(), (x, weight)) for y in (eager, traced))):
+            torch.testing.assert_close(a, b)
+    args = (indptr, indices, x.detach(), weight.detach())
+    exported = torch.export.export(layer, args)
+    torch.testing.assert_close(exported.module()(*args), layer(*args))
+
+
+def test_autocast(path):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    x, weight = torch.randn(num_src, 6, requires_grad=True), torch.rand(indices.numel())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = csr_aggregate(indptr, indices, x, weight, edge_id=edge_id)
+        assert csr_aggregate(indptr, indices, x.double(), weight).dtype == torch.float64
+    assert found.dtype == torch.bfloat16
+    assert near(found, by_loops(indptr, indices, edge_id, x, weight, "sum"), 1e-2)
+    found.sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+def test_a_graph_is_known_by_its_tensors_and_forgotten_with_them():
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    known = len(graph._known)
+    first = graph.from_csr(indptr, indices, num_src, edge_id)
+    assert graph.from_csr(indptr, indices, num_src, edge_id) is first
+    assert first.transpose() is first.transpose()
+    assert graph.from_csr(indptr, indices, num_src) is not first
+    assert graph.from_csr(indptr, indices.clone(), num_src, edge_id) is not first
+    indices[0] = (indices[0] + 1) % num_src
+    changed = graph.from_csr(indptr, indices, num_src, edge_id)
+    assert changed is not first and int(changed.indices[0]) == int(indices[0])
+    del indptr, indices, edge_id
+    gc.collect()
+    assert len(graph._known) == known
+
+
+def test_a_transpose_is_its_meaning(path):
+    for name in graphs.NAMES:
+        num_src, indptr, indices, _ = graphs.named(name)
+        for index in (indices, indices.int()):
+            found = graph.transpose(indptr, index, num_src)
+            assert found.indices.dtype == index.dtype
+            for a, b in zip(found, graph.transpose_plain(indptr, index, num_src)):
+                assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_bad_input(path):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    x = torch.randn(num_src, 4)
+    with pytest.raises(ValueError, match="reduce must be one of sum, mean, max, min"):
+        csr_aggregate(indptr, indices, x, reduce="median")
+    with pytest.raises(ValueError, match=r"indices\[\d+\] is \d+, but there are only 3 source"):
+        csr_aggregate(indptr, indices, x[:3])
+    with pytest.raises(ValueError, match="indptr must rise from 0"):
+        csr_aggregate(indptr + 1, indices, x)
+    with pytest.raises(TypeError, match="x must be float32"):
+        csr_aggregate(indptr, indices, x.long())
+    with pytest.raises(TypeError, match="indices must be a one-dimensional int64 or int32"):
+        csr_aggregate(indptr, indices.float(), x)
+    with pytest.raises(ValueError, match=r"weight must be of shape \[\d+\] or"):
+        csr_aggregate(indptr, indices, x, torch.ones(2))
+    with pytest.raises(ValueError, match=r"needs x of shape \[num_src, 2, channels\]"):
+        csr_aggregate(indptr, indices, x, torch.ones(indices.numel(), 2))
+    with pytest.raises(ValueError, match=r"edge_id\[0\] is -1"):
+        csr_aggregate(indptr, indices, x, edge_id=torch.full_like(edge_id, -1))
+
+
+def test_the_op_itself_refuses_what_would_read_out_of_bounds(compiled):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    assert fused_is_ready()
+    x, none = torch.randn(num_src, 4), (None, None, None)
+    op = torch.ops.pyg_scale.csr_sum
+    with pytest.raises(ValueError, match=r"indices\[\d+\] is \d+, but there are only 3"):
+        op(indptr, indices, None, *none, x[:3], None, False)
+    with pytest.raises(ValueError, match=r"indices\[\d+\] is -2"):
+        op(indptr, torch.full_like(indices, -2), None, *none, x, None, False)
+    wrong = indptr.clone()
+    wrong[1] = indices.numel()
+    with pytest.raises(ValueError, match="indptr goes down after row 1"):
+        op(wrong, indices, None, *none, x, None, False)
+    weight = torch.randn(indices.numel(), 1)
+    with pytest.raises(ValueError, match="edge_id"):
+        op(indptr, indices, edge_id + 1, *none, x, weight, False)
+
+
+def test_some_gradients_of_gradients_are_refused(compiled):
+    num_src, indptr, indices, _ = graphs.named("small")
+    x = torch.randn(num_src, 4, requires_grad=True)
+    out = csr_aggregate(indptr, indices, x, reduce="max")
+    (gradient,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+        gradient.sum().backward()
