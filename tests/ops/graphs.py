@@ -26,7 +26,7 @@ def bipartite(
 
 
 def named(name: str) -> tuple[int, Tensor, Tensor, Tensor]:
-    """``num_src`` and the tensors of one of :data:`NAMES`."""
+    """``num_src`` and the tensors of one of :data:`NAMES`, or of ``tiny``."""
     none = torch.empty(0, dtype=torch.int64)
     if name == "empty":
         return 0, torch.zeros(1, dtype=torch.int64), none, none
@@ -34,6 +34,8 @@ def named(name: str) -> tuple[int, Tensor, Tensor, Tensor]:
         return 3, torch.zeros(5, dtype=torch.int64), none, none
     if name == "no rows":
         return 7, torch.zeros(1, dtype=torch.int64), none, none
+    if name == "tiny":
+        return 6, *bipartite(6, 5, 24)
     if name == "small":
         return 30, *bipartite(30, 20, 150)
     if name == "more rows than sources":

@@ -143,8 +143,8 @@ def test_is_what_pyg_aggregates(path, reduce, weighted):
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_are_numerically_right(path, reduce, weighted):
-    num_src, indptr, indices, edge_id = graphs.named("small")
+def test_gradients_are_numerically_right(compiled, reduce, weighted):
+    num_src, indptr, indices, edge_id = graphs.named("tiny")
     torch.manual_seed(0)
     x = torch.randn(num_src, 2, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(indices.numel(), 2, dtype=torch.float64, requires_grad=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 BENCHMARKS = {
+    "conv": "pyg_scale.cli.bench.conv",
     "loader": "pyg_scale.cli.bench.loader",
     "scale": "pyg_scale.cli.bench.scale",
     "store": "pyg_scale.cli.bench.store",

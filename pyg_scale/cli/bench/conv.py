@@ -1,0 +1,180 @@
+"""The ops behind the layers: time and memory beside PyG's path and ``torch.sparse.mm``.
+
+Every op runs on a whole generated graph and on blocks as a neighbour loader samples them, forward
+alone and with gradients; all sides of a comparison take turns within a round, rounds are repeated,
+medians are given. For attention PyG's side is its layer's attention and aggregation, without the
+projections before it. The report gives the rate at which rows of features are read (one for every
+edge, however many of them are in a cache) beside the machine's measured copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.cli.bench import conv_cases, conv_report, environment, memory
+from pyg_scale.cli.bench.conv_cases import OPS, OURS, Case, Graph
+from pyg_scale.cli.bench.measure import in_one_line
+from pyg_scale.datasets import planted_communities
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import library
+from pyg_scale.ops.memory import trim
+
+QUICK = {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64}
+_COPY_BYTES = 1 << 28
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``pyg-scale bench conv``."""
+    args = _arguments(argv)
+    os.environ.setdefault("PYG_SCALE_KERNELS", "require")
+    library.compiled()  # raises at once, not after the graph was made
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    found: dict[str, Any] = {
+        "benchmark": "conv",
+        "command": shlex.join(["pyg-scale", "bench", "conv", *argv]),
+        "environment": environment.describe(),
+        "settings": {k: v for k, v in vars(args).items() if k not in ("json", "png", "report")},
+        "copy_bytes_per_s": copy_bandwidth(),
+        "graphs": [],
+        "cases": [],
+    }
+    for graph in _graphs(args):
+        found["graphs"].append(
+            {
+                "name": graph.name,
+                "sources": graph.num_src,
+                "destinations": graph.num_dst,
+                "edges": graph.num_edges,
+            }
+        )
+        torch.manual_seed(0)
+        for op in args.ops:
+            print(f"measuring {op} on {graph.name}", file=sys.stderr)
+            cases = conv_cases.cases(graph, args.channels, args.heads, [op])
+            for _, group in groupby(cases, key=lambda case: case.backward):
+                _measure(list(group), args.rounds)
+            found["cases"] += [case.to_dict() for case in cases]
+    found["environment"]["load_average_after"] = memory.load_average()
+    print(conv_report.terminal(found))
+    conv_report.write(found, args.json, args.png, args.report)
+    return 0
+
+
+def copy_bandwidth(rounds: int = 5) -> float:
+    """Bytes per second that torch reads and writes when it copies a large tensor."""
+    source = torch.ones(_COPY_BYTES // 4)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * _COPY_BYTES / median(seconds[1:])
+
+
+def _measure(cases: Sequence[Case], rounds: int) -> None:
+    """Memory of a first step, then the seconds of ``rounds`` more, sides in turn."""
+    for case in cases:
+        gc.collect()
+        trim()
+        before = memory.resident()
+        memory.reset_peak()
+        try:
+            case.step()
+        except Exception as error:
+            if case.side == OURS:
+                raise
+            case.error = in_one_line(error)
+            continue
+        top = memory.peak()
+        case.peak_bytes = None if top is None or before is None else max(0, top - before)
+    for _ in range(rounds):
+        for case in cases:
+            if not case.error:
+                start = time.perf_counter()
+                case.step()
+                case.seconds.append(time.perf_counter() - start)
+
+
+# Graphs ###################################################################################
+
+
+def _graphs(args: argparse.Namespace) -> list[Graph]:
+    data = planted_communities(args.nodes, args.edges, 16, 1)
+    whole = Graph("whole graph", data.edge_index, data.num_nodes, data.num_nodes)
+    loader = NeighborLoader(
+        data, args.num_neighbors, batch_size=args.batch_size, shuffle=True, seed=0
+    )
+    batch = next(iter(loader))
+    nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+    blocks = []
+    for hops in range(len(args.num_neighbors), 0, -1):  # as layers need them, trimmed
+        index: Tensor = batch.edge_index[:, : sum(edges[:hops])]
+        blocks.append(
+            Graph(f"block of {hops} hops", index, sum(nodes[: hops + 1]), sum(nodes[:hops]))
+        )
+    return [whole, *blocks[: args.blocks]]
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pyg-scale bench conv",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--nodes", type=_count, default=100_000)
+    what.add_argument("--edges", type=_count, default=1_500_000, help="directed")
+    what.add_argument("--channels", type=int, default=128, help="of all heads together, fp32")
+    what.add_argument("--heads", type=int, default=4)
+    what.add_argument("--batch-size", type=int, default=1024)
+    what.add_argument("--num-neighbors", type=_numbers, default=[15, 10], metavar="K,K,...")
+    what.add_argument("--blocks", type=int, default=1, help="how many layers' blocks, the largest")
+    what.add_argument(
+        "--ops", type=_ops, default=list(OPS), help=f"comma-separated, of: {', '.join(OPS)}"
+    )
+    what.add_argument("--rounds", type=int, default=7)
+    what.add_argument("--threads", type=int, default=0, help="torch's own number if 0")
+    what.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", metavar="FILE")
+    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
+    out.add_argument("--report", metavar="FILE.md")
+    if "--quick" in argv:
+        parser.set_defaults(**QUICK)
+    args = parser.parse_args(argv)
+    for name in ("rounds", "channels", "heads", "batch_size"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if args.channels % args.heads:
+        parser.error(f"--channels {args.channels} must be a multiple of --heads {args.heads}")
+    return args
+
+
+def _count(text: str) -> int:
+    return int(float(text))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _ops(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in OPS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(OPS)}")
+    return names
