@@ -101,4 +101,5 @@ class DistContext:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         from pyg_scale.distributed import start
 
-        start.shutdown(wait=0.0 if kind is not None else None)
+        failed = kind is not None and not issubclass(kind, SystemExit)
+        start.shutdown(wait=0.0 if failed else None)
