@@ -1,9 +1,9 @@
 """Train GraphSAGE on a partitioned graph in a SLURM job that may be stopped, requeued and resumed.
 
     sbatch examples/slurm/train.sbatch                                # 2 nodes, 2 tasks on each
-    sbatch --nodes 4 examples/slurm/train.sbatch --epochs 20          # what follows goes to this script
+    sbatch --nodes 4 examples/slurm/train.sbatch --epochs 20          # arguments of this script
     torchrun --standalone --nproc-per-node 2 examples/slurm/train.py  # the same, on one machine
-    python examples/slurm/train.py --tiny                             # one process, to see that it runs
+    python examples/slurm/train.py --tiny                             # one process, as a trial
 
 `pyg_scale.distributed.init()` finds the other tasks by what srun (or torchrun) says: the first host
 of the node list is where they meet. --run is a folder that all nodes see. `--prepare` makes the
