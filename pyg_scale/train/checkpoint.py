@@ -21,6 +21,7 @@ from pyg_scale.errors import CheckpointError
 from pyg_scale.parallel import ParallelModule
 from pyg_scale.train.random_state import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
+from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
 from pyg_scale.train.tree import flatten
 from pyg_scale.train.writing import Staged, write
@@ -144,6 +145,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: If this one, or the one before, cannot be written; says by which rank.
+                Also if the parameters of a module are not the same on all ranks.
             TypeError: If something cannot be saved; says what.
             ValueError: If ``step`` is negative.
         """
@@ -183,7 +185,10 @@ class Checkpoint:
                 continue
             states[name], found = flatten(part, name if shared else f"rank-{rank}/{name}")
             tensors.update(found)
-        return Staged(states, tensors)
+        modules = {n: part for n, part in self._state.items() if isinstance(part, nn.Module)}
+        several = self._ranks.world_size > 1
+        prints = {n: fingerprint(part) for n, part in modules.items()} if several else {}
+        return Staged(states, tensors, prints)
 
     def _write(self, step: int, staged: Staged) -> None:
         try:
@@ -265,7 +270,7 @@ class Checkpoint:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None or isinstance(error, SystemExit):
+        if error is None:
             self.close()
             return
         self._stopping.close()  # the others may be gone: only what is being written is waited for

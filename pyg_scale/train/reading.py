@@ -69,7 +69,7 @@ def read_states(
         path: The checkpoint.
         parts: What is wanted, and whether all ranks share it.
         ranks: All of them.
-        exactly: Whether it must hold nothing else.
+        exactly: Whether it must hold nothing else, but for the random generators.
 
     Returns:
         The state of each part, and the user's values. A rank that was not there when it was saved
@@ -86,8 +86,9 @@ def read_states(
     if missing := sorted(parts.keys() - there):
         raise CheckpointError(
             f"{path} has no {', '.join(map(repr, missing))}; it has {', '.join(sorted(there))}"
+            + ("; it was saved with random_state=False" if RANDOM in missing else "")
         )
-    if exactly and (more := sorted(there - parts.keys())):
+    if exactly and (more := sorted(there - parts.keys() - {RANDOM})):
         raise CheckpointError(
             f"{path} also has {', '.join(map(repr, more))}: add it to the state, or say what to "
             f"load with only="

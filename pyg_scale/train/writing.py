@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from pyg_scale.comm import Communicator
 from pyg_scale.errors import CheckpointError
 from pyg_scale.train import folders
+from pyg_scale.train.replicas import differing
 from pyg_scale.train.storage import Writer
 
 _FIRST_TAG = 1 << 20  # below are those of the training's own thread
@@ -26,10 +27,12 @@ class Staged:
     Attributes:
         states: What is JSON, by the name of the part.
         tensors: On the CPU, and nobody else's.
+        fingerprints: Of the modules, see :mod:`pyg_scale.train.replicas`.
     """
 
     states: dict[str, Any]
     tensors: dict[str, Tensor]
+    fingerprints: dict[str, int]
 
 
 def write(
@@ -46,18 +49,20 @@ def write(
         keep_last: How many to keep.
 
     Raises:
-        CheckpointError: If some rank cannot write, or the steps differ.
+        CheckpointError: If some rank cannot write, or the steps or parameters differ.
         CommError: If a rank is gone or does not answer in time.
     """
     tag = _FIRST_TAG + 4 * (number % _FIRST_TAG)
     made = ""
     with _told(ranks, tag) as begun:
-        begun.mine["step"] = step
+        begun.mine.update(step=step, fingerprints=staged.fingerprints)
         if ranks.rank == 0:
             begun.mine["folder"] = made = folders.begin(path, step).name
     steps = [each["step"] for each in begun.all]
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks are at different steps: {steps}")
+    if wrong := differing([each["fingerprints"] for each in begun.all]):
+        raise CheckpointError(wrong)
     made = begun.all[0]["folder"]
     with _told(ranks, tag + 1) as done:
         done.mine["files"] = _write_part(path / made, staged, ranks.rank)

@@ -289,6 +289,23 @@ def test_another_run_is_not_loaded(tmp_path):
         checkpoint.load()
 
 
+def test_without_random_generators(tmp_path):
+    with Checkpoint(tmp_path / "with", {}) as checkpoint:
+        checkpoint.save(1)
+    with Checkpoint(tmp_path / "without", {}, random_state=False) as checkpoint:
+        checkpoint.save(1)
+    with Checkpoint(tmp_path / "with", {}, random_state=False) as checkpoint:
+        before = torch.get_rng_state()
+        torch.rand(1)
+        after = torch.get_rng_state()
+        assert checkpoint.load().step == 1
+        assert torch.equal(torch.get_rng_state(), after) and not torch.equal(before, after)
+    with Checkpoint(tmp_path / "without", {}) as checkpoint:
+        with pytest.raises(CheckpointError, match="no 'random'.*random_state=False"):
+            checkpoint.load()
+        assert checkpoint.load(only=[]).step == 1
+
+
 def test_bad_input_is_refused(tmp_path):
     good = {"counter": Counter()}
     for state, options, error, match in (
@@ -332,11 +349,12 @@ def test_signals_are_for_the_main_thread(tmp_path):
 
 
 def on_ranks(world_size, path, work):
-    """`work(checkpoint, counter, model)` on ranks whose counters differ, and models do not."""
+    """`work(checkpoint, counter, model)` on ranks whose counters differ."""
 
     def rank_of(group):
         counter, model = Counter(10 + group.rank), nn.Linear(2, 2)
-        nn.init.constant_(model.weight, 1.0 if group.rank == 0 else 2.0)
+        nn.init.constant_(model.weight, 1.0)
+        nn.init.constant_(model.bias, 2.0)
         with Gloo.join(group) as ranks:
             state = {"counter": counter, "model": model}
             made = Checkpoint(path, state, random_state=False, comm=ranks)
@@ -352,6 +370,7 @@ def test_each_rank_has_its_part_and_modules_are_those_of_rank_0(tmp_path):
 
     def load(checkpoint, counter, model):
         number, counter.count = counter.count, -1
+        nn.init.constant_(model.weight, 9.0)
         found = checkpoint.load()
         assert (found.step, found.values) == (5, {"note": "x"})
         assert counter.count == number
@@ -380,6 +399,21 @@ def test_another_number_of_ranks_loads_what_is_the_same_on_all(tmp_path, world_s
         on_ranks(world_size, tmp_path, load)
     text = str(raised.value.exceptions[0])
     assert "saved by 3 ranks, whose 'counter' differ" in text and "split_seeds='global'" in text
+
+
+def test_replicas_that_are_not_one_are_not_saved(tmp_path):
+    """Such as those of ranks of which one has made a step more."""
+
+    def work(checkpoint, counter, model):
+        if counter.count == 11:
+            with torch.no_grad():
+                model.bias += 1e-6
+        checkpoint.save(1)
+        with pytest.raises(CheckpointError, match="'model' on rank 1 are not those of rank 0"):
+            checkpoint.wait()
+
+    on_ranks(3, tmp_path, work)
+    assert not [name for name in folders(tmp_path) if not name.startswith(".writing")]
 
 
 def test_ranks_at_different_steps_are_told(tmp_path):
