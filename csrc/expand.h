@@ -8,6 +8,7 @@
 #include "buffer.h"
 #include "graph_view.h"
 #include "keys.h"
+#include "parts.h"
 #include "pick.h"
 
 namespace pyg_scale {
@@ -58,17 +59,54 @@ class alignas(64) Expansion {  // not two threads on one cache line
   void expand(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
               int64_t end, int64_t stop) {
     position_.clear();
+    if (view.parts) {
+      expand_rows<true>(view, hop, rows, begin, end, stop);
+      read_parts(view, end - begin);
+    } else {
+      expand_rows<false>(view, hop, rows, begin, end, stop);
+      read(view);
+    }
+  }
+
+  size_t bytes() const {
+    return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() +
+           seed_.bytes() + held_.bytes() + picker_.bytes();
+  }
+
+ private:
+  static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
+
+  template <bool kParts>
+  void expand_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
+                   int64_t end, int64_t stop) {
+    if constexpr (kParts) {
+      held_.clear();
+      for (int64_t row = begin; row < end; ++row) view.places->prefetch(rows.node[row]);
+      for (int64_t row = begin; row < end; ++row) {
+        const Held here = held(view, rows.node[row]);
+        __builtin_prefetch(here.view->indptr + here.place);
+        held_.push(here);
+      }
+    }
     for (int64_t row = begin; row < end; ++row) {
-      if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
-      const int64_t v = rows.at(row), first = view.indptr[v];
-      Candidates c{first, view.indptr[v + 1]};
+      const EdgeView* in = &view;
+      int64_t v;
+      if constexpr (kParts) {
+        in = held_[row - begin].view;
+        v = held_[row - begin].place;
+      } else {
+        if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+        v = rows.at(row);
+      }
+      const int64_t first = in->indptr[v];
+      Candidates c{first, in->indptr[v + 1]};
       uint64_t key = fold(hop.key, static_cast<uint64_t>(rows.node[row]));
       if (rows.seed) {
         key = fold(key, static_cast<uint64_t>(rows.seed[row]));
         seed_.push(rows.seed[row]);
         if (view.temporal()) {
           const int64_t when = rows.latest ? rows.latest[row] : rows.seed_time[rows.seed[row]];
-          c.end = first + view.until(first, c.end, when);
+          c.end = first + in->until(first, c.end, when);
           if (hop.last && hop.num_neighbors >= 0) {
             c.begin = std::max(first, c.end - hop.num_neighbors);
           }
@@ -78,23 +116,14 @@ class alignas(64) Expansion {  // not two threads on one cache line
       position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
       int64_t* out = position_.data() + size;
       const int64_t n = view.weight_prefix
-                            ? picker_.weighted(key, c, first, view.weight_prefix,
+                            ? picker_.weighted(key, c, first, in->weight_prefix,
                                                hop.num_neighbors, hop.replace, out)
                             : picker_.uniform(key, c, hop.num_neighbors, hop.replace, out);
-      prefetch(view, out, n);
+      prefetch(*in, out, n);
       position_.set_size(size + n);
       count_.push(n);
     }
-    read(view);
   }
-
-  size_t bytes() const {
-    return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() +
-           seed_.bytes() + picker_.bytes();
-  }
-
- private:
-  static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
 
   static void prefetch(const EdgeView& view, const int64_t* position, int64_t n) {
     const int64_t stride = view.indices.stride * (view.indices.wide ? 8 : 4);
@@ -124,6 +153,43 @@ class alignas(64) Expansion {  // not two threads on one cache line
     } else {
       read_column<int32_t>(id, n, edge);
     }
+    check_neighbors(view, neighbor, n);
+    neighbor_.set_size(from + n);
+    edge_.set_size(from + n);
+  }
+
+  // The same of rows whose in-edges are in several parts.
+  void read_parts(const EdgeView& view, int64_t num_rows) {
+    const int64_t n = position_.size(), from = neighbor_.size();
+    neighbor_.reserve(from + n);
+    edge_.reserve(from + n);
+    int64_t *neighbor = neighbor_.data() + from, *edge = edge_.data() + from;
+    const int64_t* count = count_.data() + count_.size() - num_rows;
+    int64_t i = 0;
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const EdgeView& in = *held_[row].view;
+      const int64_t stop = i + count[row];
+      const bool narrow = !in.indices.wide && in.edge_id.data && !in.edge_id.wide &&
+                          in.indices.stride == 1 && in.edge_id.stride == 1;
+      if (narrow) {  // as parts usually are
+        const auto* indices = static_cast<const int32_t*>(in.indices.data);
+        const auto* id = static_cast<const int32_t*>(in.edge_id.data);
+        for (; i < stop; ++i) {
+          neighbor[i] = indices[position_[i]];
+          edge[i] = id[position_[i]];
+        }
+      }
+      for (; i < stop; ++i) {
+        neighbor[i] = in.indices[position_[i]];
+        edge[i] = in.edge_id.data ? in.edge_id[position_[i]] : position_[i];
+      }
+    }
+    check_neighbors(view, neighbor, n);
+    neighbor_.set_size(from + n);
+    edge_.set_size(from + n);
+  }
+
+  static void check_neighbors(const EdgeView& view, const int64_t* neighbor, int64_t n) {
     uint64_t largest = 0;
     for (int64_t i = 0; i < n; ++i) {
       largest = std::max(largest, static_cast<uint64_t>(neighbor[i]));
@@ -132,8 +198,6 @@ class alignas(64) Expansion {  // not two threads on one cache line
       fail("indices: neighbour " + std::to_string(static_cast<int64_t>(largest)) +
            " is not a node; there are " + std::to_string(view.num_neighbors));
     }
-    neighbor_.set_size(from + n);
-    edge_.set_size(from + n);
   }
 
   template <typename T>
@@ -145,6 +209,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
 
   Buffer<int64_t> position_;  // of the block at hand
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
+  Buffer<Held> held_;  // of each row of the block, if there are parts
   Picker picker_;
 };
 

@@ -53,6 +53,8 @@ inline const int64_t* optional_int64_data(const Tensor& tensor, int64_t size, co
   return tensor.numel() ? int64_data(tensor, size, name) : nullptr;
 }
 
+struct Places;
+
 struct EdgeView {
   const int64_t* indptr = nullptr;
   IntColumn indices;
@@ -65,6 +67,11 @@ struct EdgeView {
   int64_t expanded_type = 0;
   int64_t neighbor_type = 0;
   uint64_t hash = 0;
+  bool times_of_neighbors = false;  // what `time` holds; else times of edges
+  // If the in-edges are in several parts: of each part, and where a node is. Of this view itself
+  // only what is common to all parts counts, and which columns there are.
+  const EdgeView* parts = nullptr;
+  const Places* places = nullptr;
 
   bool temporal() const { return time || neighbor_time; }
 

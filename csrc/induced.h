@@ -8,6 +8,7 @@
 #include "expand.h"
 #include "graph_view.h"
 #include "node_list.h"
+#include "parts.h"
 
 namespace pyg_scale {
 
@@ -38,15 +39,21 @@ class Induced {
     out.colptr.reserve(expanded.size() + 1);
     for (int64_t i = 0; i < expanded.size(); ++i) {
       const int64_t v = expanded.node()[i], seed = expanded.seed() ? expanded.seed()[i] : 0;
-      const int64_t begin = view.indptr[v];
-      int64_t end = view.indptr[v + 1];
-      if (view.time && seed_time) end = begin + view.until(begin, end, seed_time[seed]);
+      const Held here = held(view, v);
+      const EdgeView& in = *here.view;
+      const int64_t begin = in.indptr[here.place];
+      int64_t end = in.indptr[here.place + 1];
+      // Nodes are here because of their times: only times of edges are looked at.
+      if (in.time && seed_time && !view.times_of_neighbors) {
+        end = begin + in.until(begin, end, seed_time[seed]);
+      }
       if (i + kAhead < expanded.size()) {
-        __builtin_prefetch(view.indptr + expanded.node()[i + kAhead]);
+        const Held coming = held(view, expanded.node()[i + kAhead]);
+        __builtin_prefetch(coming.view->indptr + coming.place);
       }
       const int64_t from = out.row.size();
       for (int64_t position = begin; position < end; position += kBlock) {
-        probe(view, neighbors, seed, position, std::min(end, position + kBlock), out);
+        probe(in, neighbors, seed, position, std::min(end, position + kBlock), out);
       }
       sort_by_edge(out, from);
       out.colptr.push(out.row.size());

@@ -253,22 +253,23 @@ void check_length(size_t length, size_t expected, const char* name) {
                                 " entries, expected " + std::to_string(expected));
 }
 
+// The in-edges of `size` nodes of the expanded type.
 EdgeView edge_view(const Tensor& indptr, const Tensor& indices, const Tensor& edge_id,
                    const Tensor& time, const Tensor& weight_prefix, const Tensors& node_time,
                    const std::vector<int64_t>& num_nodes, int64_t expanded, int64_t neighbor,
-                   int64_t hash) {
+                   int64_t hash, int64_t size) {
   const auto types = static_cast<int64_t>(num_nodes.size());
-  check(expanded >= 0 && expanded < types, "expanded_type is not the number of a node type");
   check(neighbor >= 0 && neighbor < types, "neighbor_type is not the number of a node type");
   EdgeView view;
   view.expanded_type = expanded;
   view.neighbor_type = neighbor;
   view.num_neighbors = num_nodes[neighbor];
   view.hash = static_cast<uint64_t>(hash);
-  view.indptr = int64_data(indptr, num_nodes[expanded] + 1, "indptr");
+  view.num_expanded = size;
+  view.indptr = int64_data(indptr, size + 1, "indptr");
   view.indices = int_column(indices, "indices");
   const int64_t num_edges = indices.numel();
-  check(view.indptr[0] == 0 && view.indptr[num_nodes[expanded]] == num_edges,
+  check(view.indptr[0] == 0 && view.indptr[size] == num_edges,
         "indptr must go from 0 to the number of edges, " + std::to_string(num_edges));
   if (edge_id.numel()) {
     check_length(edge_id.numel(), num_edges, "edge_id");
@@ -288,14 +289,19 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                        std::vector<int64_t> edge_type_hash, Tensors seed, Tensors seed_time,
                        std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
                        bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
-                       int64_t num_threads) {
-  const size_t types = num_nodes.size(), edge_types = indptr.size();
+                       int64_t num_threads, Tensors part, Tensors local, Tensors offsets,
+                       bool times_of_neighbors) {
+  const size_t types = num_nodes.size(), edge_types = expanded_type.size();
+  const bool in_parts = !offsets.empty();
+  const std::vector<Places> places =
+      in_parts ? places_of(part, local, offsets, num_nodes) : std::vector<Places>();
+  const size_t parts = in_parts ? static_cast<size_t>(places[0].num_parts) : 1;
   check(num_hops >= 0, "num_hops must not be negative");
-  check_length(indices.size(), edge_types, "indices");
-  check_length(edge_id.size(), edge_types, "edge_id");
-  check_length(edge_time.size(), edge_types, "edge_time");
-  check_length(weight_prefix.size(), edge_types, "weight_prefix");
-  check_length(expanded_type.size(), edge_types, "expanded_type");
+  check_length(indptr.size(), edge_types * parts, "indptr");
+  check_length(indices.size(), edge_types * parts, "indices");
+  check_length(edge_id.size(), edge_types * parts, "edge_id");
+  check_length(edge_time.size(), edge_types * parts, "edge_time");
+  check_length(weight_prefix.size(), edge_types * parts, "weight_prefix");
   check_length(neighbor_type.size(), edge_types, "neighbor_type");
   check_length(edge_type_hash.size(), edge_types, "edge_type_hash");
   check_length(node_time.size(), types, "node_time");
@@ -303,12 +309,23 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   check_length(seed_time.size(), types, "seed_time");
   check_length(num_neighbors.size(), edge_types * num_hops, "num_neighbors");
 
-  std::vector<EdgeView> views;
-  for (size_t r = 0; r < edge_types; ++r) {
-    views.push_back(edge_view(indptr[r], indices[r], edge_id[r], edge_time[r], weight_prefix[r],
-                              node_time, num_nodes, expanded_type[r], neighbor_type[r],
-                              edge_type_hash[r]));
+  std::vector<EdgeView> views, of_parts;
+  for (size_t i = 0; i < edge_types * parts; ++i) {
+    const size_t r = i / parts;
+    check(expanded_type[r] >= 0 && expanded_type[r] < static_cast<int64_t>(types),
+          "expanded_type is not the number of a node type");
+    const int64_t size = in_parts ? indptr[i].numel() - 1 : num_nodes[expanded_type[r]];
+    of_parts.push_back(edge_view(indptr[i], indices[i], edge_id[i], edge_time[i],
+                                 weight_prefix[i], node_time, num_nodes, expanded_type[r],
+                                 neighbor_type[r], edge_type_hash[r], size));
+    of_parts.back().times_of_neighbors = times_of_neighbors;
   }
+  for (size_t r = 0; in_parts && r < edge_types; ++r) {
+    const Places& where = places[expanded_type[r]];
+    check(where.num_parts == static_cast<int64_t>(parts), "books differ in the number of parts");
+    views.push_back(over_parts(of_parts[r * parts], of_parts.data() + r * parts, where));
+  }
+  if (!in_parts) views = of_parts;
   const Options options{num_neighbors, num_hops, replace, disjoint, last, induced,
                         static_cast<uint64_t>(key), int32_output, num_threads};
   thread_local std::unique_ptr<Scratch> kept;
@@ -331,7 +348,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "Tensor[] weight_prefix, Tensor[] node_time, int[] num_nodes, int[] expanded_type, "
       "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
       "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
-      "int key, bool int32_output, int num_threads) -> (Tensor[] node, Tensor[] row, "
+      "int key, bool int32_output, int num_threads, Tensor[] part, Tensor[] local, "
+      "Tensor[] offsets, bool times_of_neighbors) -> (Tensor[] node, Tensor[] row, "
       "Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, Tensor num_sampled_nodes, "
       "Tensor num_sampled_edges)");
 }

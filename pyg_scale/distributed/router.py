@@ -59,6 +59,10 @@ class RankRouter:
         self._times: dict[NodeType, Tensor] = {}
         self.timed_nodes, self.timed = local.timed_nodes, local.timed
 
+    def parts_here(self) -> None:
+        """Not all of them are: other ranks are asked."""
+        return None
+
     # Edges #################################################################################
 
     def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:

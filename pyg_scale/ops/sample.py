@@ -65,6 +65,10 @@ def neighbor_sample(
     last: bool = False,
     induced: bool = False,
     int32_output: bool = False,
+    part: Sequence[Tensor] = (),
+    local: Sequence[Tensor] = (),
+    offsets: Sequence[Tensor] = (),
+    times_of_neighbors: bool = False,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
@@ -85,6 +89,13 @@ def neighbor_sample(
         last: Among what is not later than the seed, take the latest.
         induced: Return all edges among the sampled nodes.
         int32_output: Whether ``node``, ``row`` and ``col`` are ``int32``.
+        part: Where in-edges lie in several parts: the partition book of every node type (see
+            :class:`pyg_scale.store.directory.PartitionBook`), :data:`ABSENT` where parts are
+            ranges. Tensors of in-edges are then a list of all parts for each edge type, one edge
+            type after the other, by place in the part.
+        local: See there.
+        offsets: See there; without parts, an empty list.
+        times_of_neighbors: Whether ``edge_time`` holds the times of the neighbours.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -115,5 +126,9 @@ def neighbor_sample(
         keys.to_signed(key),
         int32_output,
         num_threads(),
+        list(part),
+        list(local),
+        list(offsets),
+        times_of_neighbors,
     )
     return SampledTensors(*out)

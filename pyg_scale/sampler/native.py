@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,10 +47,20 @@ class NativeSampler(ReferenceSampler):
             return super().sample(seed, seed_time, key)
         graph = self.topology
         assert graph is not None
-        if graph.router is not None:
-            return super().sample(seed, seed_time, key)
+        in_parts: dict[str, Any] = {}
+        if graph.router is None:
+            csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
+        else:
+            here = graph.router.parts_here()
+            if here is None:
+                return super().sample(seed, seed_time, key)
+            csc = [part for edge_type in graph.edge_types for part in here.csc[edge_type]]
+            books = [here.books[node_type] for node_type in graph.node_types]
+            in_parts["part"] = [_or_absent(book.part) for book in books]
+            in_parts["local"] = [_or_absent(book.local) for book in books]
+            in_parts["offsets"] = [book.offsets for book in books]
+            in_parts["times_of_neighbors"] = graph.has_node_time
         hops = self._hops()
-        csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
         number = {node_type: i for i, node_type in enumerate(graph.node_types)}
         time = seed_time or {}
         out = neighbor_sample(
@@ -74,6 +84,7 @@ class NativeSampler(ReferenceSampler):
             last=self.temporal_strategy == "last",
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
+            **in_parts,
         )
         nodes, edges = graph.node_types, graph.edge_types
         nodes_per_hop = out.num_sampled_nodes.tolist()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Router, Topology
+from pyg_scale.store.base import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.paths import edge_dir
 
@@ -118,13 +118,19 @@ class PartAnswers:
             place: Their local ids, ``int64`` ``[n]``.
         """
         neighbors = end_of(ask.edge_type, self._direction, expanded=False)
-        key = part, ask.edge_type
+        csc = self.csc(part, ask.edge_type)
+        return sampler.choose(csc, ask, place, None, self._num_nodes[neighbors])
+
+    def csc(self, part: int, edge_type: EdgeType) -> CSC:
+        """The in-edges of a part with their times, always the same object."""
+        key = part, edge_type
         if key not in self._csc:
-            csc = self._directory.part(part).csc(ask.edge_type)
+            neighbors = end_of(edge_type, self._direction, expanded=False)
+            csc = self._directory.part(part).csc(edge_type)
             if csc.time is None and neighbors in timed_nodes(self._directory):
-                csc = replace(csc, time=self._neighbor_time(part, ask.edge_type, csc))
+                csc = replace(csc, time=self._neighbor_time(part, edge_type, csc))
             self._csc[key] = csc if self._weighted else replace(csc, weight_prefix=None)
-        return sampler.choose(self._csc[key], ask, place, None, self._num_nodes[neighbors])
+        return self._csc[key]
 
     def _neighbor_time(self, part: int, edge_type: EdgeType, csc: CSC) -> Tensor:
         """What parts of an earlier release do not have, as long as all of them are here."""
@@ -158,12 +164,26 @@ class PartsRouter:
         meta = directory.meta
         self.directory, self._direction, self._answers = directory, direction, answers
         self._times: dict[NodeType, Tensor] = {}
+        self._here: PartsHere | None = None
         self.timed_nodes = timed_nodes(directory)
         self.timed = frozenset(
             edge_type
             for edge_type, edge in meta.edges.items()
             if edge.has_time or end_of(edge_type, direction, expanded=False) in self.timed_nodes
         )
+
+    def parts_here(self) -> PartsHere | None:
+        """All in-edges, if all parts are here."""
+        directory = self.directory
+        if len(directory.parts) < directory.meta.num_parts:
+            return None
+        if self._here is None:
+            types = list(directory.meta.edges) if directory.meta.is_hetero else [None]
+            self._here = PartsHere(
+                {t: [self._answers.csc(p, t) for p in directory.parts] for t in types},
+                directory.books,
+            )
+        return self._here
 
     def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:
         """What the nodes of a hop get, in their order, whichever part they are in."""

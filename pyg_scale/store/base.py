@@ -59,6 +59,19 @@ class CSC:
         return self.edge_id[position].to(torch.int64)
 
 
+@dataclass(frozen=True)
+class PartsHere:
+    """A graph all parts of which this process reads.
+
+    Attributes:
+        csc: For each edge type the in-edges of every part, by place in the part.
+        books: The :class:`~pyg_scale.store.directory.PartitionBook` of each node type.
+    """
+
+    csc: Mapping[EdgeType, Sequence[CSC]]
+    books: Mapping[NodeType, Any]
+
+
 class Router(Protocol):
     """Reaches in-edges that lie elsewhere: in several parts, in other processes.
 
@@ -80,6 +93,10 @@ class Router(Protocol):
 
     def all_node_times(self, node_type: NodeType) -> Tensor:
         """Those of all nodes of a type, always the same tensor."""
+        ...
+
+    def parts_here(self) -> PartsHere | None:
+        """All in-edges, if they are in parts that this process reads; else ``None``."""
         ...
 
 

@@ -1,0 +1,64 @@
+"""Rows by index where the rows of a tensor lie in several parts (``csrc/gather_parts.cpp``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+from pyg_scale.ops.threads import num_threads
+
+_ABSENT = torch.empty(0, dtype=torch.int64)
+
+
+def gather_parts(
+    x: Sequence[Tensor],
+    part: Tensor | None,
+    local: Tensor | None,
+    offsets: Tensor,
+    index: Tensor,
+) -> Tensor:
+    """Select rows: row ``v`` is row ``local[v]`` of ``x[part[v]]``.
+
+    Args:
+        x: The rows of each part, contiguous ``uint8`` ``[n, row_bytes]``.
+        part: The part of every row, ``uint8`` or ``int32`` ``[num_rows]``; ``None`` if parts are
+            ranges of rows.
+        local: Where it is there, ``int32`` or ``int64`` ``[num_rows]``; ``None`` if ``part`` is.
+        offsets: ``int64`` ``[num_parts + 1]``: where the rows of each part begin, if parts are
+            ranges; else only its length counts.
+        index: ``int64`` or ``int32`` ``[n]``.
+
+    Returns:
+        ``uint8`` ``[n, row_bytes]``, on recycled memory.
+
+    Raises:
+        IndexError: If an index is no row, or the book says that it is in no part.
+        ValueError: If the book does not go with ``x``.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.gather_parts(
+            list(x),
+            _ABSENT if part is None else part,
+            _ABSENT if local is None else local,
+            offsets,
+            index,
+            num_threads(),
+        )
+    num_rows = sum(each.size(0) for each in x)
+    index = index.to(torch.int64)
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_rows:
+        wrong = int(index[(index < 0) | (index >= num_rows)][0])
+        raise IndexError(f"index has {wrong}, there are {num_rows} rows")
+    if part is None or local is None:
+        where = torch.searchsorted(offsets[1:], index, right=True)
+        row = index - offsets[where]
+    else:
+        where, row = part[index].to(torch.int64), local[index].to(torch.int64)
+    out = torch.empty((index.numel(), x[0].size(1)), dtype=torch.uint8)
+    for number, rows in enumerate(x):
+        mine = (where == number).nonzero().view(-1)
+        out[mine] = rows[row[mine]]
+    return out
