@@ -168,6 +168,21 @@ class RankFeatures(FeatureStore):
             CommError: If a rank is gone or answered something else; names it.
             RuntimeError: If this process was forked: connections stay with the other one.
         """
+        if self._all_here and self.local is None:
+            return [self._read_mapped(attr) for attr in attrs]
+        return self._read_planned(attrs)
+
+    def _read_mapped(self, attr: TensorAttr) -> Tensor:
+        """Rows that are all in parts which are here: of nodes, in one call."""
+        column = self._find(attr)
+        if column.of_edges:
+            return self._read_planned([attr])[0]
+        index = index_of(attr, column.num_rows)
+        found = self._parts.of_nodes(column, index)
+        count_local(index.numel(), index.numel() * column.row_bytes)
+        return found[0] if is_single(attr.index) else found
+
+    def _read_planned(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
         plan = announced_plan(self, attrs)
         if plan is None:
             plan = self.plan(attrs)

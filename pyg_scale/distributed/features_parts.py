@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.gather import gather
+from pyg_scale.ops.gather_parts import gather_parts
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import Attribute, GraphDirectory
 from pyg_scale.store.directory.array import torch_dtype
@@ -129,6 +130,18 @@ class PartRows:
                 known = raw_rows(opened.node_attribute(kind, column.name))  # type: ignore[arg-type]
             self._raw[column.key, part] = known
         return known
+
+    def of_nodes(self, column: Column, index: Tensor) -> Tensor:
+        """Rows of nodes by original id, all parts of which are here.
+
+        Args:
+            column: An attribute of nodes.
+            index: Original ids, ``int64`` or ``int32`` ``[n]``, which exist.
+        """
+        book = self.directory.books[column.type]  # type: ignore[index]
+        rows = [self.raw(column, part) for part in range(book.num_parts)]
+        found = gather_parts(rows, book.part, book.local, book.offsets, index)
+        return found.view(-1).view(column.dtype).view(index.numel(), *column.row)
 
     def place_of_edges(self, edge_type: EdgeType, part: int, ids: Tensor) -> Tensor:
         """Where edges of a part are in it.

@@ -48,7 +48,7 @@ def gather_parts(
             num_threads(),
         )
     num_rows = sum(each.size(0) for each in x)
-    index = index.to(torch.int64)
+    index = index.to(torch.int64).contiguous()
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_rows:
         wrong = int(index[(index < 0) | (index >= num_rows)][0])
         raise IndexError(f"index has {wrong}, there are {num_rows} rows")

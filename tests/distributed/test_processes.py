@@ -21,7 +21,8 @@ def digest(batch):
     found = hashlib.blake2b(digest_size=8)
     for name, value in sorted(batch.to_dict().items()):
         if isinstance(value, torch.Tensor):
-            found.update(name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            raw = value.contiguous().view(-1).view(torch.uint8)
+            found.update(name.encode() + raw.numpy().tobytes())
     return found.hexdigest()
 
 def loader(data, **options):

@@ -34,12 +34,19 @@ TIMED: list[dict[str, Any]] = [
     {"temporal_strategy": "last"},
     {"num_neighbors": [-1, 2]},
     {"replace": True},
+    {"subgraph_type": "induced", "input_time": 3},
 ]
 
 
 def _neighbors(data: Any, nodes: Any, **options: Any) -> NeighborLoader:
     plain = {"num_neighbors": [4, 3], "batch_size": 9, "shuffle": True, "seed": 4}
     return NeighborLoader(data, input_nodes=nodes, split_seeds=False, **plain | options)
+
+
+def _everywhere(data: Any, path: Path, world_size: int, num_parts: int, make: Any) -> None:
+    """Compare batches on ranks that have their parts only, and on ranks that have all of them."""
+    _compare(data, spread(path, shares(world_size, num_parts)), make)
+    _compare(data, [path, path], make)
 
 
 def _compare(expected: Any, paths: list[Path], make: Any, **options: Any) -> None:
@@ -51,31 +58,31 @@ def _compare(expected: Any, paths: list[Path], make: Any, **options: Any) -> Non
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_every_option_of_a_homogeneous_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hostile()
-    paths = spread(in_parts(data, tmp_path, 3), shares(2, 3))
+    path = in_parts(data, tmp_path, 3)
     seeds = torch.tensor([5, 7, 5, 99, 0, 41, 63, 12, 7, 30, 31])
-    _compare(data, paths, lambda graph: _neighbors(graph, seeds, **options))
+    _everywhere(data, path, 2, 3, lambda graph: _neighbors(graph, seeds, **options))
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_every_option_of_a_heterogeneous_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hetero()
-    paths = spread(in_parts(data, tmp_path, 2), shares(3, 2))
-    _compare(data, paths, lambda graph: _neighbors(graph, ("item", None), **options))
+    path = in_parts(data, tmp_path, 2)
+    _everywhere(data, path, 3, 2, lambda graph: _neighbors(graph, ("item", None), **options))
 
 
 @pytest.mark.parametrize("options", TIMED, ids=str)
 @pytest.mark.parametrize("time_attr", ["time", "when"])
 def test_times(tmp_path: Path, time_attr: str, options: dict[str, Any]) -> None:
     data = graphs.hostile()
-    paths = spread(in_parts(data, tmp_path, 3, time_attr=time_attr), shares(2, 3))
+    path = in_parts(data, tmp_path, 3, time_attr=time_attr)
     seeds = torch.arange(0, 100, 3)
-    if time_attr == "when":
-        options = options | {"input_time": torch.full((len(seeds),), 5)}
+    if time_attr == "when" or "input_time" in options:
+        options = options | {"input_time": torch.full((len(seeds),), options.get("input_time", 5))}
 
     def make(graph: Any) -> NeighborLoader:
         return _neighbors(graph, seeds, time_attr=time_attr, **options)
 
-    _compare(data, paths, make)
+    _everywhere(data, path, 2, 3, make)
 
 
 def test_times_of_some_node_types(tmp_path: Path) -> None:
@@ -92,11 +99,15 @@ def test_times_of_some_node_types(tmp_path: Path) -> None:
 def test_weights(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hostile()
     saved = {"weight_attr": "weight", "time_attr": options.get("time_attr")}
-    paths = spread(in_parts(data, tmp_path, 3, **saved), shares(2, 3))
+    path = in_parts(data, tmp_path, 3, **saved)
     seeds = torch.arange(40)
-    _compare(data, paths, lambda g: _neighbors(g, seeds, weight_attr="weight", **options))
+
+    def make(graph: Any) -> NeighborLoader:
+        return _neighbors(graph, seeds, weight_attr="weight", **options)
+
+    _everywhere(data, path, 2, 3, make)
     if not options:  # what has weights can be sampled without them
-        _compare(data, paths, lambda g: _neighbors(g, seeds))
+        _everywhere(data, path, 2, 3, lambda g: _neighbors(g, seeds))
 
 
 @pytest.mark.parametrize("temporal", [False, True])
@@ -181,4 +192,5 @@ def test_real_graphs(tmp_path: Path, data_dir: Path, name: str, method: str) -> 
         path = in_parts(data, tmp_path, num_parts, method, time_attr=time_attr)
         for world_size in (2, 3, 4):
             _compare(data, spread(path, shares(world_size, num_parts)), make)
+        _compare(data, [path, path], make, through="requests")
     _compare(data, [path], make)

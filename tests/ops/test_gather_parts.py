@@ -1,0 +1,47 @@
+"""Rows that lie in parts are those of plain indexing, compiled or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+from pyg_scale.ops.gather_parts import gather_parts
+from pyg_scale.store.directory import PartitionBook
+
+
+@pytest.fixture(params=["never", "require"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "require" and not library.status()["loaded"]:
+        pytest.skip("the kernels are not compiled")
+    monkeypatch.setenv("PYG_SCALE_KERNELS", request.param)
+
+
+def _split(x: Tensor, book: PartitionBook) -> list[Tensor]:
+    return [x[book.nodes_of(part)].contiguous() for part in range(book.num_parts)]
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 300])
+@pytest.mark.parametrize("row_bytes", [0, 1, 8, 37, 2000])
+@pytest.mark.parametrize("ranges", [False, True])
+def test_rows_of_parts(num_parts: int, row_bytes: int, ranges: bool) -> None:
+    generator = torch.Generator().manual_seed(row_bytes)
+    x = torch.randint(256, (1000, row_bytes), dtype=torch.uint8, generator=generator)
+    part = torch.randint(num_parts, (1000,), generator=generator)
+    book = PartitionBook.from_assignment(part.sort().values if ranges else part, num_parts)
+    assert (book.part is None) == (ranges or num_parts == 1)
+    for dtype in (torch.int64, torch.int32):
+        index = torch.randint(1000, (517,), generator=generator).to(dtype)
+        for some in (index, index[:0], index[::2]):
+            found = gather_parts(_split(x, book), book.part, book.local, book.offsets, some)
+            assert found.dtype == torch.uint8 and torch.equal(found, x[some.long()])
+
+
+def test_what_is_no_row_is_refused() -> None:
+    x = torch.arange(40, dtype=torch.uint8).view(10, 4)
+    book = PartitionBook.from_assignment(torch.tensor([0, 1] * 5), 2)
+    for wrong in (-1, 10):
+        index = torch.tensor([3, wrong, 4])
+        with pytest.raises(IndexError, match=str(wrong)):
+            gather_parts(_split(x, book), book.part, book.local, book.offsets, index)
