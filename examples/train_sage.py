@@ -3,6 +3,7 @@
     python examples/train_sage.py                            # a generated graph, about a minute
     python examples/train_sage.py --data facebook_pages.npz  # an archive: pyg_scale.datasets
     python examples/train_sage.py --data Planetoid/PubMed    # one of PyG, downloaded to data/
+    python examples/train_sage.py --accelerate               # with fused layers
     python examples/train_sage.py --full-batch               # also train on the whole graph
     python examples/train_sage.py --workers 4 --epochs 20 --num-neighbors 25 10 --out run.png
     python examples/train_sage.py --tiny                     # seconds, to see that it runs
@@ -30,6 +31,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn import accelerate
 
 
 class GraphSAGE(torch.nn.Module):
@@ -82,6 +84,8 @@ def fit(args, data, batches_of_epoch, x, adj_t, name):
     """Train; returns (validation, test) accuracies per epoch and trained batches per second."""
     torch.manual_seed(args.seed)
     model = GraphSAGE(data.num_features, args.hidden, int(data.y.max()) + 1).to(args.device)
+    if args.accelerate:
+        print(accelerate(model), flush=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
     history, count, seconds = [], 0, 0.0
     for epoch in range(args.epochs):
@@ -158,6 +162,7 @@ def main(argv=None):
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--accelerate", action="store_true", help="fuse the layers")
     parser.add_argument("--full-batch", action="store_true", help="train on the whole graph, too")
     parser.add_argument("--out", default="train_sage.png")
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")

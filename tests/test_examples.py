@@ -51,7 +51,8 @@ def accuracies(printed: str) -> dict[str, float]:
 
 
 def test_train_sage_says_how_fast_it_is_and_why_pyg_is_not(tmp_path):
-    printed = run(named("train_sage"), tmp_path, "--tiny")
+    printed = run(named("train_sage"), tmp_path, "--tiny", "--accelerate")
+    assert "conv1  SAGEConv  yes" in printed
     assert re.search(r"training [\d.]+, loading only [\d.]+", printed)
     assert re.search(r"PyG's own loader: ([\d.]+ batches|.*requires either 'pyg-lib')", printed)
 

@@ -100,4 +100,6 @@ def attended(
 
 def heads_joined(layer: Any, out: Tensor) -> Tensor:
     """``[num_dst, heads, channels]`` to what the layer returns: concatenated or averaged."""
-    return out.reshape(out.size(0), -1) if layer.concat else out.mean(dim=1)
+    if layer.concat:
+        return out.reshape(-1, layer.heads * layer.out_channels)
+    return out.mean(dim=1)

@@ -1,0 +1,186 @@
+"""torch.compile, autocast, short types, threads, and the plain path."""
+
+import pytest
+import torch
+from torch import nn
+
+from pyg_scale.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    RGCNConv,
+    SAGEConv,
+    TransformerConv,
+    fallbacks,
+    forget_fallbacks,
+)
+from pyg_scale.testing import graphs
+from tests.nn.oracle import assert_equal, distance, pair, run
+
+CONVS = [GCNConv, SAGEConv, GraphConv, GATConv, GATv2Conv, TransformerConv]
+OTHERS = [GCNConv, GraphConv, GATv2Conv, TransformerConv]
+
+
+@pytest.fixture
+def edge_index():
+    return graphs.hostile().edge_index
+
+
+@pytest.fixture
+def x():
+    return torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
+
+
+class Two(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.one, self.two = conv(6, 8), conv(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.two(self.one(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.parametrize(
+    "conv", [SAGEConv, GATConv, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
+def test_two_layers_compile_to_one_graph(conv, x, edge_index):
+    """Also for other edges, and other numbers of nodes, than it was compiled for."""
+    torch._dynamo.reset()
+    forget_fallbacks()
+    torch.manual_seed(0)
+    model = Two(conv)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    generator = torch.Generator().manual_seed(5)
+    for size, edges in (
+        (100, edge_index),
+        (100, edge_index.flip(1)),
+        (50, torch.randint(0, 50, (2, 333), generator=generator)),
+    ):
+        found = []
+        for each in (model, compiled):
+            value = x[:size].clone().requires_grad_()
+            model.zero_grad()
+            out = each(value, edges)
+            out.square().sum().backward()
+            found.append([out, value.grad, *(p.grad for p in model.parameters())])
+        floor = max(float(grad.detach().norm()) for grad in found[0]) / 10
+        for ours, expected in zip(found[1], found[0], strict=True):
+            assert distance(ours, expected, floor) < 1e-5
+    assert fallbacks() == {}
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_two_layers_compile_with_inductor(x, edge_index):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Two(SAGEConv)
+    out = torch.compile(model, fullgraph=True)(x, edge_index)
+    assert distance(out, model(x, edge_index)) < 1e-5
+    torch._dynamo.reset()
+
+
+def test_weights_and_loops_in_a_compiled_graph(x, edge_index):
+    torch._dynamo.reset()
+    weight = torch.rand(edge_index.size(1), generator=torch.Generator().manual_seed(3))
+    weight[(edge_index[0] == 5) & (edge_index[1] == 5)] = 0.25  # both, as which one counts is open
+    for kwargs in ({"improved": True}, {"add_self_loops": False}, {"flow": "target_to_source"}):
+        layer = GCNConv(6, 4, **kwargs)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for arguments in ((x, edge_index), (x, edge_index, weight)):
+            assert distance(compiled(*arguments), layer(*arguments)) < 1e-5
+    torch._dynamo.reset()
+
+
+def test_what_does_not_compile_is_counted(x, edge_index):
+    torch._dynamo.reset()
+    forget_fallbacks()
+    layer = RGCNConv(6, 4, 2)
+    edge_type = torch.arange(edge_index.size(1)) % 2
+    compiled = torch.compile(layer, backend="eager")
+    assert distance(compiled(x, edge_index, edge_type), layer(x, edge_index, edge_type)) < 1e-5
+    assert any("torch.compile" in reason for reason in fallbacks()["RGCNConv"])
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-5)]
+)
+def test_short_types_against_double(conv, x, edge_index, dtype, tolerance):
+    """Against PyG's layer in double precision, on the same rounded numbers."""
+    theirs, ours = pair(conv, lambda cls: cls(6, 8), dtype)
+    theirs = theirs.double()
+    rounded = x.to(dtype)
+    out, grads = run(theirs, (rounded.double(), edge_index), {})
+    out_ours, grads_ours = run(ours, (rounded, edge_index), {})
+    assert not fallbacks(ours)
+    assert out_ours.dtype == dtype
+    assert distance(out_ours, out) < tolerance
+    floor = max(float(grad.norm()) for grad in grads) / 10
+    for a, b in zip(grads_ours, grads, strict=True):
+        assert distance(a, b, floor) < 3 * tolerance
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_autocast(conv, x, edge_index):
+    theirs, ours = pair(conv, lambda cls: cls(6, 8), torch.float32)
+    expected = theirs.double()(x.double(), edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(x, edge_index)
+    assert distance(out, expected) < 3e-2
+    out.float().sum().backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in ours.parameters())
+    assert not fallbacks(ours)
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_the_same_bits_in_every_run_and_for_any_number_of_threads(conv, x, edge_index):
+    layer = conv(6, 8)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 2, 1):
+            torch.set_num_threads(number)
+            value = x.clone().requires_grad_()
+            out = layer(value, edge_index.clone())
+            out.square().sum().backward()
+            found.append((out.detach(), value.grad))
+    finally:
+        torch.set_num_threads(threads)
+    for out, grad in found[1:]:
+        assert torch.equal(out, found[0][0]) and torch.equal(grad, found[0][1])
+
+
+@pytest.mark.parametrize("conv", [GCNConv, SAGEConv, GATConv, RGCNConv, GINConv])
+def test_without_compiled_kernels(conv, x, edge_index, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
+
+    def build(cls):
+        if conv is GINConv:
+            torch.manual_seed(0)
+            return cls(nn.Linear(6, 3))
+        return cls(6, 3, 2) if conv is RGCNConv else cls(6, 3)
+
+    arguments = (x.double(), edge_index)
+    if conv is RGCNConv:
+        arguments += (torch.arange(edge_index.size(1)) % 2,)
+    assert_equal(conv, build, arguments)
+
+
+@pytest.mark.parametrize("conv", [GATConv, GATv2Conv, TransformerConv])
+def test_large_logits(conv, x, edge_index):
+    """Softmax neither overflows nor loses what is left."""
+    arguments = (x.double() * 1e4, edge_index)
+    assert_equal(conv, lambda cls: cls(6, 4, heads=2), arguments, tolerance=1e-9)
+
+
+def test_empty_graphs_and_no_nodes():
+    for conv in CONVS:
+        for size in (0, 3):
+            layer, plain = conv(6, 4), conv.replaces(6, 4)
+            plain.load_state_dict(layer.state_dict())
+            arguments = torch.randn(size, 6), torch.empty(2, 0, dtype=torch.int64)
+            assert distance(layer(*arguments), plain(*arguments)) < 1e-5
