@@ -207,5 +207,9 @@ def _why_not(cls: type, found: Mapping[type, type]) -> str:
 
 
 def _use_templates(module: Any) -> None:
-    """Let PyG generate ``propagate`` for a class of which no instance was built yet."""
-    module._set_jittable_templates()
+    """Let PyG generate ``propagate`` for a class of which no instance was built yet.
+
+    Once only: from an instance that is explained, PyG would take the generated one for its own.
+    """
+    if "_jinja_propagate" not in type(module).__dict__:
+        module._set_jittable_templates()

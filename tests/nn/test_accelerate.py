@@ -104,6 +104,24 @@ def test_layers_as_they_are_when_switched(edge_index):
     assert found.reason == "has a fused path already"
 
 
+def test_explained_layers_stay_so(x, edge_index):
+    """Whatever is switched when: the mask of edges counts, on both classes."""
+    for cls in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv):
+        for _ in range(2):
+            layer = cls(6, 4)
+            layer.explain = True
+            layer._edge_mask, layer._apply_sigmoid = torch.zeros(edge_index.size(1)), False
+            layer._loop_mask = edge_index[0] != edge_index[1]
+            expected = layer(x, edge_index)
+            report = accelerate(layer)
+            assert distance(layer(x, edge_index), expected) < 1e-6
+            layer.explain = False
+            plain = layer(x, edge_index)
+            report.restore()
+            assert distance(layer(x, edge_index), plain) < 1e-5
+            assert not torch.allclose(plain, expected)
+
+
 def test_restore_of_a_model_of_ours(x, edge_index):
     model = nn.ModuleList([SAGEConv(6, 4), GCNConv(4, 4)])
     expected = model[1](model[0](x, edge_index), edge_index)
