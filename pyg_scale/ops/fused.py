@@ -27,6 +27,17 @@ def usable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and _ready()
 
 
+def load() -> None:
+    """Load the compiled ops with their rules: before an exported program is loaded, for one.
+
+    Raises:
+        KernelsError: If they cannot be used, or must not be (``PYG_SCALE_KERNELS=never``).
+        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``.
+    """
+    library.load()
+    _ready()
+
+
 @torch.compiler.assume_constant_result
 def _ready() -> bool:
     global _registered

@@ -343,3 +343,16 @@ def test_gradients_of_gradients_are_refused(compiled, kind):  # noqa: F811
     (gradient,) = torch.autograd.grad(out.pow(2).sum(), first, create_graph=True)
     with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_gradients_that_are_asked_for(compiled, kind):  # noqa: F811
+    adjacency = make("small", permuted=True)
+    f = inputs_of(kind, adjacency, 2, 4, edges=True)
+    given = torch.randn(2, 4, adjacency.num_dst, dtype=torch.float64).permute(2, 0, 1)  # strided
+    all_of_them = torch.autograd.grad(attend(kind, adjacency, f), list(f.values()), given)
+    for name, wanted in zip(f, all_of_them):
+        alone = {k: v if k == name else v.detach() for k, v in f.items()}
+        (found,) = torch.autograd.grad(attend(kind, adjacency, alone), f[name], given)
+        assert torch.equal(found, wanted), name
+    assert attend(kind, adjacency, {k: v.detach() for k, v in f.items()}).grad_fn is None

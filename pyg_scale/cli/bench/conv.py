@@ -123,9 +123,8 @@ def _graphs(args: argparse.Namespace) -> list[Graph]:
     blocks = []
     for hops in range(len(args.num_neighbors), 0, -1):  # as layers need them, trimmed
         index: Tensor = batch.edge_index[:, : sum(edges[:hops])]
-        blocks.append(
-            Graph(f"block of {hops} hops", index, sum(nodes[: hops + 1]), sum(nodes[:hops]))
-        )
+        size = sum(nodes[: hops + 1]), sum(nodes[:hops])
+        blocks.append(Graph(f"block of {hops} hops", index, *size, is_block=True))
     return [whole, *blocks[: args.blocks]]
 
 

@@ -19,26 +19,38 @@ from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_
 OURS, PYG, SPARSE = "pyg_scale", "PyG", "torch.sparse.mm"
 
 
-@dataclass
 class Graph:
-    """The edges of a full graph or of a sampled block, sorted by destination."""
+    """The edges of a whole graph, or of a sampled block, sorted by destination.
 
-    name: str
-    edge_index: Tensor
-    num_src: int
-    num_dst: int
-    adjacency: Adjacency = field(init=False)
+    Args:
+        name: What the report calls it.
+        edge_index: ``int64`` ``[2, num_edges]``.
+        num_src: Number of source nodes.
+        num_dst: Number of destination nodes.
+        is_block: Whether every step has another one, so that making the adjacency and, for
+            gradients, grouping its edges by source is part of a step.
+    """
 
-    def __post_init__(self) -> None:
-        order = torch.argsort(self.edge_index[1], stable=True)
-        self.edge_index = self.edge_index[:, order].contiguous()
-        self.adjacency = from_edge_index(self.edge_index, self.num_src, self.num_dst)
-        self.adjacency.transpose()  # once per graph, so not part of a step
+    def __init__(
+        self, name: str, edge_index: Tensor, num_src: int, num_dst: int, *, is_block: bool = False
+    ) -> None:
+        order = torch.argsort(edge_index[1], stable=True)
+        self.name, self.num_src, self.num_dst, self.is_block = name, num_src, num_dst, is_block
+        self.edge_index = edge_index[:, order].contiguous()
+        self._kept = from_edge_index(self.edge_index, num_src, num_dst)
+        self._kept.transpose()
 
     @property
     def num_edges(self) -> int:
         """Number of edges."""
         return self.edge_index.size(1)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The edges for an op; of a block new ones each time, from the pointers of its batch."""
+        if not self.is_block:
+            return self._kept
+        return Adjacency(self._kept.indptr, self._kept.indices, self.num_src)
 
 
 @dataclass
