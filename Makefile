@@ -2,6 +2,7 @@
 # the caches of pip and of compiled objects.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -24,7 +25,8 @@ help:
 	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of its loaders, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
 	@echo "make clean   remove what was made here"
-	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment"
+	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment, JOBS=4 how"
+	@echo "many processes run tests"
 
 demo: $(VENV)/.demo kernels
 	$(BIN)/python examples/train_sage.py
@@ -57,7 +59,7 @@ kernels: $(VENV)/.demo
 
 test: export PYG_SCALE_KERNELS = require
 test: lint kernels
-	$(BIN)/python -m pytest -m "not slow" tests
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile tests
 	set -e; for plugin in $(PLUGINS); do \
 	  echo "== plugins/$$plugin"; $(BIN)/python -m pytest -q plugins/$$plugin; done
 	$(BIN)/python -m pytest -m slow tests

@@ -19,7 +19,7 @@ from torch_geometric.data import TensorAttr
 
 import pyg_scale
 from pyg_scale.cli.bench.dist_tcp import Ring
-from pyg_scale.cli.bench.scale_steps import GraphSAGE
+from pyg_scale.cli.bench.sage import GraphSAGE
 from pyg_scale.comm import Communicator, Fault, Faulty, connect
 from pyg_scale.distributed.features import RankFeatures
 from pyg_scale.loader import NeighborLoader

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import SAGEConv
 
 import pyg_scale
 from pyg_scale import plugins
 from pyg_scale.cli.bench import memory
+from pyg_scale.cli.bench.sage import GraphSAGE
 from pyg_scale.loader import NeighborLoader
-
-
-class GraphSAGE(torch.nn.Module):
-    """Three layers of mean aggregation."""
-
-    def __init__(self, in_channels: int, hidden: int, num_classes: int) -> None:
-        super().__init__()
-        sizes = [in_channels, hidden, hidden, num_classes]
-        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(sizes))
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Class scores ``[num_nodes, num_classes]``."""
-        for number, conv in enumerate(self.convs):
-            x = conv(x, edge_index)
-            if number < len(self.convs) - 1:
-                x = F.relu(x)
-        return x
-
 
 STREAMING = {"order": "natural", "refine": 0}
 """Options of streaming partitioners that read the edges from one end to the other, as a graph on
@@ -108,7 +90,8 @@ def train(
         if number == warmup:
             clock = time.perf_counter()
         size = batch.batch_size
-        out = model(batch.x.float(), batch.edge_index)[:size]
+        hops = batch.num_sampled_nodes, batch.num_sampled_edges
+        out = model(batch.x.float(), batch.edge_index, *hops)[:size]
         loss = F.cross_entropy(out, batch.y[:size])
         optimizer.zero_grad()
         loss.backward()

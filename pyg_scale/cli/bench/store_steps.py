@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import trim_to_layer
 
 import pyg_scale
 from pyg_scale.cli.bench import memory
-from pyg_scale.cli.bench.scale_steps import GraphSAGE
+from pyg_scale.cli.bench.sage import GraphSAGE
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Disk
 
@@ -115,15 +114,8 @@ class Side:
         return float(loss.detach())
 
     def _forward(self, batch: Any) -> Tensor:
-        if not self.trim:
-            return self.model(batch.x, batch.edge_index)
-        x, edge_index = batch.x, batch.edge_index
-        sizes = batch.num_sampled_nodes, batch.num_sampled_edges
-        for layer, conv in enumerate(self.model.convs):
-            x, edge_index, _ = trim_to_layer(layer, *sizes, x, edge_index)
-            x = conv(x, edge_index)
-            x = x.relu() if layer < len(self.model.convs) - 1 else x
-        return x
+        hops = (batch.num_sampled_nodes, batch.num_sampled_edges) if self.trim else ()
+        return self.model(batch.x, batch.edge_index, *hops)
 
     def _counts(self) -> dict[str, int]:
         if self.store is None:
