@@ -153,6 +153,7 @@ def test_it_is_found(made):
         assert [kind, "mine", "pyg-scale-mine", "0.1.0"] in [line[:4] for line in lines]
 
 
+@pytest.mark.timeout(400)
 def test_it_conforms(made):
     _, site = made
     out = run(

@@ -113,7 +113,7 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
                 fixture=entry.kind,
                 kind=entry.kind,
                 name=f"{entry.provider}:{entry.name}",
-                call="()",
+                call="" if entry.kind == "conv" else "()",  # layers are tested as classes
             )
         )
     return "\n".join(source)
