@@ -31,6 +31,8 @@ def facts(directory: str | None, address: str) -> dict[str, Any]:
     return {
         "versions": versions(),
         "kernels": kernels(),
+        "kernels_missing": library.status()["reason"],
+        "kernels_fix": library.status()["command"],
         "directory": None if directory is None else describe_directory(directory),
         "interface": interface_of(address),
         "interfaces": interfaces(),

@@ -97,6 +97,10 @@ def _kernels(ranks: Sequence[Rank]) -> list[Finding]:
                 "pyg-scale build",
             )
         )
+    if without and not there:
+        rank = ranks[without[0]]
+        what = f"no rank uses compiled kernels, which is slower: {rank['kernels_missing']}"
+        found.append(Finding(None, what, rank["kernels_fix"]))
     if len(there) > 1:
         said = "; ".join(f"{name} on {name_ranks(who)}" for name, who in there.items())
         found.append(

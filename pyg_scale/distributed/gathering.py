@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import address as addresses
@@ -91,6 +93,41 @@ def gather(
     said |= {"address": address, "device": str(chosen), "gpu": gpu_name(chosen)}
     met = meet(PrefixStore("agreed", first.store), rank, world_size, timeout=timeout, said=said)
     return Gathered(launch, met, chosen, hosts_store, network)
+
+
+def adopted(given: Mapping[str, Any]) -> Launch:
+    """Who this process is in a process group that somebody else made.
+
+    Args:
+        given: What the user passed to ``init``, by name.
+
+    Raises:
+        ValueError: If that is something else.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    found = {"rank": rank, "world_size": world_size, "backend": dist.get_backend()}
+    for name, value in given.items():
+        servers = name == "num_servers" and value is not None
+        if servers or (value is not None and found.get(name, value) != value):
+            raise ValueError(
+                f"{name}={value!r} contradicts the process group that was initialised before: call "
+                "distributed.init() first, in place of init_process_group"
+            )
+    same = os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(world_size)
+    local: dict[str, int | None] = {}
+    for name in ("local_rank", "local_world_size"):
+        text = os.environ.get(name.upper(), "") if same else ""
+        local[name] = given[name] if given[name] is not None else (int(text) if text else None)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Launch(
+        "torch",
+        rank,
+        world_size,
+        local["local_rank"],
+        local["local_world_size"],
+        hosted=True,
+        restarts=int(restarts) if restarts.isdigit() else 0,
+    )
 
 
 def _store(launch: Launch, timeout: float) -> Any:

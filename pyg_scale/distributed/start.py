@@ -6,9 +6,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +17,10 @@ from pyg_scale.comm.meeting import Meeting
 from pyg_scale.comm.time_limit import within
 from pyg_scale.distributed import binding, threads
 from pyg_scale.distributed.context import DistContext, DistRole
-from pyg_scale.distributed.cpu_topology import allowed_cpus
+from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota
 from pyg_scale.distributed.device import check_gpus, choose_backend, choose_device
-from pyg_scale.distributed.gathering import Gathered, gather
-from pyg_scale.distributed.launch import Launch, read_launch
+from pyg_scale.distributed.gathering import Gathered, adopted, gather
+from pyg_scale.distributed.launch import read_launch
 from pyg_scale.errors import CommError
 
 _LEAVE_SECONDS = 30.0
@@ -126,7 +124,7 @@ def init(
             )
         there = dist.is_available() and dist.is_initialized()
         if there:
-            launch = _adopt(given | {"backend": backend, "num_servers": num_servers or None})
+            launch = adopted(given | {"backend": backend, "num_servers": num_servers or None})
         else:
             launch = read_launch(os.environ, **given)  # type: ignore[arg-type]
         if num_servers and not 0 < num_servers < launch.world_size:
@@ -257,43 +255,16 @@ def _place(
         return
     mine = met.said[context.global_rank]
     here = [each for each in met.said if each["machine"] == mine["machine"]]
-    peers = [frozenset(each["cpus"]) for each in here]
+    peers, quota = [frozenset(each["cpus"]) for each in here], cpu_quota()
+    share = None if quota is None else quota / len(here)
     if threads.are_apart(peers):  # the launcher bound them
-        here, peers = [mine], [allowed_cpus()]
+        here, peers, quota = [mine], [allowed_cpus()], share
     elif bind is not None:
         rank, size = context.local_rank, context.local_world_size
         bound = binding.bind(rank, size, bind, device=context.device)
         if bind == "exclusive":
-            here, peers = [mine], [bound.cpus]
-    threads.fit(num_threads, [each["threads"] for each in here], peers, context.local_rank)
-
-
-def _adopt(given: Mapping[str, Any]) -> Launch:
-    """Who this process is in a process group that somebody else made."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    found = {"rank": rank, "world_size": world_size, "backend": dist.get_backend()}
-    for name, value in given.items():
-        servers = name == "num_servers" and value is not None
-        if servers or (value is not None and found.get(name, value) != value):
-            raise ValueError(
-                f"{name}={value!r} contradicts the process group that was initialised before: call "
-                "distributed.init() first, in place of init_process_group"
-            )
-    same = os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(world_size)
-    local: dict[str, int | None] = {}
-    for name in ("local_rank", "local_world_size"):
-        text = os.environ.get(name.upper(), "") if same else ""
-        local[name] = given[name] if given[name] is not None else (int(text) if text else None)
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Launch(
-        "torch",
-        rank,
-        world_size,
-        local["local_rank"],
-        local["local_world_size"],
-        hosted=True,
-        restarts=int(restarts) if restarts.isdigit() else 0,
-    )
+            here, peers, quota = [mine], [bound.cpus], share
+    threads.fit(num_threads, [each["threads"] for each in here], peers, quota, context.local_rank)
 
 
 def _leave(running: _Running, seconds: float) -> list[int]:

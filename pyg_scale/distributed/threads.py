@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pyg_scale.distributed.cpu_topology import cpu_quota, read_topology
+from pyg_scale.distributed.cpu_topology import read_topology
 
 
 def check(num_threads: int | str | None) -> None:
@@ -44,6 +44,7 @@ def fit(
     num_threads: int | str | None,
     threads: Sequence[int],
     peers: Sequence[frozenset[int]],
+    quota: float | None,
     local_rank: int,
 ) -> None:
     """Set the number of torch's threads, or warn if they are too many.
@@ -53,10 +54,10 @@ def fit(
             share these cores have more threads than there are (of local rank 0, for all).
         threads: Of each rank that shares these cores.
         peers: The CPUs of each of them.
+        quota: CPUs that a container grants to these ranks, or ``None``.
         local_rank: Of this one.
     """
     num_cores = len(read_topology(frozenset().union(*peers)).cores)
-    quota = cpu_quota()
     if num_threads == "fit":
         torch.set_num_threads(that_fit(num_cores, len(threads), quota))
         return

@@ -49,6 +49,8 @@ def ranks(count: int = 4) -> list[dict[str, Any]]:
                 "device_error": None,
                 "versions": {"python": "3.11.2", "torch": "2.13.0", "pyg_scale": "0.1.0"},
                 "kernels": "abc",
+                "kernels_missing": "",
+                "kernels_fix": "",
                 "directory": {
                     "path": "/data/graph",
                     "checksum": "c0ffee",
@@ -112,6 +114,11 @@ def kernels(r: list[dict[str, Any]]) -> None:
     r[1]["kernels"] = r[2]["kernels"] = "none"
 
 
+def no_kernels(r: list[dict[str, Any]]) -> None:
+    for each in r:
+        each |= {"kernels": "none", "kernels_missing": "they are stale", "kernels_fix": "build"}
+
+
 def slow(r: list[dict[str, Any]]) -> None:
     r[1]["pairs"][1]["sent"] = r[2]["pairs"][1]["received"] = 1e8
 
@@ -139,6 +146,7 @@ WRONG = [
     (files, False, "rank 0 may open 64 files; 308 may be needed", "ulimit -n 65536"),
     (gpus, False, "4 ranks on this machine, but 2 GPUs", ""),
     (kernels, None, "compiled kernels are missing on ranks 1-2", "pyg-scale build"),
+    (no_kernels, None, "no rank uses compiled kernels, which is slower: they are stale", "build"),
     (slow, None, "1 of 8 ways between machines are over 4 times slower", "ethtool eth0"),
     (clock, None, "the clock of rank 3 is -7.2 s ahead of rank 0's", "set-ntp true   # on node-1"),
     (shared_memory, None, "/dev/shm has 64 MiB on rank 2", "--shm-size"),

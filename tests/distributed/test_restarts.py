@@ -1,0 +1,86 @@
+"""Torchrun starts ranks again, and they find each other at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.2"]
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+from pathlib import Path
+from pyg_scale import comm, distributed
+with distributed.init(device="cpu", start_timeout=60) as context:
+    with comm.connect(timeout=30) as ranks:
+        ranks.barrier()
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if context.rank == 1:
+            deaths = sorted(Path(sys.argv[1]).glob("death-*"))
+            if len(deaths) < int(sys.argv[2]):
+                (Path(sys.argv[1]) / f"death-{len(deaths)}").touch()
+                os._exit(9)
+        ranks.barrier()
+    os.write(1, f"restarts {context.restarts} sum {int(x)}\\n".encode())  # not in two pieces
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> list[str]:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return [str(path), str(tmp_path)]
+
+
+def test_each_restart_succeeds_at_once(script: list[str]) -> None:
+    """Without a fresh place to meet, a restart fails more often than not, and needs another."""
+    done = subprocess.run(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=3", *script, "3"],
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("restarts 3 sum 2") == 2, done.stdout
+
+
+def test_machines_that_count_restarts_differently_meet(script: list[str]) -> None:
+    """Only the agent whose rank died counts a restart, so no number says which attempt it is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [
+        *TORCHRUN,
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--max-restarts=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=test",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        *script,
+        "1",
+    ]
+    agents = [
+        subprocess.Popen(
+            command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        said = [agent.communicate(timeout=150) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()  # and its ranks
+            agent.wait(60)
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert sorted(out.strip() for out, _ in said) == ["restarts 0 sum 2", "restarts 1 sum 2"], said
