@@ -207,10 +207,7 @@ class RankFeatures(FeatureStore):
                 rows = self._split.split(column.of_edges, column.type, index, ask=not cached)
                 number = known[same] = len(plan.wanted)
                 plan.wanted.append((rows, []))
-                absent = index
-                if rows.absent.numel() < index.numel():
-                    absent = gather(index, rows.absent)
-                plan.through_cache.append(absent if cached else None)
+                plan.through_cache.append(gather(index, rows.absent) if cached else None)
             rows, columns = plan.wanted[number]
             if column not in columns:
                 columns.append(column)

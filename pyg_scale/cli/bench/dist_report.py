@@ -61,6 +61,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     shares = share_of_tcp(found)
     ranks = [rank["bandwidth"] for rank in found["ranks"]]
     tcp, ours = (median([r for each in ranks for r in each[k]]) for k in ("tcp", "features"))
+    work = {k: median([r for e in ranks for r in e[f"{k}_cpu"]]) * _GB for k in ("tcp", "features")}
     none = remote_bytes(found, "none")
     saved = {name: 1 - remote_bytes(found, name) / none for name in ("placed", "belady")}
     epochs = {
@@ -73,7 +74,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         (
             f"rows of other ranks come at {median(shares):.0%} of the bytes per second of plain "
             f"sockets between the same processes (rounds: {', '.join(f'{s:.0%}' for s in shares)}; "
-            f"median {ours / _GB:.2f} of {tcp / _GB:.2f} GB/s per rank, all ranks at once)"
+            f"median {ours / _GB:.2f} of {tcp / _GB:.2f} GB/s per rank, all ranks at once); they "
+            f"take {work['features']:.2f} seconds of a processor per GB, sockets {work['tcp']:.2f}"
         ),
         (
             f"a cache of {settings['cache']:.0%} of the features saves {saved['placed']:.0%} "

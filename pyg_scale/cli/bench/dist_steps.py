@@ -54,7 +54,7 @@ class Rank:
             }
         found["in_flight"] = {}
         for batches in (1, self.settings["in_flight"]):
-            delay = Fault("delay", None, self.settings["latency"], of="answer")
+            delay = Fault("delay", None, self.settings["latency"], of="request")
             with self._opened(Faulty(self.comm, [delay])) as data:
                 found["in_flight"][str(batches)] = self._epoch(
                     data,
@@ -82,7 +82,10 @@ class Rank:
     # Rows of other ranks, against plain sockets ############################################
 
     def _bandwidth(self, data: Any) -> dict[str, Any]:
-        """Bytes per second that come: rows of the next rank's nodes, and what sockets do."""
+        """Bytes per second that come, of rows of the next rank's nodes and of plain sockets.
+
+        And seconds of the processor per byte, which hardly depend on who else uses it.
+        """
         rows = self.settings["rows"]
         features = data.rank_features(attributes=["x"], in_flight=self.settings["in_flight"])
         part = data.graph_directory.books[None].part_of(torch.arange(data.num_nodes))
@@ -96,16 +99,22 @@ class Rank:
         ]
         row_bytes = self.settings["features"] * 4
         ring = Ring(self.comm, rows * row_bytes)
-        found: dict[str, Any] = {"rows": rows, "tcp": [], "features": []}
+        num_bytes = len(batches) * rows * row_bytes
+        names = ("tcp", "features", "tcp_cpu", "features_cpu")
+        found: dict[str, Any] = {"rows": rows, **{name: [] for name in names}}
         try:
             for turn in range(1 + self.settings["rounds"]):  # the first one warms up
-                self.comm.barrier()
-                tcp = ring.turn(len(batches))
-                self.comm.barrier()
-                ours = _read(features, batches) * row_bytes
-                if turn:
-                    found["tcp"].append(tcp)
-                    found["features"].append(ours)
+                for name, run in (
+                    ("tcp", lambda: ring.turn(len(batches))),
+                    ("features", lambda: _read(features, batches) * row_bytes),
+                ):
+                    self.comm.barrier()
+                    before = time.process_time()
+                    speed = run()
+                    self.comm.barrier()  # what this rank sent has come, too
+                    if turn:
+                        found[name].append(speed)
+                        found[f"{name}_cpu"].append((time.process_time() - before) / num_bytes)
         finally:
             ring.close()
         return found
