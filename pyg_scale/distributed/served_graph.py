@@ -221,7 +221,7 @@ def refuse_for_servers(**given: Any) -> None:
         ValueError: Names one.
     """
     for name, value in given.items():
-        if value not in (None, False):
+        if value is not None and value is not False:
             raise ValueError(f"{name}= is of a directory: leave it out for servers")
 
 

@@ -224,6 +224,7 @@ class Asked:
         self._server: int | None = None
         self._reply: Reply | None = None
         self._result: Any = None
+        self._nbytes = 0
         self._error: Exception | None = None
         self._ended = False
         try:
@@ -239,7 +240,7 @@ class Asked:
     @property
     def nbytes(self) -> int:
         """Bytes of the answer that is here."""
-        return 0 if self._reply is None else self._reply.nbytes
+        return self._nbytes if self._reply is None else self._reply.nbytes
 
     def abandon(self) -> None:
         """Nobody waits any more."""
@@ -286,6 +287,7 @@ class Asked:
                 self._failed(server, CommError(reason))
             else:
                 self._servers._well(server)
+                self._nbytes = sum(tensor.nbytes for tensor in found)
                 return result
 
     def _told(self, server: int, error: RequestError) -> None:

@@ -107,6 +107,7 @@ class Window:
 
     def done(self, item: _Item) -> None:
         """A batch was used."""
+        self._largest = max(self._largest, item.pending.nbytes)
         if item in self._used:
             self._used.remove(item)
 

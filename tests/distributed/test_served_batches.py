@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,9 @@ from pyg_scale.loader import (
     SamplingOptions,
 )
 from pyg_scale.sampler import NegativeSampling
+from tests.distributed.served import Served, graph, hetero
+from tests.loader.batches import assert_same, assert_same_batches
 
-_here = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("conftest_served", _here / "conftest.py")
-assert _spec is not None and _spec.loader is not None
-served_graphs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(served_graphs)
-_spec = importlib.util.spec_from_file_location("batches", _here.parent / "loader" / "batches.py")
-assert _spec is not None and _spec.loader is not None
-batches = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(batches)
-assert_same_batches = batches.assert_same_batches
-
-graph, hetero = served_graphs.graph, served_graphs.hetero
 NODES: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "seed": 7, "shuffle": True}
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -144,7 +133,7 @@ def test_a_graph_in_parts(tmp_path: Path) -> None:
 
     data = graph()
     pyg_scale.partition(data, 3, "hash", tmp_path / "parts")
-    servers = served_graphs.Served(tmp_path / "parts", 1)
+    servers = Served(tmp_path / "parts", 1)
     try:
         served = servers.open()
         assert_same_batches(NeighborLoader(data, **NODES), NeighborLoader(served, **NODES))
@@ -205,7 +194,7 @@ def test_a_call_and_statistics(serve: Callable[..., Any]) -> None:
     data = graph()
     served = serve(data).open()
     ours, theirs = (NeighborLoader(d, **NODES) for d in (served, data))
-    batches.assert_same(ours([3, 1, 4]), theirs([3, 1, 4]))
+    assert_same(ours([3, 1, 4]), theirs([3, 1, 4]))
     list(ours), list(theirs)
     for stage in ("sample", "fetch"):
         for count in ("rows", "bytes"):

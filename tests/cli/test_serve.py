@@ -1,0 +1,200 @@
+"""`pyg-scale serve` in processes of its own, and clients in others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pyg_scale
+from pyg_scale.datasets import load
+from pyg_scale.loader import NeighborLoader
+from tests.distributed.served import graph
+from tests.loader.batches import assert_same_batches
+
+pytest.importorskip("pyg_scale_zmq", reason="pip install ./plugins/pyg-scale-zmq")
+
+NODES: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 30, "seed": 7, "shuffle": True}
+PATIENCE = 100.0
+
+
+class Server:
+    """A process that serves."""
+
+    def __init__(self, path: Path, token: Path, *options: str, bind: str = "tcp://127.0.0.1:0"):
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pyg_scale.cli", "serve", str(path), "--bind", bind),
+                *("--token-file", str(token), "--threads", "1", *options),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._limit = threading.Timer(PATIENCE, self.process.kill)
+        self._limit.start()
+
+    @property
+    def address(self) -> str:
+        assert self.process.stdout is not None and self.process.stderr is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("serving "), line + self.process.stderr.read()
+        return line.split()[-1]
+
+    def end(self) -> tuple[int, str]:
+        out, err = self.process.communicate(timeout=PATIENCE)
+        self._limit.cancel()
+        return self.process.returncode, out + err
+
+    def kill(self) -> None:
+        self._limit.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Server]]:
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYG_SCALE_TOKEN_FILE", str(tmp_path / "token"))
+    return tmp_path / "token"
+
+
+CLIENT = """
+import sys, torch, pyg_scale
+from pyg_scale.loader import NeighborLoader
+address, out, seed = sys.argv[1:]
+with pyg_scale.open(address) as data:
+    loader = NeighborLoader(data, [4, 3], batch_size=30, seed=int(seed), shuffle=True)
+    sums = [[int(b.n_id.sum()), int(b.e_id.sum()), float(b.x.double().sum())] for b in loader]
+torch.save(sums, out)
+"""
+
+
+def test_two_servers_and_two_clients_in_processes(
+    tmp_path: Path, token: Path, started: list[Server]
+) -> None:
+    data = graph()
+    pyg_scale.save(data, tmp_path / "graph")
+    for _ in range(2):
+        started.append(Server(tmp_path / "graph", token, "--clients", "2"))
+    where = ",".join(server.address for server in started)
+    assert os.stat(token).st_mode & 0o077 == 0
+    clients = [
+        subprocess.Popen([sys.executable, "-c", CLIENT, where, str(tmp_path / f"{s}"), str(s)])
+        for s in (1, 2)
+    ]
+    for client in clients:
+        assert client.wait(PATIENCE) == 0
+    for server in started:  # both clients have said goodbye
+        code, printed = server.end()
+        assert code == 0 and "served" in printed and "served 0 batches" not in printed
+    for seed in (1, 2):
+        loader = NeighborLoader(data, **NODES | {"seed": seed})
+        expected = [
+            [int(b.n_id.sum()), int(b.e_id.sum()), float(b.x.double().sum())] for b in loader
+        ]
+        assert torch.load(tmp_path / f"{seed}") == expected
+
+
+def test_an_epoch_of_a_real_graph_with_a_server_killed_in_the_middle(
+    tmp_path: Path, token: Path, started: list[Server], data_dir: Path
+) -> None:
+    data = load(str(data_dir / "facebook_pages.npz"))
+    pyg_scale.save(data, tmp_path / "graph")
+    for _ in range(2):
+        started.append(Server(tmp_path / "graph", token))
+    where = ",".join(server.address for server in started)
+    options = NODES | {"batch_size": 1500, "input_nodes": data.train_mask}
+    with pyg_scale.open(where, timeout=PATIENCE) as served:
+        loader = NeighborLoader(served, **options)
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number == 2:
+                started[0].process.send_signal(signal.SIGKILL)
+        assert_same_batches(NeighborLoader(data, **options), found)
+    started[1].process.send_signal(signal.SIGTERM)
+    code, printed = started[1].end()
+    assert code == 0 and "served" in printed
+
+
+def test_a_server_that_stops_moving_is_replaced(
+    tmp_path: Path, token: Path, started: list[Server]
+) -> None:
+    data = graph()
+    pyg_scale.save(data, tmp_path / "graph")
+    for _ in range(2):
+        started.append(Server(tmp_path / "graph", token))
+    where = ",".join(server.address for server in started)
+    with pyg_scale.open(where, timeout=4.0) as served:
+        iterator = iter(NeighborLoader(served, **NODES))
+        found = [next(iterator)]
+        started[0].process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        found += list(iterator)
+        assert time.monotonic() - start < PATIENCE
+        assert_same_batches(NeighborLoader(data, **NODES), found)
+    started[0].process.send_signal(signal.SIGCONT)
+
+
+def test_worker_processes_ask_for_themselves(
+    tmp_path: Path, token: Path, started: list[Server]
+) -> None:
+    data = graph()
+    pyg_scale.save(data, tmp_path / "graph")
+    started.append(Server(tmp_path / "graph", token, "--clients", "1"))
+    with pyg_scale.open(started[0].address) as served:
+        loader = NeighborLoader(served, **NODES, num_workers=2, worker_type="process")
+        assert_same_batches(NeighborLoader(data, **NODES), loader)
+    assert started[0].end()[0] == 0  # the workers' copies said no goodbye of their own
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("nowhere", "--bind", "tcp://127.0.0.1:0"), "no graph directory"),
+        ((".", "--bind", "here"), "tcp://host:5555"),
+        ((".", "--bind", "tcp://127.0.0.1:0", "--transport", "pigeons"), "unknown comm"),
+    ],
+)
+def test_what_cannot_be_served_is_said(
+    tmp_path: Path,
+    token: Path,
+    options: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyg_scale.cli.serve import main
+
+    pyg_scale.save(graph(), tmp_path / "graph")
+    monkeypatch.chdir(tmp_path / "graph")
+    assert main([*options, "--token-file", str(token)]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_ranks_of_a_machine_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyg_scale.cli.serve import bind_of_rank, token_of
+
+    assert bind_of_rank("tcp://*:5555") == "tcp://*:5555"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert bind_of_rank("tcp://*:5555") == "tcp://*:5558"
+    assert bind_of_rank("tcp://*:0") == "tcp://*:0"
+    monkeypatch.setenv("PYG_SCALE_TOKEN", "the token itself")
+    assert token_of(None) == "the token itself"
