@@ -1,9 +1,8 @@
 """Train GraphSAGE on a graph that sampler servers hold; this process holds none of it.
 
-    export PYG_SCALE_TOKEN_FILE=token                  # made by the first server, needed by all
-    pyg-scale serve GRAPH --bind tcp://0.0.0.0:5555 --clients 1 --token-file token   # on each server
-    python examples/server_client.py tcp://host-a:5555,tcp://host-b:5555             # here
-    python examples/server_client.py --tiny            # starts two servers of its own, to see it run
+    pyg-scale serve GRAPH --bind tcp://0.0.0.0:5555 --clients 1 --token-file token  # on servers
+    PYG_SCALE_TOKEN_FILE=token python examples/server_client.py tcp://host-a:5555,tcp://host-b:5555
+    python examples/server_client.py --tiny            # starts two servers of its own
 
 GRAPH is a graph directory (pyg_scale.save, pyg-scale convert) with the index sets train and test;
 every server has the same. Servers sample and read features; this process asks them for batches
