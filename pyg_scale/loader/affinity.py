@@ -43,8 +43,10 @@ class WorkerControls:
         Raises:
             ValueError: If there are no workers, or not as many entries as workers.
             OSError: When iteration starts, if there is no such core.
-            NotImplementedError: With threads where the system cannot pin one.
+            NotImplementedError: With threads where the system cannot pin one; with
+                ``worker_type="ring"``.
         """
+        self._refuse_ring("enable_cpu_affinity")
         if self.num_workers == 0 or self.worker_type == "process":
             with AffinityMixin.enable_cpu_affinity(self, loader_cores):
                 yield
@@ -63,6 +65,12 @@ class WorkerControls:
             self._cores = before
             if self._threads is not None:
                 self._threads.set_cores(before)
+
+    def _refuse_ring(self, name: str) -> None:
+        if self.num_workers > 0 and self.worker_type == "ring":
+            raise NotImplementedError(
+                f"{name} is not for sampler processes with a ring: pass worker_type='process'"
+            )
 
     def _cores_of(self, cores: Sequence[Any] | None) -> list[list[int]]:
         if not cores:
@@ -94,6 +102,7 @@ class WorkerControls:
                 ``num_workers=0`` uses all of torch's threads on one batch.
             ValueError: As in PyG.
         """
+        self._refuse_ring("enable_multithreading")
         if self.num_workers > 0 and self.worker_type == "thread":
             raise NotImplementedError(
                 "enable_multithreading is for worker processes: worker threads are several threads "

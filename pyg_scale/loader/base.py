@@ -29,6 +29,7 @@ from pyg_scale.loader.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline
 from pyg_scale.loader.randomness import forked
+from pyg_scale.loader.ring_workers import ring_pipeline
 from pyg_scale.loader.sampling_options import SamplingOptions, checked
 from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
 from pyg_scale.loader.state import Progress, Resumable
@@ -120,6 +121,8 @@ class SubgraphLoader(Resumable, DataLoader):
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
         self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
+        if self.sampling.makes_processes(getattr(self, "data", None)):
+            worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
         self._worker_type = worker_type
         self._threads: WorkerThreads | None = None
@@ -145,7 +148,7 @@ class SubgraphLoader(Resumable, DataLoader):
 
     @property
     def worker_type(self) -> str:
-        """``"thread"`` or ``"process"``: what ``num_workers`` counts."""
+        """``"thread"``, ``"process"`` or ``"ring"``: what ``num_workers`` counts."""
         if self._worker_type is not None:
             return self._worker_type
         processes = (
@@ -329,6 +332,8 @@ class SubgraphLoader(Resumable, DataLoader):
         features = features_to_announce(self)
         if self.num_workers > 0 and self.worker_type == "process":
             source = ProcessPipeline(batches, self._get_processes(pin, progress))
+        elif self.num_workers > 0 and self.worker_type == "ring":
+            source = ring_pipeline(self, batches, pin)
         else:
             threads = self._get_threads() if self.num_workers > 0 else None
             if self._asks and features is None and not self._overrides("collate_fn"):

@@ -144,14 +144,14 @@ def refuse_processes(loader: SubgraphLoader) -> Features | None:
     Raises:
         ValueError: If the loader's workers are processes, and that or the graph needs threads.
     """
-    if loader.num_workers > 0 and loader.worker_type == "process":
+    if loader.num_workers > 0 and loader.worker_type != "thread":
         reason = getattr(getattr(loader, "data", None), "needs_threads", "")
         if reason:
             raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
     features: Features | None = getattr(loader, "_features", None)
     if features is None or not features.look_ahead:
         return None
-    if loader.num_workers > 0 and loader.worker_type == "process":
+    if loader.num_workers > 0 and loader.worker_type != "thread":
         raise ValueError(
             f"{features.store!r} looks ahead, but worker processes would each have a copy of it "
             "that does not: pass worker_type='thread', or a store with look_ahead=0, of which "

@@ -55,8 +55,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         input_id: What to call the seeds in ``input_id`` of batches ``[num_seeds]``.
         seed: Determines every batch of every epoch. Without it, a seed is drawn from torch's
             default generator (or ``generator=``) when an epoch starts.
-        worker_type: ``"thread"``, ``"process"``, or ``None``: threads unless ``worker_init_fn`` or
-            ``multiprocessing_context`` is given or the sampler takes no key.
+        worker_type: ``"thread"``, ``"process"``, ``"ring"`` (processes whose batches come through
+            bounded shared memory, without pickle), or ``None``: threads unless
+            ``worker_init_fn`` or ``multiprocessing_context`` is given or the sampler takes no key.
         feature_store: A name or a PyG ``FeatureStore``: features that it has come from it. By name,
             such as ``"memory"``, one is made and filled from ``data``. With worker threads it is
             read by several threads at once.

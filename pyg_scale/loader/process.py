@@ -36,7 +36,7 @@ class _Feed:
         raise TypeError("the number of batches is that of the loader")
 
 
-class _Work:
+class Work:
     """A method of an object that it does not keep alive; a copy in another process does."""
 
     def __init__(self, method: Any) -> None:
@@ -72,7 +72,7 @@ class Processes:
         self._feed = _Feed()
         self._loader = SimpleNamespace(
             dataset=_Itself(),
-            collate_fn=_Work(work),
+            collate_fn=Work(work),
             generator=generator,
             pin_memory=pin,
             _dataset_kind=_DatasetKind.Map,

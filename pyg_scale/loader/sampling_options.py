@@ -113,6 +113,23 @@ class SamplingOptions:
             raise ValueError(f"server_rank={wrong[0]} is no server{known}")
         return list(dict.fromkeys(ranks))
 
+    def makes_processes(self, data: Any) -> bool:
+        """Whether ``num_workers`` are sampler processes of a graph of this process."""
+        return self.num_workers is not None and not _is_served(data)
+
+    def worker_type(self, given: str | None) -> str:
+        """That of a loader whose ``num_workers`` are sampler processes.
+
+        Raises:
+            ValueError: If another one was given.
+        """
+        if given not in (None, "ring"):
+            raise ValueError(
+                f"sampling.num_workers are sampler processes, and worker_type={given!r} is given: "
+                "leave one of them out"
+            )
+        return "ring"
+
     def refuse(self, *, served: bool, num_workers: int) -> None:
         """Refuse options that mean nothing for the graph of a loader.
 
@@ -186,8 +203,18 @@ def checked(sampling: Any, data: Any, kwargs: dict[str, Any]) -> SamplingOptions
         return SamplingOptions()
     if not isinstance(sampling, SamplingOptions):
         raise TypeError(f"sampling must be SamplingOptions (got {type(sampling).__name__})")
-    served = callable(getattr(data, "sampler_for", None))
-    sampling.refuse(served=served, num_workers=kwargs.get("num_workers", 0))
+    sampling.refuse(served=_is_served(data), num_workers=kwargs.get("num_workers", 0))
+    if sampling.makes_processes(data):
+        if kwargs.get("num_workers", 0) not in (0, sampling.num_workers):
+            raise ValueError(
+                f"num_workers={kwargs['num_workers']}, and sampling has "
+                f"num_workers={sampling.num_workers}: leave one of them out"
+            )
+        kwargs["num_workers"] = sampling.num_workers
     if sampling.pin_memory:
         kwargs["pin_memory"] = True
     return sampling
+
+
+def _is_served(data: Any) -> bool:
+    return callable(getattr(data, "sampler_for", None))
