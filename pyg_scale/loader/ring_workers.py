@@ -220,7 +220,7 @@ class RingPipeline:
             raise _error(head, worker)
         stage, out = wire.unpack(head["text"].encode(), tensors)
         if isinstance(out, SamplerOutput | HeteroSamplerOutput):
-            out._batch_key = batch.key  # type: ignore[union-attr]
+            out._batch_key = batch.key
         stats = _stats(head["stats"])
         stats.add_seconds("wait", time.perf_counter() - start)
         return batch, (stage, pin_batch(out, stats) if self._pin else out), stats
