@@ -63,11 +63,12 @@ def test_resuming_gives_the_same_model(tmp_path):
 
 @pytest.mark.parametrize("split_seeds", ["global", pytest.param("part", marks=pytest.mark.slow)])
 def test_ranks_share_seeds_and_evaluate_together_or_alone(tmp_path, split_seeds):
-    options = ("--tiny", "--split-seeds", split_seeds)
+    options = ("--tiny", "--split-seeds", split_seeds, "--layerwise", "out")
     printed = run(named("train_ddp"), tmp_path, *options, ranks=2)
     assert sorted(re.findall(r"rank (\d) of 2: 4 batches", printed)) == ["0", "1"]
     found = accuracies(printed)
     assert found["ranks 2"] == found["rank 0 alone"]
+    assert "all neighbours" in found
 
 
 @pytest.mark.parametrize("example", ["hetero_ddp", "link_prediction_ddp"])

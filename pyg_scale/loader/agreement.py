@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -19,18 +19,19 @@ _PAUSES = (0.0005, 0.05)  # seconds between two looks, at first and at last
 
 
 class Agreement:
-    """A place in the store for one loader, the same on all ranks.
+    """A place in the store for one loader (or another thing), the same on all ranks.
 
     Ranks make their places in the same order.
 
     Args:
         group: The ranks, more than one.
         name: What the loader is called in errors.
+        advice: What those errors say at their end.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: Group, name: str, advice: str) -> None:
         self.rank, self.world_size, self.timeout = group.rank, group.world_size, group.timeout
-        self._name = name
+        self._name, self._advice = name, advice
         store = PrefixStore("seeds", group.store)
         number = self._safe(store.add, f"loaders/{self.rank}", 1)
         self._store = PrefixStore(f"loader/{number}", store)
@@ -47,23 +48,37 @@ class Agreement:
         """
         self._safe(self._store.set, f"{topic}/{self.rank}", json.dumps(value))
 
-    def collect(self, topic: str, verb: str) -> list[dict[str, Any]]:
+    def beat(self, number: int) -> None:
+        """Say that this rank is at work; the number is another one each time."""
+        self._safe(self._store.set, f"beat/{self.rank}", str(number))
+
+    def collect(
+        self, topic: str, verb: str, ranks: Sequence[int] | None = None, patient: bool = False
+    ) -> list[dict[str, Any]]:
         """What each rank said, in the order of ranks; waits until all have.
 
         Args:
             topic: See :meth:`publish`.
             verb: What a rank does when it says this, for the error.
+            ranks: Those that are waited for, by default all.
+            patient: Whether to wait as long as those that are missed :meth:`beat`.
 
         Raises:
             CommTimeoutError: Names the ranks that said nothing in time.
             CommError: If the store is gone.
         """
-        names = [f"{topic}/{rank}" for rank in range(self.world_size)]
+        ranks = range(self.world_size) if ranks is None else ranks
+        names = [f"{topic}/{rank}" for rank in ranks]
         deadline = time.monotonic() + self.timeout
         pause, longest = _PAUSES
+        beats = {rank: self._beat(rank) for rank in ranks} if patient else {}
         while not self._safe(self._store.check, names):
             if time.monotonic() > deadline:
-                raise self._late(names, verb)
+                late = self._missing(topic, ranks)
+                found = {rank: self._beat(rank) for rank in late} if patient else {}
+                if late and all(found.get(rank) == beats.get(rank) for rank in late):
+                    raise self._late(late, verb)
+                beats, deadline = found, time.monotonic() + self.timeout
             time.sleep(pause)
             pause = min(longest, 2 * pause)
         return [json.loads(self._safe(self._store.get, name)) for name in names]
@@ -72,14 +87,18 @@ class Agreement:
         """Remove what this rank said; the others must have collected it."""
         self._safe(self._store.delete_key, f"{topic}/{self.rank}")
 
-    def _late(self, names: list[str], verb: str) -> CommTimeoutError:
-        late = [r for r, name in enumerate(names) if not self._safe(self._store.check, [name])]
+    def _missing(self, topic: str, ranks: Sequence[int]) -> list[int]:
+        return [r for r in ranks if not self._safe(self._store.check, [f"{topic}/{r}"])]
+
+    def _beat(self, rank: int) -> bytes:
+        name = f"beat/{rank}"
+        return self._safe(self._store.get, name) if self._safe(self._store.check, [name]) else b""
+
+    def _late(self, late: Sequence[int], verb: str) -> CommTimeoutError:
         said = ", ".join(map(str, late[:16])) + (", ..." if len(late) > 16 else "")
         return CommTimeoutError(
             f"{'rank' if len(late) == 1 else 'ranks'} {said} did not {verb} this {self._name} "
-            f"within {self.timeout:g} seconds (waited for by rank {self.rank}), but its seeds are "
-            "shared by all ranks; what one rank does alone, such as evaluation, needs a loader "
-            "with split_seeds=False"
+            f"within {self.timeout:g} seconds (waited for by rank {self.rank}), {self._advice}"
         )
 
     def _safe(self, call: Any, *arguments: Any) -> Any:

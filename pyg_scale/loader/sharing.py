@@ -58,7 +58,7 @@ class Sharing:
         self._agreement: Agreement | None = None
         if group.world_size > 1:
             self._split_by_hand = None
-            self._agreement = Agreement(group, name)
+            self._agreement = Agreement(group, name, _ADVICE)
             known_as = {"seeds": fingerprint(seeds), "num_seeds": seeds[0].numel()}
             self._agreement.publish("made", {**options, **known_as})
 
@@ -221,6 +221,10 @@ class Sharing:
             )
 
 
+_ADVICE = (
+    "but its seeds are shared by all ranks; what one rank does alone, such as evaluation, needs a "
+    "loader with split_seeds=False"
+)
 _LOCAL = ("batch_size", "drop_last")  # which who splits by hand may choose for each rank
 
 

@@ -14,6 +14,7 @@ from pyg_scale.loader.layerwise.exact import check_one_hop
 from pyg_scale.loader.layerwise.inputs import Graph, LayerInputs
 from pyg_scale.loader.layerwise.layers import Layers, layers_of
 from pyg_scale.loader.layerwise.progress import Progress, fingerprint
+from pyg_scale.loader.layerwise.ranks import Rows, Together, together_of
 from pyg_scale.loader.node_loader import NodeLoader
 
 __all__ = ["layerwise_inference"]
@@ -33,6 +34,7 @@ def layerwise_inference(
     progress: bool = True,
     edge_weight: str | None = None,
     edge_attr: str | None = None,
+    comm: Any = None,
 ) -> Tensor:
     """What ``model(x, edge_index)`` gives for every node, one layer after the other.
 
@@ -49,6 +51,10 @@ def layerwise_inference(
     ``inference_per_layer(layer, x, edge_index, batch_size)``, as PyG's have: from ``x``
     ``[num_block_nodes, channels]``, whose first ``batch_size`` rows are the nodes that are asked
     for, to ``[batch_size, channels]``.
+
+    Several ranks that have the graph open together (or share ``comm``) divide the nodes among them.
+    All of them call this, and see the same directory ``out``: on one machine, or on a shared file
+    system.
 
     A layer that needs more than a node and its in-neighbours is refused: known ones by name (norms
     over the whole graph, convolutions of several hops), any other because its output for a few
@@ -69,6 +75,8 @@ def layerwise_inference(
         progress: Whether to show progress (on a terminal).
         edge_weight: The attribute of edges to pass as ``edge_weight=`` to the layers.
         edge_attr: The attribute of edges to pass as ``edge_attr=`` to the layers.
+        comm: A communicator whose ranks do this together, each with the graph; by default that of
+            the graph, if ranks opened it together. ``"local"``: this process alone.
 
     Returns:
         ``[num_nodes, out_channels]``, mapped from ``out/output.npy``.
@@ -76,7 +84,9 @@ def layerwise_inference(
     Raises:
         TypeError: If the model or the graph is of a kind that is not known here.
         ValueError: If the model is in training mode or not initialised, an argument does not fit,
-            or ``out`` holds what another model, graph or ``batch_size`` left.
+            or ``out`` holds what another model, graph or ``batch_size`` left; if ranks do not
+            compute the same, or see another ``out``.
+        CommTimeoutError: If a rank stops; names it.
         NotImplementedError: If the graph has types, or a layer cannot be computed exactly from
             in-neighbours; names the layer.
     """
@@ -84,14 +94,19 @@ def layerwise_inference(
     given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
     model, target = _placed(model, device)
     layers = layers_of(model, edge_weight, edge_attr)
-    state = Progress(
-        Path(out), fingerprint(model, given, batch_size, dtype, (edge_weight, edge_attr))
-    )
+    made_by = fingerprint(model, given, batch_size, dtype, (edge_weight, edge_attr))
+    ranks = together_of(graph, comm, Path(out), given.num_nodes)
+    if ranks is None:
+        state = Progress(Path(out), made_by)
+    else:
+        if ranks.meet(made_by, resume):
+            return ranks.opened()
+        state = Progress(ranks.folder(), made_by | {"num_nodes": ranks.size})
     with state.opened(resume):
         if state.is_done:
             return state.result()
-        work = _Pass(given, layers, state, batch_size, target, num_workers, dtype)
-        total = given.num_nodes * layers.num_steps
+        work = _Pass(given, layers, state, batch_size, target, num_workers, dtype, ranks)
+        total = work.size * layers.num_steps
         done = sum(state.rows(step) for step in range(layers.num_steps))
         with tqdm(
             total=total,
@@ -99,13 +114,16 @@ def layerwise_inference(
             desc="Inference",
             unit=" nodes",
             unit_scale=True,
-            disable=None if progress else True,
+            disable=None if progress and (ranks is None or ranks.rank == 0) else True,
             delay=1,
         ) as bar:
             for step in range(layers.num_steps):
                 work.run(step, bar)
-        state.finish(layers.num_steps)
-        return state.result()
+        if ranks is None:
+            state.finish(layers.num_steps)
+            return state.result()
+        ranks.result(state, layers.num_steps - 1)
+    return ranks.opened()
 
 
 class _Pass:
@@ -120,22 +138,30 @@ class _Pass:
         device: torch.device,
         num_workers: int,
         dtype: torch.dtype | None,
+        ranks: Together | None,
     ) -> None:
+        self._ranks = ranks
+        self.begin = 0 if ranks is None else ranks.begin
+        self.size = graph.num_nodes if ranks is None else ranks.size
         self._graph, self._layers, self._state = graph, layers, state
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
         self._num_workers = num_workers
 
     def run(self, step: int, bar: Any) -> None:
         """Complete a step, from where it was."""
-        state, size = self._state, self._graph.num_nodes
+        state, size = self._state, self.size
         begin = state.rows(step)
-        if begin >= size and (size or state.has(step)):
+        if begin < size or not (size or state.has(step)):
+            if self._layers.samples(step):
+                self._sampled(step, begin, bar)
+            else:
+                self._by_rows(step, begin, bar)
+            state.flush(step)
+        elif self._ranks is None:
             return
-        if self._layers.samples(step):
-            self._sampled(step, begin, bar)
-        else:
-            self._by_rows(step, begin, bar)
-        state.complete(step, keep=self._layers.kept(step))
+        if self._ranks is not None:
+            self._ranks.wait(f"step {step}")
+        state.remove_before(step, keep=self._layers.kept(step))
 
     def _sampled(self, step: int, begin: int, bar: Any) -> None:
         hidden = self._input_of(step)
@@ -143,19 +169,19 @@ class _Pass:
             hidden = torch.zeros(1, 1).expand(self._graph.num_nodes, 1)
         inputs = LayerInputs(self._graph, hidden, self._layers.real)
         data = self._graph.for_loader(inputs)
+        nodes = torch.arange(self.begin + begin, self.begin + self.size)
         options: dict[str, Any] = {
             "feature_store": inputs,
             "num_workers": self._num_workers,
-            "split_seeds": False,
+            "sampler": range(nodes.numel()),  # nobody else's, and not to be shared
         }
         sampler = self._graph.sampler()
         if begin == 0:
             check_one_hop(
                 self._graph, self._layers, step, data, inputs, self._block_of, self._globals(step)
             )
-        nodes = torch.arange(begin, self._graph.num_nodes)
         loader = NodeLoader(data, sampler, nodes, batch_size=self._batch_size, seed=0, **options)
-        if begin == self._graph.num_nodes == 0:  # no node, but a shape
+        if begin == self.size == 0:  # no node, but a shape
             self._write(step, 0, self._layers.empty(step, inputs.width(), self._device), bar)
         for batch in loader:
             block = self._block_of(batch)
@@ -165,7 +191,7 @@ class _Pass:
 
     def _by_rows(self, step: int, begin: int, bar: Any) -> None:
         sources = [self._state.array(s) for s in self._layers.inputs(step)]
-        for first in range(begin, max(self._graph.num_nodes, 1), self._batch_size):
+        for first in range(begin, max(self.size, 1), self._batch_size):
             rows = slice(first, first + self._batch_size)
             xs = [s[rows].to(self._device, self._layers.real) for s in sources]
             self._write(step, first, self._layers.combine(step, xs), bar)
@@ -173,18 +199,26 @@ class _Pass:
     def _block_of(self, batch: Any) -> Any:
         return batch.to(self._device)
 
-    def _globals(self, step: int) -> Tensor | None:
+    def _globals(self, step: int) -> Tensor | Rows | None:
         number = self._layers.degree_step(step)
-        return None if number is None else self._state.array(number)
+        return None if number is None else self._of_all(number)
 
-    def _input_of(self, step: int) -> Tensor | None:
+    def _input_of(self, step: int) -> Tensor | Rows | None:
         before = self._layers.inputs(step)
-        return self._state.array(before[0]) if before else None
+        return self._of_all(before[0]) if before else None
+
+    def _of_all(self, step: int) -> Tensor | Rows:
+        """What a step gave for all nodes of the graph."""
+        if self._ranks is None:
+            return self._state.array(step)
+        return self._ranks.rows(self._state, step)
 
     def _write(self, step: int, begin: int, rows: Tensor, bar: Any) -> None:
         if self._dtype is not None and not self._layers.is_degree(step):
             rows = rows.to(self._dtype)
-        self._state.write(step, begin, rows.cpu(), self._graph.num_nodes)
+        self._state.write(step, begin, rows.cpu(), self.size)
+        if self._ranks is not None:
+            self._ranks.beat()
         bar.update(rows.size(0))
 
 

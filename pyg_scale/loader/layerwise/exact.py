@@ -97,7 +97,7 @@ def check_one_hop(
     data: Any,
     inputs: Any,
     to_block: Callable[[Any], Any],
-    degrees: Tensor | None,
+    degrees: Any,
 ) -> None:
     """Refuse a layer whose output for some nodes depends on what else is in their block.
 
@@ -112,13 +112,13 @@ def check_one_hop(
     half = first.numel() // 2
     if not half:
         return
-    options: dict[str, Any] = {"feature_store": inputs, "seed": 0, "split_seeds": False}
+    options: dict[str, Any] = {"feature_store": inputs, "seed": 0}
     rows = []
     for sampler, nodes in (
         (graph.sampler(), first),
         (graph.wider_sampler(), torch.cat([first[:half], second])),
     ):
-        (batch,) = NodeLoader(data, sampler, nodes, batch_size=nodes.numel(), **options)
+        (batch,) = NodeLoader(data, sampler, nodes, **options | _whole(nodes))
         rows.append(layers.run(step, to_block(batch), degrees)[:half].to(torch.float64))
     tolerance = math.sqrt(torch.finfo(layers.real).eps)
     size = float(rows[0].abs().nan_to_num().amax()) if rows[0].numel() else 0.0
@@ -131,6 +131,11 @@ def check_one_hop(
         )
 
 
+def _whole(nodes: Tensor) -> dict[str, Any]:
+    """One batch, which is not shared with other ranks."""
+    return {"batch_size": nodes.numel(), "sampler": range(nodes.numel())}
+
+
 def _probes(graph: Any) -> tuple[Tensor, Tensor]:
     """Nodes with few in-edges but some, whose blocks are small, and others."""
     size = graph.num_nodes
@@ -138,7 +143,6 @@ def _probes(graph: Any) -> tuple[Tensor, Tensor]:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     index = torch.arange(min(_CANDIDATES, 4 * size))
     drawn = keys.bounded(torch.tensor(0x5EED), index, torch.tensor(size)).unique()
-    csc = graph.sampler().topology.csc[None]
-    degree = csc.indptr[drawn + 1] - csc.indptr[drawn]
+    degree = graph.degree(drawn)
     order = drawn[degree > 0][degree[degree > 0].argsort(stable=True)]
     return order[:_PROBES], order[_PROBES : 2 * _PROBES + 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, Ten
 
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES
 from pyg_scale.loader.seeds import num_nodes_of
+from pyg_scale.ops import keys
 from pyg_scale.ops.gather import gather
+from pyg_scale.sampler.choose import Ask
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store.directory.opening import open_graph
 
@@ -36,6 +39,7 @@ class Graph:
         self.edge_attrs = edge_attrs
         self._features: FeatureStore | None = None
         self._sampler: Any = None
+        self._is_pair = False
         if isinstance(given, HeteroData):
             _refuse_types()
         if isinstance(given, Data):
@@ -49,6 +53,11 @@ class Graph:
             )
 
     def _take_data(self, data: Data) -> None:
+        supply = getattr(data, "supply_features", None)
+        features = supply() if callable(supply) and "x" in data else None
+        if features is not None:
+            self._take_supplied(features, data)
+            return
         x = data.x if "x" in data else None
         if not isinstance(x, Tensor) or x.dim() < 2:
             raise ValueError("the graph has no features x [num_nodes, channels]")
@@ -70,6 +79,21 @@ class Graph:
         bare.num_nodes = self.num_nodes
         self._data: Any = bare
 
+    def _take_supplied(self, features: FeatureStore, data: Data) -> None:
+        """Of a graph on several ranks, whose features are not in memory."""
+        size = features.get_tensor_size(group_name=None, attr_name="x")
+        if size is None or len(size) < 2:
+            raise ValueError("the graph has no features x [num_nodes, channels]")
+        for name in self.edge_attrs:
+            if name not in data:
+                raise ValueError(f"the graph has no attribute {name!r} of edges")
+        self.x, self._features, self.num_nodes = None, features, num_nodes_of(data, None)
+        bare = copy.copy(data)
+        for name in list(bare.keys()):
+            if name != "edge_index":
+                del bare[name]
+        self._data, self._is_pair = bare, False
+
     def _take_stores(self, features: Any, graph: Any) -> None:
         if not isinstance(features, FeatureStore) or not isinstance(graph, GraphStore):
             raise TypeError(
@@ -82,6 +106,7 @@ class Graph:
         if size is None or len(size) < 2:
             raise ValueError("the feature store has no x [num_nodes, channels] of the group None")
         self.x, self._features, self._data = None, features, graph
+        self._is_pair = True
         self.num_nodes = num_nodes_of((features, graph), None)
         if size[0] != self.num_nodes:
             raise ValueError(f"x has {size[0]} rows for {self.num_nodes} nodes")
@@ -89,18 +114,42 @@ class Graph:
     def sampler(self) -> Any:
         """Gives all in-edges of nodes; made once."""
         if self._sampler is None:
-            data = self._data if self._features is None else (self._features, self._data)
-            self._sampler = NativeSampler().bind(data, num_neighbors=[-1])
+            self._sampler = NativeSampler().bind(
+                self.for_loader(self._features), num_neighbors=[-1]
+            )
         return self._sampler
+
+    def degree(self, nodes: Tensor) -> Tensor:
+        """How many in-edges nodes have, ``int64`` ``[n]``."""
+        csc = self.sampler().topology.csc.get(None)
+        if csc is not None:
+            return csc.indptr[nodes + 1] - csc.indptr[nodes]
+        (picked,) = self.sampler().expand([Ask(None, 0, -1, 0, nodes, None, None)])
+        return picked.counts
+
+    def sketch(self, nodes: Tensor) -> Iterator[Tensor]:
+        """Some of what the edges are, to tell graphs apart."""
+        csc = self.sampler().topology.csc.get(None)
+        if csc is None:
+            directory = self._data.graph_directory
+            yield torch.tensor([directory.checksum])
+        else:
+            yield csc.indptr[nodes]
+            yield csc.indices[some(csc.num_edges)].to(torch.int64)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the graph."""
+        csc = self.sampler().topology.csc.get(None)
+        return self._data.num_edges if csc is None else csc.num_edges
 
     def wider_sampler(self) -> Any:
         """Gives all in-edges of nodes, and a few of their neighbours'."""
-        data = self._data if self._features is None else (self._features, self._data)
-        return NativeSampler().bind(data, num_neighbors=[-1, 10])
+        return NativeSampler().bind(self.for_loader(self._features), num_neighbors=[-1, 10])
 
-    def for_loader(self, inputs: LayerInputs) -> Any:
+    def for_loader(self, inputs: FeatureStore | None) -> Any:
         """What a loader takes as ``data``."""
-        return self._data if self._features is None else (inputs, self._data)
+        return (inputs, self._data) if self._is_pair else self._data
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the features."""
@@ -128,6 +177,14 @@ class Graph:
         return None if size is None else size[0]
 
 
+def some(size: int) -> Tensor:
+    """Up to 4096 of ``size`` positions, always the same."""
+    count = min(size, 4096)
+    if count == size:
+        return torch.arange(size)
+    return keys.bounded(torch.tensor(0xF1A6), torch.arange(count), torch.tensor(size))
+
+
 def _refuse_types() -> None:
     raise NotImplementedError(
         "layerwise_inference does not support graphs with node and edge types: compute the types "
@@ -140,11 +197,11 @@ class LayerInputs(FeatureStore):
 
     Args:
         graph: The graph; its features are the input if ``hidden`` is ``None``.
-        hidden: The output of the layer before, mapped.
+        hidden: The output of the layer before, mapped: a tensor, or what several ranks wrote.
         real: The dtype of the model.
     """
 
-    def __init__(self, graph: Graph, hidden: Tensor | None, real: torch.dtype) -> None:
+    def __init__(self, graph: Graph, hidden: Any, real: torch.dtype) -> None:
         super().__init__()
         self.__dict__.update(graph=graph, hidden=hidden, real=real)
 
@@ -155,9 +212,12 @@ class LayerInputs(FeatureStore):
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         if attr.attr_name != "x":
             return self.graph.edge_rows(attr.attr_name, attr.index)
-        rows = (
-            self.graph.rows(attr.index) if self.hidden is None else gather(self.hidden, attr.index)
-        )
+        if self.hidden is None:
+            rows = self.graph.rows(attr.index)
+        elif isinstance(self.hidden, Tensor):
+            rows = gather(self.hidden, attr.index)
+        else:
+            rows = self.hidden[attr.index]
         return rows.to(self.real)
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:

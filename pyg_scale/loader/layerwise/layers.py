@@ -100,7 +100,7 @@ class Layers:
         """What errors call the step."""
         return f"layer {step} of {type(self.model).__name__}"
 
-    def run(self, step: int, block: Any, degrees: Tensor | None) -> Tensor:
+    def run(self, step: int, block: Any, degrees: Any) -> Tensor:
         """The rows ``[batch_size, channels]`` of a block.
 
         Raises:
@@ -178,7 +178,7 @@ class BasicLayers(Layers):
         conv = self.model.convs[layer]
         return f"layer {layer} ({type(conv).__name__}) of {type(self.model).__name__}"
 
-    def run(self, step: int, block: Any, degrees: Tensor | None) -> Tensor:
+    def run(self, step: int, block: Any, degrees: Any) -> Tensor:
         weight = None if self._edge_weight is None else block[self._edge_weight]
         attr = None if self._edge_attr is None else block[self._edge_attr]
         if self.is_degree(step):
@@ -222,7 +222,7 @@ class BasicLayers(Layers):
         return inverse.masked_fill(inverse == float("inf"), 0)
 
     def _normalised(
-        self, layer: int, block: Any, weight: Tensor | None, degrees: Tensor
+        self, layer: int, block: Any, weight: Tensor | None, degrees: Any
     ) -> tuple[Tensor, Tensor]:
         edge_index, weight = self._with_loops(self.model.convs[layer], block, weight)
         inverse = degrees[block.n_id.cpu()].to(weight.device)

@@ -17,7 +17,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from pyg_scale.ops import keys
+from pyg_scale.loader.layerwise.inputs import some
 from pyg_scale.store.directory.array import (
     as_array,
     dtype_name,
@@ -195,11 +195,23 @@ class Progress:
             self._synced, line["synced"] = time.monotonic(), True
         self._note(line)
 
-    def complete(self, step: int, keep: set[int]) -> None:
-        """Flush a step, and remove files that nobody needs any more."""
+    def kind(self, step: int) -> tuple[str, tuple[int, ...]]:
+        """The dtype and the shape of a row of a step that has begun."""
+        return self._kinds[step]
+
+    def piece(self, step: int, folder: Path, size: int) -> Tensor:
+        """What another rank wrote in a step that this one has written too, mapped."""
+        dtype, row = self._kinds[step]
+        return map_array(folder / self._file(step).name, dtype, (size, *row))
+
+    def flush(self, step: int) -> None:
+        """See that a step survives whatever happens."""
         handle, _ = self._open(step)
         os.fsync(handle)
         self._note({"step": step, "rows": self._rows.get(step, 0), "synced": True}, flush=True)
+
+    def remove_before(self, step: int, keep: set[int]) -> None:
+        """Remove files that nobody needs once a step is complete."""
         for old in range(step):
             if old not in keep:
                 self._close(old)
@@ -265,28 +277,19 @@ def fingerprint(
         if isinstance(value, Tensor):
             weights.update(f"{name}{value.dtype}{list(value.shape)}".encode())
             weights.update(_bytes(value))
-    csc = graph.sampler().topology.csc[None]
-    nodes = _some(graph.num_nodes)
-    edges = _some(csc.num_edges)
+    nodes = some(graph.num_nodes)
     content = hashlib.blake2b(digest_size=16)
-    for tensor in (graph.rows(nodes), csc.indptr[nodes], csc.indices[edges].to(torch.int64)):
+    for tensor in (graph.rows(nodes), *graph.sketch(nodes)):
         content.update(_bytes(tensor))
     return {
         "model": weights.hexdigest(),
         "graph": content.hexdigest(),
         "num_nodes": graph.num_nodes,
-        "num_edges": csc.num_edges,
+        "num_edges": graph.num_edges,
         "batch_size": batch_size,
         "dtype": None if dtype is None else dtype_name(dtype),
         "attributes of edges": list(attrs),
     }
-
-
-def _some(size: int) -> Tensor:
-    count = min(size, 4096)
-    if count == size:
-        return torch.arange(size)
-    return keys.bounded(torch.tensor(0xF1A6), torch.arange(count), torch.tensor(size))
 
 
 def _bytes(tensor: Tensor) -> bytes:

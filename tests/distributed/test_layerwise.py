@@ -1,0 +1,138 @@
+"""Inference layer by layer on several ranks is that of the whole graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+from pyg_scale import layerwise_inference
+from pyg_scale.datasets import planted_communities
+from pyg_scale.errors import CommError, CommTimeoutError
+from tests.distributed.across import in_parts, on_ranks, shares, spread
+
+DATA = planted_communities(90, 700, 3, 6, seed=3, progress=False)
+DATA.x = DATA.x.double()
+
+MODELS = {
+    "sage": lambda: GraphSAGE(6, 8, 2, 3),
+    "gcn with jumps": lambda: GCN(6, 8, 2, 3, jk="cat"),
+    "gat": lambda: GAT(6, 8, 2, 3, heads=2),
+}
+
+
+def model_of(name: str, seed: int = 1) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name]().double().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graph")
+
+
+@pytest.mark.parametrize(("name", "world_size"), [("sage", 2), ("gcn with jumps", 3), ("gat", 2)])
+def test_equals_the_whole_graph(folder: Path, tmp_path: Path, name: str, world_size: int) -> None:
+    model = model_of(name)
+    paths = spread(in_parts(DATA, folder, 3), shares(world_size, 3))
+
+    def work(data: Any) -> torch.Tensor:
+        first = layerwise_inference(model, data, tmp_path / "out", batch_size=17)
+        again = layerwise_inference(model, data, tmp_path / "out", batch_size=17)
+        assert torch.equal(first, again)
+        return first
+
+    with torch.no_grad():
+        expected = model(DATA.x, DATA.edge_index)
+    for found in on_ranks(paths, work, through="requests"):
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["RANKS.json", "output.npy"]
+
+
+def test_what_was_interrupted_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("sage")
+    paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
+    from pyg_scale.loader.layerwise.progress import Progress
+
+    write, left = Progress.write, [5]
+
+    def fails(self: Progress, *args: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError("no space left on device")
+        write(self, *args)
+
+    def work(data: Any) -> torch.Tensor:
+        return layerwise_inference(model, data, tmp_path / "out", batch_size=17)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "write", fails)
+        with pytest.raises(ExceptionGroup) as error:
+            on_ranks(paths, work, timeout=1.5)
+    kinds = {type(each) for each in error.value.exceptions}
+    assert OSError in kinds and kinds <= {OSError, CommError, CommTimeoutError}
+    rows: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "write", lambda s, *a: (rows.append(a[2].size(0)), write(s, *a))[1])
+        found = on_ranks(paths, work)[0]
+    assert sum(rows) < 2 * 90
+    with torch.no_grad():
+        expected = model(DATA.x, DATA.edge_index)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_more_ranks_than_nodes(tmp_path: Path) -> None:
+    small = planted_communities(3, 2, 2, 6, seed=3, progress=False)
+    small.x = small.x.double()
+    model = model_of("sage")
+    paths = spread(in_parts(small, tmp_path / "graph", 2), shares(4, 2))
+    found = on_ranks(paths, lambda data: layerwise_inference(model, data, tmp_path / "out"))
+    with torch.no_grad():
+        expected = model(small.x, small.edge_index)
+    for each in found:
+        assert torch.allclose(each, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_one_rank_alone(folder: Path, tmp_path: Path) -> None:
+    model = model_of("sage")
+    paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
+
+    def work(data: Any) -> None:
+        if data.ranks.rank == 1:
+            found = layerwise_inference(model, data, tmp_path / "out", comm="local")
+            with torch.no_grad():
+                assert torch.allclose(found, model(DATA.x, DATA.edge_index), atol=1e-12)
+
+    on_ranks(paths, work)
+
+
+def test_ranks_that_mean_something_else_are_told(folder: Path, tmp_path: Path) -> None:
+    paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
+
+    def other_model(data: Any) -> None:
+        layerwise_inference(model_of("sage", data.ranks.rank), data, tmp_path / "a")
+
+    def other_place(data: Any) -> None:
+        layerwise_inference(model_of("sage"), data, tmp_path / f"b-{data.ranks.rank}")
+
+    def other_ranks(data: Any) -> None:
+        layerwise_inference(model_of("sage"), data, tmp_path / "c")
+
+    def messages(work: Any) -> list[str]:
+        with pytest.raises(ExceptionGroup) as error:
+            on_ranks(paths, work, timeout=2.0)
+        return [str(each) for each in error.value.exceptions]
+
+    for message in messages(other_model):
+        assert "rank 1 computes the inference of another model than rank 0" in message
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyg_scale.loader.layerwise.ranks._SEEN_WITHIN", 0.3)
+        assert any("rank 1 does not see in" in message for message in messages(other_place))
+    on_ranks(spread(in_parts(DATA, folder, 3), shares(3, 3)), other_ranks)
+    for message in messages(other_ranks):
+        assert "holds an inference of another ranks (3): pass resume=False" in message
