@@ -12,9 +12,7 @@ without features get learned vectors, which every rank has.
 """
 
 import argparse
-import os
 import tempfile
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,7 +21,7 @@ import torch.nn.functional as F
 from torch_geometric.nn import SAGEConv, to_hetero
 
 import pyg_scale
-from pyg_scale import parallel
+from pyg_scale import distributed, parallel
 from pyg_scale.datasets import hetero_communities, load
 from pyg_scale.loader import NeighborLoader
 
@@ -131,15 +129,11 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
     args = parser.parse_args(argv)
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("gloo", timeout=timedelta(minutes=30), **alone)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    with tempfile.TemporaryDirectory() as folder:  # that of rank 0 is used
-        parts = [prepare(args, Path(folder), world_size) if rank == 0 else None]
+    with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
+        parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(parts)  # and nobody goes on before it is done
         with pyg_scale.open(parts[0]) as data:
-            fit(args, data, rank, world_size)
-    dist.destroy_process_group()
+            fit(args, data, ranks.rank, ranks.world_size)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ all ranks together.
 """
 
 import argparse
-import os
 import tempfile
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.transforms import RandomLinkSplit
 
 import pyg_scale
-from pyg_scale import comm, parallel
+from pyg_scale import comm, distributed, parallel
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import LinkNeighborLoader
 
@@ -125,16 +123,12 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
     args = parser.parse_args(argv)
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("gloo", timeout=timedelta(minutes=30), **alone)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    with tempfile.TemporaryDirectory() as folder:  # that of rank 0 is used
-        made = [prepare(args, Path(folder), world_size) if rank == 0 else None]
+    with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
+        made = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(made)  # and nobody goes on before it is done
-        with pyg_scale.open(made[0] / "parts") as data, comm.connect() as ranks:
-            fit(args, data, made[0], ranks)
-            ranks.barrier()  # the files are there until all are done
-    dist.destroy_process_group()
+        with pyg_scale.open(made[0] / "parts") as data, comm.connect() as group:
+            fit(args, data, made[0], group)
+            group.barrier()  # the files are there until all are done
 
 
 if __name__ == "__main__":

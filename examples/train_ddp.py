@@ -11,8 +11,8 @@ first (pyg-scale partition), copy META.json, the book and some parts to each, an
         examples/train_ddp.py --parts DIR
 
 The loader is the one that a single process would use: it samples across the parts of all ranks,
-which share the training nodes. An epoch has each of them once, in batches that do not depend on the
-number of ranks. Ranks with one batch less wait for the others in join().
+which share the training nodes: an epoch has each of them once, in batches that do not depend on
+their number. Ranks with one batch less wait for the others in join().
 
 All ranks evaluate together, each its share. At the end rank 0 evaluates alone, with a loader of its
 own (split_seeds=False), while the others wait at a barrier; the result is the same. With
@@ -20,9 +20,7 @@ own (split_seeds=False), while the others wait at a barrier; the result is the s
 """
 
 import argparse
-import os
 import tempfile
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -31,13 +29,15 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
 import pyg_scale
-from pyg_scale import parallel
+from pyg_scale import distributed, parallel
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
 
 
 class Net(torch.nn.Module):
     """GraphSAGE on features that are made narrow first: wide ones would go along every edge."""
+
+    num_layers = 2  # asked for by layerwise_inference, as is inference_per_layer
 
     def __init__(self, in_channels, hidden_channels, num_classes):
         super().__init__()
@@ -46,8 +46,6 @@ class Net(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.convs(self.narrow(x).relu(), edge_index)
-
-    num_layers = 2  # these two are what layerwise_inference asks for
 
     def inference_per_layer(self, layer, x, edge_index, batch_size):
         x = self.narrow(x).relu() if layer == 0 else x
@@ -59,8 +57,7 @@ def prepare(args, folder, world_size):
     parts = Path(args.parts or folder / "parts")
     if not parts.exists():
         size = (2_000, 20_000) if args.tiny else (100_000, 2_000_000)
-        options = {"homophily": 0.6, "signal": 0.8, "seed": args.seed}
-        data = load(args.data) if args.data else planted_communities(*size, **options)
+        data = load(args.data) if args.data else planted_communities(*size, signal=0.8)
         pyg_scale.save(data, folder / "graph")
         pyg_scale.partition(folder / "graph", world_size, "fennel", parts, args.seed)
     return parts
@@ -117,14 +114,13 @@ def fit(args, data, rank, world_size):
     result = accuracy(core, test, together=True)
     if rank == 0:
         alone = accuracy(core, loader_of("test", split_seeds=False), together=False)
-        print(f"test accuracy, ranks {world_size}: {result:.4f}")
-        print(f"test accuracy, rank 0 alone: {alone:.4f}", flush=True)
+        print(f"test accuracy, ranks {world_size}: {result:.4f}, rank 0 alone: {alone:.4f}")
     dist.barrier()  # the others wait here
     if args.layerwise:
         found = pyg_scale.layerwise_inference(core, data, args.layerwise).argmax(dim=1)
         exact = (found == data.y)[data.test_mask].float().mean()
         if rank == 0:
-            print(f"test accuracy, all neighbours: {exact:.4f}", flush=True)
+            print(f"test accuracy, all neighbours: {exact:.4f}")
 
 
 def main(argv=None):
@@ -143,15 +139,11 @@ def main(argv=None):
     if args.tiny:
         args.epochs, args.batch_size = 2, 256
 
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("gloo", timeout=timedelta(hours=1), **alone)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    with tempfile.TemporaryDirectory() as folder:  # that of rank 0 is used
-        parts = [prepare(args, Path(folder), world_size) if rank == 0 else None]
+    with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
+        parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(parts)  # and nobody goes on before it is done
         with pyg_scale.open(parts[0]) as data:
-            fit(args, data, rank, world_size)
-    dist.destroy_process_group()
+            fit(args, data, ranks.rank, ranks.world_size)
 
 
 if __name__ == "__main__":
