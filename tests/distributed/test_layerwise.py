@@ -73,7 +73,7 @@ def test_what_was_interrupted_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "write", fails)
         with pytest.raises(ExceptionGroup) as error:
-            on_ranks(paths, work, timeout=1.5)
+            on_ranks(paths, work, timeout=5.0)
     kinds = {type(each) for each in error.value.exceptions}
     assert OSError in kinds and kinds <= {OSError, CommError, CommTimeoutError}
     rows: list[int] = []
@@ -125,14 +125,15 @@ def test_ranks_that_mean_something_else_are_told(folder: Path, tmp_path: Path) -
 
     def messages(work: Any) -> list[str]:
         with pytest.raises(ExceptionGroup) as error:
-            on_ranks(paths, work, timeout=2.0)
+            on_ranks(paths, work)
         return [str(each) for each in error.value.exceptions]
 
     for message in messages(other_model):
         assert "rank 1 computes the inference of another model than rank 0" in message
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyg_scale.loader.layerwise.ranks._SEEN_WITHIN", 0.3)
-        assert any("rank 1 does not see in" in message for message in messages(other_place))
+        for message in messages(other_place):
+            assert "rank 1 does not see in its out= what rank 0 wrote" in message
     on_ranks(spread(in_parts(DATA, folder, 3), shares(3, 3)), other_ranks)
     for message in messages(other_ranks):
         assert "holds an inference of another ranks (3): pass resume=False" in message

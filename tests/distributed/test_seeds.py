@@ -114,7 +114,7 @@ def test_one_rank_that_iterates_alone_is_told(folder: Path) -> None:
         assert failed.wait(30)
         assert len(list(loader(data))) == 6  # nothing is broken by that
 
-    on_ranks(paths, work, timeout=2.0)
+    on_ranks(paths, work, timeout=5.0)
 
 
 def test_types_and_links(folder: Path) -> None:

@@ -365,9 +365,11 @@ def test_a_state_by_part_is_of_these_parts(parts: Path) -> None:
 # Ranks that do not come, or mean something else ##########################################
 
 
-def errors_of(world_size: int, work: Callable[[Communicator], Any]) -> list[Exception]:
+def errors_of(
+    world_size: int, work: Callable[[Communicator], Any], timeout: float = 30.0
+) -> list[Exception]:
     with pytest.raises(ExceptionGroup) as error:
-        on_ranks(world_size, work, timeout=0.5)
+        on_ranks(world_size, work, timeout=timeout)
     return list(error.value.exceptions)
 
 
@@ -380,7 +382,7 @@ def test_one_rank_alone_never_sees_only_its_share(parts: Path) -> None:
         if comm.rank == 0:
             next(iter(own))
 
-    (error,) = errors_of(3, work)
+    (error,) = errors_of(3, work, timeout=3.0)
     assert isinstance(error, CommTimeoutError)
     assert "ranks 1, 2 did not begin to iterate over this NeighborLoader" in str(error)
     assert "split_seeds=False" in str(error)
@@ -398,7 +400,7 @@ def test_a_rank_alone_may_iterate_by_itself(parts: Path) -> None:
 
 
 def test_a_rank_that_makes_no_loader_is_named() -> None:
-    (error,) = errors_of(2, lambda comm: len(loader(comm)) if comm.rank == 1 else None)
+    (error,) = errors_of(2, lambda comm: len(loader(comm)) if comm.rank == 1 else None, 0.5)
     assert isinstance(error, CommTimeoutError)
     assert "rank 0 did not make this NeighborLoader within 0.5 seconds" in str(error)
 

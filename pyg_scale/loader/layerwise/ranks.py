@@ -105,7 +105,13 @@ class Together:
         (verdict,) = self._agreement.collect("verdict", "begin", ranks=[0])
         if verdict["error"]:
             raise ValueError(verdict["error"])
-        self._check_same_directory(verdict["token"])
+        self._agreement.publish("seen", {"seen": self._sees(verdict["token"])})
+        for rank, other in enumerate(self._agreement.collect("seen", "begin", patient=True)):
+            if not other["seen"]:
+                raise ValueError(
+                    f"rank {rank} does not see in its out= what rank 0 wrote to {verdict['out']}: "
+                    "all ranks need the same directory, on one machine or a shared file system"
+                )
         return bool(verdict["done"])
 
     def _examined(self, made_by: dict[str, Any], resume: bool) -> dict[str, Any]:
@@ -141,7 +147,7 @@ class Together:
         token = secrets.token_hex(8)
         kept = {name: found[name] for name in ("dtype", "row")} if done else {}
         self._note({**note, **kept, "token": token, "done": done})
-        return {"error": "", "done": done, "token": token}
+        return {"error": "", "done": done, "token": token, "out": str(self._out)}
 
     def _note(self, content: dict[str, Any]) -> None:
         staged = self._out / f".{NOTE}.partial"
@@ -151,7 +157,8 @@ class Together:
             os.fsync(file.fileno())
         staged.replace(self._out / NOTE)
 
-    def _check_same_directory(self, token: str) -> None:
+    def _sees(self, token: str) -> bool:
+        """Whether this rank has the directory that rank 0 wrote to."""
         deadline = time.monotonic() + _SEEN_WITHIN
         while True:
             try:
@@ -159,13 +166,11 @@ class Together:
             except (OSError, ValueError):
                 found = {}
             if found.get("token") == token:
-                return
+                return True
             if time.monotonic() > deadline:
-                raise ValueError(
-                    f"rank {self.rank} does not see in {self._out} what rank 0 wrote there: "
-                    "all ranks need the same directory, on one machine or a shared file system"
-                )
+                return False
             time.sleep(0.1)
+            self.beat()
 
     # Steps #################################################################################
 
