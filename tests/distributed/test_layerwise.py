@@ -114,14 +114,16 @@ def test_one_rank_alone(folder: Path, tmp_path: Path) -> None:
 def test_ranks_that_mean_something_else_are_told(folder: Path, tmp_path: Path) -> None:
     paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
 
+    models = [model_of("sage", seed) for seed in (1, 2)]  # threads share torch's generator
+
     def other_model(data: Any) -> None:
-        layerwise_inference(model_of("sage", data.ranks.rank), data, tmp_path / "a")
+        layerwise_inference(models[data.ranks.rank], data, tmp_path / "a")
 
     def other_place(data: Any) -> None:
-        layerwise_inference(model_of("sage"), data, tmp_path / f"b-{data.ranks.rank}")
+        layerwise_inference(models[0], data, tmp_path / f"b-{data.ranks.rank}")
 
     def other_ranks(data: Any) -> None:
-        layerwise_inference(model_of("sage"), data, tmp_path / "c")
+        layerwise_inference(models[0], data, tmp_path / "c")
 
     def messages(work: Any) -> list[str]:
         with pytest.raises(ExceptionGroup) as error:
