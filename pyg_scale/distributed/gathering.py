@@ -58,7 +58,7 @@ def gather(
         store: Where they meet; by default at the master's address.
 
     Raises:
-        ValueError: If there are more ranks than GPUs on this machine.
+        ValueError: If there are more ranks than GPUs on a machine; all ranks raise it.
         CommError: If rank 0 cannot use its port, or there is no way to it.
         CommTimeoutError: Names the ranks that did not come.
     """
@@ -89,9 +89,17 @@ def gather(
         interface = addresses.interface_of(address)
         network = {addresses.ADDRESS: address} | ({_GLOO: interface} if interface else {})
         network = {name: value for name, value in network.items() if name not in os.environ}
-    chosen = _device(launch, device, num_servers, here)
-    said |= {"address": address, "device": str(chosen), "gpu": gpu_name(chosen)}
+    chosen, error = torch.device("cpu"), ""
+    try:
+        chosen = _device(launch, device, num_servers, here)
+        said["gpu"] = gpu_name(chosen)
+    except ValueError as found:
+        error = str(found)
+    said |= {"address": address, "device": str(chosen), "error": error}
     met = meet(PrefixStore("agreed", first.store), rank, world_size, timeout=timeout, said=said)
+    for other, each in enumerate(met.said):  # nobody waits for one that gave up
+        if each["error"]:
+            raise ValueError(f"rank {other}: {each['error']}")
     return Gathered(launch, met, chosen, hosts_store, network)
 
 
