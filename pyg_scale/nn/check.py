@@ -35,8 +35,11 @@ def convs() -> Check:
     if broken:
         reason = next(iter(broken[""]))
         return Check(False, f"layers take PyG's path: {reason}", "report it, with this text")
-    path = "compiled" if library.status()["loaded"] else "plain torch, no faster than PyG's"
+    kernels = library.status()
+    path = "compiled" if kernels["loaded"] else "plain torch, no faster than PyG's"
     detail = f"{', '.join(names)}: {path}"
+    if not kernels["loaded"] and not kernels["command"]:
+        detail += f" ({kernels['reason']})"
     if counted:
         detail += "; PyG's path was taken by " + "; ".join(counted)
-    return Check(True if path == "compiled" else None, detail, library.status()["command"])
+    return Check(True if path == "compiled" else None, detail, kernels["command"])
