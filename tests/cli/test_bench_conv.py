@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyg_scale.cli import bench
-from pyg_scale.cli.bench import conv_cases, conv_report
+from pyg_scale.cli.bench import conv, conv_cases, conv_report
 from pyg_scale.ops import library
 
 SMALL = shlex.split(
@@ -22,6 +22,7 @@ def test_the_whole_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
+    monkeypatch.setattr(conv, "_SHORT_SECONDS", 0.0)
     files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}
     args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
     assert bench.main(["conv", *SMALL, *map(str, args)]) == 0

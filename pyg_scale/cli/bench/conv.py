@@ -33,6 +33,7 @@ from pyg_scale.ops.memory import trim
 
 QUICK = {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64}
 _COPY_BYTES = 1 << 28
+_MOST_ROUNDS, _SHORT_SECONDS = 100, 1.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,10 +87,11 @@ def copy_bandwidth(rounds: int = 5) -> float:
 
 
 def _measure(cases: Sequence[Case], rounds: int) -> None:
-    """Memory of a first step, then the seconds of ``rounds`` more, sides in turn."""
+    """Memory of a first step, then the seconds of ``rounds`` or more others, sides in turn."""
     for case in cases:
         gc.collect()
         trim()
+        memory.give_back()
         before = memory.resident()
         memory.reset_peak()
         try:
@@ -101,7 +103,10 @@ def _measure(cases: Sequence[Case], rounds: int) -> None:
             continue
         top = memory.peak()
         case.peak_bytes = None if top is None or before is None else max(0, top - before)
-    for _ in range(rounds):
+    begin = time.perf_counter()
+    for turn in range(_MOST_ROUNDS):
+        if turn >= rounds and time.perf_counter() - begin > _SHORT_SECONDS:
+            break  # short steps take more rounds, as one interruption is as long as they are
         for case in cases:
             if not case.error:
                 start = time.perf_counter()
