@@ -99,7 +99,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         (
             f"fp32, {settings['channels']} channels, {settings['heads']} heads; medians of "
             f"{settings['rounds']} rounds, of short steps up to 100; the whole graph is grouped by "
-            "source before, a block in every step with gradients, as it is another one in every batch"
+            "source before, a block in every step with gradients, as every batch has another"
         ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / 1e9:.1f} GB/s, read and written",
