@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.aggr import (
     MaxAggregation,
@@ -18,7 +20,7 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_scale.nn.conv.base import check_features, check_weight, untouched
 from pyg_scale.nn.fallback import NotFused
-from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
+from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
 from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.aggregate import aggregate
 
@@ -108,13 +110,73 @@ def bipartite(
     return graph, edge_weight
 
 
-def movable(linear: Any, how: list[str]) -> bool:
+def mapped_neighbors(
+    layer: Any, linear: Any, graph: Adjacency, x: Tensor, weight: Tensor | None, how: list[str]
+) -> tuple[Tensor, Tensor | None]:
+    """What neighbours come to and a linear map of it, ``linear(propagate(...))``.
+
+    In a block of a sampler only the first nodes have in-edges. For the others the map of zeros
+    is its bias: no matrix product is made of them.
+
+    Returns:
+        ``[num_rows, out_channels]`` for the first destinations, and the bias, which is the result
+        for the rest if there are less rows than destinations.
+    """
+    if not movable(linear, how, _REDUCTIONS.values()):
+        return linear(reduce_neighbors(layer, graph, x, weight, how)), None
+    graph = _with_in_edges(graph)
+    if movable(linear, how) and product_first(linear, graph, x):
+        out = reduce_neighbors(layer, graph, F.linear(x, linear.weight), weight, how)
+        return (out if linear.bias is None else out + linear.bias), linear.bias
+    return linear(reduce_neighbors(layer, graph, x, weight, how)), linear.bias
+
+
+def plus_root(out: Tensor, rest: Tensor | None, root: Tensor | None, num_dst: int) -> Tensor:
+    """Add what destinations contribute themselves to what :func:`mapped_neighbors` returned.
+
+    Args:
+        out: ``[num_rows, out_channels]``.
+        rest: ``[out_channels]``, the result of the rows that ``out`` lacks; ``None`` is zero.
+        root: ``[num_dst, out_channels]``, or ``None``.
+        num_dst: Number of destinations.
+    """
+    lacking = num_dst - out.size(0)
+    if lacking == 0:
+        return out if root is None else out + root
+    if root is None:
+        tail = out.new_zeros(out.size(1)) if rest is None else rest.to(out.dtype)
+        return torch.cat([out, tail.expand(lacking, -1)])
+    first, tail = root.split([out.size(0), lacking])
+    return torch.cat([out + first, tail if rest is None else tail + rest])
+
+
+def _with_in_edges(graph: Adjacency) -> Adjacency:
+    """The same edges without the last destinations, if a good part of them has no in-edges."""
+    if torch.compiler.is_compiling() or graph.num_edges == 0:
+        return graph
+
+    def cut() -> Adjacency | None:
+        size = int(torch.searchsorted(graph.indptr, graph.num_edges))
+        if size > 0.9 * graph.num_dst:
+            return None
+        indptr = graph.indptr[: size + 1]
+        return Adjacency(indptr, graph.indices, graph.num_src, graph.edge_id)
+
+    return derived(graph, "with in-edges", cut) or graph
+
+
+def movable(linear: Any, how: list[str], among: Container[str] = _LINEAR) -> bool:
     """Whether a linear map of neighbours may be applied before they are reduced or after.
 
     Sums and means commute with it, up to rounding, if it is a plain one and nobody listens.
+
+    Args:
+        linear: The map.
+        how: The reductions.
+        among: Those that are allowed.
     """
     plain = untouched(linear, Linear) or untouched(linear, torch.nn.Linear)
-    return plain and len(how) == 1 and how[0] in _LINEAR
+    return plain and len(how) == 1 and how[0] in among
 
 
 def product_first(linear: Any, graph: Adjacency, x: Tensor) -> bool:

@@ -1,18 +1,11 @@
 """GraphConv: neighbours are weighted and reduced without a message for every edge."""
 
 import torch
-import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.aggregation import (
-    bipartite,
-    movable,
-    product_first,
-    reduce_neighbors,
-    reductions,
-)
+from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
 
 
@@ -47,10 +40,6 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
         graph, weight = bipartite(
             self, edge_index, (src, dst), edge_weight, size, sparse_values=True
         )
-        if movable(self.lin_rel, how) and product_first(self.lin_rel, graph, src):
-            out = reduce_neighbors(self, graph, F.linear(src, self.lin_rel.weight), weight, how)
-            if self.lin_rel.bias is not None:
-                out = out + self.lin_rel.bias
-        else:
-            out = self.lin_rel(reduce_neighbors(self, graph, src, weight, how))
-        return out if dst is None else out + self.lin_root(dst)
+        out, rest = mapped_neighbors(self, self.lin_rel, graph, src, weight, how)
+        root = None if dst is None else self.lin_root(dst)
+        return plus_root(out, rest, root, graph.num_dst)

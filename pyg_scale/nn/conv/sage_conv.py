@@ -6,13 +6,7 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import (
-    bipartite,
-    movable,
-    product_first,
-    reduce_neighbors,
-    reductions,
-)
+from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
 
 
@@ -46,12 +40,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         if self.project:
             src = self.lin(src).relu()
-        if movable(self.lin_l, how) and product_first(self.lin_l, graph, src):
-            out = reduce_neighbors(self, graph, F.linear(src, self.lin_l.weight), weight, how)
-            if self.lin_l.bias is not None:
-                out = out + self.lin_l.bias
-        else:
-            out = self.lin_l(reduce_neighbors(self, graph, src, weight, how))
-        if self.root_weight and dst is not None:
-            out = out + self.lin_r(dst)
+        out, rest = mapped_neighbors(self, self.lin_l, graph, src, weight, how)
+        root = self.lin_r(dst) if self.root_weight and dst is not None else None
+        out = plus_root(out, rest, root, graph.num_dst)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
