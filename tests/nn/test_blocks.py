@@ -64,7 +64,7 @@ def test_nothing_is_sorted(batch, monkeypatch):
         for layer in (SAGEConv(8, 8), SAGEConv(8, 8), GraphConv(8, 8)):
             with torch.no_grad():
                 layer(batch.x, edge_index)
-        assert len(made) <= 1
+        assert len(made) <= 2  # the block, and the block without nodes that nobody reaches
 
 
 def test_trimmed_layers(batch):
