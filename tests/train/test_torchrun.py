@@ -19,10 +19,10 @@ from tests.train.run_of_ranks import EPOCHS, STEPS, loss_of, pieces
 
 ROOT = Path(pyg_scale.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("run_of_ranks.py")
-LIMIT = 110
+LIMIT = 240
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 
 
 def torchrun(folder, out, *faults, restarts=0):
