@@ -96,7 +96,7 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if number >= warmup + batches // 2:
             correct += int((out.argmax(1) == batch.y[:size]).sum())
             seen += size
