@@ -12,7 +12,7 @@
 
 namespace pyg_scale {
 
-constexpr int64_t kBlock = 32;  // edges whose logits are made together
+constexpr int64_t kBlock = 32;  // edges whose logits are made together; whole vectors
 constexpr uint64_t kAttentionDropout = 20;  // see pyg_scale/ops/keys.py
 
 // Whether the weight of a head of an edge stays, and what it is multiplied with then.
@@ -86,14 +86,15 @@ struct AttentionForward {
     auto of_row = logits.begin(row, scratch + heads * kBlock);
     for (int64_t first = begin; first < end; first += kBlock) {
       const int64_t count = std::min(kBlock, end - first);
+      const int64_t padded = (count + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
       for (int64_t k = 0; k < count; ++k) {
         logits.look_ahead(first + k, limit);
         logits.of(of_row, first + k, block + k, kBlock);
       }
       for (int64_t h = 0; h < heads; ++h) {
         A* of_head = block + h * kBlock;
-        A largest = state.largest[h];
-        for (int64_t k = 0; k < count; ++k) largest = of_head[k] > largest ? of_head[k] : largest;
+        for (int64_t k = count; k < padded; ++k) of_head[k] = none;
+        const A largest = largest_of(of_head, padded, state.largest[h]);
         if (weights) {
           for (int64_t k = 0; k < count; ++k) {
             weights[edges.id(first + k) * heads + h] = of_head[k];
@@ -108,11 +109,7 @@ struct AttentionForward {
           for (int64_t c = 0; c < channels; ++c) sum[c] *= shrink;
         }
         state.largest[h] = largest;
-        for (int64_t k = 0; k < count; ++k) of_head[k] -= base;
-        exp_row(of_head, count);
-        A total = 0;
-        for (int64_t k = 0; k < count; ++k) total += of_head[k];
-        state.total[h] += total;
+        state.total[h] += exp_and_add(of_head, padded, base);
         if (dropout.on) {
           for (int64_t k = 0; k < count; ++k) {
             of_head[k] *= static_cast<A>(dropout.factor(edges.id(first + k), heads, h));

@@ -108,6 +108,18 @@ PYG_SCALE_INLINE A add_lanes(const Vector<A>& v) {
   }
 }
 
+// The largest of `start` and of numbers up to a whole number of vectors; NaN are passed over.
+template <typename A>
+PYG_SCALE_INLINE A largest_of(const A* x, int64_t size, A start) {
+  Vector<A> best = all<A>(start);
+  for (int64_t i = 0; i < size; i += kLanes<A>) {
+    const Vector<A> v = load(x + i);
+    best = v > best ? v : best;
+  }
+  for (int i = 0; i < kLanes<A>; ++i) start = best[i] > start ? best[i] : start;
+  return start;
+}
+
 template <typename A>
 PYG_SCALE_INLINE Vector<A> leaky(const Vector<A>& v, A slope) {
   return v > Vector<A>{} ? v : v * slope;
@@ -192,6 +204,16 @@ PYG_SCALE_INLINE void exp_row(float* x, int64_t size) {
 
 PYG_SCALE_INLINE void exp_row(double* x, int64_t size) {
   for (int64_t i = 0; i < size; ++i) x[i] = std::exp(x[i]);
+}
+
+// x = exp(x - base) and its sum, for numbers up to a whole number of vectors.
+template <typename A>
+PYG_SCALE_INLINE A exp_and_add(A* x, int64_t size, A base) {
+  for (int64_t i = 0; i < size; i += kLanes<A>) keep<A>(x + i, load(x + i) - base);
+  exp_row(x, size);
+  Vector<A> sum{};
+  for (int64_t i = 0; i < size; i += kLanes<A>) sum += load(x + i);
+  return add_lanes<A>(sum);
 }
 
 PYG_SCALE_INLINE void prefetch_row(const void* row, int64_t bytes) {
