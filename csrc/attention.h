@@ -63,7 +63,8 @@ struct Softmax {
 };
 
 // The forward pass. `Logits` has begin(row, scratch), numbers of scratch, look_ahead(e),
-// of(e, to, stride) and add_value(e, weights, stride, sum).
+// of(e, to, stride), finish(logits of a head, whole vectors of them) and
+// add_value(e, weights, stride, sum).
 template <typename T, typename Logits>
 struct AttentionForward {
   using A = AccumulatorOf<T>;
@@ -93,6 +94,7 @@ struct AttentionForward {
       }
       for (int64_t h = 0; h < heads; ++h) {
         A* of_head = block + h * kBlock;
+        logits.finish(of_head, padded);
         for (int64_t k = count; k < padded; ++k) of_head[k] = none;
         const A largest = largest_of(of_head, padded, state.largest[h]);
         if (weights) {

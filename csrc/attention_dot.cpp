@@ -78,6 +78,8 @@ struct DotLogits {
     }
   }
 
+  PYG_SCALE_INLINE void finish(A*, int64_t) const {}
+
   PYG_SCALE_INLINE void add_value(int64_t e, const A* weights, int64_t stride, A* sum) const {
     const T* from = in.value[edges.indices[e]];
     const T* of_edge = in.edge.data ? in.edge[edges.id(e)] : nullptr;

@@ -30,8 +30,14 @@ struct GatLogits {
     const A* of_source = a_src + edges.indices[e] * heads;
     const A* of_edge = a_edge ? a_edge + edges.id(e) * heads : nullptr;
     for (int64_t h = 0; h < heads; ++h) {
-      const A sum = of_source[h] + of_row[h] + (of_edge ? of_edge[h] : A{0});
-      to[h * stride] = sum > 0 ? sum : sum * slope;
+      to[h * stride] = of_source[h] + of_row[h] + (of_edge ? of_edge[h] : A{0});
+    }
+  }
+
+  // In vectors, as a branch on the sign would be mispredicted every other time.
+  PYG_SCALE_INLINE void finish(A* of_head, int64_t size) const {
+    for (int64_t k = 0; k < size; k += kLanes<A>) {
+      keep<A>(of_head + k, leaky<A>(load(of_head + k), slope));
     }
   }
 
@@ -59,9 +65,9 @@ struct GatBackward {
   PYG_SCALE_INLINE void row(int64_t source, int64_t begin, int64_t end, int64_t limit, A* scratch,
                             A* x_grad, A* a_grad) const {
     const int64_t heads = shape.heads, channels = shape.channels, ahead = grad.ahead();
-    A *exps = scratch, *sums = exps + kBlock * heads;
+    A *exps = scratch, *slopes = exps + kBlock * heads;
     const A* of_source = a_src + source * heads;
-    const A* features = widened(x[source], shape.size(), sums + kBlock * heads);
+    const A* features = widened(x[source], shape.size(), slopes + kBlock * heads);
     std::fill_n(x_grad, shape.size(), A{0});
     std::fill_n(a_grad, heads, A{0});
     for (int64_t first = begin; first < end; first += kBlock) {
@@ -76,9 +82,16 @@ struct GatBackward {
         const A* of_edge = a_edge ? a_edge + edges.id(by_source.edge_id[p]) * heads : nullptr;
         for (int64_t h = 0; h < heads; ++h) {
           const A sum = of_source[h] + a_dst[target * heads + h] + (of_edge ? of_edge[h] : A{0});
-          sums[k * heads + h] = sum;
-          exps[k * heads + h] = (sum > 0 ? sum : sum * slope) - weight.lse[target * heads + h];
+          slopes[k * heads + h] = sum;
+          exps[k * heads + h] = weight.lse[target * heads + h];
         }
+      }
+      // The block has whole vectors; what is behind `count` edges is not used.
+      const Vector<A> one = all<A>(A{1}), other = all<A>(slope);
+      for (int64_t k = 0; k < count * heads; k += kLanes<A>) {
+        const Vector<A> sum = load(slopes + k), factor = sum > Vector<A>{} ? one : other;
+        keep<A>(exps + k, sum * factor - load(exps + k));
+        keep<A>(slopes + k, factor);
       }
       exp_row(exps, count * heads);
       for (int64_t k = 0; k < count; ++k) {
@@ -94,7 +107,7 @@ struct GatBackward {
           const A product = dot(features + c, from + c, channels);
           const auto [stays, logit] =
               weight.of(exps[k * heads + h], product, target, id, heads, h);
-          const A change = sums[k * heads + h] > 0 ? logit : logit * slope;
+          const A change = logit * slopes[k * heads + h];
           logits_grad[id * heads + h] = change;
           a_grad[h] += change;
           add_scaled(x_grad + c, from + c, stays, channels);

@@ -38,6 +38,8 @@ struct Gatv2Logits {
     }
   }
 
+  PYG_SCALE_INLINE void finish(A*, int64_t) const {}
+
   PYG_SCALE_INLINE void add_value(int64_t e, const A* weights, int64_t stride, A* sum) const {
     const T* from = in.src[edges.indices[e]];
     for (int64_t h = 0; h < shape.heads; ++h) {
