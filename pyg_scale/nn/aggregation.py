@@ -131,23 +131,44 @@ def mapped_neighbors(
     return linear(reduce_neighbors(layer, graph, x, weight, how)), linear.bias
 
 
-def plus_root(out: Tensor, rest: Tensor | None, root: Tensor | None, num_dst: int) -> Tensor:
+def plus_root(
+    out: Tensor, rest: Tensor | None, linear: Any, dst: Tensor | None, num_dst: int
+) -> Tensor:
     """Add what destinations contribute themselves to what :func:`mapped_neighbors` returned.
 
     Args:
         out: ``[num_rows, out_channels]``.
         rest: ``[out_channels]``, the result of the rows that ``out`` lacks; ``None`` is zero.
-        root: ``[num_dst, out_channels]``, or ``None``.
+        linear: The map of the destinations' own features, or ``None``.
+        dst: These, ``[num_dst, in_channels]``, or ``None``.
         num_dst: Number of destinations.
     """
+    root = None if linear is None or dst is None else linear(dst)
     lacking = num_dst - out.size(0)
     if lacking == 0:
         return out if root is None else out + root
+    tail = out.new_zeros(out.size(1)) if rest is None else rest.to(out.dtype)
     if root is None:
-        tail = out.new_zeros(out.size(1)) if rest is None else rest.to(out.dtype)
         return torch.cat([out, tail.expand(lacking, -1)])
-    first, tail = root.split([out.size(0), lacking])
-    return torch.cat([out + first, tail if rest is None else tail + rest])
+    if movable(linear, ["sum"]) and root.dtype == out.dtype:
+        return _AddRows.apply(root, out, tail)
+    return root + torch.cat([out, tail.expand(lacking, -1)])
+
+
+class _AddRows(torch.autograd.Function):
+    """Add to a tensor that nobody else has, in place: no copy, forward or backward."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, first: Tensor, rest: Tensor) -> Tensor:
+        ctx.size = first.size(0)
+        ctx.mark_dirty(root)
+        root[: ctx.size] += first
+        root[ctx.size :] += rest
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return grad, grad[: ctx.size], grad[ctx.size :].sum(dim=0)
 
 
 def _with_in_edges(graph: Adjacency) -> Adjacency:

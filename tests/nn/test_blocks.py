@@ -41,6 +41,34 @@ def test_batches(batch, conv):
         assert_equal(conv, lambda cls, out=out: cls(8, out), (batch.x.double(), batch.edge_index))
 
 
+@pytest.mark.parametrize("conv", [SAGEConv, GraphConv])
+def test_nodes_that_nobody_reaches(batch, conv):
+    """The last nodes of a block have no in-edges; whoever listens to a module gets all rows."""
+    arguments = (batch.x.double(), batch.edge_index)
+    assert batch.edge_index[1].max() < 0.5 * batch.num_nodes
+    for kwargs in ({"bias": False}, {"aggr": "max"}):
+        assert_equal(conv, lambda cls, kwargs=kwargs: cls(8, 5, **kwargs), arguments)
+    layer = conv(8, 5).double()
+    first, root = list(layer.children())[-2:]
+    expected = layer(*arguments)
+    seen = []
+    root.register_forward_hook(lambda module, args, out: seen.append((out, out.clone())))
+    assert distance(layer(*arguments), expected) < 1e-12
+    assert torch.equal(*seen[0])  # what was handed out does not change
+    first.register_forward_hook(lambda module, args, out: seen.append(out))
+    assert distance(layer(*arguments), expected) < 1e-12
+    assert seen[1].size(0) == batch.num_nodes or seen[2].size(0) == batch.num_nodes
+    frozen = conv(8, 5).double().requires_grad_(False)
+    frozen.get_parameter(next(name for name, _ in frozen.named_parameters())).requires_grad_()
+    frozen(*arguments).sum().backward()
+
+
+def test_sage_on_blocks_without_a_root(batch):
+    arguments = (batch.x.double(), batch.edge_index)
+    assert_equal(SAGEConv, lambda cls: cls(8, 5, root_weight=False), arguments)
+    assert_equal(SAGEConv, lambda cls: cls(8, 5, root_weight=False, bias=False), arguments)
+
+
 def test_nothing_is_sorted(batch, monkeypatch):
     """The pointers come from the sampler; another layer finds the same adjacency."""
 

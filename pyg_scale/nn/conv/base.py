@@ -176,4 +176,5 @@ def untouched(module: torch.nn.Module, kind: type) -> bool:
         or module._forward_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
     )

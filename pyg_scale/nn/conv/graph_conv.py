@@ -41,5 +41,4 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
             self, edge_index, (src, dst), edge_weight, size, sparse_values=True
         )
         out, rest = mapped_neighbors(self, self.lin_rel, graph, src, weight, how)
-        root = None if dst is None else self.lin_root(dst)
-        return plus_root(out, rest, root, graph.num_dst)
+        return plus_root(out, rest, self.lin_root, dst, graph.num_dst)

@@ -41,6 +41,5 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
         if self.project:
             src = self.lin(src).relu()
         out, rest = mapped_neighbors(self, self.lin_l, graph, src, weight, how)
-        root = self.lin_r(dst) if self.root_weight and dst is not None else None
-        out = plus_root(out, rest, root, graph.num_dst)
+        out = plus_root(out, rest, self.lin_r if self.root_weight else None, dst, graph.num_dst)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
