@@ -12,11 +12,10 @@ first (pyg-scale partition), copy META.json, the book and some parts to each, an
 
 The loader is the one that a single process would use: it samples across the parts of all ranks,
 which share the training nodes: an epoch has each of them once, in batches that do not depend on
-their number. Ranks with one batch less wait for the others in join().
-
-All ranks evaluate together, each its share. At the end rank 0 evaluates alone, with a loader of its
-own (split_seeds=False), while the others wait at a barrier; the result is the same. With
---layerwise DIR all ranks compute all nodes with all neighbours: what the whole graph would give.
+their number. Ranks with one batch less wait for the others in join(). All ranks evaluate
+together, each its share. At the end rank 0 evaluates alone, with a loader of its own
+(split_seeds=False), while the others wait at a barrier; the result is the same. With --layerwise
+DIR all ranks compute all nodes with all neighbours: what the whole graph would give.
 """
 
 import argparse
