@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_scale.comm import Communicator, Group
+from pyg_scale.comm import Communicator, Counting, Fault, Faulty, Group
 from pyg_scale.comm.service import Service
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.testing.ranks import run_ranks
@@ -212,3 +212,40 @@ class ServiceTests:
             return missing
 
         assert self.with_services(comm, size, work) == [[]] * size
+
+    @pytest.mark.parametrize("size", [2])
+    def test_requests_are_counted_and_can_be_made_to_fail(self, comm: Any, size: int) -> None:
+        self.skip_without_requests(comm)
+        if size not in self.world_sizes:
+            pytest.skip(f"there cannot be {size} ranks")
+        join = comm.join if hasattr(comm, "join") else comm
+        faults = [
+            Fault("raise", 1, of="request"),
+            Fault("drop", 2, of="request"),
+            Fault("delay", 3, 0.2, of="request"),
+            Fault("garble", 1, of="answer"),
+        ]
+
+        def work(group: Group) -> None:
+            with Counting(Faulty(join(group), faults)) as ranks:
+                service = ranks.serve({"twice": lambda got: [*got, *got]})
+                if ranks.rank == 0:
+                    sent = torch.arange(10, dtype=torch.int32)
+                    found = service.request(1, "twice", [sent]).wait()
+                    assert [each.tolist() for each in found] == [sent.tolist()] * 2
+                    assert vars(ranks.traffic()["request twice"]) == {
+                        "calls": 1,
+                        "sent": 40,
+                        "received": 80,
+                    }
+                    with pytest.raises(CommError, match="request 1 .* was told to fail"):
+                        service.request(1, "twice", [sent])
+                    with pytest.raises(CommTimeoutError, match="rank 1 did not answer"):
+                        service.request(1, "twice", [sent]).wait(0.1)
+                    start = time.monotonic()
+                    garbled = service.request(1, "twice", [sent]).wait()
+                    assert time.monotonic() - start >= 0.2
+                    assert [each.shape for each in garbled] == [(7,), (3, 2)]
+                service.close(wait=CLOSE_SECONDS)
+
+        run_ranks(size, work)
