@@ -169,18 +169,27 @@ class RankFeatures(FeatureStore):
             RuntimeError: If this process was forked: connections stay with the other one.
         """
         if self._all_here and self.local is None:
-            return [self._read_mapped(attr) for attr in attrs]
+            return self._read_mapped(attrs)
         return self._read_planned(attrs)
 
-    def _read_mapped(self, attr: TensorAttr) -> Tensor:
-        """Rows that are all in parts which are here: of nodes, in one call."""
-        column = self._find(attr)
-        if column.of_edges:
-            return self._read_planned([attr])[0]
-        index = index_of(attr, column.num_rows)
-        found = self._parts.of_nodes(column, index)
-        count_local(index.numel(), index.numel() * column.row_bytes)
-        return found[0] if is_single(attr.index) else found
+    def _read_mapped(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
+        """Rows that are all in parts which are here; those of the same nodes in one call."""
+        out: list[Any] = [None] * len(attrs)
+        same: dict[Any, list[tuple[int, Column]]] = {}
+        for number, attr in enumerate(attrs):
+            column = self._find(attr)
+            if column.of_edges:
+                out[number] = self._read_planned([attr])[0]
+            else:
+                same.setdefault((column.type, id(attr.index)), []).append((number, column))
+        for asked in same.values():
+            attr = attrs[asked[0][0]]
+            index = index_of(attr, asked[0][1].num_rows)
+            found = self._parts.of_nodes([column for _, column in asked], index)
+            for (number, column), value in zip(asked, found, strict=True):
+                count_local(index.numel(), index.numel() * column.row_bytes)
+                out[number] = value[0] if is_single(attr.index) else value
+        return out
 
     def _read_planned(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
         plan = announced_plan(self, attrs)

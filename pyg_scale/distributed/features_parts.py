@@ -131,17 +131,20 @@ class PartRows:
             self._raw[column.key, part] = known
         return known
 
-    def of_nodes(self, column: Column, index: Tensor) -> Tensor:
+    def of_nodes(self, columns: Sequence[Column], index: Tensor) -> list[Tensor]:
         """Rows of nodes by original id, all parts of which are here.
 
         Args:
-            column: An attribute of nodes.
+            columns: Attributes of the nodes of one type.
             index: Original ids, ``int64`` or ``int32`` ``[n]``, which exist.
         """
-        book = self.directory.books[column.type]  # type: ignore[index]
-        rows = [self.raw(column, part) for part in range(book.num_parts)]
+        book = self.directory.books[columns[0].type]  # type: ignore[index]
+        rows = [[self.raw(column, part) for part in range(book.num_parts)] for column in columns]
         found = gather_parts(rows, book.part, book.local, book.offsets, index)
-        return found.view(-1).view(column.dtype).view(index.numel(), *column.row)
+        return [
+            each.view(-1).view(column.dtype).view(index.numel(), *column.row)
+            for each, column in zip(found, columns, strict=True)
+        ]
 
     def place_of_edges(self, edge_type: EdgeType, part: int, ids: Tensor) -> Tensor:
         """Where edges of a part are in it.

@@ -14,16 +14,16 @@ _ABSENT = torch.empty(0, dtype=torch.int64)
 
 
 def gather_parts(
-    x: Sequence[Tensor],
+    x: Sequence[Sequence[Tensor]],
     part: Tensor | None,
     local: Tensor | None,
     offsets: Tensor,
     index: Tensor,
-) -> Tensor:
-    """Select rows: row ``v`` is row ``local[v]`` of ``x[part[v]]``.
+) -> list[Tensor]:
+    """Select rows of attributes: row ``v`` of one is row ``local[v]`` of its ``x[part[v]]``.
 
     Args:
-        x: The rows of each part, contiguous ``uint8`` ``[n, row_bytes]``.
+        x: For each attribute its rows in every part, contiguous ``uint8`` ``[n, row_bytes]``.
         part: The part of every row, ``uint8`` or ``int32`` ``[num_rows]``; ``None`` if parts are
             ranges of rows.
         local: Where it is there, ``int32`` or ``int64`` ``[num_rows]``; ``None`` if ``part`` is.
@@ -32,22 +32,24 @@ def gather_parts(
         index: ``int64`` or ``int32`` ``[n]``.
 
     Returns:
-        ``uint8`` ``[n, row_bytes]``, on recycled memory.
+        For each attribute ``uint8`` ``[n, row_bytes]``, on recycled memory.
 
     Raises:
         IndexError: If an index is no row, or the book says that it is in no part.
         ValueError: If the book does not go with ``x``.
     """
+    if not x:
+        return []
     if library.compiled():
         return torch.ops.pyg_scale.gather_parts(
-            list(x),
+            [rows for attribute in x for rows in attribute],
             _ABSENT if part is None else part,
             _ABSENT if local is None else local,
             offsets,
             index,
             num_threads(),
         )
-    num_rows = sum(each.size(0) for each in x)
+    num_rows = sum(each.size(0) for each in x[0])
     index = index.to(torch.int64).contiguous()
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_rows:
         wrong = int(index[(index < 0) | (index >= num_rows)][0])
@@ -57,8 +59,11 @@ def gather_parts(
         row = index - offsets[where]
     else:
         where, row = part[index].to(torch.int64), local[index].to(torch.int64)
-    out = torch.empty((index.numel(), x[0].size(1)), dtype=torch.uint8)
-    for number, rows in enumerate(x):
-        mine = (where == number).nonzero().view(-1)
-        out[mine] = rows[row[mine]]
-    return out
+    found = []
+    for attribute in x:
+        out = torch.empty((index.numel(), attribute[0].size(1)), dtype=torch.uint8)
+        for number, rows in enumerate(attribute):
+            mine = (where == number).nonzero().view(-1)
+            out[mine] = rows[row[mine]]
+        found.append(out)
+    return found

@@ -34,8 +34,11 @@ def test_rows_of_parts(num_parts: int, row_bytes: int, ranges: bool) -> None:
     for dtype in (torch.int64, torch.int32):
         index = torch.randint(1000, (517,), generator=generator).to(dtype)
         for some in (index, index[:0], index[::2]):
-            found = gather_parts(_split(x, book), book.part, book.local, book.offsets, some)
-            assert found.dtype == torch.uint8 and torch.equal(found, x[some.long()])
+            both = [_split(x, book), _split(x[:, :5].contiguous(), book)]
+            found = gather_parts(both, book.part, book.local, book.offsets, some)
+            for rows, expected in zip(found, (x, x[:, :5]), strict=True):
+                assert rows.dtype == torch.uint8 and torch.equal(rows, expected[some.long()])
+    assert gather_parts([], book.part, book.local, book.offsets, index) == []
 
 
 def test_what_is_no_row_is_refused() -> None:
@@ -44,4 +47,4 @@ def test_what_is_no_row_is_refused() -> None:
     for wrong in (-1, 10):
         index = torch.tensor([3, wrong, 4])
         with pytest.raises(IndexError, match=str(wrong)):
-            gather_parts(_split(x, book), book.part, book.local, book.offsets, index)
+            gather_parts([_split(x, book)], book.part, book.local, book.offsets, index)
