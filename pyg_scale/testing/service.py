@@ -227,13 +227,14 @@ class ServiceTests:
         ]
 
         def work(group: Group) -> None:
-            with Counting(Faulty(join(group), faults)) as ranks:
+            counting = Counting(Faulty(join(group), faults))
+            with counting as ranks:
                 service = ranks.serve({"twice": lambda got: [*got, *got]})
                 if ranks.rank == 0:
                     sent = torch.arange(10, dtype=torch.int32)
                     found = service.request(1, "twice", [sent]).wait()
                     assert [each.tolist() for each in found] == [sent.tolist()] * 2
-                    assert vars(ranks.traffic()["request twice"]) == {
+                    assert vars(counting.traffic()["request twice"]) == {
                         "calls": 1,
                         "sent": 40,
                         "received": 80,
