@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_scale import plugins
 from pyg_scale.comm import Connection, Reply
-from pyg_scale.errors import CommError, CommTimeoutError, RequestError
+from pyg_scale.errors import CommError, CommTimeoutError, GraphDirectoryError, RequestError
 
 TOKEN = "PYG_SCALE_TOKEN"
 """The environment variable with the servers' token, unless ``token=`` says it."""
@@ -32,6 +32,7 @@ _ERRORS = {
     for error in (IndexError, KeyError, NotImplementedError, PermissionError, TypeError, ValueError)
 }
 """Errors of whoever asks: every server would say the same."""
+_DIRECTORY = GraphDirectoryError.__name__
 _PAUSES = (0.05, 5.0)  # seconds that a server which failed is left alone, at first and at most
 
 
@@ -252,6 +253,7 @@ class Asked:
         Raises:
             ValueError: If the servers say that what was asked is wrong; so for ``TypeError``,
                 ``IndexError``, ``KeyError``, ``NotImplementedError`` and ``PermissionError``.
+            GraphDirectoryError: If no server's directory has it.
             CommTimeoutError: If no server answered in time; says of each one why.
             CommError: If this connection was closed.
         """
@@ -306,7 +308,15 @@ class Asked:
         elif error.kind in _ERRORS:
             raise _ERRORS[error.kind](error.reason) from error
         else:
+            self._reasons[server] = error
+            if error.kind == _DIRECTORY and all(self._lacks(each) for each in self._among):
+                raise GraphDirectoryError(error.reason) from error
             self._failed(server, error)
+
+    def _lacks(self, server: int) -> bool:
+        """Whether a server said that its directory does not have what is asked for."""
+        reason = self._reasons.get(server)
+        return isinstance(reason, RequestError) and reason.kind == _DIRECTORY
 
     def _failed(self, server: int, error: CommError) -> None:
         self._reasons[server] = error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -163,6 +166,57 @@ def test_worker_processes_ask_for_themselves(
         loader = NeighborLoader(served, **NODES, num_workers=2, worker_type="process")
         assert_same_batches(NeighborLoader(data, **NODES), loader)
     assert started[0].end()[0] == 0  # the workers' copies said no goodbye of their own
+
+
+RANK = """
+import os, sys
+from pyg_scale.cli.serve import main
+folder, port = sys.argv[1:]
+sys.exit(main([f"{folder}/rank{os.environ['RANK']}", "--bind", f"tcp://127.0.0.1:{port}",
+               "--clients", "1", "--threads", "2"]))
+"""
+
+
+@pytest.mark.slow
+def test_servers_that_are_ranks_hold_only_their_own_parts(
+    tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token.write_text("a token of sixteen or more")
+    data = graph()
+    pyg_scale.partition(data, 2, "hash", tmp_path / "parts")
+    for rank in (0, 1):
+        shutil.copytree(tmp_path / "parts", tmp_path / f"rank{rank}")
+        shutil.rmtree(tmp_path / f"rank{rank}" / f"part-{1 - rank}")
+    (tmp_path / "serve.py").write_text(RANK)
+    port = free_ports(2)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    servers = subprocess.Popen([*launch, tmp_path / "serve.py", str(tmp_path), str(port)])
+    limit = threading.Timer(PATIENCE, servers.kill)
+    limit.start()
+    try:
+        where = f"tcp://127.0.0.1:{port},tcp://127.0.0.1:{port + 1}"
+        with pyg_scale.open(where, timeout=PATIENCE) as served:
+            assert_same_batches(NeighborLoader(data, **NODES), NeighborLoader(served, **NODES))
+            assert torch.equal(served.y, data.y)
+        assert servers.wait(PATIENCE) == 0
+    finally:
+        limit.cancel()
+        servers.terminate()
+        servers.wait(PATIENCE)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports one after the other."""
+    for port in range(45_600, 60_000, 7):
+        with contextlib.ExitStack() as stack:
+            try:
+                for each in range(port, port + count):
+                    found = stack.enter_context(socket.socket())
+                    found.bind(("127.0.0.1", each))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free ports")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from torch import Tensor
 import pyg_scale
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.servers import addresses_of
-from pyg_scale.errors import CommError, CommTimeoutError, RequestError, UnknownPluginError
+from pyg_scale.errors import (
+    CommError,
+    CommTimeoutError,
+    GraphDirectoryError,
+    RequestError,
+    UnknownPluginError,
+)
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, wire
 from tests.distributed.network import until
 from tests.distributed.served import TOKEN, graph, hetero
@@ -223,6 +229,18 @@ def test_errors_of_the_asker_are_raised_as_ever(serve: Callable[..., Any]) -> No
         with pytest.raises(error, match=match):
             NeighborLoader(served, **NODES | options)
     assert servers.network.fault == {}
+
+
+def test_what_no_server_has_is_said_at_once(serve: Callable[..., Any]) -> None:
+    servers = serve(graph(), 2)
+    served = servers.open(timeout=60.0)
+    for address in servers.addresses:
+        error = RequestError(address, "GraphDirectoryError", "'x' is spread over ranks")
+        servers.network.fault[address] = lambda *_, error=error: error
+    start = time.monotonic()
+    with pytest.raises(GraphDirectoryError, match="spread over ranks"):
+        served.x  # noqa: B018
+    assert time.monotonic() - start < 20
 
 
 def test_the_edges_stay_with_the_servers(serve: Callable[..., Any], tmp_path: Path) -> None:
