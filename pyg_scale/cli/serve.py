@@ -23,6 +23,7 @@ from typing import Any
 from pyg_scale.errors import CommError, GraphDirectoryError, PluginError
 
 _EXPECTED = (CommError, GraphDirectoryError, PluginError, ValueError, TypeError, OSError)
+_JOIN_SECONDS = 5.0
 _PORT = re.compile(r"(tcp://.*:)(\d+)")
 
 
@@ -87,6 +88,7 @@ def _serve(args: argparse.Namespace) -> int:
     from pyg_scale.distributed.graph_server import GraphServer
     from pyg_scale.distributed.opening import open_graph
 
+    threads = set(threading.enumerate())
     token = token_of(args.token_file)
     backend = plugins.get("comm", args.transport)
     graph: Any = open_graph(args.directory)
@@ -108,6 +110,9 @@ def _serve(args: argparse.Namespace) -> int:
         finally:
             listener.close()
             graph.close()
+    for thread in set(threading.enumerate()) - threads:
+        if not thread.daemon or thread.name.startswith("pyg_scale"):
+            thread.join(_JOIN_SECONDS)  # none may be inside compiled code when Python ends
     counts = server.counts()
     print(f"served {counts['batches']:,} batches, {counts['bytes']:,} bytes", flush=True)
     return 0
