@@ -13,6 +13,7 @@ from pyg_scale.datasets.read import read_npz
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from pyg_scale.sampler import NativeSampler, NegativeSampling, ReferenceSampler
 from pyg_scale.testing import graphs
+from tests.cases import shown
 from tests.distributed.across import in_parts, on_ranks, shares, spread
 from tests.loader.batches import assert_same_batches
 
@@ -55,7 +56,7 @@ def _compare(expected: Any, paths: list[Path], make: Any, **options: Any) -> Non
         assert_same_batches(batches, found)
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", WAYS, ids=shown)
 def test_every_option_of_a_homogeneous_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hostile()
     path = in_parts(data, tmp_path, 3)
@@ -63,7 +64,7 @@ def test_every_option_of_a_homogeneous_graph(tmp_path: Path, options: dict[str, 
     _everywhere(data, path, 2, 3, lambda graph: _neighbors(graph, seeds, **options))
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", WAYS, ids=shown)
 def test_every_option_of_a_heterogeneous_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     data = graphs.hetero()
     path = in_parts(data, tmp_path, 2)

@@ -22,6 +22,7 @@ from torch_geometric.data import Data
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import colptr
 from pyg_scale.testing import graphs
+from tests.cases import shown
 from tests.loader.batches import assert_same_batches
 
 
@@ -226,7 +227,7 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does(workers: dict[str
         {"num_workers": 2, "transform": where_am_i},
         {"num_workers": 2, "filter_per_worker": False},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_pinning_comes_last_and_keeps_destination_pointers(
     kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -265,7 +266,7 @@ def test_pinning_comes_last_and_keeps_destination_pointers(
         {"num_workers": 2, "worker_type": "process"},
         {"num_workers": 2, "worker_type": "process", "filter_per_worker": False},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_pin_memory(kwargs: dict[str, Any]) -> None:
     pinned = list(loader(pin_memory=True, **kwargs))

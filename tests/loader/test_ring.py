@@ -17,6 +17,7 @@ import torch
 
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, SamplingOptions
 from pyg_scale.loader.ring_workers import WorkerDiedError
+from tests.cases import shown
 from tests.distributed.served import graph, hetero
 from tests.loader.batches import assert_same_batches
 
@@ -41,7 +42,7 @@ def noisy(batch: Any) -> Any:
         {"sampling": SamplingOptions(channel_size=1000)},  # much less than a batch
         {"sampling": SamplingOptions(num_workers=2, worker_concurrency=3), "num_workers": 0},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_batches_are_the_same(options: dict[str, Any]) -> None:
     data = graph()

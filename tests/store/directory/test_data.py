@@ -28,6 +28,7 @@ from pyg_scale.store.directory.array import num_bytes, torch_dtype
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.writer import header_of
 from pyg_scale.testing import graphs
+from tests.cases import shown
 from tests.loader.batches import assert_same, assert_same_batches
 from tests.store.directory.graphs import bits, edge_list_was_made, everything, opened
 
@@ -476,7 +477,7 @@ def test_values_of_a_graph(tmp_path: Path) -> None:
         lambda: 1,
         b"bytes",
     ],
-    ids=repr,
+    ids=shown,
 )
 @pytest.mark.parametrize("typed", [False, True])
 def test_what_cannot_be_held_is_named(tmp_path: Path, value: Any, typed: bool) -> None:
