@@ -24,7 +24,7 @@ from pyg_scale.comm import message
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group
-from pyg_scale.comm.service import Handler, Service
+from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
 
@@ -65,6 +65,7 @@ class Gloo(Communicator):
         self.group = self._where = group
         self._services = itertools.count()
         self._progress: SimpleQueue[_Exchange | None] | None = None
+        self._receiver: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
@@ -75,12 +76,13 @@ class Gloo(Communicator):
         with self._lock:
             if self._progress is None:
                 self._progress = SimpleQueue()
-                threading.Thread(
+                self._receiver = threading.Thread(
                     target=_receive_all,
                     args=(self._progress,),
                     name="pyg_scale-comm",
                     daemon=True,
-                ).start()
+                )
+                self._receiver.start()
             self._progress.put(work)
 
     def _result(self, work: Work[Any], async_op: bool) -> Any:
@@ -100,6 +102,8 @@ class Gloo(Communicator):
             if self._progress is not None:
                 self._progress.put(None)
                 self._progress = None
+        if self._receiver is not None:
+            join([self._receiver])
         self._group = None
 
 

@@ -7,8 +7,9 @@ threads of its own; it may break out of its loop, evaluate alone or ask nothing 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
@@ -145,6 +146,19 @@ class Handlers:
             self._closed = True
             for _ in self._threads:
                 self._asked.put(None)
+        join(self._threads)
+
+
+def join(threads: Iterable[threading.Thread], seconds: float = 5.0) -> None:
+    """Wait until threads have ended, this one left out, but not for ever.
+
+    The interpreter ends a daemon wherever it is; in the middle of C++ that ends the process with
+    an abort.
+    """
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class LocalService(Service):

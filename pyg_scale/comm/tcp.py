@@ -25,7 +25,7 @@ from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
-from pyg_scale.comm.service import Answer, Handler, Handlers, Service
+from pyg_scale.comm.service import Answer, Handler, Handlers, Service, join
 from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
@@ -69,7 +69,8 @@ class TcpService(Service):
         )
         port = self._listener.getsockname()[1]
         self._store.set(f"address/{self.rank}", f"{address} {port}")
-        threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True)
+        self._acceptor.start()
 
     # Asking ################################################################################
 
@@ -215,6 +216,7 @@ class TcpService(Service):
         for connection in connections:
             connection.close()
         self._handlers.close()
+        join([self._acceptor, *(connection.reader for connection in connections)])
         return missing
 
     def _share_token(self) -> bytes:
@@ -237,10 +239,11 @@ class _Connection:
         self._waiting_lock = threading.Lock()
         self._broken: str | None = None
         self.asked = self.said_bye = False
+        name = f"pyg_scale-rank-{rank}"
+        self.reader = threading.Thread(target=self._read, name=name, daemon=True)
 
     def start(self) -> None:
-        name = f"pyg_scale-rank-{self.rank}"
-        threading.Thread(target=self._read, name=name, daemon=True).start()
+        self.reader.start()
 
     def ask(self, frame: Frame, future: Future[list[Tensor]]) -> None:
         with self._waiting_lock:

@@ -194,9 +194,7 @@ def _say(serving: _Serving) -> None:
 
 def _dropped(serving: _Serving) -> None:
     """Nobody here has the graph any more; the other ranks may."""
-    thread = threading.Thread(
-        target=serving.finish, args=(_LONGEST,), name="pyg_scale-linger", daemon=True
-    )
+    thread = threading.Thread(target=serving.finish, args=(_LONGEST,), name="pyg_scale-linger")
     try:
         thread.start()
     except RuntimeError:  # the interpreter ends

@@ -53,7 +53,7 @@ def _with_faults(paths: list[Path], faults: list[Fault], check: Any, timeout: fl
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [
-        ("drop", CommTimeoutError, "rank 2 did not answer the request 'edges' within 1 seconds"),
+        ("drop", CommTimeoutError, "rank 2 did not answer the request 'edges' within 3 seconds"),
         ("raise", CommError, "rank 2 could not answer: CommError: answer 0"),
         ("garble", CommError, "the answer of rank 2 cannot be used"),
     ],
@@ -67,7 +67,7 @@ def test_a_rank_that_fails_is_named(
         with pytest.raises(error, match=message):
             list(_loader(data, num_workers=num_workers))
 
-    _with_faults(paths, [Fault(action, of="answer")], check, timeout=1.0)
+    _with_faults(paths, [Fault(action, of="answer")], check, timeout=3.0)
 
 
 def test_what_is_late_is_no_error(tmp_path: Path) -> None:
