@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pyg_scale.distributed.opening import open_graph
     from pyg_scale.distributed.options import SamplingOptions
     from pyg_scale.distributed.owners import Owners
+    from pyg_scale.distributed.pyg_loaders import DistLinkNeighborLoader, DistNeighborLoader
+    from pyg_scale.distributed.pyg_partitioner import Partitioner
+    from pyg_scale.distributed.pyg_stores import LocalFeatureStore, LocalGraphStore
     from pyg_scale.distributed.ranks import Ranks
     from pyg_scale.distributed.spawning import spawn
     from pyg_scale.distributed.start import get_context, init, shutdown
@@ -27,9 +30,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Binding": "binding",
     "DistContext": "context",
+    "DistLinkNeighborLoader": "pyg_loaders",
+    "DistNeighborLoader": "pyg_loaders",
     "DistRole": "context",
     "GraphServer": "graph_server",
+    "LocalFeatureStore": "pyg_stores",
+    "LocalGraphStore": "pyg_stores",
     "Owners": "owners",
+    "Partitioner": "pyg_partitioner",
     "Ranks": "ranks",
     "SamplingOptions": "options",
     "bind": "binding",
@@ -43,9 +51,14 @@ _HOME = {
 __all__ = [
     "Binding",
     "DistContext",
+    "DistLinkNeighborLoader",
+    "DistNeighborLoader",
     "DistRole",
     "GraphServer",
+    "LocalFeatureStore",
+    "LocalGraphStore",
     "Owners",
+    "Partitioner",
     "Ranks",
     "SamplingOptions",
     "bind",

@@ -72,6 +72,10 @@ class Ranks:
         """Whether :meth:`close` was called."""
         return not self._finalizer.alive
 
+    def owns(self, comm: Communicator) -> None:
+        """Close the communicator, too, when the graph is closed."""
+        self._serving.owned = comm
+
     @property
     def service(self) -> Service:
         """Requests to the other ranks.
@@ -123,7 +127,7 @@ class _Serving:
 
     def __init__(self, service: Service, comm: Communicator | None, path: Path) -> None:
         self.service, self.path = service, path
-        self._comm, self._process = comm, os.getpid()
+        self.owned, self._process = comm, os.getpid()
         self._finishing = threading.Lock()
         self._done = False
 
@@ -138,8 +142,8 @@ class _Serving:
                 return self.service.close(seconds)
             finally:
                 self._done = True
-                if self._comm is not None:
-                    self._comm.close()
+                if self.owned is not None:
+                    self.owned.close()
                 with _lock:
                     _serving.discard(self)
 

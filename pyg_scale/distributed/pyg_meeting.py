@@ -1,0 +1,167 @@
+"""The ranks of a ``DistContext`` meet at an address, and open the graph of two local stores."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch_geometric.data import HeteroData
+
+from pyg_scale import plugins
+from pyg_scale.comm.connect import Group
+from pyg_scale.comm.meeting import meet, open_store
+from pyg_scale.distributed.opening import open_graph
+from pyg_scale.distributed.pyg_stores import LocalFeatureStore, LocalGraphStore
+
+
+def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:
+    """Where ranks meet: the arguments, else ``MASTER_ADDR`` and the port after ``MASTER_PORT``.
+
+    Raises:
+        ValueError: If neither says it, or the port is none.
+    """
+    if master_addr is None:
+        master_addr = os.environ.get("MASTER_ADDR")
+    if master_port is None and "MASTER_PORT" in os.environ:
+        master_port = int(os.environ["MASTER_PORT"]) + 1  # that one is DDP's
+    for name, value in (("master_addr", master_addr), ("master_port", master_port)):
+        if value is None:
+            raise ValueError(f"{name} is missing: pass it, or set {name.upper()}")
+    try:
+        port = int(master_port)  # type: ignore[arg-type]
+    except ValueError:
+        port = 0
+    if not 0 < port < 65536:
+        raise ValueError(f"master_port must be from 1 to 65535 (got {master_port!r})")
+    return str(master_addr), port
+
+
+def stores_of(data: Any) -> tuple[LocalFeatureStore, LocalGraphStore]:
+    """Check the pair of stores.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If they are of different directories or parts.
+    """
+    if (
+        not isinstance(data, tuple | list)
+        or len(data) != 2
+        or not isinstance(data[0], LocalFeatureStore)
+        or not isinstance(data[1], LocalGraphStore)
+    ):
+        raise TypeError(
+            "data must be (LocalFeatureStore, LocalGraphStore) of pyg_scale.distributed (got "
+            f"{data if not isinstance(data, tuple | list) else [type(v).__name__ for v in data]})"
+        )
+    features, graph = data
+    if features.directory.path != graph.directory.path or (
+        features.partition_idx != graph.partition_idx
+    ):
+        raise ValueError(f"data are different parts: {features!r} and {graph!r}")
+    return features, graph
+
+
+def open_together(
+    graph_store: LocalGraphStore,
+    address: tuple[str, int],
+    context: Any,
+    num_threads: int,
+    timeout: float,
+) -> Any:
+    """The graph, opened by all ranks of a context; the same for loaders with the same address.
+
+    Args:
+        graph_store: Of the directory.
+        address: Where they meet; rank 0 listens there.
+        context: Who this process is: ``rank``, ``world_size`` and ``group_name``.
+        num_threads: How many requests of other ranks this one answers at a time.
+        timeout: Seconds that the others may take to come and to answer.
+
+    Raises:
+        ValueError: If the context contradicts itself, or loaders at one address differ.
+        CommError: If rank 0 cannot use the port.
+        CommTimeoutError: If not all ranks come in time; names them.
+        GraphDirectoryError: If a part is nowhere.
+    """
+    rank, world_size = context.rank, context.world_size
+    if not 0 <= rank < world_size:
+        raise ValueError(f"current_ctx: rank {rank} of {world_size} ranks is none of them")
+    path = graph_store.directory.path
+    if world_size == 1:
+        return open_graph(path, comm="local")
+    options = (rank, world_size, num_threads, timeout)
+    known = graph_store.opened.get(address)
+    if known is not None and not known[0].ranks.closed:
+        if known[1] != options:
+            raise ValueError(
+                f"a loader at {address[0]}:{address[1]} has another current_ctx, num_rpc_threads "
+                "or rpc_timeout: loaders share the connection there; take another master_port"
+            )
+        return known[0]
+    store = open_store(*address, rank, hosted=_is_agents(address), timeout=timeout)
+    store = PrefixStore(f"pyg_scale/loader/{context.group_name}", store)
+    store = meet(store, rank, world_size, timeout=timeout).store
+    comm = plugins.get("comm", "gloo").join(Group(store, rank, world_size, timeout))
+    try:
+        graph = open_graph(path, comm=comm, num_threads=num_threads, timeout=timeout)
+    except BaseException:
+        comm.close()
+        raise
+    graph.ranks.owns(comm)
+    graph_store.opened[address] = (graph, options)
+    return graph
+
+
+def _is_agents(address: tuple[str, int]) -> bool:
+    """Whether torchrun's agent has a store at the address already."""
+    there = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return shared and there == (address[0], str(address[1]))
+
+
+def with_labels(data: Any, features: LocalFeatureStore, node_type: str | None) -> Any:
+    """The graph with the labels that were set by hand, if there are any, as ``y``.
+
+    Args:
+        data: The opened graph, which is not changed.
+        features: Whose labels.
+        node_type: Of the seeds.
+
+    Raises:
+        ValueError: If there are not as many labels as nodes, or it is open which nodes they label.
+        KeyError: If they name a node type that is not there.
+    """
+    features.labels_are_used = True
+    labels = features.labels
+    if labels is None:
+        return data
+    data = copy.copy(data)
+    if not isinstance(data, HeteroData):
+        _check(labels, data.num_nodes, "the graph")
+        data.y = labels
+        return data
+    if not isinstance(labels, dict):
+        if node_type is None:
+            raise ValueError(
+                "labels of a graph with types: a dictionary by node type, as seeds that are links "
+                "do not say which nodes they label"
+            )
+        labels = {node_type: labels}
+    for name, values in labels.items():
+        if name not in data.node_types:
+            raise KeyError(f"labels name the node type {name!r}, there are {data.node_types}")
+        _check(values, data[name].num_nodes, repr(name))
+        data[name].y = values
+    return data
+
+
+def _check(labels: Any, num_nodes: int, what: str) -> None:
+    if not isinstance(labels, Tensor) or labels.dim() == 0 or labels.size(0) != num_nodes:
+        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(
+            f"labels of {what} must be a tensor with a row for each of {num_nodes} nodes, by "
+            f"original id (got {shape})"
+        )
