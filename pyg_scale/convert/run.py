@@ -22,6 +22,7 @@ from pyg_scale.convert.journal import Journal, Work
 from pyg_scale.convert.options import Options, dtype_option, file_identity
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.ops import library
+from pyg_scale.ops.memory import trim
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
@@ -126,6 +127,7 @@ def convert(
     reader = reader_of(source, reader_options)
     try:
         library.compiled()  # loaded now, so that it is counted with what is there
+        trim()  # what earlier loaders of this process left is free
         budget = limit - resident() - _RESERVE
         if budget < LEAST:
             need = resident() + _RESERVE + LEAST

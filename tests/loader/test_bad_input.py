@@ -70,7 +70,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"feature_store": 3}, TypeError, "feature_store must be a name or a FeatureStore"),
     ({"seed": "7"}, TypeError, "seed must be an integer"),
     ({"seed": 0.5}, TypeError, "seed must be an integer"),
-    ({"worker_type": "fibre"}, ValueError, "worker_type must be 'thread', 'process' or None"),
+    ({"worker_type": "fibre"}, ValueError, "worker_type must be 'thread', 'process', 'ring' or"),
     ({"num_workers": -1}, ValueError, "num_workers"),
     ({"num_workers": 1.5}, TypeError, "num_workers must be an integer"),
     ({"batch_size": 0}, ValueError, "batch_size"),
