@@ -54,7 +54,7 @@ def _with_faults(paths: list[Path], faults: list[Fault], check: Any, timeout: fl
     ("action", "error", "message"),
     [
         ("drop", CommTimeoutError, "rank 2 did not answer the request 'edges' within 3 seconds"),
-        ("raise", CommError, "rank 2 could not answer: CommError: answer 0"),
+        ("raise", CommError, "rank 2 could not answer: CommError: answer \\d"),
         ("garble", CommError, "the answer of rank 2 cannot be used"),
     ],
 )
