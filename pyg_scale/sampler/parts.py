@@ -13,6 +13,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.store.base import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.paths import edge_dir
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class PartAnswers:
         if key not in self._csc:
             neighbors = end_of(edge_type, self._direction, expanded=False)
             csc = self._directory.part(part).csc(edge_type)
+            no_readahead_beyond_memory(csc, len(self._directory.parts))
             if csc.time is None and neighbors in timed_nodes(self._directory):
                 csc = replace(csc, time=self._neighbor_time(part, edge_type, csc))
             self._csc[key] = csc if self._weighted else replace(csc, weight_prefix=None)

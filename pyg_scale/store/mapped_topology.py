@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore
 
 from pyg_scale.store.base import CSC, EdgeType, Topology
+from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.source import GraphSource
 from pyg_scale.store.tensor_directory import Entry, TensorDirectory
@@ -122,6 +123,7 @@ def of_graph_directory(
     csc: dict[EdgeType, CSC] = {}
     for edge_type in meta.edges:
         found = part.csc(edge_type)
+        no_readahead_beyond_memory(found)
         csc[edge_type] = CSC(
             indptr=found.indptr,
             indices=found.indices,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
 import tempfile
 import threading
 from collections.abc import Iterator, MutableMapping
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.store.directory.meta import META
+from pyg_scale.store.directory.page_faults import no_readahead
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.memory import MemoryFeatureStore
 from pyg_scale.store.segment import Segment
@@ -188,15 +187,6 @@ class GraphTensors(MutableMapping[Any, Tensor]):
 
     def __len__(self) -> int:
         return len(self._keys)
-
-
-def no_readahead(tensor: Tensor) -> None:
-    """Ask the system to read just the pages that are touched (a hint: refusal is fine)."""
-    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
-    if tensor.numel() and hasattr(mmap, "MADV_RANDOM"):
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_RANDOM)
 
 
 def _to_json(key: Any) -> list[Any]:

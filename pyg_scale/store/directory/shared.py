@@ -13,6 +13,7 @@ from torch import Tensor
 from pyg_scale.store.base import CSC, EdgeType
 from pyg_scale.store.directory import assemble
 from pyg_scale.store.directory.lazy import Entry
+from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
 
 _FIELDS = ("indptr", "indices", "edge_id", "time", "weight_prefix")
@@ -54,7 +55,10 @@ def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | Non
     with _making:
         if edge_type not in directory.grouped:
             with torch.inference_mode(False):  # whose tensors do not count changes
-                directory.grouped[edge_type] = assemble.in_edges(directory, edge_type)
+                found = assemble.in_edges(directory, edge_type)
+            if found is not None and directory.meta.num_parts == 1:
+                no_readahead_beyond_memory(found)
+            directory.grouped[edge_type] = found
         return directory.grouped[edge_type]
 
 

@@ -1,0 +1,94 @@
+"""How much of a mapped file the system reads when a page of it is asked for.
+
+Around a page that is missing it reads 128 KB or so. That fills memory quickly, and is many times
+too much where the file does not fit: pages are thrown out again before anybody has used them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+from torch import Tensor
+
+from pyg_scale.store.base import CSC
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_FITS = 0.5  # of the memory; the rest is for the features, batches and model
+_NO_LIMIT = 1 << 60
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def no_readahead_beyond_memory(csc: CSC, count: int = 1) -> bool:
+    """Advise the system so if mapped in-edges do not fit into memory beside everything else.
+
+    For who samples: whoever reads from one end to the other wants to have more read ahead, and a
+    mapping of their own.
+
+    Args:
+        csc: The in-edges; all that it has must be mapped from files.
+        count: How many of about this size there are.
+
+    Returns:
+        Whether it did.
+    """
+    tensors = [
+        each
+        for each in (csc.indptr, csc.indices, csc.edge_id, csc.time, csc.weight_prefix)
+        if each is not None and each.numel()
+    ]
+    num_bytes = count * sum(each.numel() * each.element_size() for each in tensors)
+    if num_bytes <= _FITS * usable_memory():
+        return False
+    for each in tensors:
+        no_readahead(each)
+    return True
+
+
+def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Bytes that this process may use: what is available, and what its control groups allow.
+
+    Args:
+        proc: Where the system tells of processes.
+        cgroups: Where control groups are.
+
+    Returns:
+        The least of them; a very large number where nothing is known.
+    """
+    found = [_NO_LIMIT]
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    for line in _lines(proc / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.strip().lstrip("/")
+        for group in (folder, *folder.parents):
+            found += [int(text) for text in _lines(group / name) if text.strip().isdigit()]
+            if group == root:
+                break
+    return min(found)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def no_readahead(tensor: Tensor) -> None:
+    """Advise the system to read of a mapped file what is asked for only."""
+    if tensor.numel() and hasattr(mmap, "MADV_RANDOM"):
+        begin = tensor.data_ptr() - tensor.data_ptr() % mmap.PAGESIZE
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        _madvise(begin, end - begin, mmap.MADV_RANDOM)  # a refusal changes no result
