@@ -132,7 +132,8 @@ class _Server:
                 self._refused = "what is there does not speak ZeroMQ's protocol"
                 self.lose(self._refused)
             elif event == _LOST:
-                self.lose(self._refused or "the connection is lost")
+                if self.ready:  # else it is the end of a connection that was refused before
+                    self.lose("the connection is lost")
             elif not self.ready:
                 self.lose(self._refused or "it cannot be reached")
 
