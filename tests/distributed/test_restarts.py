@@ -15,19 +15,20 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 SCRIPT = """
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 from pathlib import Path
 from pyg_scale import comm, distributed
 with distributed.init(device="cpu", start_timeout=60) as context:
     with comm.connect(timeout=30) as ranks:
         ranks.barrier()
+        deaths = len(list(Path(sys.argv[1]).glob("death-*")))  # before rank 1 can add one
         x = torch.ones(1)
         dist.all_reduce(x)
-        if context.rank == 1:
-            deaths = sorted(Path(sys.argv[1]).glob("death-*"))
-            if len(deaths) < int(sys.argv[2]):
-                (Path(sys.argv[1]) / f"death-{len(deaths)}").touch()
+        if deaths < int(sys.argv[2]):
+            if context.rank == 1:
+                (Path(sys.argv[1]) / f"death-{deaths}").touch()
                 os._exit(9)
+            time.sleep(100)  # its agent ends it; were it to fail by itself, that would count too
         ranks.barrier()
     os.write(1, f"restarts {context.restarts} sum {int(x)}\\n".encode())  # not in two pieces
 """
