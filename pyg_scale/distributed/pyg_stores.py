@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +14,6 @@ from pyg_scale.distributed.pyg_part import READ_ONLY, PartInfo
 from pyg_scale.store.base import EdgeType, NodeType
 
 _UNSET: Any = TensorAttr().group_name
-_FROM_MEMORY = (
-    "{}.{}() has no other ranks to share with, as tensors of one process have no partition book: "
-    "write the graph with pyg_scale.distributed.Partitioner(data, num_parts, root)"
-    ".generate_partition() and take from_partition(root, pid), or give Data to "
-    "pyg_scale.loader.NeighborLoader"
-)
 
 
 class LocalGraphStore(PartInfo, GraphStore):
@@ -34,38 +28,6 @@ class LocalGraphStore(PartInfo, GraphStore):
         self.is_sorted = True
         self.opened: dict[tuple[str, int], Any] = {}
         """The graphs that loaders opened with other ranks, by the address where they met."""
-
-    @classmethod
-    def from_partition(cls, root: str | PathLike[str], pid: int) -> Self:
-        """One part of a graph directory.
-
-        Args:
-            root: The directory.
-            pid: The number of the part.
-
-        Raises:
-            GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
-            IndexError: If there is no such part.
-        """
-        return cls(root, pid)
-
-    @classmethod
-    def from_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_data"))
-
-    @classmethod
-    def from_hetero_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_hetero_data"))
 
     def get_edge_id(self, edge_type: EdgeType = None, layout: Any = "coo", **_: Any) -> Tensor:
         """The original ids ``int64`` ``[edges of the part]``, in the order of the edge index.
@@ -132,38 +94,6 @@ class LocalFeatureStore(PartInfo, FeatureStore):
         """Whether a loader has them already."""
         PartInfo.__init__(self, root, pid)
         self.__dict__["_tensor_attr_cls"] = LocalTensorAttr
-
-    @classmethod
-    def from_partition(cls, root: str | PathLike[str], pid: int) -> Self:
-        """One part of a graph directory.
-
-        Args:
-            root: The directory.
-            pid: The number of the part.
-
-        Raises:
-            GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
-            IndexError: If there is no such part.
-        """
-        return cls(root, pid)
-
-    @classmethod
-    def from_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_data"))
-
-    @classmethod
-    def from_hetero_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_hetero_data"))
 
     @property
     def labels(self) -> Any:
