@@ -110,21 +110,22 @@ def test_a_make_that_fails_is_called_again() -> None:
     assert store["paper", "x", 0] == 1
 
 
-def _slow(called: str, ready: Any, go: Any) -> None:
+def _slow(called: str, ready: Any, go: Any, seen: Any) -> None:
     def make() -> Any:
         ready.set()
         go.wait(30)
         return {("paper", "x"): torch.full((3,), 7.0)}
 
-    Shared(called, make)
-    go.wait(30)
+    store = Shared(called, make)
+    seen.wait(30)
+    store.close()
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_others_wait_for_who_makes_it(killed: bool) -> None:
     called, context = name(), multiprocessing.get_context("fork")
-    ready, go = context.Event(), context.Event()
-    process = context.Process(target=_slow, args=(called, ready, go), daemon=True)
+    ready, go, seen = context.Event(), context.Event(), context.Event()
+    process = context.Process(target=_slow, args=(called, ready, go, seen), daemon=True)
     process.start()
     assert ready.wait(30)
     with pytest.raises(TimeoutError, match=f"process {process.pid} is at it"):
@@ -138,6 +139,7 @@ def test_others_wait_for_who_makes_it(killed: bool) -> None:
     go.set()
     store = Shared(called, dict, timeout=20)
     assert store["paper", "x", None].tolist() == [7, 7, 7]
+    seen.set()
     process.join(20)
     assert process.exitcode == 0
     assert store.path.is_dir(), "not while somebody has it"

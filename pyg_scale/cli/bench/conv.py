@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.cli.bench import conv_cases, conv_report, environment, memory
+from pyg_scale.cli.bench import conv_cases, conv_report, environment, files, memory
 from pyg_scale.cli.bench.conv_cases import OPS, OURS, Case, Graph
 from pyg_scale.cli.bench.measure import in_one_line
 from pyg_scale.datasets import planted_communities
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(args.threads)
     found: dict[str, Any] = {
         "benchmark": "conv",
-        "command": shlex.join(["pyg-scale", "bench", "conv", *argv]),
+        "command": environment.command("conv", argv),
         "environment": environment.describe(),
         "settings": {k: v for k, v in vars(args).items() if k not in ("json", "png", "report")},
         "copy_bytes_per_s": copy_bandwidth(),
@@ -70,7 +69,14 @@ def main(argv: Sequence[str]) -> int:
             found["cases"] += [case.to_dict() for case in cases]
     found["environment"]["load_average_after"] = memory.load_average()
     print(conv_report.terminal(found))
-    conv_report.write(found, args.json, args.png, args.report)
+    files.write(
+        found,
+        args.json,
+        args.png,
+        args.report,
+        draw=conv_report.draw,
+        markdown=conv_report.markdown,
+    )
     return 0
 
 
@@ -140,12 +146,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--nodes", type=_count, default=100_000)
-    what.add_argument("--edges", type=_count, default=1_500_000, help="directed")
+    what.add_argument("--nodes", type=files.count, default=100_000)
+    what.add_argument("--edges", type=files.count, default=1_500_000, help="directed")
     what.add_argument("--channels", type=int, default=128, help="of all heads together, fp32")
     what.add_argument("--heads", type=int, default=4)
     what.add_argument("--batch-size", type=int, default=1024)
-    what.add_argument("--num-neighbors", type=_numbers, default=[15, 10], metavar="K,K,...")
+    what.add_argument("--num-neighbors", type=files.numbers, default=[15, 10], metavar="K,K,...")
     what.add_argument("--blocks", type=int, default=1, help="how many layers' blocks, the largest")
     what.add_argument(
         "--ops", type=_ops, default=list(OPS), help=f"comma-separated, of: {', '.join(OPS)}"
@@ -153,10 +159,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--rounds", type=int, default=7)
     what.add_argument("--threads", type=int, default=0, help="torch's own number if 0")
     what.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE")
-    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
-    out.add_argument("--report", metavar="FILE.md")
+    files.add_output(parser)
     if "--quick" in argv:
         parser.set_defaults(**QUICK)
     args = parser.parse_args(argv)
@@ -166,14 +169,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if args.channels % args.heads:
         parser.error(f"--channels {args.channels} must be a multiple of --heads {args.heads}")
     return args
-
-
-def _count(text: str) -> int:
-    return int(float(text))
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _ops(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,12 @@ def terminal(found: Mapping[str, Any]) -> str:
     return "\n".join([*_table(found), "", *_lines(found)])
 
 
-def write(
-    found: Mapping[str, Any], json_path: str | None, png_path: str | None, report: str | None
-) -> None:
-    """Write the files that were asked for."""
-    for path in (json_path, png_path, report):
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
+def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+    """The whole report."""
+    lines = ["# `pyg-scale bench conv`", "", "```", found["command"], "```", ""]
     if png_path:
-        _draw(found, png_path)
-    if report:
-        lines = ["# `pyg-scale bench conv`", "", "```", found["command"], "```", ""]
-        if png_path:
-            lines += [f"![Seconds of a step]({Path(png_path).name})", ""]
-        lines += [*(f"* {line}" for line in _lines(found)), "", *_table(found), ""]
-        Path(report).write_text("\n".join(lines))
+        lines += [f"![Seconds of a step]({Path(png_path).name})", ""]
+    return "\n".join([*lines, *(f"* {line}" for line in _lines(found)), "", *_table(found), ""])
 
 
 def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -116,7 +104,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _draw(found: Mapping[str, Any], path: str) -> None:
+def draw(found: Mapping[str, Any], path: str) -> None:
     """Milliseconds of every step, sides below each other."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyg_scale.cli.bench import dist_report, environment, memory
+from pyg_scale.cli.bench import dist_report, environment, files, memory
 
 QUICK = {
     "nodes": 4_000, "edges": 40_000, "features": 16, "batches": 4, "batch_size": 64, "rows": 500,
@@ -37,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     settings = {k: v for k, v in vars(args).items() if k not in hidden}
     found: dict[str, Any] = {
         "benchmark": "dist",
-        "command": _command(argv),
+        "command": environment.command("dist", argv),
         "environment": environment.describe(),
         "settings": settings,
     }
@@ -51,7 +50,14 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(root, ignore_errors=True)
     found["environment"]["load_average_after"] = memory.load_average()
     print(dist_report.terminal(found))
-    dist_report.write(found, args.json, args.png, args.report)
+    files.write(
+        found,
+        args.json,
+        args.png,
+        args.report,
+        draw=dist_report.draw,
+        markdown=dist_report.markdown,
+    )
     return 0
 
 
@@ -106,17 +112,6 @@ def _run(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(text.splitlines()[-1]) for text in out]
 
 
-def _command(argv: Sequence[str]) -> str:
-    """The command without folders, which are somebody's own."""
-    words = list(argv)
-    for i, word in enumerate(words[:-1]):
-        if word == "--dir":
-            words[i + 1] = "DIR"
-        elif word == "--npz":
-            words[i + 1] = Path(words[i + 1]).name
-    return shlex.join(["pyg-scale", "bench", "dist", *words])
-
-
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pyg-scale bench dist",
@@ -124,8 +119,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     graph = parser.add_argument_group("graph (power law, generated)")
-    graph.add_argument("--nodes", type=_count, default=400_000)
-    graph.add_argument("--edges", type=_count, default=8_000_000, help="directed")
+    graph.add_argument("--nodes", type=files.count, default=400_000)
+    graph.add_argument("--edges", type=files.count, default=8_000_000, help="directed")
     graph.add_argument("--features", type=int, default=128, help="columns of fp32")
     graph.add_argument("--npz", metavar="FILE", help="a graph of nodes with x and y instead")
     graph.add_argument("--method", default="random", help="how it is partitioned")
@@ -138,22 +133,19 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--cache", type=float, default=0.2, help="share of the features in a cache")
     how.add_argument("--batches", type=int, default=20, help="of each rank in an epoch")
     how.add_argument("--batch-size", type=int, default=512)
-    how.add_argument("--num-neighbors", type=_numbers, default=[15, 10], metavar="K,K,...")
+    how.add_argument("--num-neighbors", type=files.numbers, default=[15, 10], metavar="K,K,...")
     how.add_argument("--hidden", type=int, default=64)
     how.add_argument("--in-flight", type=int, default=4, help="batches")
     how.add_argument("--latency", type=float, default=0.05, help="seconds, added to answers")
     how.add_argument("--latency-batches", type=int, default=24, help="of each rank, while late")
     how.add_argument("--latency-batch-size", type=int, default=32, help="of these")
-    how.add_argument("--rows", type=_count, default=40_000, help="of a message")
+    how.add_argument("--rows", type=files.count, default=40_000, help="of a message")
     how.add_argument("--messages", type=int, default=12, help="of a round")
     how.add_argument("--rounds", type=int, default=5)
     how.add_argument("--seed", type=int, default=0)
     how.add_argument("--timeout", type=float, default=120.0, help="seconds, of a request")
     how.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE")
-    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
-    out.add_argument("--report", metavar="FILE.md")
+    files.add_output(parser)
     if "--quick" in argv:
         parser.set_defaults(**QUICK)
     args = parser.parse_args(argv)
@@ -163,11 +155,3 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if not 0 < args.cache <= 1:
         parser.error("--cache must be a share, above 0 and at most 1")
     return args
-
-
-def _count(text: str) -> int:
-    return int(float(text))
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -15,21 +14,6 @@ _COLORS = {"sample": "#4a90c9", "fetch": "#e08a3c", "wait": "#b9b9b9", "train": 
 def terminal(found: Mapping[str, Any]) -> str:
     """The numbers in a few lines."""
     return "\n".join(_lines(found))
-
-
-def write(
-    found: Mapping[str, Any], json_path: str | None, png_path: str | None, report: str | None
-) -> None:
-    """Write the files that were asked for."""
-    for path in (json_path, png_path, report):
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
-    if png_path:
-        _draw(found, png_path)
-    if report:
-        Path(report).write_text(_markdown(found, png_path))
 
 
 def share_of_tcp(found: Mapping[str, Any]) -> list[float]:
@@ -107,7 +91,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+    """The whole report."""
     lines = ["# `pyg-scale bench dist`", "", "```", found["command"], "```", ""]
     if png_path:
         lines += [f"![Ranks]({Path(png_path).name})", ""]
@@ -127,7 +112,7 @@ def _markdown(found: Mapping[str, Any], png_path: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _draw(found: Mapping[str, Any], path: str) -> None:
+def draw(found: Mapping[str, Any], path: str) -> None:
     """What travels with each cache, and the stages of every batch, rank by rank."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -50,11 +50,13 @@ def describe() -> dict[str, Any]:
 
 
 def command(name: str, argv: Sequence[str]) -> str:
-    """The command of a benchmark, without the folder that it works in, which is somebody's own."""
+    """The command of a benchmark, without folders, which are somebody's own."""
     words = list(argv)
     for i, word in enumerate(words[:-1]):
         if word == "--dir":
             words[i + 1] = "DIR"
+        elif word == "--npz":
+            words[i + 1] = Path(words[i + 1]).name
     return shlex.join(["pyg-scale", "bench", name, *words])
 
 

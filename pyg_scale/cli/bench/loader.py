@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 from torch_geometric.sampler import NeighborSampler as PyGNeighborSampler
 
 from pyg_scale import plugins
-from pyg_scale.cli.bench import environment, graphs, memory, peers, report, streams
+from pyg_scale.cli.bench import environment, files, graphs, memory, peers, report, streams
 from pyg_scale.cli.bench.measure import (
     LIMIT,
     OURS,
@@ -50,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     library.compiled()  # raises at once, not after the graph was made
     found: dict[str, Any] = {
         "benchmark": "loader",
-        "command": shlex.join(["pyg-scale", "bench", "loader", *argv]),
+        "command": environment.command("loader", argv),
         "environment": environment.describe(),
         "settings": {k: v for k, v in vars(args).items() if k not in ("json", "png", "report")},
         "backends": [vars(backend) for backend in peers.backends()],
@@ -100,8 +99,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     graph.add_argument("--cache", help="a folder that keeps the generated graph for the next run")
     what = parser.add_argument_group("what is measured")
     what.add_argument("--batch-size", type=int, default=1024)
-    what.add_argument("--num-neighbors", type=_numbers, default=[15, 10, 5], metavar="K,K,...")
-    what.add_argument("--workers", type=_numbers, default=[0, 1, 2], metavar="W,W,...")
+    what.add_argument("--num-neighbors", type=files.numbers, default=[15, 10, 5], metavar="K,K,...")
+    what.add_argument("--workers", type=files.numbers, default=[0, 1, 2], metavar="W,W,...")
     what.add_argument(
         "--variants",
         type=_variants,
@@ -128,10 +127,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument(
         "--quick", action="store_true", help="a small graph and few batches, to see that it runs"
     )
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE")
-    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
-    out.add_argument("--report", metavar="FILE.md")
+    files.add_output(parser)
     if "--quick" in argv:
         parser.set_defaults(**QUICK, variants=["int64 unsorted"], memory_batches=0)
     args = parser.parse_args(argv)
@@ -141,10 +137,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if args.data and args.options:
         parser.error("--options generates graphs of its own: leave --data out")
     return args
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _variants(text: str) -> list[str]:

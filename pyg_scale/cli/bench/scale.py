@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyg_scale.cli.bench import environment, memory, scale_report, scale_steps
+from pyg_scale.cli.bench import environment, files, memory, scale_report, scale_steps
 from pyg_scale.cli.bench.memory_limit import MemoryLimit
 
 _TEMPORARY = 12  # bytes an edge that a conversion needs for a while
@@ -79,7 +79,14 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(root, ignore_errors=True)
     found["environment"]["load_average_after"] = memory.load_average()
     print(scale_report.terminal(found))
-    scale_report.write(found, args.json, args.png, args.report)
+    files.write(
+        found,
+        args.json,
+        args.png,
+        args.report,
+        draw=scale_report.draw,
+        markdown=scale_report.markdown,
+    )
     return 0
 
 
@@ -90,36 +97,25 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     graph = parser.add_argument_group("graph")
-    graph.add_argument("--nodes", type=_count, default=40_000_000)
-    graph.add_argument("--edges", type=_count, default=600_000_000, help="directed")
+    graph.add_argument("--nodes", type=files.count, default=40_000_000)
+    graph.add_argument("--edges", type=files.count, default=600_000_000, help="directed")
     graph.add_argument("--features", type=int, default=128, help="columns of fp16")
     graph.add_argument("--communities", type=int, default=172)
     how = parser.add_argument_group("how")
     how.add_argument("--dir", required=True, help="a folder with room for the files")
     how.add_argument("--keep", action="store_true", help="do not delete that folder afterwards")
     how.add_argument("--reuse", action="store_true", help="use the graph that is there already")
-    how.add_argument("--limit", type=_count, help="bytes of memory; a third of the files")
-    how.add_argument("--memory", type=_count, help="of the conversion; half the limit")
+    how.add_argument("--limit", type=files.count, help="bytes of memory; a third of the files")
+    how.add_argument("--memory", type=files.count, help="of the conversion; half the limit")
     how.add_argument("--parts", type=int, default=4, help="1 for no partition")
     how.add_argument("--method", default="fennel")
     how.add_argument("--cache", type=float, default=0.15, help="share of the features in memory")
     how.add_argument("--batches", type=int, default=100)
     how.add_argument("--warmup", type=int, default=20)
-    how.add_argument("--num-neighbors", type=_numbers, default=[15, 10, 5], metavar="K,K,...")
+    how.add_argument("--num-neighbors", type=files.numbers, default=[15, 10, 5], metavar="K,K,...")
     how.add_argument("--hidden", type=int, default=128)
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE")
-    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
-    out.add_argument("--report", metavar="FILE.md")
+    files.add_output(parser)
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    return int(float(text))
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _check_disk(root: Path, args: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,11 @@ def terminal(found: Mapping[str, Any]) -> str:
     return "\n".join(_lines(found))
 
 
-def write(
-    found: Mapping[str, Any], json_path: str | None, png_path: str | None, report: str | None
-) -> None:
-    """Write the files that were asked for."""
-    if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
-    if png_path:
-        _draw(found, png_path)
-    if report:
-        picture = f"\n![Steps]({Path(png_path).name})\n" if png_path else ""
-        head = f"# `pyg-scale bench scale`\n\n```\n{found['command']}\n```\n{picture}\n"
-        Path(report).write_text(head + "\n".join(f"* {line}" for line in _lines(found)) + "\n")
+def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+    """The whole report."""
+    picture = f"\n![Steps]({Path(png_path).name})\n" if png_path else ""
+    head = f"# `pyg-scale bench scale`\n\n```\n{found['command']}\n```\n{picture}\n"
+    return head + "\n".join(f"* {line}" for line in _lines(found)) + "\n"
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
@@ -87,7 +79,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _draw(found: Mapping[str, Any], path: str) -> None:
+def draw(found: Mapping[str, Any], path: str) -> None:
     """Seconds of each step, and its memory beside the limit and the files."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

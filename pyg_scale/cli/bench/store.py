@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyg_scale.cli.bench import environment, memory, store_report
+from pyg_scale.cli.bench import environment, files, memory, store_report
 from pyg_scale.cli.bench.memory_limit import MemoryLimit
 
 QUICK = {"nodes": 30_000, "edges": 600_000, "features": 32, "batches": 6, "batch_size": 128}
@@ -115,7 +115,14 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(root, ignore_errors=True)
     found["environment"]["load_average_after"] = memory.load_average()
     print(store_report.terminal(found))
-    store_report.write(found, args.json, args.png, args.report)
+    files.write(
+        found,
+        args.json,
+        args.png,
+        args.report,
+        draw=store_report.draw,
+        markdown=store_report.markdown,
+    )
     return 0
 
 
@@ -175,8 +182,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     graph = parser.add_argument_group("graph")
-    graph.add_argument("--nodes", type=_count, default=6_000_000)
-    graph.add_argument("--edges", type=_count, default=120_000_000, help="directed")
+    graph.add_argument("--nodes", type=files.count, default=6_000_000)
+    graph.add_argument("--edges", type=files.count, default=120_000_000, help="directed")
     graph.add_argument("--features", type=int, default=128, help="columns of fp32")
     how = parser.add_argument_group("how")
     how.add_argument("--dir", required=True, help="a folder with room for the files")
@@ -184,10 +191,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--reuse", action="store_true", help="use the graph that is there already")
     how.add_argument("--cache", type=float, default=0.15, help="share of the features in memory")
     how.add_argument("--policy", default="belady", help="belady, sieve or placed (by degree)")
-    how.add_argument("--limit", type=_count, help="bytes of memory; 0.9 of the files")
+    how.add_argument("--limit", type=files.count, help="bytes of memory; 0.9 of the files")
     how.add_argument("--batches", type=int, default=20, help="of an epoch")
     how.add_argument("--batch-size", type=int, default=1024)
-    how.add_argument("--num-neighbors", type=_numbers, default=[15, 10, 5], metavar="K,K,...")
+    how.add_argument("--num-neighbors", type=files.numbers, default=[15, 10, 5], metavar="K,K,...")
     how.add_argument("--hidden", type=int, default=128)
     how.add_argument("--trim", action="store_true", help="layers on the nodes that they need only")
     how.add_argument("--workers", type=int, default=2)
@@ -195,10 +202,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--warmup", type=int, default=1, help="epochs before those that count")
     how.add_argument("--rounds", type=int, default=3, help="epochs that count")
     how.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE")
-    out.add_argument("--png", metavar="FILE", help="needs matplotlib")
-    out.add_argument("--report", metavar="FILE.md")
+    files.add_output(parser)
     if "--quick" in argv:
         parser.set_defaults(**QUICK, limit=4_000_000_000)
     args = parser.parse_args(argv)
@@ -208,11 +212,3 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if not 0 < args.cache <= 1:
         parser.error("--cache must be a share, above 0 and at most 1")
     return args
-
-
-def _count(text: str) -> int:
-    return int(float(text))
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]

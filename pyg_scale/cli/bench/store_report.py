@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -15,21 +14,6 @@ _SIDES = {"memory": "everything in memory", "disk": "features on disk"}
 def terminal(found: Mapping[str, Any]) -> str:
     """The numbers in a few lines."""
     return "\n".join(_lines(found))
-
-
-def write(
-    found: Mapping[str, Any], json_path: str | None, png_path: str | None, report: str | None
-) -> None:
-    """Write the files that were asked for."""
-    for path in (json_path, png_path, report):
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
-    if png_path:
-        _draw(found, png_path)
-    if report:
-        Path(report).write_text(_markdown(found, png_path))
 
 
 def counted(found: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
@@ -101,7 +85,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
+    """The whole report."""
     lines = ["# `pyg-scale bench store`", "", "```", found["command"], "```", ""]
     if png_path:
         lines += [f"![Epochs]({Path(png_path).name})", ""]
@@ -124,7 +109,7 @@ def _markdown(found: Mapping[str, Any], png_path: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _draw(found: Mapping[str, Any], path: str) -> None:
+def draw(found: Mapping[str, Any], path: str) -> None:
     """Seconds of every epoch, side by side."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
