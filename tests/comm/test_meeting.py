@@ -79,7 +79,7 @@ def test_who_did_not_come_is_named_by_everyone(missing: set[int]) -> None:
         if r in missing:
             return None
         with pytest.raises(CommTimeoutError) as raised:
-            meet(store, r, 4, timeout=0.8)
+            meet(store, r, 4, timeout=2.0)
         return str(raised.value)
 
     for r, said in enumerate(together(4, rank)):
@@ -88,7 +88,7 @@ def test_who_did_not_come_is_named_by_everyone(missing: set[int]) -> None:
         # without rank 0 nobody knows of the others
         late = [0] if 0 in missing else sorted(missing)
         names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-        assert f"{names} of 4 did not come within 0.8 seconds (waited for by rank {r})" in said
+        assert f"{names} of 4 did not come within 2 seconds (waited for by rank {r})" in said
 
 
 def test_of_an_old_offer_it_is_rank_0_that_did_not_come() -> None:

@@ -192,7 +192,7 @@ def test_timeout_names_the_batch_and_the_stage() -> None:
                 release.wait(20)
             return super()._fetch(out, stats)
 
-    stuck = iter(Slow(graphs.hostile(), [2], batch_size=9, num_workers=1, timeout=0.2))
+    stuck = iter(Slow(graphs.hostile(), [2], batch_size=9, num_workers=1, timeout=1.0))
     next(stuck), next(stuck)
     with pytest.raises(RuntimeError, match="batch 2 of epoch 0 was not ready .* stage 'fetch'"):
         next(stuck)

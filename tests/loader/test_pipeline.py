@@ -191,15 +191,18 @@ def test_system_exit_in_a_worker_reaches_the_consumer() -> None:
 
 
 def test_a_timeout_names_what_was_waited_for() -> None:
-    release = threading.Event()
+    began, release = threading.Event(), threading.Event()
 
     def work(item: int, stats: Stats) -> int:
         with stats.stage("fetch"):
+            if item == 0:
+                began.set()
             release.wait(10)
         return item
 
-    source = pipeline(work, timeout=0.05)
-    message = r"0 was not ready after timeout=0\.05 .*-0, stage 'fetch'"
+    source = pipeline(work, timeout=0.5)
+    assert began.wait(10)
+    message = r"0 was not ready after timeout=0\.5 .*-0, stage 'fetch'"
     with pytest.raises(RuntimeError, match=message):
         next(source)
     release.set()
@@ -373,7 +376,9 @@ def test_ctrl_c_while_waiting_reaches_the_consumer_at_once() -> None:
         "try:\n"
         "    next(source)\n"
         "except KeyboardInterrupt:\n"
-        "    source.pause(); release.set(); time.sleep(0.3)\n"
+        "    source.pause(); release.set(); end = time.time() + 20\n"
+        "    while any('pyg' in t.name for t in threading.enumerate()) and time.time() < end:\n"
+        "        time.sleep(0.01)\n"
         "    print([t for t in threading.enumerate() if 'pyg' in t.name], len(source._pending))\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[] 4\n", "")

@@ -193,7 +193,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--policy", default="belady", help="belady, sieve or placed (by degree)")
     how.add_argument("--limit", type=files.count, help="bytes of memory; 0.9 of the files")
     how.add_argument("--batches", type=int, default=20, help="of an epoch")
-    how.add_argument("--batch-size", type=int, default=1024)
+    how.add_argument("--batch-size", type=int, default=512)
     how.add_argument("--num-neighbors", type=files.numbers, default=[15, 10, 5], metavar="K,K,...")
     how.add_argument("--hidden", type=int, default=128)
     how.add_argument("--trim", action="store_true", help="layers on the nodes that they need only")
