@@ -30,8 +30,11 @@ class KernelsBuildHook(BuildHookInterface):
             if compiled == "1":
                 self._build(None)
             return
-        for path in sorted((*root.glob("csrc/*.cpp"), *root.glob("csrc/*.h"))):
-            build_data["force_include"][str(path)] = f"pyg_scale/csrc/{path.name}"
+        csrc = root / "csrc"
+        patterns = ("*.cpp", "*.h", "cuda/*.cpp", "cuda/*.cu", "cuda/*.cuh", "cuda/*.h")
+        for path in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
+            inner = path.relative_to(root).as_posix()
+            build_data["force_include"][str(path)] = f"pyg_scale/{inner}"
         template = root / "plugins" / "pyg-scale-template"  # what `pyg-scale plugins new` copies
         for path in sorted(template.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

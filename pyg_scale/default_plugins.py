@@ -111,6 +111,7 @@ def pyg_scale_checks() -> dict[str, str]:
         "torch_geometric": "pyg_scale.cli.checks:torch_geometric",
         "kernels": "pyg_scale.cli.checks:kernels",
         "compiler": "pyg_scale.cli.checks:compiler",
+        "cuda": "pyg_scale.cli.checks:cuda_kernels",
         "convs": "pyg_scale.nn.check:convs",
         "pyg-lib": "pyg_scale.cli.checks:pyg_lib",
         "torch-sparse": "pyg_scale.cli.checks:torch_sparse",

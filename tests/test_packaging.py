@@ -91,10 +91,10 @@ def test_building_needs_no_torch_of_its_own():
 def test_the_plain_wheel_is_pure_and_has_the_sources(pure):
     assert pure.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(pure).namelist()
-    shipped = {f"pyg_scale/csrc/{p.name}" for p in (ROOT / "csrc").iterdir() if p.suffix != ".py"}
-    assert {name for name in names if "csrc" in name} == {
-        name for name in shipped if name.endswith((".cpp", ".h"))
-    }
+    files = chain.from_iterable(map((ROOT / "csrc").glob, sources.PATTERNS))
+    shipped = {f"pyg_scale/{path.relative_to(ROOT).as_posix()}" for path in files}
+    assert {name for name in names if "csrc" in name} == shipped
+    assert "pyg_scale/csrc/cuda/sum.cu" in shipped
     assert "pyg_scale/py.typed" in names
     assert not [name for name in names if name.endswith((".so", ".o"))]
     assert all(name.startswith(("pyg_scale/", "pyg_scale-")) for name in names)

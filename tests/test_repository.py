@@ -22,6 +22,8 @@ SOURCES = sorted(
         ("pyg_scale", "*.py"),
         ("csrc", "*.cpp"),
         ("csrc", "*.h"),
+        ("csrc", "*.cu"),
+        ("csrc", "*.cuh"),
         ("csrc", "*.py"),
         ("plugins", "*.py"),
     )
@@ -167,7 +169,7 @@ def test_the_repository_names_no_place_of_ours():
     for path in listed.stdout.splitlines():
         file = ROOT / path
         if (
-            file.suffix in {".py", ".md", ".toml", ".h", ".cpp", ".txt", ".yml", ""}
+            file.suffix in {".py", ".md", ".toml", ".h", ".cpp", ".cu", ".cuh", ".txt", ".yml", ""}
             and file.is_file()
         ):
             assert not bad.findall(file.read_text(encoding="utf-8", errors="ignore")), path

@@ -59,6 +59,27 @@ def kernels() -> Check:
     )
 
 
+def cuda_kernels() -> Check:
+    """Whether the compiled library has kernels for CUDA devices; looks for one only if so."""
+    from pyg_scale.ops import library
+
+    if not library.status()["loaded"]:
+        return Check(None, "the kernels are not compiled, for CUDA neither")
+    held, reason = library.cuda()
+    import torch
+
+    devices = torch.cuda.device_count() if torch.version.cuda else 0
+    nvcc = shutil.which(os.environ.get("CUDACXX") or "nvcc")
+    if held:
+        found = f"{devices} device(s) here" if devices else "no device here"
+        return Check(True, f"compiled for compute capability {held} and later; {found}")
+    fix = "PYG_SCALE_CUDA=1 pyg-scale build"
+    if not nvcc:
+        fix += "   # with the CUDA toolkit's nvcc on the PATH"
+    # Nobody misses them where there is no device.
+    return Check(None, reason.partition(". ")[0], fix if devices or nvcc else "")
+
+
 def compiler() -> Check:
     """Whether there is a C++ compiler, needed only to compile the kernels."""
     wanted = os.environ.get("CXX") or "g++"

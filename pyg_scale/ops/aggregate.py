@@ -91,8 +91,8 @@ def aggregate(
     if weight is not None:
         weight = weight.view(-1, heads).to(accumulator(x.dtype))
     if not compiled:
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            library.warn_plain_path("csr_aggregate")
+        if x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
+            library.warn_plain_path("csr_aggregate", fused.why_not(x.device))
         csr = (adjacency.indptr, adjacency.indices, adjacency.edge_id)
         out = aggregate_plain(*csr, rows, weight, reduce)
         return out.view(out.size(0), *x.shape[1:])

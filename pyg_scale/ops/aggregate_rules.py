@@ -34,6 +34,21 @@ def register() -> None:
         rule(f"pyg_scale::{name}", no_double_backward, setup_context=no_context)
 
 
+def register_on_cuda() -> None:
+    """Tell torch what is not compiled for CUDA; once, where the rest of the ops is."""
+    # Once per graph: torch's own sort is what a kernel would be.
+    torch.library.impl("pyg_scale::csr_transpose", "CUDA", _transpose_plain)
+
+
+def _transpose_plain(
+    indptr: Tensor, indices: Tensor, num_src: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    from pyg_scale.ops.adjacency import transpose_plain
+
+    pointers, rows, position = transpose_plain(indptr, indices, num_src)
+    return pointers, rows, position
+
+
 def no_context(ctx: Any, inputs: Any, output: Any) -> None:
     """Keep nothing."""
 

@@ -202,8 +202,8 @@ def dot_product_attention(
 def _compiled(x: Tensor) -> bool:
     if fused.usable(x):
         return True
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        library.warn_plain_path("attention")
+    if x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
+        library.warn_plain_path("attention", fused.why_not(x.device))
     return False
 
 

@@ -1,8 +1,9 @@
-"""Compile ``csrc/*.cpp`` into one library, with the C++ compiler that is there.
+"""Compile ``csrc/`` into one library, with the compilers that are there.
 
 The sources use torch's stable ABI, so the library depends neither on the version of Python nor
 on that of torch (from 2.11 on), and a file takes seconds. Nothing here imports torch: its headers
-are found, not loaded.
+are found, not loaded. The files for CUDA, in ``csrc/cuda/``, are compiled where nvcc is
+(:mod:`pyg_scale.ops.nvcc`); the library that holds them serves torch with and without CUDA.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 from pyg_scale.errors import KernelsError
+from pyg_scale.ops import nvcc
 from pyg_scale.ops.sources import (
+    CUDA_MARK,
     FLAGS,
     LIBRARIES,
     MARK,
     NAME,
+    built_for,
     built_from,
     cache_dir,
     locations,
@@ -116,14 +121,17 @@ def build(
 
     Raises:
         KernelsError: If there are no sources, no compiler or no torch, if the compiler fails,
-            or if another build holds the lock for too long.
+            or if another build holds the lock for too long; if ``PYG_SCALE_CUDA=1`` and there
+            is no nvcc.
+        ValueError: If ``PYG_SCALE_CUDA`` or ``PYG_SCALE_CUDA_ARCH`` means nothing.
     """
     source = Path(source) if source else source_dir()
     if not next(source.glob("*.cpp"), None):
         raise KernelsError(f"there is nothing to compile: {source} has no *.cpp")
     digest = source_hash(source)
     places = [Path(output)] if output else locations(source)
-    if not force and (ready := _ready(places, digest)):
+    cuda = nvcc.wanted(source)
+    if not force and (ready := _ready(places, digest, cuda)):
         return ready
     torch = _torch_dir()
     from filelock import FileLock, Timeout  # comes with torch
@@ -133,7 +141,7 @@ def build(
         cache_dir().mkdir(parents=True, exist_ok=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_dir() / "build.lock", timeout=timeout):
-            if not force and (ready := _ready(places, digest)):  # by who held the lock
+            if not force and (ready := _ready(places, digest, cuda)):  # by who held the lock
                 return ready
             _build(torch, source, output, force, jobs, progress or (lambda *_: None))
     except Timeout:
@@ -154,8 +162,11 @@ def clean() -> list[Path]:
     return removed
 
 
-def _ready(places: Sequence[Path], digest: str) -> Path | None:
-    return next((p for p in places if p.is_file() and built_from(p) == digest), None)
+def _ready(places: Sequence[Path], digest: str, cuda: str | None) -> Path | None:
+    def fits(path: Path) -> bool:
+        return built_from(path) == digest and cuda in (None, built_for(path))
+
+    return next((p for p in places if p.is_file() and fits(p)), None)
 
 
 def _build(
@@ -167,22 +178,33 @@ def _build(
     progress: Callable[[int, int, str], None],
 ) -> None:
     compiler = _compiler()
-    files, digest = sorted(source.glob("*.cpp")), source_hash(source)
+    digest = source_hash(source)
     command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
     versions = [_run([*compiler, "--version"]), (torch / "version.py").read_text()]
-    identity = "\0".join([platform.machine(), *versions, *command])
+    cpp = _Step(command, "\0".join([platform.machine(), *versions, *command]))
+    tasks = [(cpp, path) for path in sorted(source.glob("*.cpp"))]
+    architectures, libraries = "", [f"-L{torch / 'lib'}", *LIBRARIES]
+    if nvcc.wanted(source) and (found := nvcc.find_nvcc()):
+        tools = nvcc.toolchain(found, compiler)
+        identity = "\0".join([*versions[:1], _run([found, "--version"]), *tools.command])
+        cuda = _Step(tools.command, identity)
+        slowest = [(cuda, path) for path in sorted(source.glob("cuda/*.cu"))]
+        tasks = [*slowest, *tasks, *((cpp, path) for path in sorted(source.glob("cuda/*.cpp")))]
+        architectures, libraries = tools.architectures, [*libraries, *tools.libraries]
     objects = cache_dir() / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    total = len(files) + 2
+    total = len(tasks) + 2
     progress(0, total, "")
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as scratch:
         stamp = Path(scratch) / "sources.cpp"
-        text = f"{MARK.decode()}{digest}"
-        stamp.write_text(f'extern "C" const char pyg_scale_sources[] = "{text}";\n')
+        stamp.write_text(
+            f'extern "C" const char pyg_scale_sources[] = "{MARK.decode()}{digest}";\n'
+            f'extern "C" const char pyg_scale_cuda[] = "{CUDA_MARK.decode()}{architectures}";\n'
+        )
         with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
             waiting = {
-                pool.submit(_compile, command, path, objects, identity, force): path
-                for path in (*files, stamp)
+                pool.submit(_compile, step, path, objects, force): path
+                for step, path in (*tasks, (cpp, stamp))
             }
             try:
                 for done, future in enumerate(as_completed(waiting), start=1):
@@ -193,7 +215,6 @@ def _build(
                 raise
         linked = Path(scratch) / NAME
         parts = [str(future.result()) for future in waiting]
-        libraries = [f"-L{torch / 'lib'}", *LIBRARIES]
         _run([*compiler, "-shared", "-pthread", "-s", "-o", str(linked), *parts, *libraries])
         if source_hash(source) != digest:
             raise KernelsError(f"{source} changed while it was compiled: build again")
@@ -202,17 +223,24 @@ def _build(
     _prune(objects)
 
 
-def _compile(command: list[str], path: Path, objects: Path, identity: str, force: bool) -> Path:
+class _Step(NamedTuple):
+    """The command that compiles a file, and all that its result depends on besides the file."""
+
+    command: list[str]
+    identity: str
+
+
+def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
     """Compile a file, or find what it compiled to; the name of the object holds all it is of."""
-    digest = _digest(identity, path)
+    digest = _digest(step.identity, path)
     target = objects / f"{path.stem}-{digest}.o"
     if target.exists() and not force:
         os.utime(target)  # still in use, see _prune
         return target
     fresh = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        _run([*command, "-c", str(path), "-o", str(fresh)])
-        if _digest(identity, path) != digest:
+        _run([*step.command, "-c", str(path), "-o", str(fresh)])
+        if _digest(step.identity, path) != digest:
             raise KernelsError(f"{path} changed while it was compiled: build again")
         os.replace(fresh, target)
     finally:

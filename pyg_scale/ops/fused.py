@@ -6,12 +6,16 @@ and the rest are told to torch here, once, as soon as the library is there.
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 
 import torch
 from torch import Tensor
 
+from pyg_scale.errors import KernelsError
 from pyg_scale.ops import library
+from pyg_scale.ops.sources import COMMAND
 
 _lock = threading.Lock()
 _registered = False
@@ -24,7 +28,17 @@ def usable(tensor: Tensor) -> bool:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
         ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``.
     """
-    return tensor.device.type == "cpu" and _ready()
+    device = tensor.device
+    if device.type == "cuda":
+        return _ready() and _on_cuda(device.index or 0)
+    return device.type == "cpu" and _ready()
+
+
+def why_not(device: torch.device) -> str:
+    """Why :func:`usable` says no, and what to do about it; empty if it is not to be told."""
+    if device.type == "cuda" and library.compiled():
+        return _missing(device.index or 0)
+    return ""
 
 
 def load() -> None:
@@ -50,5 +64,34 @@ def _ready() -> bool:
             if not _registered:
                 aggregate_rules.register()
                 attention_rules.register()
+                if library.cuda()[0]:
+                    aggregate_rules.register_on_cuda()
                 _registered = True
     return True
+
+
+@torch.compiler.assume_constant_result
+def _on_cuda(device: int) -> bool:
+    reason = _missing(device)
+    if reason and library.required():
+        raise KernelsError(f"PYG_SCALE_KERNELS=require, but {reason}")
+    return not reason
+
+
+@functools.cache
+def _missing(device: int) -> str:
+    """Why the library has no kernels for a device, and what to do; empty if it has."""
+    held, reason = library.cuda()
+    if not held:
+        return reason
+    # Code of a major version runs on its later minor ones, PTX on all devices that are later.
+    major, minor = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device)
+    own = f"{major}{minor}"
+    lowest = min(int(re.sub(r"\D", "", one)) for one in held.split(";"))
+    if int(own) >= lowest:
+        return ""
+    return (
+        f"the library has kernels for devices of compute capability {held} (got {own}, {name}). "
+        f"Run: PYG_SCALE_CUDA_ARCH={own} {COMMAND}"
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.errors import KernelsError
-from pyg_scale.ops.sources import COMMAND, built_from, locations, source_dir, source_hash
+from pyg_scale.ops.sources import COMMAND, built_for, built_from, locations, source_dir, source_hash
 
 _MODES = ("auto", "never", "require")
 _AGAIN_SECONDS = 1.0
@@ -124,21 +124,46 @@ def status() -> dict[str, Any]:
     }
 
 
-def warn_plain_path(what: str) -> None:
+def cuda() -> tuple[str, str]:
+    """What the library that is loaded has for CUDA devices; never raises.
+
+    Returns:
+        The architectures, such as ``80;90``, or nothing; and if there are none, why, and what to
+        run about it.
+    """
+    if not _library.loaded or _library.path is None:
+        return "", _library.reason
+    found = built_for(_library.path)
+    if found:
+        return found, ""
+    return "", (
+        f"{_library.path} holds no kernels for CUDA. With the CUDA toolkit's nvcc on the PATH, "
+        f"run: PYG_SCALE_CUDA=1 {COMMAND}"
+    )
+
+
+def warn_plain_path(what: str, reason: str = "") -> None:
     """Say once per process that something takes the plain-torch path, and how to change that.
 
     Args:
         what: What takes it, as the start of a sentence: ``"NeighborLoader"``.
+        reason: Why, and what to do; if empty, what :func:`status` says.
     """
     if _said.is_set() or _mode() == "never":
         return
     _said.set()
+    reason = reason or f"{_library.reason}. Run: {_command()}"
     warnings.warn(
-        f"{what} takes the plain-torch path, which is slower: {_library.reason}. Run: {_command()} "
+        f"{what} takes the plain-torch path, which is slower: {reason} "
         "(PYG_SCALE_KERNELS=never silences this)",
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def required() -> bool:
+    """Whether ``PYG_SCALE_KERNELS=require`` forbids the plain-torch path."""
+    return _mode() == "require"
 
 
 def _mode() -> str:

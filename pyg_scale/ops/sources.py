@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from itertools import chain
 from pathlib import Path
 
 from pyg_scale.errors import KernelsError
+from pyg_scale.ops import nvcc
 
 COMMAND = "pyg-scale build"
 """What a user runs to compile the kernels."""
@@ -15,6 +17,8 @@ COMMAND = "pyg-scale build"
 NAME = "_kernels.abi3.so"
 MARK = b"pyg_scale sources: "
 """Precedes the hash of the sources in a library, so that it is read without loading it."""
+CUDA_MARK = b"pyg_scale cuda: "
+"""Precedes the architectures that a library has kernels for, such as ``80;90``, or nothing."""
 
 FLAGS = (
     "-std=c++20",
@@ -32,6 +36,9 @@ FLAGS = (
 )
 LIBRARIES = ("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-ltorch_cpu")
 """``libtorch`` is needed for what it depends on: in a CUDA build, ``libtorch_cuda``."""
+
+PATTERNS = ("*.cpp", "*.h", "cuda/*.cpp", "cuda/*.cu", "cuda/*.cuh", "cuda/*.h")
+"""The sources, in their directory. Those in ``cuda`` are compiled where nvcc is."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -64,15 +71,31 @@ def locations(source: Path | None = None) -> list[Path]:
 
 
 def source_hash(source: Path) -> str:
-    """The hash of the sources and of how they are compiled, as 64 hexadecimal digits."""
-    digest = hashlib.sha256("\0".join((*FLAGS, *LIBRARIES)).encode())
-    for path in sorted((*source.glob("*.cpp"), *source.glob("*.h"))):
-        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    """The hash of the sources and of how they are compiled, as 64 hexadecimal digits.
+
+    Those for CUDA count whether or not there is a compiler for them.
+    """
+    digest = hashlib.sha256("\0".join((*FLAGS, *LIBRARIES, *nvcc.FLAGS)).encode())
+    for path in sorted(chain.from_iterable(map(source.glob, PATTERNS))):
+        name = path.relative_to(source).as_posix()
+        digest.update(f"\0{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def built_from(library: Path) -> str | None:
     """The hash of the sources that a library was built from; ``None`` if it does not say."""
+    found = _marked(library, MARK)
+    return None if found is None else found[:64]
+
+
+def built_for(library: Path) -> str:
+    """The architectures that a library has kernels for, such as ``80;90``; empty if for none."""
+    return _marked(library, CUDA_MARK) or ""
+
+
+def _marked(library: Path, mark: bytes) -> str | None:
     data = library.read_bytes()
-    start = data.find(MARK)
-    return data[start + len(MARK) :][:64].decode(errors="replace") if start >= 0 else None
+    start = data.find(mark)
+    if start < 0:
+        return None
+    return data[start + len(mark) :][:100].partition(b"\0")[0].decode(errors="replace")

@@ -29,5 +29,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(library, "_said", type(library._said)())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("PYG_SCALE_KERNELS", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
+    for name in ("CXX", "CUDACXX", "PYG_SCALE_CUDA", "PYG_SCALE_CUDA_ARCH"):
+        monkeypatch.delenv(name, raising=False)
     return root

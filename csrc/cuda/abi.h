@@ -1,0 +1,192 @@
+// What the host hands to the kernels: raw pointers and numbers, no type of torch's.
+//
+// Every function of the C interface takes the stream last, launches, and returns a cudaError_t as
+// an int: 0, or what pyg_scale_cuda_error explains.
+#pragma once
+
+#if !defined(__CUDACC_RTC__)
+#include <cstdint>
+#endif
+
+#if defined(__CUDACC__)
+#define PYG_SCALE_BOTH __host__ __device__
+#else
+#define PYG_SCALE_BOTH
+#endif
+
+namespace pyg_scale::cuda {
+
+// The types of features; those of torch in another numbering.
+enum class Type : int32_t { kFloat, kDouble, kBfloat16, kHalf };
+
+// int32 or int64 numbers. Without data, number i is i.
+struct Column {
+  const void* data;
+  bool wide;  // int64
+
+  PYG_SCALE_BOTH int64_t operator[](int64_t i) const {
+    if (!data) return i;
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// The edges of each row (see pyg_scale/ops/adjacency.py), and how long rows are cut: see rows.cuh.
+struct Graph {
+  const int64_t* indptr;
+  Column indices;   // of rows of features, [0, num_columns)
+  Column edge_id;
+  int64_t num_rows, num_edges, num_columns;
+  int64_t chunk;    // edges; rows with more are cut at multiples of it
+
+  // How many cuts there are; none if no row can be long.
+  PYG_SCALE_BOTH int64_t num_chunks() const {
+    return num_edges > chunk ? (num_edges + chunk - 1) / chunk : 0;
+  }
+  // Each chunk may have the end of one long row and the beginning of another.
+  PYG_SCALE_BOTH int64_t num_slots() const { return 2 * num_chunks(); }
+  PYG_SCALE_BOTH int64_t num_units() const { return num_slots() + num_rows; }
+};
+
+// Rows of features: contiguous, `stride` numbers apart. Absent if `data` is null.
+struct Matrix {
+  const void* data;
+  int64_t stride;
+};
+
+// Edges of a chunk: what long rows leave behind takes about 64 MiB at most, and a chunk is a small
+// part of the work that there is. A function of the shapes alone, so that bits are, too.
+inline int64_t chunk_of(int64_t num_edges, int64_t row_size) {
+#if defined(PYG_SCALE_CHUNK)
+  (void)num_edges, (void)row_size;
+  return PYG_SCALE_CHUNK;
+#else
+  int64_t chunk = 256;
+  while (chunk < (int64_t{1} << 40) && num_edges / chunk * row_size > (int64_t{1} << 23)) {
+    chunk *= 2;
+  }
+  return chunk;
+#endif
+}
+
+// csr_sum: see pyg_scale/ops/aggregate_rules.py for the ops of these names.
+struct Sum {
+  Graph graph;
+  Matrix x;
+  const void* weight;  // [num_edges, heads] by id, or null
+  int64_t heads, size;
+  bool mean;
+  void* out;      // [num_rows, size]
+  void* partial;  // [num_slots, size] accumulators
+};
+
+// csr_extreme.
+struct Extreme {
+  Graph graph;
+  Matrix x;
+  const void* weight;  // [num_edges, heads] by id, or null
+  int64_t heads, size;
+  bool minimum;
+  void* out;             // [num_rows, size]
+  int32_t* arg;          // [num_rows, size]
+  void* partial;         // [num_slots, size] accumulators
+  int32_t* partial_arg;  // [num_slots, size]
+};
+
+// csr_extreme_grad.
+struct ExtremeGrad {
+  Graph graph;            // by source; its ids are positions by destination
+  const int64_t* indptr;  // by destination
+  Column edge_id;         // of positions by destination
+  Matrix grad;            // of destinations
+  const int32_t* arg;     // [destinations, size]
+  const void* weight;     // [num_edges, heads] by id, or null
+  int64_t heads, size;
+  void* out;      // [num_rows, size]
+  void* partial;  // [num_slots, size] accumulators
+};
+
+// csr_weight_grad.
+struct WeightGrad {
+  Graph graph;
+  Matrix x, grad;
+  const int32_t* arg;  // [num_rows, size] of an extreme, or null
+  int64_t heads, size;
+  bool mean;
+  void* out;  // [num_edges, heads] accumulators, by id
+};
+
+// Attention dropout, see keep_mask in pyg_scale/ops/attention_plain.py; off without a seed.
+struct Dropout {
+  const int64_t* seed;  // on the device
+  uint64_t below;       // the probability times 2^32
+  double scale;         // what weights that stay are multiplied with
+};
+
+// What logits are made of. gat: value is x, and the three parts of logits. gatv2: value is x_src,
+// query x_dst, edge x_edge. dot: all four matrices. `number` is the slope or the scale.
+struct AttentionInput {
+  Matrix value, key, query, edge;  // rows of [heads, channels]
+  const void *att;                 // [heads, channels] accumulators
+  const void *a_src, *a_dst, *a_edge;  // [*, heads] accumulators; the last one may be null
+  double number;
+  int64_t heads, channels;
+  Dropout dropout;
+};
+
+enum class Attention : int32_t { kGat, kGatv2, kDot };
+
+// The forward pass.
+struct AttentionForward {
+  Graph graph;
+  AttentionInput in;
+  void* out;      // [num_rows, heads, channels]
+  void* lse;      // [num_rows, heads] accumulators
+  void* weights;  // [num_edges, heads] accumulators by id, or null
+  void* partial;  // [num_slots, heads, 2 + channels] accumulators
+};
+
+// The backward pass. What a kind of attention has no use for is null.
+struct AttentionBackward {
+  Graph graph;       // by destination
+  Graph transposed;  // by source; its ids are positions by destination
+  AttentionInput in;
+  Matrix out, out_grad;
+  const void* lse;
+  const void *weights, *weights_grad;  // [num_edges, heads] by id, or null
+  void* mean;         // [destinations, heads] accumulators
+  void* value_grad;   // gat, gatv2: [sources, heads, channels]
+  void* query_grad;   // gatv2, dot: [destinations, heads, channels]
+  void* edge_grad;    // gatv2, dot: [num_edges, heads, channels] by id, or null
+  void* source_grad;  // gat: [sources, heads] accumulators
+  void* att_grad;     // gatv2: [heads, channels] accumulators
+  void* logits_grad;  // [num_edges, heads] accumulators; gat: by id, others: by position
+  void* stays;        // gatv2, dot: [num_edges, heads] accumulators by position
+  void* partial;         // gatv2, dot: [num_slots of graph, heads, channels] accumulators
+  void* partial_value;   // gat, gatv2: [num_slots of transposed, heads, channels] accumulators
+  void* partial_source;  // gat: [num_slots of transposed, heads] accumulators
+  void* partial_att;     // gatv2: [num_workers + kAttSegments, heads, channels] accumulators
+};
+
+constexpr int64_t kMostWorkers = 4096, kAttSegments = 64;
+
+// How many groups of lanes share the rows where the gradient of the attention vector is added up.
+PYG_SCALE_BOTH inline int64_t num_workers(const Graph& graph) {
+  return graph.num_units() < kMostWorkers ? graph.num_units() : kMostWorkers;
+}
+
+}  // namespace pyg_scale::cuda
+
+extern "C" {
+const char* pyg_scale_cuda_error(int code);
+int pyg_scale_cuda_set_device(int device);
+int pyg_scale_cuda_sum(const pyg_scale::cuda::Sum* args, int32_t type, void* stream);
+int pyg_scale_cuda_extreme(const pyg_scale::cuda::Extreme* args, int32_t type, void* stream);
+int pyg_scale_cuda_extreme_grad(const pyg_scale::cuda::ExtremeGrad* args, int32_t type,
+                                void* stream);
+int pyg_scale_cuda_weight_grad(const pyg_scale::cuda::WeightGrad* args, int32_t type,
+                               void* stream);
+int pyg_scale_cuda_attention(const pyg_scale::cuda::AttentionForward* args, int32_t kind,
+                             int32_t type, void* stream);
+int pyg_scale_cuda_attention_grad(const pyg_scale::cuda::AttentionBackward* args, int32_t kind,
+                                  int32_t type, void* stream);
+}

@@ -1,0 +1,208 @@
+// What device code is written in: numbers, loads, collectives of a group of lanes.
+//
+// No header of torch's is included here or by any other file of device code, so that nvcc compiles
+// it beside any torch, NVRTC without any header, and a C++ compiler for the emulator, which
+// supplies CUDA's own names (csrc/emulator/emulator.h).
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+using int32_t = int;
+using int64_t = long long;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#elif defined(__CUDACC__)
+#include <cstdint>
+#else
+#include "../emulator/emulator.h"
+#endif
+
+#define PYG_SCALE_DEVICE __device__ __forceinline__
+
+namespace pyg_scale::cuda {
+
+constexpr int kBlockThreads = 256;
+constexpr int kWarp = 32;
+constexpr int kLoadBytes = 16;  // the widest load of a thread
+
+// Ends the kernel with an error: an index that leads out of its tensor is never followed.
+PYG_SCALE_DEVICE void stop_unless(bool holds) {
+#if defined(PYG_SCALE_FAULT_NO_CHECKS)
+  (void)holds;
+#else
+  if (!holds) __trap();
+#endif
+}
+
+// Numbers ####################################################################################
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+struct Half {
+  uint16_t bits;
+};
+
+PYG_SCALE_DEVICE uint32_t bits_of(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits;
+#endif
+}
+
+PYG_SCALE_DEVICE float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+#endif
+}
+
+PYG_SCALE_DEVICE float widen(float x) { return x; }
+PYG_SCALE_DEVICE double widen(double x) { return x; }
+PYG_SCALE_DEVICE float widen(Bfloat16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
+PYG_SCALE_DEVICE float widen(Half x) {
+#if defined(__CUDA_ARCH__)
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
+  return out;
+#else
+  // 2^112 moves the exponent, of subnormal numbers too.
+  const float scaled = float_of((x.bits & 0x7fffu) << 13) * float_of(0x77800000u);
+  const uint32_t special = (x.bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+  return float_of(bits_of(scaled) | (x.bits & 0x8000u) << 16 | special);
+#endif
+}
+
+template <typename T>
+struct Number {  // float and double
+  using Accumulator = T;
+  static PYG_SCALE_DEVICE T narrow(T x) { return x; }
+};
+
+template <>
+struct Number<Bfloat16> {
+  using Accumulator = float;
+  static PYG_SCALE_DEVICE Bfloat16 narrow(float x) {  // to the nearest, of two the even one
+    const uint32_t bits = bits_of(x);
+    if (x != x) return {static_cast<uint16_t>(0x7fc0u | (bits >> 16 & 0x8000u))};
+    return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+  }
+};
+
+template <>
+struct Number<Half> {
+  using Accumulator = float;
+  static PYG_SCALE_DEVICE Half narrow(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return {bits};
+#else
+    const uint32_t all = bits_of(x), sign = all >> 16 & 0x8000u, size = all & 0x7fffffffu;
+    if (size > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+    if (size >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to infinity
+    if (size < 0x38800000u) {  // below the smallest normal one: counted in units of 2^-24
+      const float units = float_of(size) * 16777216.0f + 8388608.0f;  // rounds to whole numbers
+      return {static_cast<uint16_t>(sign | (bits_of(units) - 0x4b000000u))};
+    }
+    const uint32_t rounded = size + 0xfffu + (size >> 13 & 1u);
+    return {static_cast<uint16_t>(sign | (rounded - 0x38000000u) >> 13)};
+#endif
+  }
+};
+
+template <typename T>
+using AccumulatorOf = typename Number<T>::Accumulator;
+
+PYG_SCALE_DEVICE float exponential(float x) { return ::expf(x); }
+PYG_SCALE_DEVICE double exponential(double x) { return ::exp(x); }
+PYG_SCALE_DEVICE float logarithm(float x) { return ::logf(x); }
+PYG_SCALE_DEVICE double logarithm(double x) { return ::log(x); }
+
+template <typename A>
+PYG_SCALE_DEVICE A minus_infinity() {
+  return static_cast<A>(-float_of(0x7f800000u));
+}
+
+// Loads ######################################################################################
+
+// How many numbers a wide load brings.
+template <typename T>
+constexpr int kWide = kLoadBytes / static_cast<int>(sizeof(T));
+
+// A few numbers side by side, aligned as a whole.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
+};
+
+template <int kCount, typename T>
+PYG_SCALE_DEVICE Pack<T, kCount> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+}
+
+// to[0 ... kCount) = from, in the type of the features.
+template <int kCount, typename T>
+PYG_SCALE_DEVICE void store(T* to, const AccumulatorOf<T>* from, AccumulatorOf<T> factor) {
+  Pack<T, kCount> pack;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) pack.values[i] = Number<T>::narrow(from[i] * factor);
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+// Lanes ######################################################################################
+
+// A group of 1, 2, 4, ... 32 neighbouring lanes of a warp that work on the same thing. Groups of a
+// warp run loops of different lengths: collectives name the lanes of their group alone.
+struct Lanes {
+  int count, lane;
+  uint32_t mask;
+
+  explicit PYG_SCALE_DEVICE Lanes(int size) : count(size) {
+    const int in_warp = static_cast<int>(threadIdx.x) % kWarp;
+    lane = in_warp % size;
+    const uint32_t low = size == kWarp ? 0xffffffffu : (1u << size) - 1;
+    mask = low << (in_warp - lane);
+#if defined(PYG_SCALE_FAULT_WRONG_MASK)
+    mask = 0xffffffffu;
+#endif
+  }
+
+  // The number of this group among all of the grid's first dimension.
+  PYG_SCALE_DEVICE int64_t group() const {
+    return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / count;
+  }
+
+  // The sum over the group, the same bits in all of its lanes.
+  template <typename A>
+  PYG_SCALE_DEVICE A sum(A value) const {
+    for (int step = count / 2; step > 0; step /= 2) {
+      value += __shfl_xor_sync(mask, value, step, kWarp);
+    }
+    return value;
+  }
+};
+
+// Draws ######################################################################################
+
+// As in csrc/keys.h, where they are described.
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
+
+PYG_SCALE_DEVICE uint64_t mix(uint64_t word) {
+  word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
+  word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
+  return word ^ (word >> 31);
+}
+PYG_SCALE_DEVICE uint64_t fold(uint64_t key, uint64_t value) { return mix(key ^ (value * kGolden)); }
+PYG_SCALE_DEVICE uint64_t draw(uint64_t key, uint64_t index) {
+  return mix(key + (index + 1) * kGolden);
+}
+
+}  // namespace pyg_scale::cuda

@@ -1,0 +1,142 @@
+// csr_extreme: the largest or smallest row entries by row of the graph and the edges they come
+// from, and its gradient, see pyg_scale/ops/aggregate.py. Groups and units as in sum.cuh.
+#pragma once
+
+#include "rows.cuh"
+
+namespace pyg_scale::cuda {
+
+constexpr int kExtremeAhead = 4;
+
+// The best so far of a column, and how many edges after the row's first it stands; -1: none yet.
+// Of equal ones the first stays, and so does the first NaN.
+template <typename A>
+struct Best {
+  A value;
+  int32_t arg;
+
+  PYG_SCALE_DEVICE void take(A other, int32_t at) {
+    const bool better = other > value || (other != other && value == value) || arg < 0;
+    value = better ? other : value;
+    arg = better ? at : arg;
+  }
+};
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kBlockThreads) extreme_kernel(Extreme args, int lanes) {
+  using A = AccumulatorOf<T>;
+  const Graph& graph = args.graph;
+  const Lanes group(lanes);
+  const int64_t index = group.group();
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
+  Unit unit;
+  if (index >= graph.num_units() || column >= args.size || !unit_of(graph, index, unit)) return;
+  stop_unless(unit.row_end - unit.row_begin <= 0x7fffffff);
+  const T* x = static_cast<const T*>(args.x.data) + column;
+  const A* weight = static_cast<const A*>(args.weight);
+  const int64_t head = weight ? column / (args.size / args.heads) : 0;
+  const A sign = args.minimum ? A{-1} : A{1};
+  Best<A> best[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) best[i] = {minus_infinity<A>(), -1};
+  const auto factor_of = [&](int64_t e) {
+    return weight ? weight[edge_id(graph, e) * args.heads + head] * sign : sign;
+  };
+  const auto take = [&](const Pack<T, kCount>& row, A factor, int64_t e) {
+    const int32_t at = static_cast<int32_t>(e - unit.row_begin);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) best[i].take(widen(row.values[i]) * factor, at);
+  };
+  int64_t e = unit.begin;
+  for (; e + kExtremeAhead <= unit.end; e += kExtremeAhead) {
+    Pack<T, kCount> rows[kExtremeAhead];
+    A factors[kExtremeAhead];
+#pragma unroll
+    for (int k = 0; k < kExtremeAhead; ++k) {
+      rows[k] = load<kCount>(x + source(graph, e + k) * args.x.stride);
+      factors[k] = factor_of(e + k);
+    }
+#pragma unroll
+    for (int k = 0; k < kExtremeAhead; ++k) take(rows[k], factors[k], e + k);
+  }
+  for (; e < unit.end; ++e) {
+    take(load<kCount>(x + source(graph, e) * args.x.stride), factor_of(e), e);
+  }
+  if (unit.slot >= 0) {
+    const int64_t at = unit.slot * args.size + column;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      static_cast<A*>(args.partial)[at + i] = best[i].value;
+      args.partial_arg[at + i] = best[i].arg;
+    }
+    return;
+  }
+  const int64_t at = unit.row * args.size + column;
+  A values[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = best[i].arg < 0 ? A{0} : best[i].value * sign;
+    args.arg[at + i] = best[i].arg;
+  }
+  store<kCount>(static_cast<T*>(args.out) + at, values, A{1});
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) extreme_fold_kernel(Extreme args, int lanes) {
+  using A = AccumulatorOf<T>;
+  const Lanes group(lanes);
+  const int64_t chunk = group.group();
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * lanes + group.lane;
+  Slots slots;
+  if (chunk >= args.graph.num_chunks() || column >= args.size) return;
+  if (!slots_of(args.graph, chunk, slots)) return;
+  const A* partial = static_cast<const A*>(args.partial) + column;
+  const int32_t* partial_arg = args.partial_arg + column;
+  Best<A> best{partial[slots.first * args.size], partial_arg[slots.first * args.size]};
+  for (int64_t slot = slots.second; slot <= slots.last; slot += 2) {
+    best.take(partial[slot * args.size], partial_arg[slot * args.size]);
+  }
+  const int64_t at = slots.row.row * args.size + column;
+  static_cast<T*>(args.out)[at] = Number<T>::narrow(args.minimum ? -best.value : best.value);
+  args.arg[at] = best.arg;
+}
+
+// For a source, over its out-edges: the gradient of the entries that came over that edge.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kBlockThreads) extreme_grad_kernel(ExtremeGrad args, int lanes) {
+  using A = AccumulatorOf<T>;
+  const Graph& graph = args.graph;
+  const Lanes group(lanes);
+  const int64_t index = group.group();
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
+  Unit unit;
+  if (index >= graph.num_units() || column >= args.size || !unit_of(graph, index, unit)) return;
+  const T* grad = static_cast<const T*>(args.grad.data) + column;
+  const A* weight = static_cast<const A*>(args.weight);
+  const int64_t head = weight ? column / (args.size / args.heads) : 0;
+  A sum[kCount] = {};
+  for (int64_t e = unit.begin; e < unit.end; ++e) {
+    const int64_t target = source(graph, e), position = edge_id(graph, e);
+    const int64_t here = position - args.indptr[target];
+    const int32_t* chosen = args.arg + target * args.size + column;
+    const auto row = load<kCount>(grad + target * args.grad.stride);
+    A factor{1};
+    if (weight) {
+      const int64_t id = checked(args.edge_id[position], graph.num_edges);
+      factor = weight[id * args.heads + head];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sum[i] += chosen[i] == here ? widen(row.values[i]) * factor : A{0};
+    }
+  }
+  if (unit.slot >= 0) {
+    A* to = static_cast<A*>(args.partial) + unit.slot * args.size + column;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
+    return;
+  }
+  store<kCount>(static_cast<T*>(args.out) + unit.row * args.size + column, sum, A{1});
+}
+
+}  // namespace pyg_scale::cuda

@@ -1,0 +1,100 @@
+// The rows of a graph as units of work that no hub makes long.
+//
+// A row of more than `chunk` edges is long: it is cut at the positions that are multiples of
+// `chunk`. At most two long rows touch a chunk: one that its first edge belongs to, and one that
+// begins in it and ends later. So each chunk has two slots for what pieces of rows come to, and
+// where these are follows from the pointers alone, without a list, without waiting for the device
+// and without atomics. A second kernel folds the slots of a row in their order.
+#pragma once
+
+#include "abi.h"
+#include "device.cuh"
+
+namespace pyg_scale::cuda {
+
+struct Unit {
+  int64_t row, begin, end;  // edges
+  int64_t row_begin, row_end;
+  int64_t slot;  // of the piece; -1 for a whole row
+};
+
+// The row that an edge belongs to.
+PYG_SCALE_DEVICE int64_t row_of(const Graph& graph, int64_t edge) {
+  int64_t low = 0, high = graph.num_rows;  // indptr[low] <= edge < indptr[high]
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (graph.indptr[middle] <= edge) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+PYG_SCALE_DEVICE void read_row(const Graph& graph, int64_t row, Unit& unit) {
+  unit.row = row;
+  unit.row_begin = graph.indptr[row];
+  unit.row_end = graph.indptr[row + 1];
+  stop_unless(0 <= unit.row_begin && unit.row_begin <= unit.row_end &&
+              unit.row_end <= graph.num_edges);
+}
+
+// Unit number `index` of num_units(), pieces first as they are the longest; false if it is empty
+// because no long row is there, or because the row is done in pieces.
+PYG_SCALE_DEVICE bool unit_of(const Graph& graph, int64_t index, Unit& unit) {
+  const int64_t slots = graph.num_slots();
+  if (index >= slots) {
+    read_row(graph, index - slots, unit);
+    unit.begin = unit.row_begin;
+    unit.end = unit.row_end;
+    unit.slot = -1;
+    return slots == 0 || unit.end - unit.begin <= graph.chunk;
+  }
+  const int64_t first = index / 2 * graph.chunk;
+  const int64_t last = first + graph.chunk < graph.num_edges ? first + graph.chunk
+                                                             : graph.num_edges;
+  const bool begins_here = index % 2;
+  read_row(graph, row_of(graph, begins_here ? last - 1 : first), unit);
+  unit.slot = index;
+  unit.begin = begins_here ? unit.row_begin : first;
+  unit.end = unit.row_end < last ? unit.row_end : last;
+#if defined(PYG_SCALE_FAULT_SHORT_SEGMENT)
+  if (unit.end == last) --unit.end;
+#endif
+  return unit.row_end - unit.row_begin > graph.chunk && (!begins_here || unit.row_begin > first);
+}
+
+// The slots of the long row that begins in a chunk; false if there is none.
+struct Slots {
+  Unit row;
+  int64_t first, second, last;  // `first`, then second, second + 2, ..., last
+};
+
+PYG_SCALE_DEVICE bool slots_of(const Graph& graph, int64_t chunk, Slots& slots) {
+  const int64_t begin = chunk * graph.chunk, end = begin + graph.chunk;
+  if (end > graph.num_edges) return false;  // a long row goes beyond the chunk that it begins in
+  read_row(graph, row_of(graph, end - 1), slots.row);
+  const int64_t at = slots.row.row_begin;
+  if (slots.row.row_end - at <= graph.chunk || at < begin) return false;
+  slots.first = 2 * chunk + (at > begin);
+  slots.second = 2 * chunk + 2;
+  slots.last = (slots.row.row_end - 1) / graph.chunk * 2;
+  return true;
+}
+
+// An index that was read, if it is one of [0, size).
+PYG_SCALE_DEVICE int64_t checked(int64_t index, int64_t size) {
+  stop_unless(static_cast<uint64_t>(index) < static_cast<uint64_t>(size));
+  return index;
+}
+
+PYG_SCALE_DEVICE int64_t source(const Graph& graph, int64_t edge) {
+  return checked(graph.indices[edge], graph.num_columns);
+}
+
+PYG_SCALE_DEVICE int64_t edge_id(const Graph& graph, int64_t edge) {
+  return checked(graph.edge_id[edge], graph.num_edges);
+}
+
+}  // namespace pyg_scale::cuda

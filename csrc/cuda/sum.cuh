@@ -1,0 +1,87 @@
+// csr_sum: rows of features added up by row of the graph, see pyg_scale/ops/aggregate.py.
+//
+// A group of lanes has a unit (rows.cuh) and kCount columns per lane: sums stay in registers, in
+// the order of edges. Lanes of a group read the same index, one transaction for all of them.
+#pragma once
+
+#include "rows.cuh"
+
+namespace pyg_scale::cuda {
+
+constexpr int kAhead = 4;  // rows under way at a time
+
+template <typename T, int kCount, bool kWeighted>
+__global__ void __launch_bounds__(kBlockThreads) sum_kernel(Sum args, int lanes) {
+  using A = AccumulatorOf<T>;
+  const Graph& graph = args.graph;
+  const Lanes group(lanes);
+  const int64_t index = group.group();
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
+#if defined(PYG_SCALE_FAULT_NO_GUARD)
+  const bool inside = index < graph.num_units();
+#else
+  const bool inside = index < graph.num_units() && column < args.size;
+#endif
+  Unit unit;
+  if (!inside || !unit_of(graph, index, unit)) return;
+  const T* x = static_cast<const T*>(args.x.data) + column;
+  const A* weight = static_cast<const A*>(args.weight);
+  const int64_t head = kWeighted ? column / (args.size / args.heads) : 0;
+  A sum[kCount] = {};
+  const auto add = [&](const Pack<T, kCount>& row, A factor) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const A value = widen(row.values[i]);
+      sum[i] += kWeighted ? value * factor : value;
+    }
+  };
+  const auto factor_of = [&](int64_t e) {
+    return kWeighted ? weight[edge_id(graph, e) * args.heads + head] : A{1};
+  };
+  int64_t e = unit.begin;
+  for (; e + kAhead <= unit.end; e += kAhead) {
+    Pack<T, kCount> rows[kAhead];
+    A factors[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      rows[k] = load<kCount>(x + source(graph, e + k) * args.x.stride);
+      factors[k] = factor_of(e + k);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) add(rows[k], factors[k]);
+  }
+  for (; e < unit.end; ++e) {
+    add(load<kCount>(x + source(graph, e) * args.x.stride), factor_of(e));
+  }
+  if (unit.slot >= 0) {
+    A* to = static_cast<A*>(args.partial) + unit.slot * args.size + column;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
+    return;
+  }
+  const int64_t degree = unit.end - unit.begin;
+  const A factor = args.mean && degree ? A{1} / static_cast<A>(degree) : A{1};
+  store<kCount>(static_cast<T*>(args.out) + unit.row * args.size + column, sum, factor);
+}
+
+// Long rows: a thread adds up a column of a row's pieces, in their order.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) sum_fold_kernel(Sum args, int lanes) {
+  using A = AccumulatorOf<T>;
+  const Lanes group(lanes);
+  const int64_t chunk = group.group();
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * lanes + group.lane;
+  Slots slots;
+  if (chunk >= args.graph.num_chunks() || column >= args.size) return;
+  if (!slots_of(args.graph, chunk, slots)) return;
+  const A* partial = static_cast<const A*>(args.partial) + column;
+  A sum = partial[slots.first * args.size];
+  for (int64_t slot = slots.second; slot <= slots.last; slot += 2) {
+    sum += partial[slot * args.size];
+  }
+  const int64_t degree = slots.row.row_end - slots.row.row_begin;
+  const A factor = args.mean ? A{1} / static_cast<A>(degree) : A{1};
+  static_cast<T*>(args.out)[slots.row.row * args.size + column] = Number<T>::narrow(sum * factor);
+}
+
+}  // namespace pyg_scale::cuda

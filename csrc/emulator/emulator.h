@@ -1,0 +1,178 @@
+// CUDA's names for a C++ compiler: kernels run on the CPU, a thread at a time.
+//
+// The threads of a block are fibers that give way to each other at collectives only, one block runs
+// after the other. What is looked at: that all lanes named in the mask of a collective arrive at the
+// same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps, and
+// with a sanitizer every access to memory. What is not: races between threads, the order of memory,
+// the time anything takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other
+// order, which must change no result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <math.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static thread_local  // of the block that runs
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3() = default;
+  explicit dim3(unsigned x, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+using cudaStream_t = void*;
+enum cudaError_t : int {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719,
+};
+
+namespace emulator {
+
+struct Here {  // where the running thread is
+  dim3 thread, block, block_size, grid_size;
+};
+extern thread_local Here here;
+
+// Runs body() for every thread of a grid.
+cudaError_t run(dim3 grid, dim3 block, void (*call)(const void*), const void* body);
+
+template <typename Body>
+cudaError_t run(dim3 grid, dim3 block, const Body& body) {
+  return run(grid, block, [](const void* of) { (*static_cast<const Body*>(of))(); }, &body);
+}
+
+// Waits for the lanes in `mask`; what each lane of the warp brought, valid until the next call.
+const uint64_t* exchange(uint32_t mask, uint64_t value, const char* what);
+uint64_t read(const uint64_t* values, uint32_t mask, int lane, const char* what);
+int lane();
+void wait_for_block();
+[[noreturn]] void fail(const char* message);
+const char* last_error();
+
+template <typename T>
+uint64_t to_word(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof(T));
+  return word;
+}
+template <typename T>
+T from_word(uint64_t word) {
+  T value;
+  std::memcpy(&value, &word, sizeof(T));
+  return value;
+}
+
+// The value of lane `from`; of the own lane if `from` is not in the same part of `width` lanes.
+template <typename T>
+T shuffle(uint32_t mask, T value, int from, int width, const char* what) {
+  const uint64_t* values = exchange(mask, to_word(value), what);
+  const int own = lane();
+  const bool beside = from >= 0 && from < 32 && from / width == own / width;
+  return from_word<T>(read(values, mask, beside ? from : own, what));
+}
+
+}  // namespace emulator
+
+#define threadIdx (::emulator::here.thread)
+#define blockIdx (::emulator::here.block)
+#define blockDim (::emulator::here.block_size)
+#define gridDim (::emulator::here.grid_size)
+
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int step, int width = 32) {
+  return emulator::shuffle(mask, value, emulator::lane() ^ step, width, "__shfl_xor_sync");
+}
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int from, int width = 32) {
+  const int own = emulator::lane();
+  const int lane = own / width * width + (from & (width - 1));
+  return emulator::shuffle(mask, value, lane, width, "__shfl_sync");
+}
+template <typename T>
+T __shfl_up_sync(uint32_t mask, T value, unsigned step, int width = 32) {
+  const int from = emulator::lane() - static_cast<int>(step);
+  return emulator::shuffle(mask, value, from, width, "__shfl_up_sync");
+}
+template <typename T>
+T __shfl_down_sync(uint32_t mask, T value, unsigned step, int width = 32) {
+  const int from = emulator::lane() + static_cast<int>(step);
+  return emulator::shuffle(mask, value, from, width, "__shfl_down_sync");
+}
+inline uint32_t __ballot_sync(uint32_t mask, int vote) {
+  const uint64_t* votes = emulator::exchange(mask, vote != 0, "__ballot_sync");
+  uint32_t found = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) && votes[lane]) found |= 1u << lane;
+  }
+  return found;
+}
+inline int __any_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote) != 0; }
+inline int __all_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote) == mask; }
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulator::exchange(mask, 0, "__syncwarp"); }
+inline void __syncthreads() { emulator::wait_for_block(); }
+inline void __threadfence() {}
+[[noreturn]] inline void __trap() { emulator::fail("the kernel trapped: a number leads out of its tensor"); }
+
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
+inline uint64_t __umul64hi(uint64_t x, uint64_t y) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(x) * y >> 64);
+}
+
+// One thread runs at a time: what is atomic on a device is plain here.
+template <typename T>
+T atomicAdd(T* at, T value) {
+  const T old = *at;
+  *at = static_cast<T>(old + value);
+  return old;
+}
+template <typename T>
+T atomicMin(T* at, T value) {
+  const T old = *at;
+  if (value < old) *at = value;
+  return old;
+}
+template <typename T>
+T atomicMax(T* at, T value) {
+  const T old = *at;
+  if (value > old) *at = value;
+  return old;
+}
+template <typename T>
+T atomicExch(T* at, T value) {
+  const T old = *at;
+  *at = value;
+  return old;
+}
+template <typename T>
+T atomicCAS(T* at, T expected, T value) {
+  const T old = *at;
+  if (old == expected) *at = value;
+  return old;
+}
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorLaunchFailure: return emulator::last_error();
+  }
+  return "unknown error";
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t = nullptr) {
+  if (bytes) std::memset(at, value, bytes);
+  return cudaSuccess;
+}
