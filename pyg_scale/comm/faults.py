@@ -17,7 +17,7 @@ from pyg_scale.comm.faulty_service import FaultyService
 from pyg_scale.comm.service import Handler, Service
 from pyg_scale.errors import CommError, CommTimeoutError
 
-ACTIONS = ("delay", "drop", "raise", "kill", "garble")
+ACTIONS = ("delay", "drop", "raise", "kill", "garble", "close")
 WHERE = ("exchange", "request", "answer")
 
 
@@ -30,7 +30,9 @@ class Fault:
             comes so much later, and others are not held up), ``"drop"`` (this rank sends
             nothing, and waits as if the others did not; an answer is never given), ``"raise"``
             (this rank raises :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends
-            by SIGKILL), ``"garble"`` (an answer is other tensors than it should be).
+            by SIGKILL), ``"garble"`` (an answer is other tensors than it should be), ``"close"``
+            (this rank serves and asks no more from then on, as if it had been killed: for ranks
+            that are threads of one process).
         call: The number of the call that it happens to, from 0, counted apart for each ``of``;
             ``None`` for all of them.
         seconds: Of a delay.
@@ -50,6 +52,8 @@ class Fault:
             raise ValueError(f"of must be one of {', '.join(WHERE)} (got {self.of!r})")
         if self.action == "garble" and self.of != "answer":
             raise ValueError("action 'garble' is for of='answer': only answers can be garbled")
+        if self.action == "close" and self.of == "exchange":
+            raise ValueError("action 'close' is for of='request' or 'answer': it ends a service")
 
     def hits(self, of: str, number: int) -> bool:
         """Whether it happens to a call."""
@@ -62,11 +66,15 @@ class Faulty(Communicator):
     Args:
         comm: What fails; closed with this one.
         faults: What happens; several may hit one call, in this order.
+
+    Attributes:
+        happened: The faults that have hit a call so far, each with the number of the call.
     """
 
     def __init__(self, comm: Communicator, faults: Sequence[Fault]) -> None:
         super().__init__()
         self.comm, self.faults = comm, tuple(faults)
+        self.happened: list[tuple[Fault, int]] = []
         self.rank, self.world_size, self.timeout = comm.rank, comm.world_size, comm.timeout
         self.devices, self.group = comm.devices, comm.group
         self._exchanges = itertools.count()
@@ -76,6 +84,7 @@ class Faulty(Communicator):
         for fault in self.faults:
             if not fault.hits("exchange", number):
                 continue
+            self.happened.append((fault, number))
             if fault.action == "delay":
                 time.sleep(fault.seconds)
             elif fault.action == "raise":
@@ -87,7 +96,7 @@ class Faulty(Communicator):
         return self.comm._exchange(name, tensors, tag)
 
     def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
-        return FaultyService(self.comm, handlers, num_threads, self.faults)
+        return FaultyService(self.comm, handlers, num_threads, self.faults, self.happened)
 
     def close(self) -> None:
         self._break("it was closed")

@@ -30,6 +30,7 @@ class FaultyService(Service):
         handlers: What this rank serves.
         num_threads: How many requests it answers at a time.
         faults: What happens.
+        happened: Where it is written down.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class FaultyService(Service):
         handlers: Mapping[str, Handler],
         num_threads: int,
         faults: Sequence[Fault],
+        happened: list[tuple[Fault, int]],
     ) -> None:
-        self._faults = faults
+        self._faults, self._happened = faults, happened
         self._requests, self._answers = itertools.count(), itertools.count()
         self._closed = threading.Event()
         self._service = comm.serve(
@@ -54,12 +56,13 @@ class FaultyService(Service):
         for fault in self._faults:
             if not fault.hits("request", number):
                 continue
+            self._happened.append((fault, number))
             if fault.action == "delay":
                 delay += fault.seconds
             elif fault.action == "drop":
                 return Answer(Future(), rank, name, self.timeout)
             else:
-                _fail(fault, f"request {number} ({name!r}) of rank {self.rank}")
+                self._fail(fault, f"request {number} ({name!r}) of rank {self.rank}")
         start = time.monotonic()
         work = self._service.request(rank, name, tensors)
         return _Late(work, start + delay, self, rank, name) if delay else work
@@ -70,19 +73,35 @@ class FaultyService(Service):
             for fault in self._faults:
                 if not fault.hits("answer", number):
                     continue
+                self._happened.append((fault, number))
                 if fault.action == "delay":
                     self._closed.wait(fault.seconds)
                 elif fault.action == "drop":
-                    self._closed.wait()
+                    self._wait_for_the_end()
                 elif fault.action == "garble":
                     return [torch.full((7,), -(1 << 40)), torch.rand(3, 2)]
                 else:
-                    _fail(fault, f"answer {number} ({name!r}) of rank {self.rank}")
+                    self._fail(fault, f"answer {number} ({name!r}) of rank {self.rank}")
             return handler(tensors)
 
         return answer
 
+    def _wait_for_the_end(self) -> None:
+        """Until the service is closed, which may serve others for some time before that."""
+        while not self._closed.wait(0.02):
+            if getattr(self._service, "_closed", False):
+                return
+
+    def _fail(self, fault: Fault, what: str) -> None:
+        if fault.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.action == "close":
+            self.close()
+        raise CommError(f"{what} was told to fail")
+
     def close(self, wait: float = 0.0) -> list[int]:
+        if wait <= 0:
+            self._closed.set()
         missing = self._service.close(wait)
         self._closed.set()
         return missing
@@ -106,12 +125,6 @@ class _Late(Work[list[Tensor]]):
             return found
         time.sleep(max(0.0, deadline - time.monotonic()))
         raise CommTimeoutError(
-            f"rank {self._rank} did not answer the request {self._name!r} within {seconds:g} "
-            "seconds"
+            f"rank {self._rank} did not answer the request {self._name!r} within "
+            f"{round(seconds, 2):g} seconds"
         )
-
-
-def _fail(fault: Fault, what: str) -> None:
-    if fault.action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise CommError(f"{what} was told to fail")

@@ -82,8 +82,8 @@ class Answer(Work[list[Tensor]]):
             if self._future.done():  # the handler's own
                 raise
             raise CommTimeoutError(
-                f"rank {self._rank} did not answer the request {self._name!r} within {seconds:g} "
-                "seconds"
+                f"rank {self._rank} did not answer the request {self._name!r} within "
+                f"{round(seconds, 2):g} seconds"
             ) from error
 
 

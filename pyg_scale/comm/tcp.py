@@ -6,14 +6,17 @@ the loss of a rank is noticed at once by whoever asks it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hmac
 import itertools
+import os
 import secrets
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -57,6 +60,7 @@ class TcpService(Service):
         self._lock = threading.Lock()
         self._peers: dict[int, _Connection] = {}
         self._connections: set[_Connection] = set()
+        self._unsent: dict[int, list[tuple[Frame, Future[list[Tensor]]]]] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._gone: set[int] = set()
         self._all_gone = threading.Condition(self._lock)
@@ -71,6 +75,7 @@ class TcpService(Service):
         self._store.set(f"address/{self.rank}", f"{address} {port}")
         self._acceptor = threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True)
         self._acceptor.start()
+        _close_at_exit(self)
 
     # Asking ################################################################################
 
@@ -82,9 +87,36 @@ class TcpService(Service):
         if rank == self.rank:
             return Answer(self._handlers.submit(name, list(tensors)), rank, name, self.timeout)
         future: Future[list[Tensor]] = Future()
-        peer = self._peer(rank, self.timeout)
-        peer.ask(Frame(REQUEST, next(self._numbers), name, tensors), future)
+        frame, first = Frame(REQUEST, next(self._numbers), name, tensors), False
+        with self._lock:
+            peer = self._peers.get(rank)
+            if peer is None:
+                self._unsent.setdefault(rank, []).append((frame, future))
+                first = len(self._unsent[rank]) == 1
+        if peer is not None:
+            peer.ask(frame, future)
+        elif first:  # a machine that was cut off lets who calls it wait
+            threading.Thread(
+                target=self._call, args=(rank,), name=f"pyg_scale-call-{rank}", daemon=True
+            ).start()
         return Answer(future, rank, name, self.timeout)
+
+    def _call(self, rank: int) -> None:
+        """Connect, and send what was asked in the meantime."""
+        peer, reason = None, None
+        try:
+            peer = self._peer(rank, self.timeout)
+        except Exception as error:
+            reason = error
+        with self._lock:
+            unsent = self._unsent.pop(rank)
+        for frame, future in unsent:
+            try:
+                if peer is None:
+                    raise reason or CommError(f"rank {rank} cannot be reached")
+                peer.ask(frame, future)
+            except Exception as error:
+                future.set_exception(error)
 
     def _peer(self, rank: int, seconds: float) -> _Connection:
         with self._lock:
@@ -93,6 +125,9 @@ class TcpService(Service):
             return peer
         connection = self._connect(rank, seconds)
         with self._lock:
+            if self._closed:
+                connection.close()
+                raise CommError("this service was closed")
             if rank in self._peers:
                 connection.close()
                 return self._peers[rank]
@@ -108,16 +143,17 @@ class TcpService(Service):
             if rank not in self._addresses:
                 self._addresses[rank] = within(seconds + 1.0, self._look_up, rank, seconds)
             connection = socket.create_connection(self._addresses[rank], timeout=seconds)
+            connection.settimeout(None)
+            _tune(connection, self.timeout)
+            connection.sendall(_HELLO.pack(self._token, self.rank))
+            return connection
         except TimeoutError:
-            raise CommTimeoutError(f"{where} cannot be reached in {seconds:g} s") from None
+            reason = f"{where} cannot be reached in {round(seconds, 2):g} s"
+            raise CommTimeoutError(reason) from None
         except OSError as error:
             raise CommError(f"{where} cannot be reached: {error}") from None
         except RuntimeError:
             raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
-        connection.settimeout(None)
-        _tune(connection, self.timeout)
-        connection.sendall(_HELLO.pack(self._token, self.rank))
-        return connection
 
     def _look_up(self, rank: int, seconds: float) -> tuple[str, int]:
         self._store.wait([f"address/{rank}"], timedelta(seconds=seconds))
@@ -227,6 +263,28 @@ class TcpService(Service):
         except RuntimeError:
             raise CommTimeoutError(f"rank 0 did not come in {self.timeout:g} seconds") from None
         return bytes(self._store.get("token"))
+
+
+_open: weakref.WeakSet[TcpService] = weakref.WeakSet()
+_opening = threading.Lock()
+_process: int | None = None  # that closes them at its end
+
+
+def _close_at_exit(service: TcpService) -> None:
+    """The interpreter ends daemons wherever they are; in C++ that aborts the process."""
+    global _process
+    with _opening:
+        if _process != os.getpid():
+            _process = os.getpid()
+            _open.clear()  # those of the process that this one was forked from
+            atexit.register(_close_all, _process)
+        _open.add(service)
+
+
+def _close_all(process: int) -> None:
+    if process == os.getpid():
+        for service in list(_open):
+            service.close()
 
 
 class _Connection:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.comm import Work
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.errors import CommError, GraphDirectoryError
@@ -64,23 +65,42 @@ class Columns:
         spec, book = node.attributes[name], directory.books[node_type]
         dtype = torch_dtype(spec.dtype)
         out = torch.empty((node.num_nodes, *spec.row), dtype=dtype)
-        under_way = []
-        for part in range(owners.num_parts):
-            rank = owners.ask(part)
-            if rank != owners.rank and node.part_nodes[part]:
-                asked = to_record({"type": node_type, "name": name, "part": part})
-                work = self._ranks.service.request(rank, COLUMN, [asked])
-                under_way.append((rank, part, work))
-        for part in sorted(owners.direct):
-            here = directory.part(part)
-            out[here.orig_id(node_type)] = here.node_attribute(node_type, name)
-        for rank, part, work in under_way:
-            found = work.wait(self._ranks.timeout)
+        search, under_way = self._ranks.search(), []
+
+        def ask(part: int) -> tuple[int, Work[list[Tensor]] | CommError]:
+            rank, service = search.rank_of(part), self._ranks.service
+            asked = to_record({"type": node_type, "name": name, "part": part})
+            try:
+                return rank, service.request(rank, COLUMN, [asked])
+            except CommError as error:
+                return rank, error
+
+        def take(part: int, rank: int, work: Work[list[Tensor]] | CommError) -> Tensor:
+            if isinstance(work, CommError):
+                raise work
+            found = work.wait(search.patience(search.chances([part])))
             shape = (node.part_nodes[part], *spec.row)
             if len(found) != 1 or found[0].dtype != dtype or found[0].shape != shape:
                 raise CommError(
                     f"rank {rank} answered with something else than {name!r} of part {part} of "
                     f"{directory.path}"
                 )
-            out[book.nodes_of(part)] = found[0]
+            return found[0]
+
+        for part in range(owners.num_parts):
+            if part not in owners.direct and node.part_nodes[part]:
+                under_way.append((part, *ask(part)))
+        for part in sorted(owners.direct):
+            here = directory.part(part)
+            out[here.orig_id(node_type)] = here.node_attribute(node_type, name)
+        for part, rank, work in under_way:
+            search.begin()
+            while True:
+                if not search.has_failed(rank):
+                    try:
+                        out[book.nodes_of(part)] = take(part, rank, work)
+                        break
+                    except CommError as error:
+                        search.failed(rank, error)
+                rank, work = ask(part)
         return out

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.comm import Service
+from pyg_scale.distributed.failover import Health, PartOwners, Search
 from pyg_scale.distributed.features_ahead import RankSchedule, announced_plan
-from pyg_scale.distributed.features_asked import Asked, PartOwners, Rows, Splitter
+from pyg_scale.distributed.features_asked import Asked, Rows, Splitter
 from pyg_scale.distributed.features_hot import capacity_of, check_cache, hot_rows
 from pyg_scale.distributed.features_parts import Column, Key, PartRows, columns_of, raw_rows
 from pyg_scale.distributed.features_plan import (
@@ -58,6 +59,7 @@ class RankFeatures(FeatureStore):
         local: A feature store for the rows that are here, such as
             :class:`~pyg_scale.store.Disk`; ``None`` for the mapped files.
         attributes: Names of those to serve, or groups and names; ``None`` for all.
+        health: Which ranks have failed lately, known to all who ask them.
 
     Raises:
         KeyError: If there is no attribute of a name.
@@ -87,12 +89,14 @@ class RankFeatures(FeatureStore):
         in_flight: int = 4,
         local: FeatureStore | None = None,
         attributes: Sequence[str | Key] | None = None,
+        health: Health | None = None,
     ) -> None:
         super().__init__()
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
             raise ValueError(f"in_flight must be a number of at least 1 (got {in_flight!r})")
         self.directory, self.service, self.in_flight = directory, service, in_flight
-        self._columns = columns_of(directory, attributes)
+        self._health = Health(service.timeout) if health is None else health
+        self._owners, self._columns = owners, columns_of(directory, attributes)
         self._split = Splitter(directory, owners)
         self._parts = PartRows(directory)
         self._pid = os.getpid()
@@ -113,7 +117,8 @@ class RankFeatures(FeatureStore):
             raise ValueError("hot= says what a cache with policy='placed' keeps: pass cache= too")
         if capacity and not self._all_here:
             lists = hot_rows(directory, self._split, here, hot) if policy == "placed" else None
-            plain = RankFeatures(directory, service, owners, attributes=attributes)
+            same: dict[str, Any] = {"attributes": attributes, "health": self._health}
+            plain = RankFeatures(directory, service, owners, **same)
             self.cache = Cached(plain, capacity, policy, lists, look_ahead=look_ahead)
             with self.cache.planning:
                 self._cached = frozenset(self.cache.row_caches())
@@ -227,7 +232,8 @@ class RankFeatures(FeatureStore):
     def begin(self, plan: Plan) -> None:
         """Ask other ranks for what is not looked for in a cache first; returns at once."""
         self._check_process(plan)
-        plan.asked = Asked(self.service, plan.wanted)
+        search = Search(self.service.rank, self._owners, self._health, self.service.timeout)
+        plan.asked = Asked(self.service, plan.wanted, search)
 
     def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
         out: list[dict[Key, Tensor]] = [{} for _ in plan.wanted]

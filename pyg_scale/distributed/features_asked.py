@@ -1,18 +1,22 @@
-"""Which rank has which rows: requests are split by owner, each row once, and put together again."""
+"""Which rank has which rows: requests are split by owner, each row once, and put together again.
+
+What a rank that fails was asked for is asked of the next one that holds its part.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_scale.comm import Service, Work
+from pyg_scale.distributed.failover import PartOwners, Search
 from pyg_scale.distributed.features_parts import Column, Key, edge_book
 from pyg_scale.distributed.features_served import FEATURES, Entry, request_of
 from pyg_scale.errors import CommError
@@ -26,31 +30,18 @@ MAX_TENSORS = 250
 """Of a request or an answer; a message has a few more."""
 
 
-class PartOwners(Protocol):
-    """Who reads which part; :class:`~pyg_scale.distributed.owners.Owners` of an opened graph."""
-
-    @property
-    def direct(self) -> Collection[int]:
-        """The parts that this process reads itself."""
-
-    def ask(self, part: int) -> int:
-        """The rank that is asked for another part."""
-
-
 @dataclass
 class Piece:
     """Different rows of one part that another rank has.
 
     Attributes:
         part: The part.
-        rank: Whom to ask.
         ids: What is asked for: local ids of nodes, original ids of edges, ascending.
         position: Where rows go, ``int64`` ``[n]``.
         take: Which of ``ids`` goes to each of these; in order if ``None``.
     """
 
     part: int
-    rank: int
     ids: Tensor
     position: Tensor
     take: Tensor | None
@@ -92,7 +83,6 @@ class Splitter:
         self._here = np.zeros(self._parts, dtype=bool)
         self._here[sorted(owners.direct)] = True
         self._all_here = bool(self._here.all())
-        self._rank = {part: owners.ask(part) for part in np.flatnonzero(~self._here).tolist()}
         self._edge_books: dict[EdgeType, Tensor | None] = {}
         self._offsets = {t: book.offsets.numpy() for t, book in directory.books.items()}
 
@@ -192,7 +182,6 @@ class Splitter:
             rows.remote.append(
                 Piece(
                     number,
-                    self._rank[number],
                     torch.from_numpy((different[first:last] - starts[number]).astype(wide)),
                     torch.from_numpy(position[here]),
                     None if take is None else torch.from_numpy(take[here] - first),
@@ -206,25 +195,41 @@ class Asked:
     Args:
         service: How ranks are asked. All of them are at once.
         wanted: Rows, each with the attributes that are wanted of them.
+        search: Finds out whom to ask.
     """
 
-    def __init__(self, service: Service, wanted: Sequence[tuple[Rows, Sequence[Column]]]) -> None:
-        self._timeout = service.timeout
+    def __init__(
+        self,
+        service: Service,
+        wanted: Sequence[tuple[Rows, Sequence[Column]]],
+        search: Search,
+    ) -> None:
+        self._service, self._search = service, search
         self._lock = threading.Lock()
         self._found: dict[tuple[int, Key], list[tuple[Tensor, Piece]]] = {}
         self._error: CommError | None = None
-        self._coming: list[tuple[Work[list[Tensor]] | Exception, int, list[_Part]]] = []
-        by_rank: dict[int, list[_Part]] = {}
+        self._coming: list[tuple[Work[list[Tensor]] | CommError, int, list[_Part]]] = []
+        parts = []
         for number, (rows, columns) in enumerate(wanted):
             for piece in rows.remote:
                 for begin in range(0, len(columns), MAX_TENSORS):
                     some = tuple(columns[begin : begin + MAX_TENSORS])
-                    by_rank.setdefault(piece.rank, []).append(_Part(number, piece, some))
-        for rank, parts in by_rank.items():
-            for message in _messages(parts):
+                    parts.append(_Part(number, piece, some))
+        self._ask(parts)
+
+    def _ask(self, parts: Sequence[_Part]) -> None:
+        by_rank: dict[int, list[_Part]] = {}
+        rank_of: dict[int, int] = {}
+        for part in parts:
+            number = part.piece.part
+            if number not in rank_of:
+                rank_of[number] = self._search.rank_of(number)
+            by_rank.setdefault(rank_of[number], []).append(part)
+        for rank, mine in by_rank.items():
+            for message in _messages(mine):
                 entries = [part.entry() for part in message]
                 try:
-                    work: Any = service.request(rank, FEATURES, request_of(entries))
+                    work: Any = self._service.request(rank, FEATURES, request_of(entries))
                 except CommError as error:  # raised when the rows are needed
                     work = error
                 self._coming.append((work, rank, message))
@@ -254,25 +259,34 @@ class Asked:
             row_cache.scatter(values, piece.position, out, take=piece.take)
 
     def _receive(self) -> None:
-        deadline = time.monotonic() + self._timeout
-        for work, rank, parts in self._coming:
-            names = ", ".join(str(column) for part in parts for column in part.columns)
-            try:
-                if isinstance(work, Exception):
-                    raise work
-                found = work.wait(max(0.001, deadline - time.monotonic()))
-            except CommError as error:
-                # of the same type, as a time limit is one error and a rank that is gone another
-                raise type(error)(f"features of other ranks ({names}): {error}") from error
-            _check(found, rank, parts)
-            answers = iter(found)
-            for part in parts:
-                for column in part.columns:
-                    values = next(answers)
-                    count_remote(values.size(0), values.numel())
-                    known = self._found.setdefault((part.number, column.key), [])
-                    known.append((values, part.piece))
-        self._coming = []
+        search = self._search
+        search.begin()
+        while self._coming:
+            coming, self._coming = self._coming, []
+            now, failed = time.monotonic(), []
+            limits = [
+                now + search.patience(search.chances({part.piece.part for part in parts}))
+                for _, _, parts in coming
+            ]
+            for (work, rank, parts), limit in zip(coming, limits, strict=True):
+                try:
+                    found = _answer(work, rank, parts, limit)
+                except CommError as error:
+                    search.failed(rank, error)
+                    failed += parts
+                    continue
+                search.answered(rank)
+                self._keep(found, parts)
+            self._ask(failed)
+
+    def _keep(self, found: Sequence[Tensor], parts: Sequence[_Part]) -> None:
+        answers = iter(found)
+        for part in parts:
+            for column in part.columns:
+                values = next(answers)
+                count_remote(values.size(0), values.numel())
+                known = self._found.setdefault((part.number, column.key), [])
+                known.append((values, part.piece))
 
 
 @dataclass
@@ -299,6 +313,26 @@ def _messages(parts: Sequence[_Part]) -> list[list[_Part]]:
             count = len(part.columns)
         out[-1].append(part)
     return out
+
+
+def _answer(
+    work: Work[list[Tensor]] | CommError, rank: int, parts: Sequence[_Part], limit: float
+) -> list[Tensor]:
+    """Wait for an answer.
+
+    Raises:
+        CommError: If there is none, in time, that can be used.
+    """
+    try:
+        if isinstance(work, CommError):
+            raise work
+        found = work.wait(max(0.0, limit - time.monotonic()))
+    except CommError as error:
+        names = ", ".join(str(column) for part in parts for column in part.columns)
+        # of the same type, as a time limit is one error and a rank that is gone another
+        raise type(error)(f"features of other ranks ({names}): {error}") from error
+    _check(found, rank, parts)
+    return found
 
 
 def _check(found: Sequence[Tensor], rank: int, parts: Sequence[_Part]) -> None:

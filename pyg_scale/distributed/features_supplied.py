@@ -36,6 +36,7 @@ class SuppliedFeatures:
     def make(self, **options: Any) -> RankFeatures:
         """A feature store of its own."""
         ranks = self._ranks
+        options["health"] = ranks.health
         made = RankFeatures(self._directory, ranks.service, ranks.owners, **options)
         made.keeps = ranks  # which serve until nobody needs them
         return made

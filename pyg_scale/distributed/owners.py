@@ -3,7 +3,8 @@
 Every part has an owner among the ranks that can read it: ranks get equally many as far as that
 goes (if all ranks can read all parts, part ``p`` is that of rank ``p % world_size``). A rank that
 would own nothing shares a part with its owner, so that with more ranks than parts all of them
-answer.
+answer. When a rank fails, the next one that can read the part is asked, see
+:mod:`pyg_scale.distributed.failover`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.records import from_record, to_record
@@ -111,15 +109,27 @@ class Owners:
 
         Ranks that ask take turns among those that answer for a part.
         """
-        if part in self.direct:
-            return self.rank
-        ranks = self.ranks_of[part]
-        return ranks[self.rank % len(ranks)]
+        return self.rank if part in self.direct else self.holders(part)[0]
+
+    def holders(self, part: int) -> tuple[int, ...]:
+        """The ranks that can answer for a part, in the order in which this one asks them.
+
+        First those that are to answer, in turn; then this one, if it can read the part; then all
+        others that can.
+        """
+        return self._holders[part]
 
     @cached_property
-    def route(self) -> Tensor:
-        """:meth:`ask` of every part, ``int64`` ``[num_parts]``."""
-        return torch.tensor([self.ask(part) for part in range(self.num_parts)], dtype=torch.int64)
+    def _holders(self) -> tuple[tuple[int, ...], ...]:
+        parts = [frozenset(each) for each in self.readable]
+        ranks = range(self.world_size)
+        found = []
+        for part, answer in enumerate(self.ranks_of):
+            turn = self.rank % max(1, len(answer))
+            others = [(self.rank + step) % self.world_size for step in ranks]  # this one first
+            able = [rank for rank in others if part in parts[rank]]
+            found.append(tuple(dict.fromkeys([*answer[turn:], *answer[:turn], *able])))
+        return tuple(found)
 
     @property
     def all_direct(self) -> bool:

@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 
 from pyg_scale.comm import Communicator, Service
+from pyg_scale.distributed.failover import Health, Search
 from pyg_scale.distributed.owners import Owners
 from pyg_scale.errors import CommError, CommTimeoutError
 
@@ -37,6 +38,7 @@ class Ranks:
         owners: Who answers for which part.
         path: The directory, for errors.
         timeout: Seconds that an answer may take.
+        health: Which of them have failed lately.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Ranks:
     ) -> None:
         self.comm, self.owners, self.path = comm, owners, path
         self.timeout = comm.timeout
+        self.health = Health(self.timeout)
         self._service = service
         self._process = os.getpid()
         self._serving = _Serving(service, comm if owns_comm else None, path)
@@ -94,6 +97,10 @@ class Ranks:
                 "ranks: use threads as workers (worker_type='thread')"
             )
         return self._service
+
+    def search(self) -> Search:
+        """For a request that moves on to the next rank when one fails."""
+        return Search(self.rank, self.owners, self.health, self.timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Serve until all ranks have closed the graph, then stop. May be called again.

@@ -2,19 +2,22 @@
 
 A rank reads the parts that it can itself, while the others work on what it asked them. The nodes
 of all edge types and parts that one rank answers for are one request, and every node is in it once.
+What a rank that fails was asked for is asked of the next ones that hold its parts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_scale.comm import Work
+from pyg_scale.comm import Service, Work
 from pyg_scale.distributed.columns import Columns
 from pyg_scale.distributed.described import describe
+from pyg_scale.distributed.failover import Health, Route, Search
 from pyg_scale.distributed.messages import Layout, Unique, unique
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
@@ -55,7 +58,7 @@ class RankRouter:
         self._directory: GraphDirectory = local.directory
         self._direction, self._weighted = options.direction, options.weight_attr is not None
         self._layout = Layout(self._directory.meta)
-        self._route = ranks.owners.route
+        self._usual = Search(ranks.rank, ranks.owners, Health(0.0), 0.0).route()
         self._times: dict[NodeType, Tensor] = {}
         self.timed_nodes, self.timed = local.timed_nodes, local.timed
 
@@ -69,34 +72,72 @@ class RankRouter:
         """What the nodes of a hop get, in their order, whoever owns them.
 
         Raises:
-            CommError: If a rank is gone or answers something else; names it.
+            CommError: If a rank is gone or answers something else, and no other has its part; names
+                it.
             CommTimeoutError: If a rank does not answer in time; names it.
             NotImplementedError: If the sampler cannot be told to other ranks.
         """
-        shares = self._shares(sampler, asks)
+        return self._expand(sampler, asks, self._ranks.search())
+
+    def _expand(self, sampler: HopSampler, asks: Sequence[Ask], search: Search) -> list[Picked]:
+        route = self._route(search)
+        shares = self._shares(sampler, asks, route, search)
         own = shares.pop(self._ranks.rank, [])
-        under_way = []
+        under_way: list[tuple[int, list[_Share], Work[Any] | CommError]] = []
         if shares:
             service, record = self._ranks.service, self._record(sampler)
             for rank, some in shares.items():
                 tensors = self._layout.request(record, [share.unique.ask for share in some])
-                under_way.append((rank, some, service.request(rank, EDGES, tensors)))
+                under_way.append((rank, some, _ask(service, rank, EDGES, tensors)))
         answers: list[list[tuple[Tensor, Picked]]] = [[] for _ in asks]
         local = self._local.expand(sampler, [share.unique.ask for share in own])
         for share, picked in zip(own, local, strict=True):
-            answers[share.number].append((share.rows, picked))
-        for rank, some, work in under_way:
-            for share, picked in zip(some, self._answers(rank, some, work), strict=True):
+            answers[share.number].append((share.rows, share.unique.spread(picked)))
+        if search.went_well:
+            search.begin()
+        failed: list[_Share] = []
+        limits = _limits(search, route, [rank for rank, _, _ in under_way])
+        for (rank, some, work), limit in zip(under_way, limits, strict=True):
+            try:
+                answered = self._answers(rank, some, work, limit)
+            except CommError as error:
+                search.failed(rank, error)
+                failed += some
+                continue
+            search.answered(rank)
+            for share, picked in zip(some, answered, strict=True):
+                answers[share.number].append((share.rows, share.unique.spread(picked)))
+        if failed:
+            again = self._expand(sampler, [share.unique.ask for share in failed], search)
+            for share, picked in zip(failed, again, strict=True):
                 answers[share.number].append((share.rows, share.unique.spread(picked)))
         return [_together(each) for each in answers]
 
-    def _shares(self, sampler: HopSampler, asks: Sequence[Ask]) -> dict[int, list[_Share]]:
+    def _route(self, search: Search) -> Route:
+        if search.went_well and not self._ranks.health.ill():
+            return self._usual
+        return search.route()
+
+    def _ranks_of(self, part: Tensor, route: Route, search: Search) -> Tensor:
+        """Whom to ask for nodes of parts ``[n]``.
+
+        Raises:
+            CommError: If all ranks that hold one of them have failed; names them.
+        """
+        found = route.rank_of[part]
+        if not search.went_well and found.numel() and int(found.min()) < 0:
+            raise search.given_up(int(part[found < 0][0]))
+        return found
+
+    def _shares(
+        self, sampler: HopSampler, asks: Sequence[Ask], route: Route, search: Search
+    ) -> dict[int, list[_Share]]:
         """What each rank is asked, by rank."""
         shares: dict[int, list[_Share]] = {}
         draws = type(sampler).pick_all is not HopSampler.pick_all
         for number, ask in enumerate(asks):
             book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
-            rank_of = self._route[book.part_of(ask.node).to(torch.int64)]
+            rank_of = self._ranks_of(book.part_of(ask.node).to(torch.int64), route, search)
             order = rank_of.argsort(stable=True)
             sizes = torch.bincount(rank_of, minlength=self._ranks.world_size).tolist()
             for rank, rows in enumerate(order.split(sizes)):
@@ -113,8 +154,10 @@ class RankRouter:
     def _record(self, sampler: HopSampler) -> Tensor:
         return to_record({"sampler": describe(sampler), "weighted": self._weighted})
 
-    def _answers(self, rank: int, shares: Sequence[_Share], work: Work[Any]) -> list[Picked]:
-        found = work.wait(self._ranks.timeout)
+    def _answers(
+        self, rank: int, shares: Sequence[_Share], work: Work[Any] | CommError, limit: float
+    ) -> list[Picked]:
+        found = _wait(work, limit)
         try:
             return self._layout.read_answer(found, [share.unique.ask for share in shares])
         except CommError as error:
@@ -133,22 +176,46 @@ class RankRouter:
             return self._times[node_type][node.to(torch.int64)]
         node = node.to(torch.int64)
         out = torch.empty(node.numel(), dtype=torch.int64)
-        rank_of = self._route[self._directory.books[node_type].part_of(node).to(torch.int64)]
+        part = self._directory.books[node_type].part_of(node).to(torch.int64)
+        left, search = torch.arange(node.numel()), self._ranks.search()
+        while left.numel():
+            left = self._some_times(node_type, node, part, left, out, search)
+        return out
+
+    def _some_times(
+        self,
+        node_type: NodeType,
+        node: Tensor,
+        part: Tensor,
+        left: Tensor,
+        out: Tensor,
+        search: Search,
+    ) -> Tensor:
+        """Ask for the times of ``node[left]``; returns what of ``left`` is to be asked again."""
         number = torch.tensor([list(self._directory.meta.nodes).index(node_type)])
-        under_way = []
+        route = self._route(search)
+        rank_of = self._ranks_of(part[left], route, search)
+        under_way: list[tuple[int, Tensor, Work[Any] | CommError]] = []
         for rank in rank_of.unique().tolist():
-            rows = (rank_of == rank).nonzero().view(-1)
+            rows = left[rank_of == rank]
             if rank == self._ranks.rank:
                 out[rows] = self._local.node_time(node_type, node[rows])
             else:
-                work = self._ranks.service.request(rank, TIMES, [number, node[rows]])
-                under_way.append((rank, rows, work))
-        for rank, rows, work in under_way:
-            found = work.wait(self._ranks.timeout)
-            if len(found) != 1 or found[0].dtype != torch.int64 or found[0].shape != rows.shape:
-                raise CommError(f"rank {rank} answered with something else than times of nodes")
-            out[rows] = found[0]
-        return out
+                asked = _ask(self._ranks.service, rank, TIMES, [number, node[rows]])
+                under_way.append((rank, rows, asked))
+        if search.went_well:
+            search.begin()
+        failed = [left[:0]]
+        limits = _limits(search, route, [rank for rank, _, _ in under_way])
+        for (rank, rows, work), limit in zip(under_way, limits, strict=True):
+            try:
+                out[rows] = _times(rank, rows, _wait(work, limit))
+            except CommError as error:
+                search.failed(rank, error)
+                failed.append(rows)
+            else:
+                search.answered(rank)
+        return torch.cat(failed)
 
     def all_node_times(self, node_type: NodeType) -> Tensor:
         """The (sortable) times of all nodes of a type; gathered once."""
@@ -157,6 +224,33 @@ class RankRouter:
             time = self._columns.gather(self._directory, node_type, meta.time_attr or "")
             self._times.setdefault(node_type, meta.sortable(time))
         return self._times[node_type]
+
+
+def _ask(service: Service, rank: int, name: str, tensors: list[Tensor]) -> Work[Any] | CommError:
+    """A request under way, or why there is none."""
+    try:
+        return service.request(rank, name, tensors)
+    except CommError as error:
+        return error
+
+
+def _limits(search: Search, route: Route, ranks: Sequence[int]) -> list[float]:
+    """Until when each of some ranks is waited for, all from now on."""
+    now = time.monotonic()
+    return [now + search.patience(route.chances[rank]) for rank in ranks]
+
+
+def _wait(work: Work[Any] | CommError, limit: float) -> list[Tensor]:
+    if isinstance(work, CommError):
+        raise work
+    found: list[Tensor] = work.wait(max(0.0, limit - time.monotonic()))
+    return found
+
+
+def _times(rank: int, rows: Tensor, found: Sequence[Tensor]) -> Tensor:
+    if len(found) != 1 or found[0].dtype != torch.int64 or found[0].shape != rows.shape:
+        raise CommError(f"rank {rank} answered with something else than times of nodes")
+    return found[0]
 
 
 def _together(answers: Sequence[tuple[Tensor, Picked]]) -> Picked:

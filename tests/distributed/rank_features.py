@@ -32,9 +32,9 @@ class Shared:
     def direct(self) -> frozenset[int]:
         return frozenset(p for p in range(self.num_parts) if p % self.world_size == self.rank)
 
-    def ask(self, part: int) -> int:
+    def holders(self, part: int) -> list[int]:
         assert part not in self.direct
-        return part % self.world_size
+        return [part % self.world_size]
 
 
 class Recorder(Service):
