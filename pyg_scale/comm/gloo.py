@@ -6,9 +6,12 @@ several collectives can be under way in any order.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -22,13 +25,15 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import message
 from pyg_scale.comm.address import own_address
-from pyg_scale.comm.base import Communicator, Work
+from pyg_scale.comm.base import MAX_TAG, Communicator, Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _CPU = torch.device("cpu")
+_NOBODY = 4 * MAX_TAG + 1  # a tag that nobody sends with
+_STOP_SECONDS = 0.1
 
 
 class Gloo(Communicator):
@@ -64,8 +69,7 @@ class Gloo(Communicator):
         self.timeout = group.timeout
         self.group = self._where = group
         self._services = itertools.count()
-        self._progress: SimpleQueue[_Exchange | None] | None = None
-        self._receiver: threading.Thread | None = None
+        self._receiver: _Receiver | None = None
         self._lock = threading.Lock()
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
@@ -74,16 +78,12 @@ class Gloo(Communicator):
     def _push(self, work: _Exchange) -> None:
         """Let a thread of our own receive what is under way: nobody may be waiting yet."""
         with self._lock:
-            if self._progress is None:
-                self._progress = SimpleQueue()
-                self._receiver = threading.Thread(
-                    target=_receive_all,
-                    args=(self._progress,),
-                    name="pyg_scale-comm",
-                    daemon=True,
-                )
-                self._receiver.start()
-            self._progress.put(work)
+            if self._receiver is None:
+                self._receiver = _Receiver(self._group)
+                # Also where nobody closes it: the interpreter ends a daemon that is in the middle
+                # of gloo by an abort of the process.
+                self._stop_receiver = weakref.finalize(self, self._receiver.stop)
+            self._receiver.works.put(work)
 
     def _result(self, work: Work[Any], async_op: bool) -> Any:
         if async_op:
@@ -99,11 +99,8 @@ class Gloo(Communicator):
     def close(self) -> None:
         self._break("it was closed")
         with self._lock:
-            if self._progress is not None:
-                self._progress.put(None)
-                self._progress = None
-        if self._receiver is not None:
-            join([self._receiver])
+            if self._receiver is not None:
+                self._stop_receiver()
         self._group = None
 
 
@@ -190,6 +187,32 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
+class _Receiver:
+    """A thread that waits for what is under way.
+
+    Args:
+        group: What it waits for.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.works: SimpleQueue[_Exchange | None] = SimpleQueue()
+        self._group, self._process = group, os.getpid()
+        self._thread = threading.Thread(
+            target=_receive_all, args=(self.works,), name="pyg_scale-comm", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, also where it waits for somebody who does not come."""
+        if self._process != os.getpid():  # a thread does not survive a fork
+            return
+        self.works.put(None)
+        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            _interrupt(self._group)
+            join([self._thread])
+
+
 def _receive_all(works: SimpleQueue[_Exchange | None]) -> None:
     while (work := works.get()) is not None:
         try:
@@ -198,6 +221,14 @@ def _receive_all(works: SimpleQueue[_Exchange | None]) -> None:
             continue
         finally:
             del work
+
+
+def _interrupt(group: Any) -> None:
+    """Let all waits of a group fail: a time limit that is over ends all of its connections."""
+    other = (group.rank() + 1) % group.size()
+    nothing = torch.empty(1, dtype=torch.uint8)
+    with contextlib.suppress(RuntimeError):
+        group.recv([nothing], other, _NOBODY).wait(timedelta(milliseconds=1))
 
 
 def _first_line(error: BaseException) -> str:

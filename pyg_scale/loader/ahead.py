@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -154,6 +155,7 @@ class Ahead:
         ready = size if buffer_bytes is None else 1
         limit = min(ready, loader.num_workers * (loader.prefetch_factor or 1))
         self._window = Window(batches, loader._ask, size, buffer_bytes, max(1, limit))
+        weakref.finalize(self, self._window.close)
         work = partial(_finish, loader, pin)
         self._made: Any
         if threads is None:
@@ -185,8 +187,8 @@ class Ahead:
 
     def close(self) -> None:
         """Drop what is under way."""
+        self._window.close()  # first: threads may be waiting for servers that do not answer
         self._made.close()
-        self._window.close()
 
 
 def most_under_way(loader: SubgraphLoader) -> int:

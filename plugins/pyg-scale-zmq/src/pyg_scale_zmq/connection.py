@@ -157,6 +157,9 @@ class _Server:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            except RuntimeError as error:  # PyZMQ has come to its end, with the interpreter
+                self.lose(str(error))
+                return
             self.unsent.popleft()
             self.waiting[number] = reply
             if len(self.waiting) % _TIDY_EVERY == 0:

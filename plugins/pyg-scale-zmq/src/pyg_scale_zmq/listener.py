@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -52,9 +54,12 @@ class ZmqListener(Listener):
         self._inside = _Inside(address, handlers, password, num_threads, max_bytes)
         self.address = self._inside.address
         self._finalizer = weakref.finalize(self, self._inside.stop)
+        # Before PyZMQ's own end, after which nothing large can be sent; finalizers come later.
+        atexit.register(self._finalizer)
 
     def close(self) -> None:
         self._finalizer()
+        atexit.unregister(self._finalizer)
 
 
 class _Inside:
@@ -89,10 +94,13 @@ class _Inside:
         self._waiting = 0
         self._answers: SimpleQueue[tuple[bytes, int, Future[list[Tensor]]] | None] = SimpleQueue()
         self._wake = Wake()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="pyg_scale-zmq", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        if self._process != os.getpid():  # a fork has the sockets, which are not its own
+            return
         self._answers.put(None)
         self._wake.up()
         if threading.current_thread() is not self._thread:
