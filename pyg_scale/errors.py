@@ -51,3 +51,7 @@ class RequestError(CommError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.where, self.kind, self.reason)
+
+
+class DeviceError(ValueError):
+    """A device that was asked for is not there, or lacks what is needed; says what."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import TensorAttr
@@ -25,14 +24,15 @@ from pyg_scale.loader.epoch import (
 )
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
+from pyg_scale.loader.on_device import Landed, OnDevice, device_stats, target_of
 from pyg_scale.loader.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
-from pyg_scale.loader.process import Processes, ProcessPipeline
+from pyg_scale.loader.process import Processes, ProcessPipeline, processes_of
 from pyg_scale.loader.randomness import forked
 from pyg_scale.loader.ring_workers import ring_pipeline
 from pyg_scale.loader.sampling_options import SamplingOptions, checked
 from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
-from pyg_scale.loader.state import Progress, Resumable
+from pyg_scale.loader.state import Resumable
 from pyg_scale.loader.stats import Stats, count_sampled
 from pyg_scale.ops import keys
 
@@ -112,7 +112,7 @@ class SubgraphLoader(Resumable, DataLoader):
             uneven: See there.
             comm: See there.
             sampling: See there.
-            kwargs: Arguments of ``DataLoader``.
+            kwargs: ``device``, ``device_memory`` and arguments of ``DataLoader``.
 
         Raises:
             ValueError: If arguments contradict each other.
@@ -121,6 +121,7 @@ class SubgraphLoader(Resumable, DataLoader):
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
         self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
+        self._target: OnDevice | None = target_of(kwargs, self.sampling)
         if self.sampling.makes_processes(getattr(self, "data", None)):
             worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
@@ -271,6 +272,8 @@ class SubgraphLoader(Resumable, DataLoader):
     def _after_sampling(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
         if not self._fetches_in_threads:
             return _SAMPLED, out
+        if self._target is not None:
+            return _FETCHED, self._target.made(partial(self._fetch_stage, out), stats)
         out = self._fetch_stage(out, stats)
         if self.transform is None and pin:
             return _DONE, pin_batch(out, stats)
@@ -290,6 +293,8 @@ class SubgraphLoader(Resumable, DataLoader):
 
     def _moved(self, out: Any, pinned: bool) -> Any:
         """A batch on the device where it is wanted."""
+        if self._target is not None:
+            return self._target.bring(out)
         device = self.sampling.to_device
         return out if device is None else move_batch(out, device, pinned)
 
@@ -299,6 +304,8 @@ class SubgraphLoader(Resumable, DataLoader):
 
     def _completed(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         stage, out = made
+        if isinstance(out, Landed):
+            out = out.take()
         if stage == _DONE:
             return out
         if stage == _FETCHED:
@@ -325,13 +332,13 @@ class SubgraphLoader(Resumable, DataLoader):
     def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
         if self._log_memory:
             log_memory(self.num_workers)
-        pin = pins(self)
+        pin = self._target is None and pins(self)
         progress, batches = self._begin_epoch()
         work = partial(self._work, pin=pin)
         source: Source
         features = features_to_announce(self)
         if self.num_workers > 0 and self.worker_type == "process":
-            source = ProcessPipeline(batches, self._get_processes(pin, progress))
+            source = ProcessPipeline(batches, processes_of(self, pin, progress))
         elif self.num_workers > 0 and self.worker_type == "ring":
             source = ring_pipeline(self, batches, pin)
         else:
@@ -372,17 +379,6 @@ class SubgraphLoader(Resumable, DataLoader):
             self._threads = WorkerThreads(self.num_workers, self._cores)
         return self._threads
 
-    def _get_processes(self, pin: bool, progress: Progress) -> Processes:
-        if self._processes is not None and self._processes.alive:
-            return self._processes
-        # Torch seeds its workers' generators from this one, so that one draw per epoch is all
-        # that the loader takes from torch's default generator, whatever its workers are.
-        generator = torch.Generator()
-        generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
-        processes = Processes(self, self._process_work, pin and self.filter_per_worker, generator)
-        self._processes = processes if self.persistent_workers else None
-        return processes
-
     def stats(self) -> dict[str, Any]:
         """Seconds, bytes and rows of every stage (:data:`~pyg_scale.loader.stats.STAGES`).
 
@@ -391,9 +387,11 @@ class SubgraphLoader(Resumable, DataLoader):
         Returns:
             ``{"epoch": ..., "total": ...}``, of the iteration that began last and of all of them.
             Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``,
-            and for ``"fetch"`` also the numbers of :class:`~pyg_scale.store.reading.Reads`.
+            and for ``"fetch"`` also the numbers of :class:`~pyg_scale.store.reading.Reads`. With
+            ``device=`` also ``"device"``: what is on it.
         """
-        return {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
+        counted = {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
+        return counted | device_stats(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes stay where they are.

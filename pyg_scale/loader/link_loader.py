@@ -168,6 +168,8 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             )
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
+        if self._target is not None and self.sampling.collect_features:
+            self._features = self._target.features(data, self._features, sampler)
         refuse_processes(self)
 
     def _seed_tensors(self) -> list[Tensor]:

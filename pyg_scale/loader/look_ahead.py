@@ -22,6 +22,7 @@ from torch_geometric.sampler import SamplerOutput
 from pyg_scale.loader.batch import _original
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
+from pyg_scale.loader.on_device import refuse_processes_on_device
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.stats import Stats
 
@@ -144,6 +145,8 @@ def refuse_processes(loader: SubgraphLoader) -> Features | None:
     Raises:
         ValueError: If the loader's workers are processes, and that or the graph needs threads.
     """
+    if loader._target is not None:
+        refuse_processes_on_device(loader)
     if loader.num_workers > 0 and loader.worker_type != "thread":
         reason = getattr(getattr(loader, "data", None), "needs_threads", "")
         if reason:

@@ -76,12 +76,20 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             ranks of ``torch.distributed`` or torchrun.
         sampling: :class:`~pyg_scale.loader.SamplingOptions`: sampler processes or servers, and
             where batches go.
+        device: Where batches arrive: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``. Their copies
+            overlap with training, by a stream and pinned memory of their own (whatever
+            ``pin_memory`` is); workers are threads. Features are kept on the device as far as
+            ``device_memory`` goes, see :class:`~pyg_scale.store.DeviceFeatures`, which several
+            loaders share as ``feature_store=``. ``"cpu"`` does the same without a device.
+        device_memory: Bytes of the device for that, such as ``"4GB"``; ``None``: half of what is
+            free.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If arguments contradict each other or do not fit the graph.
         IndexError: If a seed is not a node.
+        DeviceError: If ``device`` is not there; says what is missing.
     """
 
     def __init__(
@@ -166,6 +174,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self.node_sampler = sampler
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
+        if self._target is not None and self.sampling.collect_features:
+            self._features = self._target.features(data, self._features, sampler)
         refuse_processes(self)
 
     def _seed_tensors(self) -> list[Tensor]:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import keys
 
 
 class _Itself:
@@ -189,3 +191,23 @@ def _noted(
             yield batch
     except Exception as error:
         failed.append(error)
+
+
+def processes_of(loader: Any, pin: bool, progress: Any) -> Processes:
+    """The worker processes of a loader: those that it has, or new ones.
+
+    Args:
+        loader: The loader.
+        pin: Whether it pins its batches.
+        progress: The seed and the epoch of what begins.
+    """
+    if loader._processes is not None and loader._processes.alive:
+        running: Processes = loader._processes
+        return running
+    # Torch seeds its workers' generators from this one, so that one draw per epoch is all
+    # that the loader takes from torch's default generator, whatever its workers are.
+    generator = torch.Generator()
+    generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
+    made = Processes(loader, loader._process_work, pin and loader.filter_per_worker, generator)
+    loader._processes = made if loader.persistent_workers else None
+    return made

@@ -74,7 +74,7 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         raise TypeError(
             f"feature_store must be a name or a FeatureStore (got {type(feature_store).__name__})"
         )
-    num_nodes, num_edges = _sizes(data, sampler)
+    num_nodes, num_edges = sizes_of(data, sampler)
     return Features(feature_store, num_nodes, num_edges)
 
 
@@ -116,7 +116,13 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
             store.put_tensor(value, group_name=group, attr_name=name, index=None)
 
 
-def _sizes(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:
+def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:
+    """The nodes of each type, and the edges of each, as far as known.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        sampler: The sampler, which may know them.
+    """
     topology = getattr(sampler, "topology", None)
     if topology is not None:
         return dict(topology.num_nodes), {t: csc.num_edges for t, csc in topology.csc.items()}

@@ -12,13 +12,14 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_scale.store.reading import Reads
 
-STAGES = ("sample", "fetch", "transform", "pin", "wait")
+STAGES = ("sample", "fetch", "copy", "transform", "pin", "wait")
 """What a loader does for a batch.
 
 ``sample``: rows are sampled edges, bytes those of the sampler's output. ``fetch``: rows are
 feature rows read, bytes what they hold, and where a store says it, where they came from
 (:class:`~pyg_scale.store.reading.Reads`: cache, parts that are here, other ranks).
-``transform``: rows are batches. ``pin``: rows are batches
+``copy``: with ``device=``, seconds that batches took to be sent there, but for features that the
+store brought; rows are batches. ``transform``: rows are batches. ``pin``: rows are batches
 copied to pinned memory, bytes what they hold. ``wait``: seconds the consumer waited for workers.
 """
 

@@ -90,6 +90,8 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             split_seeds = "global" if shared else None
         if comm is None:
             comm = next(filter(None, map(communicator_of, self._parts)), None)
+        if kwargs.get("device_memory") is not None:
+            raise ValueError("device_memory=: a ZipLoader copies tuples, and keeps no features")
         self._start(
             min(len(loader.dataset) for loader in loaders),
             seed=seed,
@@ -99,6 +101,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             comm=comm,
             **kwargs,
         )
+        if any(getattr(part, "_target", None) is not None for part in self._parts):
+            raise ValueError(
+                "one of loaders was given device=: give it to the ZipLoader instead, which copies "
+                "the tuples, and a feature_store=DeviceFeatures(...) to the loaders"
+            )
         for loader, part in zip(loaders, self._parts, strict=True):
             if part._needs_processes:
                 self._require_processes(

@@ -2,6 +2,7 @@
 
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.store.cache import Cached
+from pyg_scale.store.device import DeviceFeatures
 from pyg_scale.store.disk import Disk
 from pyg_scale.store.memory import MemoryFeatureStore, MemoryGraphStore
 from pyg_scale.store.mmap import Mmap
@@ -14,6 +15,7 @@ from pyg_scale.store.topology import topology_of
 __all__ = [
     "CSC",
     "Cached",
+    "DeviceFeatures",
     "Disk",
     "EdgeType",
     "MemoryFeatureStore",

@@ -13,6 +13,8 @@ class Reads:
     Attributes:
         cache_hits: Rows that were in a cache.
         cache_bytes: Their bytes.
+        device_rows: Rows that were on the device already.
+        device_bytes: Their bytes.
         local_rows: Rows of a partitioned graph that this process read itself.
         local_bytes: Their bytes.
         remote_rows: Rows that other ranks sent; one that is wanted twice at a time is sent once.
@@ -21,6 +23,8 @@ class Reads:
 
     cache_hits: int = 0
     cache_bytes: int = 0
+    device_rows: int = 0
+    device_bytes: int = 0
     local_rows: int = 0
     local_bytes: int = 0
     remote_rows: int = 0
@@ -44,6 +48,12 @@ def count_hits(rows: int, num_bytes: int = 0) -> None:
     """Called by a store with a cache: so many rows of a read of this thread were in it."""
     _thread.reads.cache_hits += rows
     _thread.reads.cache_bytes += num_bytes
+
+
+def count_device(rows: int, num_bytes: int) -> None:
+    """Called by a store on a device: so many rows of a read of this thread were there."""
+    _thread.reads.device_rows += rows
+    _thread.reads.device_bytes += num_bytes
 
 
 def count_local(rows: int, num_bytes: int) -> None:

@@ -1,0 +1,85 @@
+"""Rows in the memory of the host that a CUDA device reads itself, over the bus.
+
+The pages are locked and mapped for the device as they are (``cudaHostRegister``): nothing is
+copied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import DeviceError
+from pyg_scale.ops import fused, library
+
+_MAPS = Path("/proc/self/maps")
+
+
+class MappedRows:
+    """A tensor on the CPU that devices read. Its pages stay locked until this object is gone.
+
+    Args:
+        tensor: Contiguous, in memory of this process: not in a mapped file, whose pages would all
+            be read and kept.
+        device: A CUDA device.
+
+    Raises:
+        ValueError: If the tensor is none of that.
+        KernelsError: If the kernels for CUDA are not compiled.
+        DeviceError: If CUDA refuses, with its reason.
+    """
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        reason = why_not_mapped(tensor, device)
+        if reason:
+            raise ValueError(f"the tensor cannot be mapped for {device}: {reason}")
+        self.tensor = tensor
+        self.device = device
+        if tensor.numel() == 0 or tensor.is_pinned():  # pinned by torch is mapped already
+            return
+        try:
+            torch.ops.pyg_scale.map_rows(tensor, device.index or 0)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{tensor.nbytes} bytes of the host cannot be locked for {device}: {error}"
+            ) from error
+        # The memory lives as long as its pages are locked; at exit CUDA may be gone before us.
+        weakref.finalize(self, _unmap, tensor.detach()).atexit = False
+
+
+def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
+    """Why the rows of a tensor cannot be mapped for a device; empty if they can."""
+    if device.type != "cuda":
+        return f"{device} reads the memory of the host anyway"
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return "it is not a contiguous tensor on the CPU"
+    if in_file(tensor):
+        return "it is in a mapped file, all of which would be read into memory and locked"
+    if not library.compiled() or not fused.usable(torch.empty(0, device=device)):
+        return "there are no kernels for CUDA, which alone read it"
+    return ""
+
+
+def in_file(tensor: Tensor, maps: Path = _MAPS) -> bool:
+    """Whether the memory of a CPU tensor is a mapped file (also one in shared memory).
+
+    Args:
+        tensor: On the CPU.
+        maps: Where the system lists what is mapped; if it does not, nothing is a file.
+    """
+    if tensor.numel() == 0 or not maps.is_file():
+        return False
+    address = tensor.data_ptr()
+    for line in maps.read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        begin, _, end = fields[0].partition("-")
+        if int(begin, 16) <= address < int(end, 16):
+            return len(fields) == 6 and fields[4] != "0"  # has an inode
+    return False
+
+
+def _unmap(tensor: Tensor) -> None:
+    torch.ops.pyg_scale.unmap_rows(tensor)

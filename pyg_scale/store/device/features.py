@@ -1,0 +1,339 @@
+"""A feature store whose rows arrive on a device, the most wanted ones from its own memory."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from pyg_scale.errors import DeviceError
+from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
+from pyg_scale.store.byte_size import byte_size
+from pyg_scale.store.cache.budget import Rows
+from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
+from pyg_scale.store.device.placement import NOTHING, Key, Place, place
+from pyg_scale.store.device.table import Split, Table
+from pyg_scale.store.device.target import budget_of, device_of
+from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.reading import count_device
+
+_HOST = ("auto", "mapped", "staged")
+
+
+class DeviceFeatures(FeatureStore):
+    """Features of another store, on a device within a budget.
+
+    Rows that are asked for by a one-dimensional index come back on the device; whole tensors and
+    slices come from the store as they are. Tensors lie there as a whole, as far as the budget goes,
+    or by their most wanted rows (:func:`~pyg_scale.store.device.place`). What is not there
+
+    * is read by the device itself from the memory of the host (``"mapped"``: the pages are locked
+      and mapped for it, DGL and GLT call this UVA), in the same kernel that looks up what is
+      cached, or
+    * is read on the host, into pinned memory, and copied (``"staged"``): where a tensor is not in
+      memory but in files or elsewhere, and without kernels for CUDA.
+
+    Copies and kernels go to the current stream. The budget is what tensors of this store take of
+    the device, all their lives; batches come on top of it. What is written to the store behind is
+    not seen. With ``device="cpu"`` everything is the same, without a device.
+
+    Args:
+        store: Any feature store.
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, or ``"cpu"``.
+        memory: The budget: bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of what is
+            free.
+        hot: Original ids, most wanted first: a tensor, an ``.npy`` file, or either by group.
+            Without, nodes by degree if there is a ``graph``.
+        graph: What :func:`~pyg_scale.store.cache.by_degree` takes; looked at only if not all fits.
+        host: ``"mapped"``, ``"staged"``, or ``"auto"``: mapped where that is possible.
+            :meth:`stats` says what it is, and why.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If one is out of its range, or a tensor cannot be mapped and should.
+        IndexError: If ``hot`` has an id that is no row.
+        DeviceError: If the device is not there, or has less memory.
+
+    Example::
+
+        store = MemoryFeatureStore()
+        store["paper", "x", None] = x
+        features = DeviceFeatures(store, "cuda", memory="4GB", graph=data)
+        train = NeighborLoader(data, [15, 10], feature_store=features, device="cuda")
+        val = NeighborLoader(data, [15, 10], feature_store=features, device="cuda")
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        device: Any = "cuda",
+        memory: int | str | None = None,
+        hot: Any = None,
+        *,
+        graph: Any = None,
+        host: str = "auto",
+    ) -> None:
+        super().__init__()
+        if not isinstance(store, FeatureStore):
+            raise TypeError(f"store must be a FeatureStore (got {type(store).__name__})")
+        if host not in _HOST:
+            raise ValueError(f"host must be one of {', '.join(_HOST)} (got {host!r})")
+        if memory is not None and memory != 0:
+            byte_size(memory, "memory")
+        lists = None if hot is None else hot_lists(hot)
+        self.store = store
+        self.device = device_of(device)
+        self.budget = budget_of(memory, self.device)
+        self._host = host
+        self._lists = lists
+        self._reasons: dict[Key, str] = {}
+        self._tables = self._place(graph)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # any stream may read from now on
+
+    @property
+    def returns_views(self) -> bool:
+        """Whether whole tensors and slices may share memory with the store."""
+        return bool(getattr(self.store, "returns_views", False))
+
+    @property
+    def used(self) -> int:
+        """Bytes of tensors of this store on the device; never more than ``budget``."""
+        return sum(table.num_bytes for table in self._tables.values() if table.place.num_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """The device, ``budget`` and ``used`` bytes, and of each tensor (such as ``"x"`` or
+        ``"paper/x"``) ``rows`` on the device ``of`` how many, their ``bytes``, and ``where`` the
+        others
+        are: ``"device"`` (there are none), ``"mapped"`` or ``"staged"``, with the reason ``why``.
+        """
+        tensors = {}
+        for key, table in self._tables.items():
+            tensors[_title(key)] = {
+                "where": table.where,
+                "why": self._reasons.get(key, "") if table.where == "staged" else "",
+                "rows": table.place.rows,
+                "of": table.rows.num_rows,
+                "bytes": table.num_bytes,
+            }
+        return {
+            "device": str(self.device),
+            "budget": self.budget,
+            "used": self.used,
+            "tensors": tensors,
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.store!r}, {str(self.device)!r}, {self.budget})"
+
+    def __reduce__(self) -> Any:
+        make = partial(type(self), host=self._host)
+        return make, (self.store, str(self.device), self.budget, self._lists)
+
+    # Reading ###############################################################################
+
+    def _get_tensor(self, attr: TensorAttr) -> Any:
+        """Rows on the device.
+
+        Raises:
+            KeyError: If the store has no such tensor.
+            IndexError: Names the row that does not exist, and how many there are.
+        """
+        return self._multi_get_tensor([attr])[0]
+
+    def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
+        """As :meth:`_get_tensor`; what is read from the store behind is read in one request."""
+        found: list[Any] = [None] * len(attrs)
+        waiting: list[tuple[int, Table, Tensor, Split]] = []
+        asked: list[TensorAttr] = []
+        for i, attr in enumerate(attrs):
+            table, index = self._tables.get(_key(attr)), _as_rows(attr.index)
+            if table is None or index is None:
+                found[i] = self.store.get_tensor(_asking(attr, attr.index))
+                continue
+            try:
+                table.check(index)
+            except IndexError as error:
+                raise IndexError(f"{_name(attr)}: {error}") from None
+            if index.device.type != "cpu" and table.where == "staged":
+                index = index.cpu()
+            split = None
+            if index.device.type == "cpu":
+                split = table.split(index)
+                hits = table.hits(index, split)
+                count_device(hits, hits * table.rows.row_bytes)
+            if split is None:
+                found[i] = table.take(index, None, None)
+            else:
+                waiting.append((i, table, index, split))
+                asked.append(_asking(attr, split.missing))
+        staged = self.store.multi_get_tensor(asked) if asked else []
+        for (i, table, index, split), rows in zip(waiting, staged, strict=True):
+            values = _like(rows, table.rows, split.missing.numel(), attrs[i], self.store)
+            found[i] = table.take(index, split, values)
+        return found
+
+    def _get_tensor_size(self, attr: TensorAttr) -> Any:
+        return self.store._get_tensor_size(attr)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What the store has."""
+        return [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
+
+    # Writing ###############################################################################
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise NotImplementedError(
+            f"{type(self).__name__} is read-only: write to the store that it is made of, before"
+        )
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Not supported.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        return self._put_tensor(tensor, self._tensor_attr_cls.cast(*args, **kwargs))
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self._put_tensor(None, attr)
+
+    # Placing ###############################################################################
+
+    def _place(self, graph: Any) -> dict[Key, Table]:
+        """What is where, and bring it there."""
+        rows: dict[Key, Rows] = {}
+        there: dict[Key, Tensor] = {}  # on the device already
+        candidates: dict[Key, Tensor] = {}
+        for attr in self.store.get_all_tensor_attrs():
+            size = self.store.get_tensor_size(_asking(attr, None))
+            if size is None:
+                continue
+            key, whole = _key(attr), self._view(attr)
+            none = self.store.get_tensor(_asking(attr, torch.empty(0, dtype=torch.int64)))
+            none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
+            rows[key] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+            if whole is not None and whole.device == self.device and self.device.type == "cuda":
+                there[key] = whole
+            elif whole is not None:
+                candidates[key] = whole
+        self._check_hot(rows)
+        mappable = {key: each for key, each in candidates.items() if self._may_map(key, each)}
+        placed = {k: each for k, each in rows.items() if k not in there}
+        places = place(placed, self.budget, {}, frozenset(mappable))
+        if not all(each.whole for each in places.values()):
+            hot = self._hot_ids(graph, placed)
+            listed = {key: ids.numel() for key, ids in hot.items()}
+            places = place(placed, self.budget, listed, frozenset(mappable))
+        else:
+            hot = {}
+        found = {}
+        for key, each in rows.items():
+            if key in there:
+                whole_place = Place(each.num_rows, True, 0)
+                found[key] = Table(
+                    each, whole_place, self.device, None, self._reader(key), None, there[key]
+                )
+                continue
+            where = places.get(key, NOTHING)
+            mapped = None if where.whole else self._map(key, mappable.get(key))
+            ids = hot[key][: where.rows] if where.rows and not where.whole else None
+            found[key] = Table(each, where, self.device, ids, self._reader(key), mapped)
+        return found
+
+    def _view(self, attr: TensorAttr) -> Tensor | None:
+        """The tensor itself, if the store has it as one."""
+        if not self.returns_views:
+            return None
+        whole = self.store.get_tensor(_asking(attr, None))
+        return whole if isinstance(whole, Tensor) else None
+
+    def _may_map(self, key: Key, tensor: Tensor) -> bool:
+        if self._host == "staged":
+            self._reasons[key] = "host='staged'"
+            return False
+        self._reasons[key] = why_not_mapped(tensor, self.device)
+        return not self._reasons[key]
+
+    def _map(self, key: Key, tensor: Tensor | None) -> MappedRows | None:
+        if tensor is None:
+            reason = self._reasons.setdefault(key, "the store behind has no tensor to map")
+            if self._host == "mapped":
+                raise ValueError(f"host='mapped': {_title(key)} cannot be mapped: {reason}")
+            return None
+        try:
+            return MappedRows(tensor, self.device)
+        except DeviceError as error:
+            if self._host == "mapped":
+                raise
+            self._reasons[key] = str(error)
+            return None
+
+    def _check_hot(self, rows: dict[Key, Rows]) -> None:
+        for key, each in rows.items() if self._lists else ():
+            ids = hot_of(self._lists or {}, key[0])
+            if ids is not None and ids.numel() and int(ids.max()) >= each.num_rows:
+                raise IndexError(
+                    f"hot has the id {int(ids.max())}, but {_title(key)} has only "
+                    f"{each.num_rows} rows"
+                )
+
+    def _hot_ids(self, graph: Any, rows: dict[Key, Rows]) -> dict[Key, Tensor]:
+        """The ids of each tensor that are listed, most wanted first."""
+        lists = self._lists
+        if lists is None:
+            lists = {} if graph is None else by_degree(graph)
+        found = {key: hot_of(lists, key[0]) for key in rows}
+        return {key: ids[ids < rows[key].num_rows] for key, ids in found.items() if ids is not None}
+
+    def _reader(self, key: Key) -> Any:
+        group, name = key
+
+        def read(ids: Tensor) -> Tensor:
+            value = self.store.get_tensor(TensorAttr(group, name, ids))
+            return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+        return read
+
+
+def _asking(attr: TensorAttr, index: Any) -> TensorAttr:
+    asked = copy.copy(attr)
+    asked.index = index
+    if not asked.is_set("group_name"):  # Data says no more than the name
+        asked.group_name = None
+    return asked
+
+
+def _as_rows(index: Any) -> Tensor | None:
+    """``int64`` ``[n]`` if rows are asked for by a one-dimensional index of integers."""
+    if isinstance(index, np.ndarray):
+        index = torch.from_numpy(index)
+    if not isinstance(index, Tensor) or index.dim() != 1:
+        return None
+    if index.dtype not in (torch.int64, torch.int32):
+        return None
+    return index.to(torch.int64).contiguous()
+
+
+def _like(value: Any, rows: Rows, count: int, attr: TensorAttr, store: FeatureStore) -> Tensor:
+    tensor: Tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if tuple(tensor.shape) != (count, *rows.row) or tensor.dtype != rows.dtype:
+        raise ValueError(
+            f"{store!r} returned {tensor.dtype} of shape {list(tensor.shape)} for {_name(attr)}, "
+            f"expected {rows.dtype} of shape {[count, *rows.row]}"
+        )
+    return tensor
+
+
+def _title(key: Key) -> str:
+    group, name = key
+    if group is None:
+        return name
+    return "/".join([",".join(map(str, group)) if isinstance(group, tuple) else group, name])

@@ -1,0 +1,104 @@
+"""Which device is meant, whether it is there, and bringing tensors to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.errors import DeviceError
+from pyg_scale.store.byte_size import byte_size
+
+_SHARE = 0.5
+
+
+def device_of(device: Any) -> torch.device:
+    """The device that is meant, with its number.
+
+    Args:
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; ``"cpu"`` does the same without a
+            device.
+
+    Raises:
+        DeviceError: If it is not there; says what is missing.
+        TypeError: If it is no device.
+    """
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device must be 'cuda', 'cuda:0', ... or 'cpu' (got {device!r})")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device={device!r} is no device: {error}") from None
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise DeviceError(f"device={str(device)!r}: only CUDA devices and 'cpu' are supported")
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f"device={str(device)!r}: torch {torch.__version__} was built without CUDA; install a "
+            "build of torch with CUDA, or leave device= out"
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise DeviceError(
+            f"device={str(device)!r}: torch {torch.__version__} finds no CUDA device; see whether "
+            "nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it"
+        )
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= count:
+        raise DeviceError(f"device={str(device)!r}: there are only {count} CUDA devices here")
+    return torch.device("cuda", index)
+
+
+def budget_of(memory: int | str | None, device: torch.device, name: str = "memory") -> int:
+    """The bytes of a device that features may take.
+
+    Args:
+        memory: Bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of what is free on a
+            CUDA device, and nothing where ``device`` is the CPU.
+        device: The device.
+        name: What errors call it.
+
+    Raises:
+        TypeError: If it is neither a number nor text.
+        ValueError: If it is no amount of memory.
+        DeviceError: If the device has not that much.
+    """
+    if memory is None:
+        if device.type == "cpu":
+            return 0
+        return int(torch.cuda.mem_get_info(device)[0] * _SHARE)
+    if memory == 0 and not isinstance(memory, bool):
+        return 0
+    wanted = byte_size(memory, name)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if wanted > total:
+            raise DeviceError(
+                f"{name}={memory!r} is more than the {total} bytes that {device} has "
+                f"({free} are free)"
+            )
+    return wanted
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; nobody waits for the copy but who uses the same stream.
+
+    It goes through pinned memory of torch's, which is used again when the copy is done.
+    """
+    if tensor.device == device or device.type == "cpu":
+        return tensor.to(device)
+    return pinned(tensor).to(device, non_blocking=True)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """A tensor in pinned memory: itself if it is there, else a copy."""
+    if tensor.device.type != "cpu" or tensor.is_pinned():
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+
+
+def host_rows(sizes: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialised memory of the host, pinned if it is to be copied to a CUDA device."""
+    return torch.empty(sizes, dtype=dtype, pin_memory=device.type == "cuda")

@@ -1,0 +1,237 @@
+"""Loaders with ``device=``: the same batches, features within a budget, copies beside training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_scale
+from pyg_scale.errors import DeviceError
+from pyg_scale.loader import (
+    HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
+    SamplingOptions,
+    ZipLoader,
+)
+from pyg_scale.loader.on_device import OnDevice, tensors_of
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import colptr
+from pyg_scale.store import Cached, DeviceFeatures, MemoryFeatureStore
+from pyg_scale.testing import graphs
+from tests.loader.batches import assert_same_batches
+
+HOMO: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 20, "seed": 1, "shuffle": True}
+HETERO: dict[str, Any] = {
+    "num_neighbors": [3, 2],
+    "input_nodes": "item",
+    "batch_size": 4,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("memory", [None, 0, 600, "1MB"], ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_same(memory: Any, workers: int) -> None:
+    data = graphs.hostile()
+    expected = NeighborLoader(data, **HOMO)
+    loader = NeighborLoader(data, **HOMO, device="cpu", device_memory=memory, num_workers=workers)
+    assert_same_batches(expected, loader)
+    found = loader.stats()
+    assert found["epoch"]["copy"]["rows"] == found["epoch"]["batches"] == len(loader)
+    assert found["device"]["used"] <= found["device"]["budget"]
+    rows = found["epoch"]["fetch"]["device_rows"]
+    assert rows == 0 if not memory else 0 < rows <= found["epoch"]["fetch"]["rows"]
+
+
+@pytest.mark.parametrize("memory", [0, 700, "1MB"], ids=str)
+def test_heterogeneous_batches_are_the_same(memory: Any) -> None:
+    data = graphs.hetero()
+    loader = NeighborLoader(data, **HETERO, device="cpu", device_memory=memory, num_workers=1)
+    assert_same_batches(NeighborLoader(data, **HETERO), loader)
+    assert set(loader.stats()["device"]["tensors"]) >= {"item/x", "user/x"}
+
+
+def test_links_and_hgt() -> None:
+    data, hetero = graphs.hostile(), graphs.hetero()
+    links: dict[str, Any] = {"num_neighbors": [3], "batch_size": 16, "seed": 1, "neg_sampling": "binary"}  # noqa: E501  # fmt: skip
+    device = {"device": "cpu", "device_memory": 900}
+    assert_same_batches(
+        LinkNeighborLoader(data, **links), LinkNeighborLoader(data, **links, **device)
+    )
+    hgt: dict[str, Any] = {"num_samples": [4], "input_nodes": "item", "batch_size": 4, "seed": 1}
+    assert_same_batches(HGTLoader(hetero, **hgt), HGTLoader(hetero, **hgt, **device))
+
+
+def test_stores_and_graph_directories(tmp_path) -> None:
+    data = graphs.hostile()
+    del data.when
+    expected = list(NeighborLoader(data, **HOMO))
+    pyg_scale.save(data, tmp_path / "graph")
+    opened = pyg_scale.open(tmp_path / "graph")
+    loader = NeighborLoader(opened, **HOMO, device="cpu", device_memory=900)
+    assert_same_batches(expected, loader)
+    x = loader.stats()["device"]["tensors"]["x"]
+    assert x["where"] == "staged" and 0 < x["rows"] < x["of"]
+    features, graph = graphs.stores(data)
+    named = NeighborLoader((features, graph), **HOMO, device="cpu", device_memory="1MB")
+    for batch, other in zip(named, expected, strict=True):
+        assert torch.equal(batch.x, other.x)
+
+
+def test_several_loaders_share_a_store() -> None:
+    data = graphs.hostile()
+    store = MemoryFeatureStore()
+    store.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    features = DeviceFeatures(store, "cpu", 800, graph=data)
+    loaders = [NeighborLoader(data, **HOMO, feature_store=features, device="cpu") for _ in range(2)]
+    assert all(loader._features.store is features for loader in loaders)
+    assert_same_batches(NeighborLoader(data, **HOMO), loaders[0])
+    with pytest.raises(ValueError, match="feature_store has memory= of its own"):
+        NeighborLoader(data, **HOMO, feature_store=features, device="cpu", device_memory=800)
+
+
+def test_transforms_run_on_the_device_after_the_copies(recorded: Recorded) -> None:
+    seen: list[Any] = []
+
+    def transform(batch: Data) -> Data:
+        seen.append([*recorded.calls[-2:], batch.x.device.type])
+        return batch
+
+    loader = NeighborLoader(graphs.hostile(), **HOMO, device="cpu", transform=transform)
+    loader._target = recorded.target
+    next(iter(loader))
+    assert seen == [["record_stream", "record_stream", "cpu"]]
+
+
+def test_features_that_are_not_kept_are_copied_and_it_is_said() -> None:
+    data = graphs.hostile()
+    features, graph = graphs.stores(data)
+    cached = Cached(features, "1kB")
+    loader = NeighborLoader((cached, graph), **HOMO, device="cpu")
+    assert len(list(loader)) == len(loader)
+    assert "looks ahead, and keeps rows itself" in loader.stats()["device"]["why"]
+    assert loader.stats()["device"]["tensors"] == {}
+    with pytest.raises(ValueError, match="device_memory= is of no use: .* looks ahead"):
+        NeighborLoader((cached, graph), **HOMO, device="cpu", device_memory=100)
+
+
+def test_a_batch_without_features_and_one_called_by_index() -> None:
+    data = graphs.hostile()
+    bare = SamplingOptions(collect_features=False)
+    loader = NeighborLoader(data, **HOMO, device="cpu", sampling=bare)
+    assert "x" not in next(iter(loader))
+    expected = NeighborLoader(data, [4], seed=3)([5, 6])
+    assert_same_batches([expected], [NeighborLoader(data, [4], seed=3, device="cpu")([5, 6])])
+
+
+def test_what_contradicts_is_refused() -> None:
+    data = graphs.hostile()
+    with pytest.raises(ValueError, match="device_memory= is of a device: give device= too"):
+        NeighborLoader(data, **HOMO, device_memory="1GB")
+    with pytest.raises(ValueError, match="device= and sampling.to_device are given"):
+        NeighborLoader(data, **HOMO, device="cpu", sampling=SamplingOptions(to_device="cpu"))
+    with pytest.raises(ValueError, match="device_memory must be bytes or text"):
+        NeighborLoader(data, **HOMO, device="cpu", device_memory="some")
+    for kind in ("process", "ring"):
+        with pytest.raises(ValueError, match="device= needs threads as workers"):
+            NeighborLoader(data, **HOMO, device="cpu", num_workers=1, worker_type=kind)
+    plain, placed = NeighborLoader(data, **HOMO), NeighborLoader(data, **HOMO, device="cpu")
+    with pytest.raises(ValueError, match="give it to the ZipLoader instead"):
+        ZipLoader([plain, placed], batch_size=5)
+    with pytest.raises(ValueError, match="a ZipLoader copies tuples"):
+        ZipLoader([plain, plain], batch_size=5, device="cpu", device_memory=5)
+    zipped = ZipLoader([plain, plain], batch_size=20, seed=1, device="cpu")
+    assert_same_batches(
+        [b for pair in ZipLoader([plain, plain], batch_size=20, seed=1) for b in pair],
+        [b for pair in zipped for b in pair],
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_cuda_it_is_said_at_once() -> None:
+    with pytest.raises(DeviceError, match="device='cuda': torch .*CUDA"):
+        NeighborLoader(graphs.hostile(), **HOMO, device="cuda")
+
+
+class Recorded:
+    """What is asked of ``torch.cuda``, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.now = "main"
+        self.streams = 0
+        self.target = OnDevice("cpu", cuda=self._cuda())
+
+    def note(self, what: str) -> None:
+        self.calls.append(what)
+
+    def _cuda(self) -> Any:
+        recorded = self
+
+        class Stream:
+            def __init__(self, device: torch.device) -> None:
+                recorded.streams += 1
+                self.name = f"side {recorded.streams}"
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                recorded.note(f"record {stream.name}")
+
+        @contextlib.contextmanager
+        def stream(stream: Stream) -> Iterator[None]:
+            before, recorded.now = recorded.now, stream.name
+            yield
+            recorded.now = before
+
+        main = SimpleNamespace(wait_event=lambda event: recorded.note("wait"))
+        return SimpleNamespace(
+            Stream=Stream,
+            Event=Event,
+            stream=stream,
+            device=lambda device: contextlib.nullcontext(),
+            current_stream=lambda device: main,
+        )
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> Recorded:
+    made = Recorded()
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: made.note("record_stream"))
+    return made
+
+
+def test_copies_are_on_a_side_stream_and_whoever_takes_the_batch_waits(recorded: Recorded) -> None:
+    data = graphs.hostile()
+    batch = next(iter(NeighborLoader(data, **HOMO)))
+    assert colptr.recall(batch.edge_index) is not None
+    tensors = list(tensors_of(batch))
+    assert any(each is colptr.recall(batch.edge_index) for each in tensors)
+    assert any(each is batch.edge_index for each in tensors)
+
+    def fetch(stats: Stats) -> Data:
+        recorded.note(f"fetch on {recorded.now}")
+        return batch
+
+    landed = recorded.target.made(fetch, Stats())
+    assert recorded.calls == ["fetch on side 1", "record side 1"], "nobody waits in the worker"
+    assert landed.take() is batch
+    assert recorded.calls[2:] == ["wait"] + ["record_stream"] * len(tensors)
+    assert recorded.now == "main"
+    recorded.target.made(fetch, Stats())
+    assert recorded.streams == 1, "a thread has one stream"
+
+
+def test_every_worker_thread_has_its_own_stream(recorded: Recorded) -> None:
+    loader = NeighborLoader(graphs.hostile(), **HOMO, num_workers=1, device="cpu")
+    loader._target = recorded.target
+    list(loader)
+    assert recorded.streams == 1
+    assert recorded.calls.count("wait") == len(loader)
