@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.cli.bench import environment, files, memory, scale_report, scale_steps
-from pyg_scale.cli.bench.memory_limit import MemoryLimit
+from pyg_scale.cli.bench.memory_limit import MemoryLimit, evict
 
 _TEMPORARY = 12  # bytes an edge that a conversion needs for a while
 _STEP_SECONDS = 6 * 3600
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
             _step(found, "convert", convert, limit, as_json=False)
         found["file_bytes"] = sum(f.stat().st_size for f in graph.rglob("*") if f.is_file())
         if args.parts > 1:
+            evict(root)
             step = scale_steps.command(
                 "partition",
                 path=graph,
@@ -73,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
             hidden=args.hidden,
         )
         found["cache_bytes"] = cache
+        evict(root)
         _step(found, "train", step, limit)
     finally:
         if not args.keep:

@@ -53,9 +53,9 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
                 f"opened in {1000 * result['open_seconds']:.0f} ms, {result['batches']} batches at "
                 f"{result['batches_per_s']:.2f} batches/s, loss {result['first_loss']:.2f} to "
                 f"{result['last_loss']:.2f}, accuracy on the training nodes of the second half "
-                f"{result['accuracy_of_the_second_half']:.3f}; cache "
-                f"{found['cache_bytes'] / _GB:.2f} GB; {result['store']}"
+                f"{result['accuracy_of_the_second_half']:.3f}"
             )
+            parts.append(_reads(found["cache_bytes"], result["store"]))
         if result.get("peak_resident"):
             parts.append(f"peak resident {result['peak_resident'] / _GB:.2f} GB")
         if peak:
@@ -77,6 +77,16 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         ),
     ]
     return lines
+
+
+def _reads(cache_bytes: int, store: Mapping[str, Any]) -> str:
+    x = store["tensors"]["x"]
+    return (
+        f"a cache of {cache_bytes / _GB:.2f} GB ({store['policy']}) had "
+        f"{x['hits'] / max(1, x['hits'] + x['misses']):.0%} of the rows of features; "
+        f"{store['read_bytes'] / _GB:.0f} GB in {store['reads']:,} reads, "
+        + ("past the page cache" if store["direct"] else "through the page cache")
+    )
 
 
 def draw(found: Mapping[str, Any], path: str) -> None:
