@@ -22,7 +22,7 @@ help:
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
-	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of its loaders, on ours"
+	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of loaders and layers, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
 	@echo "make clean   remove what was made here"
 	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment, JOBS=4 how"
@@ -68,6 +68,8 @@ test: lint kernels
 PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
   loader/test_hgt_loader.py loader/test_zip_loader.py loader/test_cache.py \
   loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py
+PYG_CONV_TESTS := $(patsubst %,nn/conv/test_%_conv.py,gcn sage gin graph gat gatv2 transformer rgcn) \
+  nn/models/test_basic_gnn.py nn/test_to_hetero_transformer.py
 PYG_SUITE = $(BIN)/python -m pytest -q -rs -o addopts= -p tests.parity.pyg_suite
 
 pyg-suite: export PYG_SCALE_KERNELS = require
@@ -77,6 +79,7 @@ pyg-suite: $(VENV)/.test kernels
 	$(PYG_SUITE) --drop-in=loaders $(PYG_TESTS:%=$(PYG)/test/%)
 	$(PYG_SUITE) --drop-in=compat $(PYG_TESTS:%=$(PYG)/test/%) \
 	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
+	$(PYG_SUITE) --drop-in=convs $(PYG_CONV_TESTS:%=$(PYG)/test/%)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

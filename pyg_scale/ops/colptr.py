@@ -2,7 +2,8 @@
 
 A sampler knows these destination pointers anyway. They are found again by the tensor object that
 is the block's ``edge_index``, held weakly: never by an address, which recycled memory repeats. A
-copy (another device, a transform) is another object, for which they are computed.
+copy (another device, a transform) is another object, for which they are computed; so they are for
+tensors of ``torch.inference_mode()``, whose changes in place cannot be seen.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
     """Keep the destination pointers of a block as long as its ``edge_index`` lives.
 
     Args:
-        edge_index: ``[2, num_edges]``, sorted by destination.
+        edge_index: ``[2, num_edges]``, sorted by destination. Nothing is kept of an inference
+            tensor.
         colptr: ``int64`` ``[n + 1]``; nodes from ``n`` on have no edges.
     """
+    if edge_index.is_inference():
+        return
     name = id(edge_index)
 
     def forget(ref: weakref.ref[Tensor]) -> None:
@@ -30,13 +34,13 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
         if entry is not None and entry[0] is ref:  # not a later tensor of the same id
             _known.pop(name, None)
 
-    _known[name] = (weakref.ref(edge_index, forget), _version(edge_index), colptr)
+    _known[name] = (weakref.ref(edge_index, forget), edge_index._version, colptr)
 
 
 def recall(edge_index: Tensor) -> Tensor | None:
     """What was remembered for this very tensor, if it was not changed in place since."""
     entry = _known.get(id(edge_index))
-    if entry is None or entry[0]() is not edge_index or entry[1] != _version(edge_index):
+    if entry is None or entry[0]() is not edge_index or entry[1] != edge_index._version:
         return None
     return entry[2]
 
@@ -73,7 +77,3 @@ def colptr(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     if int(col[0]) < 0 or int(col[-1]) >= num_nodes:
         raise ValueError(f"edge_index has edges to more than num_nodes={num_nodes} nodes")
     return index2ptr(col, num_nodes).to(torch.int64)
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -239,6 +239,20 @@ def test_scripts_are_of_the_path_of_pyg(x, edge_index, name):
     assert distance(torch.jit.script(layer)(x, edge_index), layer(x, edge_index)) < 1e-5
 
 
+def test_scripts_of_relations_and_of_attention(x, edge_index):
+    edge_type = torch.arange(edge_index.size(1)) % 3
+    for kwargs in ({}, {"num_bases": 2}):
+        layer = RGCNConv(6, 4, 3, **kwargs)
+        scripted = torch.jit.script(layer)(x, edge_index, edge_type)
+        assert distance(scripted, layer(x, edge_index, edge_type)) < 1e-5
+    model = nn.ModuleList([pyg_scale.nn.TransformerConv(6, 4), SAGEConv(6, 4)])
+    with pytest.raises(NotImplementedError, match=r"TransformerConv.*pyg_scale\.nn\.restore"):
+        torch.jit.script(model)
+    assert type(model[0]) is pyg_scale.nn.TransformerConv
+    pyg_scale.nn.restore(model)
+    torch.jit.script(model[0])
+
+
 def test_doctor_says_what_happened(x, edge_index):
     SAGEConv(6, 4, aggr="median")(x, edge_index)
     check = examine()["checks"]["convs"]

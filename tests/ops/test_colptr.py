@@ -77,11 +77,22 @@ def test_nothing_is_kept_and_no_later_tensor_gets_an_earlier_ones_pointers() -> 
     assert len(module._known) == before
 
 
-def test_an_inference_tensor_can_be_remembered() -> None:
+def test_a_change_of_an_inference_tensor_is_not_missed() -> None:
+    """Such tensors count no versions: nothing is kept of them."""
     with torch.inference_mode():
         edge_index = block()
-    remember(edge_index, torch.tensor(expected(edge_index, 6)))
-    assert recall(edge_index) is not None
+        remember(edge_index, torch.tensor(expected(edge_index, 6)))
+        assert recall(edge_index) is None
+        edge_index[1, :3] = 0
+        assert colptr(edge_index, 6).tolist() == expected(edge_index, 6)
+        edge_index[1, 0] = 5
+        assert colptr(edge_index, 6) is None
+    ordinary = block()
+    remember(ordinary, torch.tensor(expected(ordinary, 6)))
+    with torch.inference_mode():  # an ordinary tensor counts there, too
+        assert recall(ordinary) is not None
+        ordinary[1, :3] = 0
+        assert recall(ordinary) is None
 
 
 def test_many_threads() -> None:

@@ -1,4 +1,4 @@
-"""The plugin that runs PyG's tests on our loaders does put them there, and lets gated tests run."""
+"""The plugin that runs PyG's tests on ours does put them there, and lets gated tests run."""
 
 from __future__ import annotations
 
@@ -45,9 +45,48 @@ def test_pyg_lib_and_torch_sparse_agree():
 """
 
 
+CONVS = """
+import torch
+import torch_geometric.nn
+import torch_geometric.nn.models.basic_gnn as basic_gnn
+from torch_geometric.nn import GCN, GCNConv, conv
+
+
+def test_layers_are_ours():
+    for name in "GCN SAGE GIN Graph GAT GATv2 Transformer RGCN".split():
+        for module in (torch_geometric.nn, conv):
+            assert getattr(module, name + "Conv").__module__.startswith("pyg_scale."), name
+    assert GCNConv.__module__ == "pyg_scale.nn.conv.gcn_conv"
+    assert conv.GCNConv is basic_gnn.GCNConv is GCNConv
+    model = GCN(4, 4, num_layers=2)
+    assert type(model.convs[0]) is GCNConv
+    assert str(model.convs[0]) == "GCNConv(4, 4)"
+
+
+def test_that_falls_back():
+    GCNConv(4, 4)(torch.randn(2, 3, 4), torch.tensor([[0, 1], [1, 2]]))
+
+
+def test_packaging():
+    raise AssertionError("ours cannot")
+"""
+
+
 @pytest.mark.parametrize(("drop_in", "passed"), [("loaders", 1), ("compat", 2)])
 def test_runs_what_pyg_skips(tmp_path: Path, drop_in: str, passed: int) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
+    out = run(tmp_path, drop_in, SUITE)
+    assert f"{passed} passed, {3 - passed} skipped" in out, out
+
+
+def test_layers_are_put_in_place(tmp_path: Path) -> None:
+    out = run(tmp_path, "convs", CONVS)
+    assert "2 passed, 1 xfailed" in out, out
+    assert "GCNConv: features are not of shape [num_nodes, channels]: 1" in out, out
+
+
+def run(tmp_path: Path, drop_in: str, suite: str) -> str:
+    """What pytest says of a suite of tests with ours in the place of PyG's."""
+    (tmp_path / "test_suite.py").write_text(suite)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [
         sys.executable,
@@ -62,4 +101,4 @@ def test_runs_what_pyg_skips(tmp_path: Path, drop_in: str, passed: int) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert f"{passed} passed, {3 - passed} skipped" in done.stdout, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -80,6 +80,15 @@ class FusedConv:
         record(self, reason)  # type: ignore[arg-type]
         return self.replaces.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
 
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` compiles of a layer: itself, if it can."""
+        if not hasattr(self, "_forward_of_pyg"):
+            raise NotImplementedError(
+                f"torch.jit.script cannot compile pyg_scale's {type(self).__name__}: give its "
+                "model PyG's layers back before, pyg_scale.nn.restore(model)"
+            )
+        return self
+
 
 def unfusable(layer: Any) -> str | None:
     """Why the state of a layer, or what runs it, asks for PyG's path; ``None`` if nothing does."""

@@ -1,12 +1,14 @@
 """RGCNConv: all relations are reduced at once, without a message for every edge."""
 
+from typing import Any
+
 import torch
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor
 
 from pyg_scale.nn.aggregation import reductions
-from pyg_scale.nn.conv.base import FusedConv, check_features
+from pyg_scale.nn.conv.base import FusedConv, check_features, scriptable
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
 from pyg_scale.nn.relations import group_relations
@@ -23,15 +25,27 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     replaces = torch_geometric.nn.RGCNConv
     propagate_type = {"x": Tensor, "edge_type_ptr": OptTensor}  # noqa: RUF012
+    _forward_of_pyg = scriptable(torch_geometric.nn.RGCNConv)
 
-    def forward(  # type: ignore[no-untyped-def]
+    def forward(
         self,
         x: OptTensor | tuple[OptTensor, Tensor],
         edge_index: Adj,
-        edge_type: Tensor | None = None,
-    ):
+        edge_type: OptTensor = None,
+    ) -> Tensor:
         """See PyG. ``[num_dst, out_channels]``."""
-        return self.run(x, edge_index, edge_type)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            out = self._forward_of_pyg(x, edge_index, edge_type)
+        else:
+            out = self.run(x, edge_index, edge_type)
+        return out
+
+    def __prepare_scriptable__(self) -> Any:
+        """See :class:`FusedConv`."""
+        # PyG's path adds this to the layer at its first call, and what is compiled cannot.
+        if not hasattr(self, "_use_segment_matmul_heuristic_output"):
+            self._use_segment_matmul_heuristic_output = False
+        return super().__prepare_scriptable__()
 
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
