@@ -63,8 +63,9 @@ def cuda_kernels() -> Check:
     """Whether the compiled library has kernels for CUDA devices; looks for one only if so."""
     from pyg_scale.ops import library
 
-    if not library.status()["loaded"]:
-        return Check(None, "the kernels are not compiled, for CUDA neither")
+    status = library.status()
+    if not status["loaded"]:
+        return Check(None, f"no kernels are loaded: {status['reason']}", status["command"])
     held, reason = library.cuda()
     import torch
 
@@ -76,8 +77,7 @@ def cuda_kernels() -> Check:
     fix = "PYG_SCALE_CUDA=1 pyg-scale build"
     if not nvcc:
         fix += "   # with the CUDA toolkit's nvcc on the PATH"
-    # Nobody misses them where there is no device.
-    return Check(None, reason.partition(". ")[0], fix if devices or nvcc else "")
+    return Check(None, reason.partition(". ")[0], fix)
 
 
 def compiler() -> Check:
