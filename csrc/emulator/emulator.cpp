@@ -3,7 +3,9 @@
 #include "emulator.h"
 
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -273,4 +275,38 @@ void fail(const char* text) {
 
 const char* last_error() { return message.c_str(); }
 
+namespace {
+std::mutex registering;
+std::map<const char*, size_t> registered;  // where, and how many bytes
+}  // namespace
+
 }  // namespace emulator
+
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
+  if (!data || !bytes) return cudaErrorInvalidValue;
+  const std::lock_guard lock(emulator::registering);
+  const char* begin = static_cast<const char*>(data);
+  for (const auto& [at, size] : emulator::registered) {
+    if (begin < at + size && at < begin + bytes) return cudaErrorHostMemoryAlreadyRegistered;
+  }
+  emulator::registered[begin] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* data) {
+  const std::lock_guard lock(emulator::registering);
+  const bool known = emulator::registered.erase(static_cast<const char*>(data));
+  return known ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+}
+
+cudaError_t cudaHostGetDevicePointer(void** there, void* data, unsigned) {
+  const std::lock_guard lock(emulator::registering);
+  const char* wanted = static_cast<const char*>(data);
+  for (const auto& [at, size] : emulator::registered) {
+    if (wanted >= at && wanted < at + size) {
+      *there = data;
+      return cudaSuccess;
+    }
+  }
+  return cudaErrorInvalidValue;
+}

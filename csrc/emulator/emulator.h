@@ -31,6 +31,8 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorLaunchFailure = 719,
 };
 
@@ -167,6 +169,8 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorHostMemoryAlreadyRegistered: return "part or all of it is registered already";
+    case cudaErrorHostMemoryNotRegistered: return "it is not registered";
     case cudaErrorLaunchFailure: return emulator::last_error();
   }
   return "unknown error";
@@ -176,3 +180,11 @@ inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream
   if (bytes) std::memset(at, value, bytes);
   return cudaSuccess;
 }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+// Memory of the host that devices read: here the same memory, but only as long as it is registered.
+constexpr unsigned cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* data);
+cudaError_t cudaHostGetDevicePointer(void** there, void* data, unsigned flags);

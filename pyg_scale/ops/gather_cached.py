@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import fused
+from pyg_scale.errors import KernelsError
+from pyg_scale.ops import fused, library
 from pyg_scale.ops.mapped_rows import MappedRows
 
 _INDEX_TYPES = (torch.int64, torch.int32)
@@ -47,11 +48,12 @@ def gather_cached(
     """
     held = rest.tensor if isinstance(rest, MappedRows) else rest
     _check(cached, held, index, slot_of)
-    if cached.device.type == "cuda":
-        if fused.usable(cached):
-            return torch.ops.pyg_scale.gather_cached(cached, held, index, slot_of)
-        if isinstance(rest, MappedRows):
-            fused.load()
+    if library.compiled() if cached.device.type == "cpu" else fused.usable(cached):
+        found: Tensor = torch.ops.pyg_scale.gather_cached(cached, held, index, slot_of)
+        return found
+    if isinstance(rest, MappedRows):
+        reason = fused.why_not(cached.device) or "PYG_SCALE_KERNELS=never forbids them"
+        raise KernelsError(f"rows of the host are read by compiled kernels alone: {reason}")
     return plain(cached, held, index, slot_of)
 
 

@@ -6,6 +6,7 @@ copied.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from pathlib import Path
 
@@ -16,6 +17,25 @@ from pyg_scale.errors import DeviceError
 from pyg_scale.ops import fused, library
 
 _MAPS = Path("/proc/self/maps")
+
+
+class _Lock:
+    """Pages that are locked until this object is gone; all who want the same ones share it."""
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        index = device.index or 0
+        try:
+            torch.ops.pyg_scale.map_rows(tensor, index)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{tensor.nbytes} bytes of the host cannot be locked for {device}: {error}"
+            ) from error
+        # The memory lives as long as its pages are locked; at exit CUDA may be gone before us.
+        weakref.finalize(self, _unmap, tensor.detach(), index).atexit = False
+
+
+_locks: weakref.WeakValueDictionary[tuple[int, int], _Lock] = weakref.WeakValueDictionary()
+_locking = threading.Lock()
 
 
 class MappedRows:
@@ -38,16 +58,14 @@ class MappedRows:
             raise ValueError(f"the tensor cannot be mapped for {device}: {reason}")
         self.tensor = tensor
         self.device = device
-        if tensor.numel() == 0 or tensor.is_pinned():  # pinned by torch is mapped already
+        self._lock: _Lock | None = None
+        if tensor.numel() == 0:
             return
-        try:
-            torch.ops.pyg_scale.map_rows(tensor, device.index or 0)
-        except RuntimeError as error:
-            raise DeviceError(
-                f"{tensor.nbytes} bytes of the host cannot be locked for {device}: {error}"
-            ) from error
-        # The memory lives as long as its pages are locked; at exit CUDA may be gone before us.
-        weakref.finalize(self, _unmap, tensor.detach()).atexit = False
+        place = tensor.data_ptr(), tensor.nbytes
+        with _locking:
+            self._lock = _locks.get(place)
+            if self._lock is None and not tensor.is_pinned():  # what torch pinned is mapped
+                self._lock = _locks[place] = _Lock(tensor, device)
 
 
 def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
@@ -81,5 +99,5 @@ def in_file(tensor: Tensor, maps: Path = _MAPS) -> bool:
     return False
 
 
-def _unmap(tensor: Tensor) -> None:
-    torch.ops.pyg_scale.unmap_rows(tensor)
+def _unmap(tensor: Tensor, device: int) -> None:
+    torch.ops.pyg_scale.unmap_rows(tensor, device)

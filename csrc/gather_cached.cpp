@@ -1,0 +1,82 @@
+// gather_cached on the CPU: rows from a cache and from elsewhere (pyg_scale/ops/gather_cached.py).
+// csrc/cuda/gather_cached_ops.cpp has it for devices, and map_rows and unmap_rows.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "graph_view.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+struct Bytes {
+  Tensor tensor;
+  const char* data;
+  int64_t count, row;
+};
+
+Bytes bytes_of(const Tensor& x, const char* name) {
+  check(x.is_cpu() && x.dim() >= 1, std::string(name) + " must have rows, on the CPU");
+  Tensor dense = x.is_contiguous() ? x : torch::stable::contiguous(x);
+  const int64_t count = dense.size(0);
+  int64_t row = static_cast<int64_t>(dense.element_size());
+  for (int64_t d = 1; d < dense.dim(); ++d) row *= dense.size(d);
+  return {dense, static_cast<const char*>(dense.const_data_ptr()), count, row};
+}
+
+[[noreturn]] void no_row(int64_t i, int64_t row, const char* of, int64_t count) {
+  throw std::out_of_range("index[" + std::to_string(i) + "] leads to row " + std::to_string(row) +
+                          " of " + of + ", which has " + std::to_string(count) + " rows");
+}
+
+Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Tensor> slot_of) {
+  const Bytes held = bytes_of(cached, "cached"), left = bytes_of(rest, "rest");
+  check(held.row == left.row && cached.scalar_type() == rest.scalar_type(),
+        "cached and rest must have rows alike");
+  const IntColumn ids = int_column(index, "index");
+  IntColumn slots;
+  if (slot_of) {
+    slots = int_column(*slot_of, "slot_of");
+    check(!slots.wide && slot_of->numel() == left.count, "slot_of must have an entry for each row");
+  }
+  const int64_t count = index.numel();
+  std::vector<int64_t> sizes{count};
+  for (int64_t d = 1; d < cached.dim(); ++d) sizes.push_back(cached.size(d));
+  Tensor out = pool_empty(sizes, cached.scalar_type());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t id = ids[i];
+    int64_t slot = id;
+    if (slot_of) {
+      if (id < 0 || id >= left.count) no_row(i, id, "slot_of", left.count);
+      slot = slots[id];
+    }
+    const bool inside = slot >= 0;
+    const Bytes& from = inside ? held : left;
+    const int64_t row = inside ? slot : slot_of ? id : -1 - slot;
+    if (row >= from.count) no_row(i, row, inside ? "cached" : "rest", from.count);
+    std::memcpy(to + i * held.row, from.data + row * held.row, static_cast<size_t>(held.row));
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def("gather_cached(Tensor cached, Tensor rest, Tensor index, Tensor? slot_of) -> Tensor");
+  m.def("map_rows(Tensor x, int device) -> ()");
+  m.def("unmap_rows(Tensor x, int device) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {
+  m.impl("gather_cached", TORCH_BOX(&pyg_scale::gather_cached));
+}

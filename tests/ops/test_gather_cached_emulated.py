@@ -1,0 +1,139 @@
+"""The kernel of ``gather_cached`` in the emulator, against torch's own indexing, bit by bit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_scale.errors import DeviceError
+from pyg_scale.ops import fused, mapped_rows, sources
+from pyg_scale.ops.gather_cached import gather_cached
+from pyg_scale.ops.mapped_rows import MappedRows
+from tests.ops import emulated
+from tests.ops.gathers import DTYPES, SHAPES, Rows, rows
+
+
+@pytest.fixture(autouse=True)
+def device():
+    emulated.load()
+
+
+def emulated_gather(made: Rows) -> list[torch.Tensor]:
+    op = torch.ops.pyg_scale_emulated.gather_cached
+    staged, place = made.staged()
+    return [
+        op(made.cached, made.table, made.index, made.slot_of),
+        op(made.cached, made.table, made.index.int(), made.slot_of),
+        op(made.cached, staged, place, None),
+    ]
+
+
+@pytest.mark.parametrize("order", ["forward", "backward"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_every_kind(dtype, shape, order, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_EMULATOR_ORDER", order)
+    made = rows(dtype, shape, count=40)
+    for found in emulated_gather(made):
+        assert found.dtype == dtype
+        assert torch.equal(found, made.expected)
+
+
+@pytest.mark.parametrize(("num_rows", "num_slots", "count"), [(0, 0, 0), (9, 0, 5), (9, 9, 700)])
+def test_nothing_all_and_more_than_a_block(num_rows, num_slots, count):
+    made = rows(torch.float32, (5,), num_rows, num_slots, count)
+    for found in emulated_gather(made):
+        assert torch.equal(found, made.expected)
+
+
+def test_layouts():
+    made = rows(torch.float32, (12,))
+    op = torch.ops.pyg_scale_emulated.gather_cached
+    wide = torch.randn(50, 20)
+    wide[:, 3:15] = made.table
+    for table in (wide[:, 3:15], made.table.t().contiguous().t()):
+        assert torch.equal(op(made.cached, table, made.index, made.slot_of), made.expected)
+    shifted = torch.cat([torch.zeros(1), made.table.flatten()])[1:].view(50, 12)
+    assert torch.equal(op(made.cached, shifted, made.index, made.slot_of), made.expected)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4, 13])
+@pytest.mark.parametrize("width", [1, 3, 4, 32, 33, 100, 256])
+def test_rows_of_the_host_that_are_mapped(width, shift):
+    made = rows(torch.float32, (width,))
+    table = torch.cat([torch.zeros(shift), made.table.flatten()])[shift:].view(50, width)
+    with emulated.instead_of():
+        torch.ops.pyg_scale.map_rows(table, 0)
+        try:
+            found = gather_cached(made.cached, table, made.index, made.slot_of)
+        finally:
+            torch.ops.pyg_scale.unmap_rows(table, 0)
+    assert torch.equal(found, made.expected)
+
+
+def test_memory_is_locked_as_long_as_somebody_wants_it(monkeypatch):
+    monkeypatch.setattr(mapped_rows, "why_not_mapped", lambda tensor, device: "")
+    monkeypatch.setattr(fused, "usable", lambda tensor: True)
+    x, cuda = torch.rand(6, 4), torch.device("cuda", 0)
+    with emulated.instead_of():
+        first, second = MappedRows(x, cuda), MappedRows(x, cuda)
+        with pytest.raises(DeviceError, match="32 bytes .* cannot be locked .*registered already"):
+            MappedRows(x[2:4], cuda)
+        found = gather_cached(x[:0], first, -1 - torch.tensor([4, 1]))
+        assert torch.equal(found, x[[4, 1]])
+        del first
+        with pytest.raises(RuntimeError, match="registered already"):
+            torch.ops.pyg_scale.map_rows(x, 0)
+        del second
+        torch.ops.pyg_scale.map_rows(x, 0)
+        torch.ops.pyg_scale.unmap_rows(x, 0)
+        with pytest.raises(RuntimeError, match="cudaHostUnregister: it is not registered"):
+            torch.ops.pyg_scale.unmap_rows(x, 0)
+
+
+@pytest.mark.parametrize(
+    ("index", "looked_up"), [([0, 50], True), ([-1], True), ([17], False), ([-51], False)]
+)
+def test_a_number_that_is_no_row_ends_the_kernel(index, looked_up):
+    made = rows(torch.float32, (3,))
+    op = torch.ops.pyg_scale_emulated.gather_cached
+    with pytest.raises(RuntimeError, match="gather_cached failed: the kernel trapped"):
+        op(made.cached, made.table, torch.tensor(index), made.slot_of if looked_up else None)
+
+
+def test_what_is_not_alike_is_refused():
+    made = rows(torch.float32, (3,))
+    op = torch.ops.pyg_scale_emulated.gather_cached
+    for rest in (made.table[:, :2], made.table.double(), made.table[0]):
+        with pytest.raises((RuntimeError, ValueError), match="rest must have rows like"):
+            op(made.cached, rest, made.index, None)
+    with pytest.raises((RuntimeError, ValueError), match="slot_of"):
+        op(made.cached, made.table, made.index, made.slot_of[:-1])
+
+
+FAULTS = {
+    "PYG_SCALE_FAULT_WHOLE_LINES": "AddressSanitizer: heap-",
+    "PYG_SCALE_FAULT_NO_CHECKS": "AddressSanitizer: ",
+}
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_alone_under_sanitizers_and_with_faults(fault):
+    source, more = sources.source_dir(), emulated.SANITIZE
+    planted = (f"-D{fault}",) if fault else ()
+    objects = emulated.compile_objects(
+        [source / "cuda" / "gather_cached.cu"], emulated.FLAGS, *more, *planted
+    )
+    files = [source / "emulator" / name for name in ("emulator.cpp", "check_gather.cpp")]
+    files.append(source / "cuda" / "errors.cu")
+    objects += emulated.compile_objects(files, emulated.FLAGS, *more)
+    path = Path(emulated.link(objects, *more))
+    done = subprocess.run([path], capture_output=True, text=True, timeout=100)
+    if fault:
+        assert done.returncode != 0
+        assert FAULTS[fault] in done.stdout + done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stdout + done.stderr
