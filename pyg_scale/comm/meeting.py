@@ -27,10 +27,10 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from pyg_scale.comm.time_limit import within
+from pyg_scale.comm.time_limit import check, within
 from pyg_scale.errors import CommError, CommTimeoutError
 
-_SLICE = 0.5  # seconds of one wait, so that Ctrl-C is heard
+_SLICE = 0.5  # seconds after which rank 0 says again that it is there
 _GRACE = 10.0  # seconds to find out who is late
 _PAUSES = (0.01, 0.2)  # seconds between two looks, at first and at last
 
@@ -160,18 +160,22 @@ class _Meeting:
         offer = str(self.mine["word"])
         self.store.set("offer", offer)
         missing = list(range(1, self.world_size))
-        while missing:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                self._tell(offer, missing)
-                raise self._late(missing)
-            self.store.add(f"alive/{offer}", 1)
-            try:
-                keys = [f"here/{offer}/{rank}" for rank in missing]
-                self.store.wait(keys, timedelta(seconds=max(0.05, min(left, _SLICE))))
-                missing = []
-            except RuntimeError:
+        (pause, longest), looked = _PAUSES, time.monotonic()
+        # No wait of the store's: torch reports its time limits, and nothing can interrupt it.
+        while missing and not self.store.check([f"here/{offer}/{rank}" for rank in missing]):
+            check()
+            now = time.monotonic()
+            if now > self.deadline:
                 missing = self._absent(offer, missing)
+                if missing:
+                    self._tell(offer, missing)
+                    raise self._late(missing)
+                break
+            if now > looked + _SLICE:
+                self.store.add(f"alive/{offer}", 1)
+                missing, looked = self._absent(offer, missing), now
+            time.sleep(pause)
+            pause = min(longest, 1.5 * pause)
         heard = [self.mine]
         for rank in range(1, self.world_size):
             heard.append(json.loads(self.store.get(f"here/{offer}/{rank}")))
@@ -201,6 +205,7 @@ class _Meeting:
                 answered = None
             if answered is not None and (missing := self._told(answered)):
                 raise self._late(missing)
+            check()
             if time.monotonic() > self.deadline:
                 raise self._late(self._who_is_late(answered))
             time.sleep(pause)

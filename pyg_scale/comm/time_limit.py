@@ -12,17 +12,40 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_END_SECONDS = 2.0
+_local = threading.local()
+
+
+class Unwanted(RuntimeError):
+    """Nobody waits any more for what a thread does."""
+
+
+def check() -> None:
+    """To be called now and then by what takes long within a time limit.
+
+    Raises:
+        Unwanted: If nobody waits for it any more.
+    """
+    unwanted: threading.Event | None = getattr(_local, "unwanted", None)
+    if unwanted is not None and unwanted.is_set():
+        raise Unwanted("the time limit is over")
+
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own, which is left behind if it does not end.
+
+    Where the wait is interrupted, as by Ctrl-C, a function that calls :func:`check` has ended: the
+    interpreter ends threads that are left in the middle of C++ by an abort of the process.
 
     Raises:
         TimeoutError: If it does not end in time.
     """
     found: list[T] = []
     errors: list[BaseException] = []
+    unwanted = threading.Event()
 
     def work() -> None:
+        _local.unwanted = unwanted
         try:
             found.append(function(*args))
         except BaseException as error:
@@ -30,7 +53,13 @@ def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
     thread = threading.Thread(target=work, name="pyg_scale-limited", daemon=True)
     thread.start()
-    thread.join(seconds)
+    try:
+        thread.join(seconds)
+    except BaseException:
+        unwanted.set()
+        thread.join(_END_SECONDS)
+        raise
+    unwanted.set()
     if thread.is_alive():
         raise TimeoutError(f"it did not end within {seconds:g} seconds")
     if errors:

@@ -272,6 +272,8 @@ class Asked:
 
     def _wait(self) -> Any:
         while True:
+            if self._ended:
+                raise CommError(f"nobody waits for the request {self._name!r} any more")
             if self._reply is None or self._server is None:
                 self._pause()
                 self._next()

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import zmq
+import zmq.utils.garbage  # which has an end of its own, at exit, from its import on
 from torch import Tensor
 
 from pyg_scale.comm import Listener
@@ -54,7 +55,7 @@ class ZmqListener(Listener):
         self._inside = _Inside(address, handlers, password, num_threads, max_bytes)
         self.address = self._inside.address
         self._finalizer = weakref.finalize(self, self._inside.stop)
-        # Before PyZMQ's own end, after which nothing large can be sent; finalizers come later.
+        # Before PyZMQ's end, after which nothing large can be sent; that of finalizers is later.
         atexit.register(self._finalizer)
 
     def close(self) -> None:

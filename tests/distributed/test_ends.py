@@ -1,0 +1,68 @@
+"""Scripts that end in the middle of an epoch: exit codes are right, and nothing else is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.across import in_parts, spread
+from tests.distributed.ends import SCENARIOS, SEVERAL
+from tests.distributed.processes import ROOT
+from tests.distributed.served import graph
+
+WAYS = ("exit", "error")
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["in_memory-exit", "ranks-error", "meeting-error"],
+        pytest.param(
+            [f"{name}-{way}" for name in SCENARIOS for way in WAYS if name != "meeting"] * 2
+            + ["services-error", "meeting-error", "meeting-error"],
+            marks=[pytest.mark.slow, pytest.mark.timeout(400)],
+        ),
+    ],
+    ids=["few", "many"],
+)
+def test_scripts_that_end_in_the_middle(tmp_path: Path, cases: list[str]) -> None:
+    data = graph(num_nodes=4000, num_edges=40_000)
+    parts = in_parts(data, tmp_path, 2)
+    parts.rename(tmp_path / "parts")
+    spread(tmp_path / "parts", [[0], [1]])
+    cases = [case for case in cases if not case.startswith("servers") or _has_zmq()]
+    expected = {
+        f"{number}-{case}-{rank}": int(case.endswith("error"))
+        for number, case in enumerate(cases)
+        for rank in range(2 if case.partition("-")[0] in SEVERAL else 1)
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.ends", str(tmp_path), *cases],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=350,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split() for line in done.stdout.splitlines())
+    said = {label: (tmp_path / f"{label}.err").read_text() for label in found}
+    assert {label: int(code) for label, code in found.items()} == expected, said
+    wrong = {label: text for label, text in said.items() if not _is_right(text, expected[label])}
+    assert not wrong, "".join(f"\n{label}:\n{text}" for label, text in wrong.items())
+
+
+def _is_right(text: str, code: int) -> bool:
+    if not code:
+        return not text
+    right = text.startswith("Traceback") and text.rstrip().endswith("Ended: as it should")
+    return right and text.count("Traceback") == 1
+
+
+def _has_zmq() -> bool:
+    return importlib.util.find_spec("pyg_scale_zmq") is not None
