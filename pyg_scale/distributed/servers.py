@@ -34,6 +34,7 @@ _ERRORS = {
 """Errors of whoever asks: every server would say the same."""
 _DIRECTORY = GraphDirectoryError.__name__
 _PAUSES = (0.05, 5.0)  # seconds that a server which failed is left alone, at first and at most
+_TIMES_ASKED = 10  # that a server which fails at once is asked within the time of a request
 
 
 def addresses_of(text: str) -> list[str]:
@@ -194,6 +195,8 @@ class Servers:
     def _ill(self, server: int) -> None:
         with self._lock:
             first, most = _PAUSES
+            # Shorter than a request lasts: whoever is back must be asked before it is given up.
+            most = min(most, self.timeout / _TIMES_ASKED)
             pause = min(most, first * 2 ** min(self._failures[server], 20))
             self._failures[server] += 1
             self._alone_until[server] = time.monotonic() + pause
