@@ -13,7 +13,7 @@ EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
-.PHONY: help demo test pyg-suite lint format kernels wheel peers bench clean
+.PHONY: help demo test pyg-suite lint format kernels wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
 	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of loaders and layers, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
+	@echo "make gpu     build, check and measure on a GPU, with the python3 that is there"
 	@echo "make clean   remove what was made here"
 	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment, JOBS=4 how"
 	@echo "many processes run tests"
@@ -105,6 +106,17 @@ peers: $(VENV)/.test
 bench: $(VENV)/.demo kernels
 	$(BIN)/pyg-scale bench loader --options --json docs/benchmarks/loader.json \
 	  --png docs/benchmarks/loader.png --report docs/benchmarks/loader.md
+
+# With what is installed: a machine with a GPU has its own torch, and perhaps no network.
+GPU_PYTHON ?= python3
+GPU := PYTHONPATH=. PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=1 $(GPU_PYTHON) -m pyg_scale.cli
+
+gpu:
+	$(GPU_PYTHON) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
+	$(GPU) build
+	! $(GPU_PYTHON) -c 'import pytest, pytest_timeout' 2>/dev/null || \
+	  PYTHONPATH=. $(GPU_PYTHON) -m pytest -q -m cuda tests/ops
+	$(GPU) bench gpu --sanitize --json docs/benchmarks/gpu.json --report docs/benchmarks/gpu.md
 
 clean:
 	test ! -e $(VENV)/.pyg_scale || rm -rf $(VENV)

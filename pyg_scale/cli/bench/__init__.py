@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "conv": "pyg_scale.cli.bench.conv",
     "dist": "pyg_scale.cli.bench.dist",
+    "gpu": "pyg_scale.cli.bench.gpu",
     "loader": "pyg_scale.cli.bench.loader",
     "scale": "pyg_scale.cli.bench.scale",
     "store": "pyg_scale.cli.bench.store",

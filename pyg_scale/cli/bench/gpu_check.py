@@ -1,0 +1,184 @@
+"""What ``pyg-scale bench gpu`` checks before it measures: results, bits, streams, CUDA graphs.
+
+Every op runs on small hostile graphs, forward and backward, against its plain-torch meaning in
+``float64`` on the same device, without a test runner and without downloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import attention_plain
+from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, aggregate_plain
+from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_attention
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""The largest difference from ``float64``, relative, in the Euclidean norm."""
+
+WIDTHS = ((1, 1), (1, 17), (3, 4), (4, 32), (1, 132), (2, 150))
+"""Heads and channels."""
+
+
+class Found(NamedTuple):
+    """What came of one check."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check(device: torch.device) -> Iterator[Found]:
+    """Every check, one after the other. A check that fails does not stop the others."""
+    for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
+        for dtype in TOLERANCE:
+            name = f"{op} {str(dtype).removeprefix('torch.')}"
+            yield _attempt(name, partial(_op, op, dtype, device))
+    yield _attempt("the same bits every time", partial(_bits, device))
+    if device.type == "cuda":
+        yield _attempt("another stream", partial(_stream, device))
+        yield _attempt("CUDA graph", partial(_graph, device))
+
+
+def _attempt(name: str, run: Callable[[], str]) -> Found:
+    try:
+        return Found(name, True, run())
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        return Found(name, False, f"{type(error).__name__}: {first}")
+
+
+def hostile(device: torch.device, index: torch.dtype = torch.int64) -> Adjacency:
+    """Rows without edges, of a piece and one more or less, and a hub; edges in another order."""
+    degree = torch.tensor([0, 1, 255, 256, 257, 0, 3, 30_000, 511, 512, 513, 2, 0])
+    indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    generator = torch.Generator().manual_seed(0)
+    size = int(indptr[-1])
+    indices = (torch.rand(size, generator=generator).pow(3) * 500).to(index)
+    edge_id = torch.randperm(size, generator=generator).to(index)
+    return Adjacency(indptr.to(device), indices.to(device), 500, edge_id.to(device))
+
+
+def inputs(
+    op: str, graph: Adjacency, heads: int, channels: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Random features of an op, in the order of its arguments; the last one is of edges."""
+    generator = torch.Generator().manual_seed(heads * 1000 + channels)
+    src, dst, edges, row = graph.num_src, graph.num_dst, graph.num_edges, (heads, channels)
+    shapes: tuple[tuple[int, ...], ...] = {
+        "gat": ((src, *row), (src, heads), (dst, heads), (edges, heads)),
+        "gatv2": ((src, *row), (dst, *row), row, (edges, *row)),
+        "transformer": ((dst, *row), (src, *row), (src, *row), (edges, *row)),
+    }.get(op, ((src, *row), (edges, heads)))
+    made = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [tensor.to(device, dtype).requires_grad_() for tensor in made]
+
+
+def run(op: str, graph: Adjacency, given: list[Tensor], **options: Any) -> Tensor:
+    """An op on the features that :func:`inputs` made for it."""
+    if op in REDUCTIONS:
+        return aggregate(graph, given[0], given[1] if len(given) > 1 else None, op)
+    made: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
+        "gat": gat_attention,
+        "gatv2": gatv2_attention,
+        "transformer": dot_product_attention,
+    }
+    out = made[op](graph, *given, **options)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def exact(op: str, graph: Adjacency, given: list[Tensor], dropout: float, seed: int) -> Tensor:
+    """The plain-torch meaning of :func:`run` in ``float64``."""
+    wide = [tensor.double() for tensor in given]
+    if op in REDUCTIONS:
+        x, weight = wide
+        csr = (graph.indptr, graph.indices.long(), graph.edge_id)
+        rows = x.reshape(x.size(0), -1)
+        return aggregate_plain(*csr, rows, weight, op).view(-1, *x.shape[1:])
+    number = given[0].size(2) ** -0.5 if op == "transformer" else 0.2
+    mask = torch.tensor(seed, device=wide[0].device) if dropout else None
+    rest = (number, dropout, mask, False)
+    names = {"gat": "gat", "gatv2": "gatv2", "transformer": "dot_product"}
+    out: Tensor = getattr(attention_plain, names[op])(graph, *wide, *rest)
+    return out
+
+
+def _op(op: str, dtype: torch.dtype, device: torch.device) -> str:
+    worst = 0.0
+    for number, (heads, channels) in enumerate(WIDTHS):
+        graph = hostile(device, torch.int32 if number % 2 else torch.int64)
+        given = inputs(op, graph, heads, channels, dtype, device)
+        dropout, seed = (0.3, 11) if number % 2 and op not in REDUCTIONS else (0.0, 0)
+        options = {"dropout": dropout, "seed": seed} if dropout else {}
+        found = run(op, graph, given, **options)
+        wanted = exact(op, graph, given, dropout, seed)
+        gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+        gradient = gradient.to(device, dtype)
+        ours = torch.autograd.grad(found, given, gradient)
+        theirs = torch.autograd.grad(wanted, given, gradient.double())
+        compared = zip((found.detach(), *ours), (wanted.detach(), *theirs))
+        for what, (a, b) in enumerate(compared):
+            error = float((a.double() - b).norm() / b.double().norm().clamp(min=1e-30))
+            # Gradients of logits are small differences of what is rounded to the short type.
+            limit = TOLERANCE[dtype] * (6 if what and dtype != torch.float32 else 1)
+            if not error <= limit:
+                which = "the result" if what == 0 else f"gradient {what}"
+                raise AssertionError(
+                    f"{which} differs by {error:.1e} with {heads} heads of {channels} channels"
+                )
+            worst = max(worst, error)
+    return f"largest relative difference {worst:.1e}"
+
+
+def _bits(device: torch.device) -> str:
+    graph, number = hostile(device), 0
+    for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
+        given = inputs(op, graph, 2, 20, torch.float32, device)
+        seen: list[tuple[Tensor, ...]] = []
+        for _ in range(5):
+            out = run(op, graph, given)
+            seen.append((out, *torch.autograd.grad(out, given, torch.ones_like(out))))
+        for other in seen[1:]:
+            for a, b in zip(seen[0], other):
+                if not torch.equal(a, b):
+                    raise AssertionError(f"{op} has other bits in another run")
+        number += len(seen)
+    return f"{number} runs"
+
+
+def _stream(device: torch.device) -> str:
+    graph = hostile(device)
+    given = inputs("gatv2", graph, 2, 20, torch.float32, device)
+    wanted = run("gatv2", graph, given)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        found = run("gatv2", graph, given)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    if not torch.equal(found, wanted):
+        raise AssertionError("the result on another stream differs")
+    return "the same bits"
+
+
+def _graph(device: torch.device) -> str:
+    graph = hostile(device)
+    for op in ("sum", "max", "gat"):
+        given = [tensor.detach() for tensor in inputs(op, graph, 2, 20, torch.float32, device)]
+        with torch.no_grad():
+            run(op, graph, given)  # loads what is loaded once
+            torch.cuda.synchronize(device)
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                found = run(op, graph, given)
+            given[0].normal_()
+            captured.replay()
+            torch.cuda.synchronize(device)
+            if not torch.equal(found, run(op, graph, given)):
+                raise AssertionError(f"{op} replayed differs from {op}")
+    return "sum, max and gat replay"
