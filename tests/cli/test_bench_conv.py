@@ -7,13 +7,18 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from pyg_scale.cli import bench
-from pyg_scale.cli.bench import conv, conv_cases, conv_report
-from pyg_scale.ops import library
+from pyg_scale.cli.bench import conv, conv_cases, conv_layers, conv_report, conv_steps
+from pyg_scale.datasets import planted_communities
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn import fallbacks, forget_fallbacks
+from pyg_scale.ops import colptr, library
 
 SMALL = shlex.split(
-    "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 --rounds 2"
+    "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 "
+    "--rounds 2 --hidden 8 --threads 1"
 )
 
 
@@ -25,40 +30,86 @@ def test_the_whole_run(
     monkeypatch.setattr(conv, "_SHORT_SECONDS", 0.0)
     files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}
     args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
-    assert bench.main(["conv", *SMALL, *map(str, args)]) == 0
+    threads = torch.get_num_threads()
+    try:
+        assert bench.main(["conv", *SMALL, *map(str, args)]) == 0
+    finally:
+        torch.set_num_threads(threads)
     printed = capsys.readouterr().out
     found = json.loads(files["json"].read_text())
-    assert [graph["name"] for graph in found["graphs"]] == ["whole graph", "block of 2 hops"]
+    graphs = ["whole graph", "block of 2 hops", "batches"]
+    assert [graph["name"] for graph in found["graphs"]] == graphs
     assert not [case for case in found["cases"] if case["error"]]
     assert all(len(case["seconds"]) == 2 for case in found["cases"])
     entries = conv_report.comparisons(found)
-    assert len(entries) == 2 * 2 * len(conv_cases.OPS)
+    both = len(conv_cases.OPS) + len(conv_layers.LAYERS)
+    assert len(entries) == 2 * 2 * both + len(conv_steps.STEPS)
     for entry in entries:
         assert entry["times PyG"] > 0
         assert ("times torch.sparse.mm" in entry) == (entry["op"] == "sum")
     for text in (printed, files["md"].read_text()):
         assert "| gatv2 | whole graph | both |" in text
+        assert "| RGCNConv | block of 2 hops | forward |" in text
+        assert "| sage-trimmed | batches | step |" in text
         assert "copying memory" in text
     assert files["png"].stat().st_size > 5000
 
 
 @pytest.mark.parametrize("op", conv_cases.OPS)
 def test_sides_compute_the_same(op: str) -> None:
-    import torch
-
-    from pyg_scale.datasets import planted_communities
-
     data = planted_communities(200, 2000, 4, 1)
     graph = conv_cases.Graph("g", data.edge_index, 200, 200)
     torch.manual_seed(0)
+    compare(conv_cases.cases(graph, 8, 2, [op]))
+
+
+def compare(cases: list[conv_cases.Case]) -> None:
+    """All sides return the same, forward and gradients."""
     sides: dict[bool, list] = {False: [], True: []}
-    for case in conv_cases.cases(graph, 8, 2, [op]):
+    for case in cases:
         out = case.step()
         sides[case.backward].append(out if case.backward else (out,))
     for found in sides.values():
         for other in found[1:]:
             for a, b in zip(found[0], other):
-                torch.testing.assert_close(a.view(b.shape), b, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(a.view(b.shape), b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def block() -> conv_cases.Graph:
+    data = planted_communities(400, 6000, 4, 1)
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=10, seed=0)))
+    size = batch.num_nodes, sum(batch.num_sampled_nodes[:-1])
+    return conv_cases.Graph("block", batch.edge_index, *size, is_block=True)
+
+
+@pytest.mark.parametrize("name", conv_layers.LAYERS)
+def test_layers_compute_the_same_in_the_fused_path(name: str, block: conv_cases.Graph) -> None:
+    data = planted_communities(200, 2000, 4, 1)
+    forget_fallbacks()
+    torch.manual_seed(0)
+    for graph in (conv_cases.Graph("whole", data.edge_index, 200, 200), block):
+        compare(conv_layers.layer_cases(graph, 8, 2, [name]))
+    assert fallbacks() == {}
+
+
+def test_a_step_of_a_block_meets_edges_it_has_not_seen(block: conv_cases.Graph) -> None:
+    first, second = block.fresh_edge_index(), block.fresh_edge_index()
+    assert first is not second and torch.equal(first, second)
+    assert colptr.recall(second) is not None
+
+
+@pytest.mark.parametrize("name", conv_steps.STEPS)
+def test_steps_lose_the_same(name: str) -> None:
+    data = planted_communities(400, 6000, 4, 1)
+    batches = conv_steps.batches(data, [4, 3], 10)
+    torch.manual_seed(0)
+    forget_fallbacks()
+    ours, theirs = conv_steps.step_cases(batches, 16, [name])
+    losses = [[float(case.step()) for _ in range(6)] for case in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0][4] < losses[0][0]  # the first batch again
+    assert fallbacks() == {}
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,5 +117,8 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         bench.main(["conv", "--channels", "10", "--heads", "4"])
     with pytest.raises(SystemExit):
         bench.main(["conv", "--ops", "sum,nothing"])
+    with pytest.raises(SystemExit):
+        bench.main(["conv", "--layers", "SAGE"])
     said = capsys.readouterr().err
+    assert "'SAGE' is none of GCNConv, SAGEConv" in said
     assert "must be a multiple of --heads" in said and "'nothing' is none of" in said

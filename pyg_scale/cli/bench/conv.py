@@ -1,10 +1,12 @@
-"""The ops behind the layers: time and memory beside PyG's path and ``torch.sparse.mm``.
+"""Layers and the ops behind them: time and memory beside PyG and ``torch.sparse.mm``.
 
-Every op runs on a whole generated graph and on blocks as a neighbour loader samples them, forward
-alone and with gradients; all sides of a comparison take turns within a round, rounds are repeated,
-medians are given. For attention PyG's side is its layer's attention and aggregation, without the
-projections before it. The report gives the rate at which rows of features are read (one for every
-edge, however many of them are in a cache) beside the machine's measured copy bandwidth.
+Every op and every layer runs on a whole generated graph and on blocks as a neighbour loader samples
+them, forward alone and with gradients; all sides of a comparison take turns within a round, rounds
+are repeated, medians are given. For ops of attention PyG's side is its layer's attention and
+aggregation, without the projections before it; layers are compared with all that they do, and two
+SAGE layers by a training step on a loader's batches. For ops the report gives the rate at which
+rows of features are read (one for every edge, however many of them are in a cache) beside the
+machine's measured copy bandwidth.
 """
 
 from __future__ import annotations
@@ -15,22 +17,34 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyg_scale.cli.bench import conv_cases, conv_report, environment, files, memory
+from pyg_scale.cli.bench import (
+    conv_cases,
+    conv_layers,
+    conv_report,
+    conv_steps,
+    environment,
+    files,
+    memory,
+)
 from pyg_scale.cli.bench.conv_cases import OPS, OURS, Case, Graph
+from pyg_scale.cli.bench.conv_layers import LAYERS
+from pyg_scale.cli.bench.conv_steps import STEPS
 from pyg_scale.cli.bench.measure import in_one_line
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import library
 from pyg_scale.ops.memory import trim
 
-QUICK = {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64}
+QUICK = {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64, "hidden": 32}
 _COPY_BYTES = 1 << 28
 _MOST_ROUNDS, _SHORT_SECONDS = 100, 1.0
 
@@ -38,6 +52,15 @@ _MOST_ROUNDS, _SHORT_SECONDS = 100, 1.0
 def main(argv: Sequence[str]) -> int:
     """Run ``pyg-scale bench conv``."""
     args = _arguments(argv)
+    gc.collect()
+    gc.freeze()  # what is there by now is not looked through again before every measurement
+    try:
+        return _run(args, argv)
+    finally:
+        gc.unfreeze()
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     os.environ.setdefault("PYG_SCALE_KERNELS", "require")
     library.compiled()  # raises at once, not after the graph was made
     if args.threads:
@@ -51,22 +74,26 @@ def main(argv: Sequence[str]) -> int:
         "graphs": [],
         "cases": [],
     }
-    for graph in _graphs(args):
+    data = planted_communities(args.nodes, args.edges, 16, 1)
+    for graph in _graphs(data, args):
         found["graphs"].append(
-            {
-                "name": graph.name,
-                "sources": graph.num_src,
-                "destinations": graph.num_dst,
-                "edges": graph.num_edges,
-            }
+            _described(graph.name, graph.num_src, graph.num_dst, graph.num_edges)
         )
         torch.manual_seed(0)
-        for op in args.ops:
-            print(f"measuring {op} on {graph.name}", file=sys.stderr)
-            cases = conv_cases.cases(graph, args.channels, args.heads, [op])
-            for _, group in groupby(cases, key=lambda case: case.backward):
-                _measure(list(group), args.rounds)
-            found["cases"] += [case.to_dict() for case in cases]
+        for name in [*args.ops, *args.layers]:
+            print(f"measuring {name} on {graph.name}", file=sys.stderr)
+            make = conv_cases.cases if name in OPS else conv_layers.layer_cases
+            found["cases"] += _measured(make(graph, args.channels, args.heads, [name]), args)
+    if args.steps:
+        batches = conv_steps.batches(data, args.num_neighbors, args.batch_size)
+        nodes, edges = batches[0].num_nodes, batches[0].num_edges
+        reached = int(batches[0].edge_index[1].unique().numel())
+        found["graphs"].append(_described(conv_steps.GRAPH, nodes, reached, edges))
+        torch.manual_seed(0)
+        for name in args.steps:
+            print(f"measuring a step of {name}", file=sys.stderr)
+            cases = conv_steps.step_cases(batches, args.hidden, [name])
+            found["cases"] += _measured(cases, args)
     found["environment"]["load_average_after"] = memory.load_average()
     print(conv_report.terminal(found))
     files.write(
@@ -92,8 +119,19 @@ def copy_bandwidth(rounds: int = 5) -> float:
     return 2 * _COPY_BYTES / median(seconds[1:])
 
 
-def _measure(cases: Sequence[Case], rounds: int) -> None:
-    """Memory of a first step, then the seconds of ``rounds`` or more others, sides in turn."""
+def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
+    return {"name": name, "sources": sources, "destinations": destinations, "edges": edges}
+
+
+def _measured(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What was found, forward alone and with gradients apart."""
+    for _, group in groupby(cases, key=lambda case: case.backward):
+        _measure(list(group), args.rounds, 0.0 if args.quick else _SHORT_SECONDS)
+    return [case.to_dict() for case in cases]
+
+
+def _measure(cases: Sequence[Case], rounds: int, seconds: float) -> None:
+    """Memory of a first step, then ``rounds`` others, or more for some seconds, sides in turn."""
     for case in cases:
         gc.collect()
         trim()
@@ -111,7 +149,7 @@ def _measure(cases: Sequence[Case], rounds: int) -> None:
         case.peak_bytes = None if top is None or before is None else max(0, top - before)
     begin = time.perf_counter()
     for turn in range(_MOST_ROUNDS):
-        if turn >= rounds and time.perf_counter() - begin > _SHORT_SECONDS:
+        if turn >= rounds and time.perf_counter() - begin > seconds:
             break  # short steps take more rounds, as one interruption is as long as they are
         for case in cases:
             if not case.error:
@@ -123,9 +161,9 @@ def _measure(cases: Sequence[Case], rounds: int) -> None:
 # Graphs ###################################################################################
 
 
-def _graphs(args: argparse.Namespace) -> list[Graph]:
-    data = planted_communities(args.nodes, args.edges, 16, 1)
-    whole = Graph("whole graph", data.edge_index, data.num_nodes, data.num_nodes)
+def _graphs(data: Data, args: argparse.Namespace) -> list[Graph]:
+    size = int(data.num_nodes or 0)
+    whole = Graph("whole graph", data.edge_index, size, size)
     loader = NeighborLoader(
         data, args.num_neighbors, batch_size=args.batch_size, shuffle=True, seed=0
     )
@@ -134,8 +172,8 @@ def _graphs(args: argparse.Namespace) -> list[Graph]:
     blocks = []
     for hops in range(len(args.num_neighbors), 0, -1):  # as layers need them, trimmed
         index: Tensor = batch.edge_index[:, : sum(edges[:hops])]
-        size = sum(nodes[: hops + 1]), sum(nodes[:hops])
-        blocks.append(Graph(f"block of {hops} hops", index, *size, is_block=True))
+        sizes = sum(nodes[: hops + 1]), sum(nodes[:hops])
+        blocks.append(Graph(f"block of {hops} hops", index, *sizes, is_block=True))
     return [whole, *blocks[: args.blocks]]
 
 
@@ -153,9 +191,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--batch-size", type=int, default=1024)
     what.add_argument("--num-neighbors", type=files.numbers, default=[15, 10], metavar="K,K,...")
     what.add_argument("--blocks", type=int, default=1, help="how many layers' blocks, the largest")
-    what.add_argument(
-        "--ops", type=_ops, default=list(OPS), help=f"comma-separated, of: {', '.join(OPS)}"
-    )
+    for option, among in (("--ops", OPS), ("--layers", LAYERS), ("--steps", tuple(STEPS))):
+        what.add_argument(
+            option,
+            type=partial(_names, among),
+            default=list(among),
+            metavar="NAME,...",
+            help=f"none, or of: {', '.join(among)}",
+        )
+    what.add_argument("--hidden", type=int, default=256, help="channels between layers of a step")
     what.add_argument("--rounds", type=int, default=7)
     what.add_argument("--threads", type=int, default=0, help="torch's own number if 0")
     what.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
@@ -163,7 +207,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if "--quick" in argv:
         parser.set_defaults(**QUICK)
     args = parser.parse_args(argv)
-    for name in ("rounds", "channels", "heads", "batch_size"):
+    for name in ("rounds", "channels", "heads", "batch_size", "hidden"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if args.channels % args.heads:
@@ -171,9 +215,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _ops(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",")]
+def _names(among: Sequence[str], text: str) -> list[str]:
+    names = [] if text == "none" else [part.strip() for part in text.split(",")]
     for name in names:
-        if name not in OPS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(OPS)}")
+        if name not in among:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(among)}")
     return names

@@ -15,6 +15,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from pyg_scale.ops.adjacency import Adjacency, from_edge_index
 from pyg_scale.ops.aggregate import aggregate
 from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_attention
+from pyg_scale.ops.colptr import remember
 
 OURS, PYG, SPARSE = "pyg_scale", "PyG", "torch.sparse.mm"
 
@@ -52,6 +53,14 @@ class Graph:
             return self._kept
         return Adjacency(self._kept.indptr, self._kept.indices, self.num_src)
 
+    def fresh_edge_index(self) -> Tensor:
+        """The edges for a layer; of a block another tensor each time, with known pointers."""
+        if not self.is_block:
+            return self.edge_index
+        edge_index = self.edge_index.detach()
+        remember(edge_index, self._kept.indptr)
+        return edge_index
+
 
 @dataclass
 class Case:
@@ -62,7 +71,7 @@ class Case:
         graph: Name of the graph.
         backward: Whether gradients are, too.
         side: :data:`OURS`, :data:`PYG` or :data:`SPARSE`.
-        gathers: How many rows of features the fused op reads for an edge.
+        gathers: How many rows of features the fused op reads for an edge; 0 if more is computed.
         row_bytes: Bytes of such a row.
         edges: Number of edges.
         step: Computes it once.
@@ -89,7 +98,7 @@ class Case:
         if self.seconds:
             out["median_seconds"] = median(self.seconds)
             read = self.gathers * self.row_bytes * self.edges
-            out["bytes_per_s"] = read / out["median_seconds"]
+            out["bytes_per_s"] = read / out["median_seconds"] if read else None
         return out
 
 
@@ -111,17 +120,25 @@ def cases(graph: Graph, channels: int, heads: int, ops: Sequence[str]) -> list[C
         gradient: list[Tensor] = []  # the same for all sides
         for backward in (False, True):
             for side, run in sides.items():
-                step = _step(run, inputs, gradient, backward)
+                once = step(run, inputs, gradient, backward)
                 count = gathers[1] if backward else gathers[0]
                 found.append(
-                    Case(op, graph.name, backward, side, count, row, graph.num_edges, step)
+                    Case(op, graph.name, backward, side, count, row, graph.num_edges, once)
                 )
     return found
 
 
-def _step(
+def step(
     run: Callable[..., Any], inputs: list[Tensor], gradient: list[Tensor], backward: bool
 ) -> Callable[[], Any]:
+    """What computes a result once, and the gradients of ``inputs`` if they are wanted.
+
+    Args:
+        run: Takes the inputs.
+        inputs: Tensors, which become leaves.
+        gradient: Of the result; filled at the first call, so that sides can share it.
+        backward: Whether gradients are wanted.
+    """
     if not backward:
 
         def forward() -> Any:

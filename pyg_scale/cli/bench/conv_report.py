@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.cli.bench.conv_cases import OURS, PYG, SPARSE
+from pyg_scale.cli.bench.conv_steps import CLASSES, FEATURES, STEPS
 
 _COLORS = {OURS: "#1b5e96", PYG: "#b9b9b9", SPARSE: "#9cc3e6"}
 
@@ -43,20 +44,25 @@ def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(found: Mapping[str, Any]) -> list[str]:
-    header = ["op", "graph", "direction", "ms", "PyG ms", "faster", "sparse.mm ms", "faster"]
+    header = ["what", "graph", "direction", "ms", "PyG ms", "faster", "sparse.mm ms", "faster"]
     header += ["rows GB/s", "of copy", "peak MB", "PyG peak MB"]
     lines = ["| " + " | ".join(header) + " |", "|---|---|---" + "|--:" * (len(header) - 3) + "|"]
     for entry in comparisons(found):
         ours, pyg, sparse = (entry["sides"].get(side) for side in (OURS, PYG, SPARSE))
-        cells = [entry["op"], entry["graph"], "both" if entry["backward"] else "forward"]
+        cells = [entry["op"], entry["graph"], _direction(entry)]
         cells += [_milliseconds(ours), _milliseconds(pyg), _times(entry, PYG)]
         cells += [_milliseconds(sparse), _times(entry, SPARSE)]
-        cells += [f"{ours['bytes_per_s'] / 1e9:.1f}"]
-        cells += [f"{ours['bytes_per_s'] / found['copy_bytes_per_s']:.0%}"]
+        rate = ours["bytes_per_s"]
+        cells += ["" if rate is None else f"{rate / 1e9:.1f}"]
+        cells += ["" if rate is None else f"{rate / found['copy_bytes_per_s']:.0%}"]
         cells += [_megabytes(ours), _megabytes(pyg)]
         lines.append("| " + " | ".join(cells) + " |")
     errors = {f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]}
     return [*lines, *(f"{error}" for error in sorted(errors))]
+
+
+def _direction(entry: Mapping[str, Any]) -> str:
+    return "step" if entry["op"] in STEPS else "both" if entry["backward"] else "forward"
 
 
 def _milliseconds(case: Mapping[str, Any] | None) -> str:
@@ -89,6 +95,16 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             f"{settings['rounds']} rounds, of short steps up to 100; the whole graph is grouped by "
             "source before, a block in every step with gradients, as every batch has another"
         ),
+        (
+            "layers: with their linear maps, gradients of features and parameters, options as they "
+            "are by default (our GCNConv keeps the normalisation of a whole graph, PyG's makes it "
+            "in every step)"
+        ),
+        (
+            f"steps: two SAGE layers, {FEATURES} features, {settings['hidden']} hidden channels, "
+            f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
+            "by trim_to_layer"
+        ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / 1e9:.1f} GB/s, read and written",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
@@ -102,6 +118,10 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         ),
         f"versions: {versions}; commit {machine['commit'] or 'unknown'}; {machine['date']}",
     ]
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    return f"{entry['op']}{' + gradient' if _direction(entry) == 'both' else ''}"
 
 
 def draw(found: Mapping[str, Any], path: str) -> None:
@@ -128,7 +148,7 @@ def draw(found: Mapping[str, Any], path: str) -> None:
             if chosen:
                 places = [row + 0.26 * (shift - 1) for row, _ in chosen]
                 axis.barh(places, [ms for _, ms in chosen], 0.25, color=_COLORS[side], label=side)
-        labels = [f"{e['op']}{' + gradient' if e['backward'] else ''}" for e in entries[name]]
+        labels = [_label(e) for e in entries[name]]
         axis.set_yticks(range(len(labels)), labels)
         axis.invert_yaxis()
         axis.set_xscale("log")
