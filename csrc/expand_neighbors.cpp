@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "expand.h"
@@ -17,6 +19,10 @@
 
 namespace pyg_scale {
 namespace {
+
+// What a thread keeps between calls; one of unusual size must not hold its memory for ever.
+constexpr size_t kKeptBytes = size_t{1} << 26;
+constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
 
 Tensor copy(const int64_t* from, int64_t count) {
   Tensor out = pool_empty({count}, ScalarType::Long);
@@ -57,13 +63,19 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
     }
   }
   const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last};
-  Expansion expansion;
+  thread_local std::unique_ptr<Expansion> kept;
+  std::unique_ptr<Expansion> expansion = std::move(kept);  // lost if anything below throws
+  if (!expansion) expansion = std::make_unique<Expansion>();
+  expansion->clear();
   const int64_t step = Expansion::block_rows(num_neighbors);
   for (int64_t from = 0; from < n; from += step) {
-    expansion.expand(view, how, rows, from, std::min(n, from + step), n);
+    expansion->expand(view, how, rows, from, std::min(n, from + step), n);
   }
-  return {copy(expansion.count().data(), n), copy(expansion.neighbor(), expansion.num_edges()),
-          copy(expansion.edge(), expansion.num_edges())};
+  std::tuple<Tensor, Tensor, Tensor> out{copy(expansion->count().data(), n),
+                                         copy(expansion->neighbor(), expansion->num_edges()),
+                                         copy(expansion->edge(), expansion->num_edges())};
+  if (expansion->bytes() <= kKeptBytes) kept = std::move(expansion);
+  return out;
 }
 
 // Looks nodes up in a batch: the row of each, -1 for one that has none, which is appended if
@@ -84,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
                               disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
   check(identities < (static_cast<unsigned __int128>(1) << 63),
         "disjoint: the seeds times the nodes exceed 63 bits; use smaller batches");
-  RelabelTable table;
+  thread_local RelabelTable table;
   table.begin(static_cast<uint64_t>(identities));
   table.reserve(size + n);
   Tensor row = pool_empty({n}, ScalarType::Long);
@@ -100,7 +112,13 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
         table.wide() ? table.find_or_insert<true>(key, static_cast<uint64_t>(next))
                      : table.find_or_insert<false>(key, static_cast<uint64_t>(next)));
   };
+  const auto prefetch = [&](const int64_t* nodes, const int64_t* seeds, int64_t i, int64_t end) {
+    if (i + kAhead < end) {
+      table.prefetch(identity(nodes[i + kAhead], disjoint ? seeds[i + kAhead] : 0));
+    }
+  };
   for (int64_t i = 0; i < size; ++i) {
+    prefetch(first, first_seed, i, size);
     insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
     out[i] = first[i];
     if (disjoint) out_seed[i] = first_seed[i];
@@ -108,6 +126,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   // Rows from `size` on stand for nodes that are not known, also if they are not kept.
   int64_t next = size;
   for (int64_t i = 0; i < n; ++i) {
+    prefetch(wanted, wanted_seed, i, n);
     if (wanted[i] < 0 || wanted[i] >= num_nodes) [[unlikely]] {
       fail("node " + std::to_string(wanted[i]) + " does not exist: there are " +
            std::to_string(num_nodes));
@@ -120,6 +139,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     }
     to[i] = append || found < size ? found : -1;
   }
+  if (table.bytes() > kKeptBytes) table.release();
   const int64_t kept = append ? next : size;
   return {torch::stable::narrow(all, 0, 0, kept),
           disjoint ? torch::stable::narrow(all_seed, 0, 0, kept) : all_seed, row};

@@ -20,6 +20,7 @@ from pyg_scale.errors import CommError
 
 if TYPE_CHECKING:
     from pyg_scale.comm.connect import Group
+    from pyg_scale.comm.landing import Landing
     from pyg_scale.comm.remote import Connection, Listener
     from pyg_scale.comm.service import Handler, Service
 
@@ -49,6 +50,18 @@ class Work(ABC, Generic[T]):
             CommTimeoutError: If a rank did not answer in time; names it.
             CommError: If a rank is gone, or called something else.
         """
+
+    def land(self, landings: Sequence[Landing | None]) -> None:
+        """Say where rows of the result may be written as they come: a hint, for requests.
+
+        Args:
+            landings: For each tensor of the result, in its order, or ``None``. Ask
+                :attr:`~pyg_scale.comm.landing.Landing.landed` of each when the result is here:
+                where it is false, the tensor of the result has the rows.
+        """
+
+    def withdraw(self) -> None:
+        """Let nothing be written to where :meth:`land` said, from now on."""
 
 
 class Done(Work[T]):

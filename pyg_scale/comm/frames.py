@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from pyg_scale.comm.base import MAX_DIMS
+from pyg_scale.comm.landing import Landing
 from pyg_scale.comm.message import DTYPES, dtype_code
 from pyg_scale.errors import CommError
-from pyg_scale.ops import memory
+from pyg_scale.ops import memory, sockets
+from pyg_scale.ops.sockets import Places, Rows
 
 REQUEST, REPLY, ERROR, BYE = range(4)
-_HEAD = struct.Struct("<4sBBHQ")  # mark, kind, number of tensors, length of the text, id
-_SPEC = struct.Struct("<BB6xQ")  # dtype, dimensions, bytes
+_HEAD = struct.Struct("<4sBBHIQ")  # mark, kind, number of tensors, length of the text, of specs, id
+_SPEC = struct.Struct("<BB6xQ")  # dtype, dimensions, bytes; then the shape
 _MARK = b"pygs"
-_MOST_BUFFERS = 512  # of one sendmsg
 
 MAX_TENSORS = 255
 MAX_TEXT = 4096
+_MAX_SPECS = MAX_TENSORS * (_SPEC.size + 8 * MAX_DIMS)
 
 
 @dataclass
@@ -34,13 +36,13 @@ class Frame:
         kind: :data:`REQUEST`, :data:`REPLY`, :data:`ERROR` or :data:`BYE`.
         number: Which request it is, or belongs to.
         text: The handler's name, or what went wrong.
-        tensors: What it carries.
+        tensors: What it carries; rows that are chosen as they are sent come as a tensor.
     """
 
     kind: int
     number: int
     text: str = ""
-    tensors: Sequence[Tensor] = ()
+    tensors: Sequence[Any] = ()
 
 
 def send(connection: socket.socket, frame: Frame) -> None:
@@ -49,34 +51,43 @@ def send(connection: socket.socket, frame: Frame) -> None:
     Raises:
         ValueError: If there are too many tensors.
         TypeError: If a dtype cannot be sent.
+        IndexError: If there is no such row.
         OSError: If the connection is gone.
     """
     if len(frame.tensors) > MAX_TENSORS:
         raise ValueError(f"a message may have {MAX_TENSORS} tensors (got {len(frame.tensors)})")
     text = frame.text.encode()[:MAX_TEXT]
-    head = [_HEAD.pack(_MARK, frame.kind, len(frame.tensors), len(text), frame.number), text]
-    payload = []
-    for tensor in frame.tensors:
-        tensor = tensor.detach().cpu().contiguous()
-        head.append(_SPEC.pack(dtype_code(tensor.dtype), tensor.dim(), tensor.nbytes))
-        head.append(struct.pack(f"<{tensor.dim()}Q", *tensor.shape))
+    specs, payload = [], list[Tensor | Rows]()
+    for each in frame.tensors:
+        if isinstance(each, Rows):
+            shape = each.index.numel(), each.data.size(1)
+            specs.append(_SPEC.pack(dtype_code(torch.uint8), 2, shape[0] * shape[1]))
+            specs.append(struct.pack("<2Q", *shape))
+            payload.append(each)
+            continue
+        tensor = each.detach().cpu().contiguous()
+        specs.append(_SPEC.pack(dtype_code(tensor.dtype), tensor.dim(), tensor.nbytes))
+        specs.append(struct.pack(f"<{tensor.dim()}Q", *tensor.shape))
         if tensor.nbytes:
-            payload.append(_bytes(tensor))
-    buffers = [memoryview(b"".join(head)), *payload]
-    while buffers:
-        sent = connection.sendmsg(buffers[:_MOST_BUFFERS])
-        while buffers and sent >= buffers[0].nbytes:
-            sent -= buffers.pop(0).nbytes
-        if sent:
-            buffers[0] = buffers[0][sent:]
+            payload.append(tensor)
+    said = b"".join(specs)
+    head = _HEAD.pack(_MARK, frame.kind, len(frame.tensors), len(text), len(said), frame.number)
+    first = torch.frombuffer(bytearray(head + text + said), dtype=torch.uint8)
+    sockets.send(connection, [first, *payload])
 
 
-def receive(connection: socket.socket, max_bytes: int) -> Frame | None:
+def receive(
+    connection: socket.socket,
+    max_bytes: int,
+    landings: Callable[[int, int], Sequence[Landing | None]] = lambda kind, number: (),
+) -> Frame | None:
     """Receive a message; ``None`` if the connection was closed between two.
 
     Args:
         connection: A blocking socket.
         max_bytes: The most that a message may carry.
+        landings: By kind and number of the message, where rows go of the tensors of which it was
+            said; see :class:`~pyg_scale.comm.landing.Landing`.
 
     Raises:
         CommError: If what comes is no message, or a larger one.
@@ -85,19 +96,44 @@ def receive(connection: socket.socket, max_bytes: int) -> Frame | None:
     first = connection.recv(_HEAD.size)
     if not first:
         return None
-    mark, kind, count, length, number = _HEAD.unpack(
+    mark, kind, count, length, size, number = _HEAD.unpack(
         first + _exactly(connection, _HEAD.size - len(first))
     )
-    if mark != _MARK or kind > BYE or length > MAX_TEXT:
+    if mark != _MARK or kind > BYE or length > MAX_TEXT or size > _MAX_SPECS:
         raise CommError("what came over the connection is no message of pyg_scale")
-    text = _exactly(connection, length).decode(errors="replace")
-    tensors, total = [], 0
-    specs = []
+    said = _exactly(connection, length + size)
+    specs = _specs(said[length:], count, max_bytes)
+    places = landings(kind, number)
+    tensors, payload, landed = [], list[Tensor | Places](), []
+    for i, (shape, dtype) in enumerate(specs):
+        landing = places[i] if i < len(places) else None
+        if landing is not None and landing.takes(shape, dtype):
+            tensors.append(landing.stand_in())
+            payload.append(landing.places)
+            landed.append(landing)
+        else:
+            tensors.append(memory.empty(shape, dtype))
+            if tensors[-1].nbytes:
+                payload.append(tensors[-1])
+    if payload:
+        sockets.receive(connection, payload)
+    for landing in landed:
+        landing.landed = True
+    return Frame(kind, number, said[:length].decode(errors="replace"), tensors)
+
+
+def _specs(said: bytes, count: int, max_bytes: int) -> list[tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes, before memory is taken for them."""
+    found, total, at = [], 0, 0
     for _ in range(count):
-        code, dims, size = _SPEC.unpack(_exactly(connection, _SPEC.size))
-        if code >= len(DTYPES) or dims > MAX_DIMS:
-            raise CommError("what came over the connection is no tensor")
-        shape = struct.unpack(f"<{dims}Q", _exactly(connection, 8 * dims))
+        if at + _SPEC.size > len(said):
+            raise CommError(_NO_TENSOR)
+        code, dims, size = _SPEC.unpack_from(said, at)
+        at += _SPEC.size
+        if code >= len(DTYPES) or dims > MAX_DIMS or at + 8 * dims > len(said):
+            raise CommError(_NO_TENSOR)
+        shape = struct.unpack_from(f"<{dims}Q", said, at)
+        at += 8 * dims
         expected = DTYPES[code].itemsize
         for extent in shape:
             expected *= extent
@@ -107,29 +143,21 @@ def receive(connection: socket.socket, max_bytes: int) -> Frame | None:
                 f"a tensor of {expected} bytes was announced with {size}; a message may carry "
                 f"{max_bytes}"
             )
-        specs.append((shape, DTYPES[code]))
-    for shape, dtype in specs:
-        tensor = memory.empty(shape, dtype)
-        if tensor.nbytes:
-            _into(connection, _bytes(tensor))
-        tensors.append(tensor)
-    return Frame(kind, number, text, tensors)
+        found.append((shape, DTYPES[code]))
+    if at != len(said):
+        raise CommError(_NO_TENSOR)
+    return found
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    array: Any = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+_NO_TENSOR = "what came over the connection is no tensor"
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
     found = bytearray(size)
-    _into(connection, memoryview(found))
-    return bytes(found)
-
-
-def _into(connection: socket.socket, view: memoryview) -> None:
+    view = memoryview(found)
     while view.nbytes:
-        size = connection.recv_into(view)
-        if not size:
+        got = connection.recv_into(view)
+        if not got:
             raise ConnectionResetError("the connection was closed in the middle of a message")
-        view = view[size:]
+        view = view[got:]
+    return bytes(found)

@@ -13,16 +13,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from pyg_scale.comm.base import Work
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.ops.sockets import Rows
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 """Answers a request: tensors in, tensors out. Called in several threads at once."""
 
-_Asked = tuple[Future[list[Tensor]], str, list[Tensor]]
+
+@runtime_checkable
+class AnswersRows(Protocol):
+    """A handler that can leave it to who sends its answer to choose rows, which saves a copy."""
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Answer with tensors."""
+
+    def rows(self, tensors: list[Tensor]) -> Sequence[Tensor | Rows]:
+        """The same answer, of tensors and of rows that are not chosen yet."""
+
+
+_Asked = tuple[Future[list[Any]], str, list[Tensor], bool]
 
 
 class Service(ABC):
@@ -111,22 +125,28 @@ class Handlers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, name: str, tensors: list[Tensor]) -> Future[list[Tensor]]:
-        """Answer a request in a thread."""
-        future: Future[list[Tensor]] = Future()
+    def submit(self, name: str, tensors: list[Tensor], *, rows: bool = False) -> Future[list[Any]]:
+        """Answer a request in a thread.
+
+        Args:
+            name: The handler.
+            tensors: What it is called with.
+            rows: Whether the answer may have rows that are not chosen yet.
+        """
+        future: Future[list[Any]] = Future()
         if self._closed:
             future.set_exception(CommError("this rank has stopped to serve"))
         else:
-            self._asked.put((future, name, tensors))
+            self._asked.put((future, name, tensors, rows))
         return future
 
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
-            future, name, tensors = asked
+            future, name, tensors, rows = asked
             try:
                 if self._closed:
                     raise CommError("this rank has stopped to serve")
-                result = self._call(name, tensors)
+                result = self._call(name, tensors, rows)
             except Exception as error:
                 future.set_exception(error)
             else:
@@ -134,11 +154,14 @@ class Handlers:
                 del result
             del asked, future, tensors
 
-    def _call(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
+    def _call(self, name: str, tensors: list[Tensor], rows: bool) -> list[Any]:
         if name not in self._handlers:
             known = ", ".join(sorted(self._handlers)) or "nothing"
             raise CommError(f"there is no handler {name!r}; this rank serves {known}")
-        return list(self._handlers[name](tensors))
+        handler = self._handlers[name]
+        if rows and isinstance(handler, AnswersRows):
+            return list(handler.rows(tensors))
+        return list(handler(tensors))
 
     def close(self) -> None:
         """Finish what was begun; what was not is refused."""

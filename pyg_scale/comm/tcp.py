@@ -20,19 +20,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 from torch import Tensor
 
-from pyg_scale.comm import frames
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
+from pyg_scale.comm.landing import Landings
 from pyg_scale.comm.service import Answer, Handler, Handlers, Service, join
+from pyg_scale.comm.tcp_connection import TcpAnswer, TcpConnection, tune
 from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
-MAX_BYTES = 1 << 36
 _HELLO = struct.Struct("<32sQ")  # the group's token, the rank that connects
 _HELLO_SECONDS = 10.0
 
@@ -58,10 +59,11 @@ class TcpService(Service):
         self._handlers = Handlers(handlers, num_threads)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._peers: dict[int, _Connection] = {}
-        self._connections: set[_Connection] = set()
+        self._peers: dict[int, TcpConnection] = {}
+        self._connections: set[TcpConnection] = set()
         self._unsent: dict[int, list[tuple[Frame, Future[list[Tensor]]]]] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
+        self.landings = Landings()
         self._gone: set[int] = set()
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
@@ -87,7 +89,10 @@ class TcpService(Service):
         if rank == self.rank:
             return Answer(self._handlers.submit(name, list(tensors)), rank, name, self.timeout)
         future: Future[list[Tensor]] = Future()
-        frame, first = Frame(REQUEST, next(self._numbers), name, tensors), False
+        number, first = next(self._numbers), False
+        frame = Frame(REQUEST, number, name, tensors)
+        self.landings.open(number)
+        future.add_done_callback(lambda _: self.landings.done(number))
         with self._lock:
             peer = self._peers.get(rank)
             if peer is None:
@@ -99,7 +104,7 @@ class TcpService(Service):
             threading.Thread(
                 target=self._call, args=(rank,), name=f"pyg_scale-call-{rank}", daemon=True
             ).start()
-        return Answer(future, rank, name, self.timeout)
+        return TcpAnswer(future, rank, name, self.timeout, self.landings, number)
 
     def _call(self, rank: int) -> None:
         """Connect, and send what was asked in the meantime."""
@@ -118,7 +123,7 @@ class TcpService(Service):
             except Exception as error:
                 future.set_exception(error)
 
-    def _peer(self, rank: int, seconds: float) -> _Connection:
+    def _peer(self, rank: int, seconds: float) -> TcpConnection:
         with self._lock:
             peer = self._peers.get(rank)
         if peer is not None:
@@ -131,7 +136,7 @@ class TcpService(Service):
             if rank in self._peers:
                 connection.close()
                 return self._peers[rank]
-            peer = _Connection(connection, rank, self)
+            peer = TcpConnection(connection, rank, self)
             self._peers[rank] = peer
             self._connections.add(peer)
         peer.start()
@@ -144,7 +149,7 @@ class TcpService(Service):
                 self._addresses[rank] = within(seconds + 1.0, self._look_up, rank, seconds)
             connection = socket.create_connection(self._addresses[rank], timeout=seconds)
             connection.settimeout(None)
-            _tune(connection, self.timeout)
+            tune(connection, self.timeout)
             connection.sendall(_HELLO.pack(self._token, self.rank))
             return connection
         except TimeoutError:
@@ -184,8 +189,8 @@ class TcpService(Service):
             connection.close()
             return
         connection.settimeout(None)
-        _tune(connection, self.timeout)
-        peer = _Connection(connection, int(rank), self)
+        tune(connection, self.timeout)
+        peer = TcpConnection(connection, int(rank), self)
         with self._lock:
             if self._closed:
                 connection.close()
@@ -193,10 +198,10 @@ class TcpService(Service):
             self._connections.add(peer)
         peer.start()
 
-    def _serve(self, connection: _Connection, frame: Frame) -> None:
-        future = self._handlers.submit(frame.text, list(frame.tensors))
+    def serve(self, connection: TcpConnection, frame: Frame) -> None:
+        future = self._handlers.submit(frame.text, list(frame.tensors), rows=True)
 
-        def reply(done: Future[list[Tensor]]) -> None:
+        def reply(done: Future[list[Any]]) -> None:
             if done.cancelled():
                 return
             error = done.exception()
@@ -206,17 +211,17 @@ class TcpService(Service):
                 answer = Frame(ERROR, frame.number, f"{type(error).__name__}: {error}")
             try:
                 connection.send(answer)
-            except (TypeError, ValueError) as refused:  # what the handler returned cannot be sent
+            except (TypeError, ValueError, IndexError) as refused:  # it cannot be sent
                 connection.send(Frame(ERROR, frame.number, f"{type(refused).__name__}: {refused}"))
 
         future.add_done_callback(reply)
 
-    def _said_bye(self, rank: int) -> None:
+    def said_bye(self, rank: int) -> None:
         with self._lock:
             self._gone.add(rank)
             self._all_gone.notify_all()
 
-    def _lost(self, connection: _Connection) -> None:
+    def lost(self, connection: TcpConnection) -> None:
         with self._lock:
             self._connections.discard(connection)
             if self._peers.get(connection.rank) is connection:
@@ -238,7 +243,7 @@ class TcpService(Service):
                 except CommTimeoutError:
                     continue
                 except (CommError, OSError):  # it is not there any more
-                    self._said_bye(rank)
+                    self.said_bye(rank)
             with self._all_gone:
                 while others - self._gone and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
@@ -285,98 +290,3 @@ def _close_all(process: int) -> None:
     if process == os.getpid():
         for service in list(_open):
             service.close()
-
-
-class _Connection:
-    """A socket, the thread that reads it, and who waits for what comes."""
-
-    def __init__(self, connection: socket.socket, rank: int, service: TcpService) -> None:
-        self._socket, self.rank, self._service = connection, rank, service
-        self._writing = threading.Lock()
-        self._waiting: dict[int, Future[list[Tensor]]] = {}
-        self._waiting_lock = threading.Lock()
-        self._broken: str | None = None
-        self.asked = self.said_bye = False
-        name = f"pyg_scale-rank-{rank}"
-        self.reader = threading.Thread(target=self._read, name=name, daemon=True)
-
-    def start(self) -> None:
-        self.reader.start()
-
-    def ask(self, frame: Frame, future: Future[list[Tensor]]) -> None:
-        with self._waiting_lock:
-            if self._broken is not None:
-                raise CommError(self._broken)
-            self._waiting[frame.number] = future
-        try:
-            self.send(frame)
-        except (TypeError, ValueError):
-            with self._waiting_lock:
-                self._waiting.pop(frame.number, None)
-            raise
-
-    def send(self, frame: Frame) -> None:
-        try:
-            with self._writing:
-                frames.send(self._socket, frame)
-        except BlockingIOError:
-            seconds = self._service.timeout
-            reason = f"rank {self.rank} took nothing of a message for {seconds:g} seconds"
-            self._break(reason, CommTimeoutError)
-        except OSError as error:
-            self._break(f"the connection to rank {self.rank} is lost ({error})")
-
-    def _read(self) -> None:
-        reason = f"the connection to rank {self.rank} is lost (it ended or was closed)"
-        try:
-            while (frame := frames.receive(self._socket, MAX_BYTES)) is not None:
-                self._take(frame)
-                del frame
-        except (OSError, CommError) as error:
-            reason = f"the connection to rank {self.rank} is lost ({error})"
-        self._break(reason)
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == REQUEST:
-            self.asked = True
-            self._service._serve(self, frame)
-            return
-        if frame.kind == BYE:
-            self.said_bye = True
-            self._service._said_bye(self.rank)
-            return
-        with self._waiting_lock:
-            future = self._waiting.pop(frame.number, None)
-        if future is None:
-            return
-        if frame.kind == REPLY:
-            future.set_result(list(frame.tensors))
-        else:
-            future.set_exception(CommError(f"rank {self.rank} could not answer: {frame.text}"))
-
-    def _break(self, reason: str, kind: type[CommError] = CommError) -> None:
-        with self._waiting_lock:
-            self._broken = self._broken or reason
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for future in waiting:
-            future.set_exception(kind(reason))
-        self._service._lost(self)
-        self._socket.close()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-
-def _tune(connection: socket.socket, seconds: float) -> None:
-    """Send at once, and notice within the time limit that a machine or its cable is gone."""
-    # A rank that stopped reads nothing: whoever sends to it must not wait for ever.
-    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere only the answer's time limit helps
-        whole = max(1, int(seconds))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, whole // 2))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, whole // 6))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * whole)

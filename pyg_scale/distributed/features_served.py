@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.distributed.features_parts import Column, PartRows, columns_of, described
-from pyg_scale.ops.gather import gather
+from pyg_scale.ops.sockets import Rows
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import GraphDirectory
 
@@ -85,6 +85,10 @@ class FeatureAnswers:
             KeyError: If there is no such attribute.
             IndexError: If a part is not served here, or a row is not in it.
         """
+        return [rows.tensor() for rows in self.rows(tensors)]
+
+    def rows(self, tensors: list[Tensor]) -> list[Rows]:
+        """The same, to be chosen while they are sent."""
         entries = [self._checked(entry) for entry in _entries(tensors)]
         size = sum(ids.numel() * c.row_bytes for _, columns, ids in entries for c in columns)
         if size > MAX_BYTES:
@@ -95,7 +99,7 @@ class FeatureAnswers:
             if columns[0].of_edges:
                 place = self._rows.place_of_edges(columns[0].type, part, ids)  # type: ignore[arg-type]
             for column in columns:
-                out.append(gather(self._rows.raw(column, part), place))
+                out.append(Rows(self._rows.raw(column, part), place))
         return out
 
     def _checked(self, entry: Entry) -> tuple[int, list[Column], Tensor]:

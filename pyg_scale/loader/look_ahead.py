@@ -110,8 +110,15 @@ class LookAhead:
     ) -> None:
         self._schedule = features.store.schedule()
         weakref.finalize(self, self._schedule.close)
-        borrowed = None if threads is None else Borrowed(threads)
-        self._sampled = loader._source(batches, partial(_sample, loader), borrowed, True)
+        sample = partial(_sample, loader)
+        under_way = batches_under_way(loader, features)
+        if under_way:
+            # They wait for other ranks more than they work.
+            crew = WorkerThreads(under_way)
+            self._sampled: Any = Pipeline(batches, sample, crew, owned=True, limit=under_way)
+        else:
+            borrowed = None if threads is None else Borrowed(threads)
+            self._sampled = loader._source(batches, sample, borrowed, True)
         window = Window(self._sampled, self._schedule)
         self._fetched: Any = loader._source(
             window, partial(_fetch, loader, pin), threads, loader.in_order
@@ -137,6 +144,17 @@ class LookAhead:
         self._schedule.close()
         self._fetched.close()
         self._sampled.close()
+
+
+def batches_under_way(loader: SubgraphLoader, features: Features) -> int:
+    """How many batches are sampled at a time by threads of their own, 0 for none.
+
+    Where a graph is on several ranks, sampling waits for answers: with few workers, or none, other
+    batches are sampled in the meantime, as many as the feature store has ``in_flight``.
+    """
+    waits = bool(getattr(getattr(loader, "data", None), "needs_threads", ""))
+    wanted = int(getattr(features.store, "in_flight", 1)) if waits else 1
+    return wanted if wanted > max(1, loader.num_workers) else 0
 
 
 def refuse_processes(loader: SubgraphLoader) -> Features | None:

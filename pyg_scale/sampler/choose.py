@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_scale.ops.gather import gather
 from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
 from pyg_scale.sampler.frontier import Frontier
 from pyg_scale.store.base import CSC, EdgeType
@@ -42,9 +43,9 @@ class Ask(NamedTuple):
     def at(self, rows: Tensor) -> Ask:
         """The same of some of the nodes."""
         return self._replace(
-            node=self.node[rows],
-            component=None if self.component is None else self.component[rows],
-            latest=None if self.latest is None else self.latest[rows],
+            node=gather(self.node, rows),
+            component=None if self.component is None else gather(self.component, rows),
+            latest=None if self.latest is None else gather(self.latest, rows),
         )
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.ops.split_rows import split_rows
+from pyg_scale.ops.stitch import Answer, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.store.base import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.store.directory import GraphDirectory
@@ -167,6 +169,8 @@ class PartsRouter:
         self.directory, self._direction, self._answers = directory, direction, answers
         self._times: dict[NodeType, Tensor] = {}
         self._here: PartsHere | None = None
+        self._each_part = torch.arange(meta.num_parts)
+        self._in_order = torch.zeros(meta.num_parts, dtype=torch.bool)
         self.timed_nodes = timed_nodes(directory)
         self.timed = frozenset(
             edge_type
@@ -193,16 +197,16 @@ class PartsRouter:
 
     def _expand(self, sampler: HopSampler, ask: Ask) -> Picked:
         book = self.directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
-        owner, place = book.part_of(ask.node), book.local_of(ask.node)
-        order = owner.argsort(stable=True)
-        sizes = torch.bincount(owner, minlength=book.num_parts).tolist()
-        answers, begin = [], 0
-        for part, size in enumerate(sizes):
-            if size:
-                rows = order[begin : begin + size]
-                answers.append(self._answers.answer(sampler, part, ask.at(rows), place[rows]))
-                begin += size
-        return stitched(order, answers)
+        shares = split_rows(
+            book.part, book.local, book.offsets, ask.node, self._each_part, self._in_order
+        )
+        if len(shares) == 1:  # all of them, as they were given
+            return self._answers.answer(sampler, shares[0].group, ask, shares[0].ids)
+        answers = []
+        for part, place, rows, _ in shares:
+            picked = self._answers.answer(sampler, part, ask.at(rows), place)
+            answers.append(Answer(rows, None, *picked))
+        return Picked(*stitch_edges(ask.node.numel(), answers))
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
         """The times of nodes, whichever part they are in."""

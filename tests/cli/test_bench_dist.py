@@ -37,6 +37,7 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert placed["cache_hits"] > 0 and placed["remote_bytes"] < none["remote_bytes"]
         assert set(epochs["none"]["timeline"][0]) == {*STAGES, "end"}
         assert [each["batches"] for each in rank["in_flight"].values()] == [4, 4]
+        assert rank["shared"]["batches"] == 6 and len(rank["shared"]["one"]) == 1
     report = files["md"].read_text()
     for text in (printed, report):
         assert "of plain sockets" in text and "bytes from other ranks" in text
@@ -51,6 +52,7 @@ def test_the_numbers_of_a_report() -> None:
             "bandwidth": {"tcp": tcp, "features": ours},
             "caches": {"none": epoch},
             "in_flight": {"1": {"seconds": 3 * seconds}, "4": {"seconds": seconds}},
+            "shared": {"one": [9.0, 8.0], "ranks": [10.0, 10.0]},
         }
 
     ranks = [rank([4, 8], [1, 6], 30, 1), rank([4, 2], [3, 4], 10, 2)]
@@ -58,6 +60,7 @@ def test_the_numbers_of_a_report() -> None:
     assert dist_report.share_of_tcp(found) == [0.5, 1.0]
     assert dist_report.remote_bytes(found, "none") == 10
     assert dist_report.gain_of_flight(found) == 3
+    assert dist_report.share_of_one(found) == [0.9, 0.8]
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group, frames
 from pyg_scale.comm.frames import REPLY, REQUEST, Frame
+from pyg_scale.comm.gloo import Gloo
+from pyg_scale.comm.landing import Landing, Landings
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError
+from pyg_scale.ops.sockets import Places, Rows
+from pyg_scale.testing.ranks import run_ranks
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -50,22 +54,29 @@ def test_what_cannot_be_sent_is_refused() -> None:
 HEAD, SPEC = frames._HEAD, frames._SPEC
 
 
+def head(tensors: int, specs: bytes = b"", kind: int = 0, text: int = 0) -> bytes:
+    return HEAD.pack(b"pygs", kind, tensors, text, len(specs), 0) + specs
+
+
+def spec(code: int, dims: int, size: int, *shape: int) -> bytes:
+    return SPEC.pack(code, dims, size) + struct.pack(f"<{len(shape)}Q", *shape)
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         (b"GET / HTTP/1.1\r\n\r\n" + bytes(20), "no message of pyg_scale"),
-        (HEAD.pack(b"pygs", 9, 0, 0, 0), "no message of pyg_scale"),
-        (HEAD.pack(b"pygs", 0, 0, 5000, 0), "no message of pyg_scale"),
-        (HEAD.pack(b"pygs", 0, 1, 0, 0) + SPEC.pack(99, 1, 8), "no tensor"),
-        (HEAD.pack(b"pygs", 0, 1, 0, 0) + SPEC.pack(5, 9, 8), "no tensor"),
-        (
-            HEAD.pack(b"pygs", 0, 1, 0, 0) + SPEC.pack(5, 1, 8) + struct.pack("<Q", 2**61),
-            "was announced with 8",
-        ),
-        (
-            HEAD.pack(b"pygs", 0, 1, 0, 0) + SPEC.pack(5, 1, 8 << 20) + struct.pack("<Q", 1 << 20),
-            "may carry 1000",
-        ),
+        (head(0, kind=9), "no message of pyg_scale"),
+        (head(0, text=5000), "no message of pyg_scale"),
+        (HEAD.pack(b"pygs", 0, 0, 0, 2**31, 0), "no message of pyg_scale"),
+        (head(1, spec(99, 1, 8, 1)), "no tensor"),
+        (head(1, spec(5, 9, 8, *[1] * 9)), "no tensor"),
+        (head(1, spec(5, 2, 8, 1)), "no tensor"),
+        (head(2, spec(5, 1, 8, 1)), "no tensor"),
+        (head(1, spec(5, 1, 8, 1, 7)), "no tensor"),
+        (head(1), "no tensor"),
+        (head(1, spec(5, 1, 8, 2**61)), "was announced with 8"),
+        (head(1, spec(5, 1, 8 << 20, 1 << 20)), "may carry 1000"),
     ],
 )
 def test_what_is_no_message_is_refused_before_memory_is_taken(said: bytes, message: str) -> None:
@@ -76,11 +87,109 @@ def test_what_is_no_message_is_refused_before_memory_is_taken(said: bytes, messa
 
 
 def test_a_message_that_ends_early_is_an_error() -> None:
+    for said in (head(1, spec(5, 1, 800, 100)), head(1, spec(5, 1, 800, 100)) + bytes(799)):
+        here, there = pair()
+        here.sendall(said)
+        here.close()
+        with pytest.raises(ConnectionResetError, match="in the middle of a message"):
+            frames.receive(there, 1000)
+
+
+# Rows that go where they belong ################################################################
+
+X = torch.arange(600, dtype=torch.int16).view(torch.uint8).view(100, 12)
+
+
+def landing(count: int, row_bytes: int = 12) -> Landing:
+    out = torch.zeros(100, row_bytes, dtype=torch.uint8)
+    return Landing(Places(out, count, torch.arange(count).flip(0), None))
+
+
+@pytest.mark.parametrize("timeout", [None, 10.0])
+def test_rows_are_chosen_as_they_go_and_land_as_they_come(timeout: float | None) -> None:
     here, there = pair()
-    here.sendall(HEAD.pack(b"pygs", 0, 1, 0, 0))
-    here.close()
-    with pytest.raises(ConnectionResetError, match="in the middle of a message"):
-        frames.receive(there, 1000)
+    for end in (here, there):
+        end.settimeout(timeout)
+    index = torch.arange(0, 100, 3)
+    wanted, other_count, other_size = landing(34), landing(33), landing(34, 11)
+    sent = Frame(REPLY, 5, "", [torch.arange(3), *[Rows(X, index)] * 3, torch.ones(2)])
+    asked = []
+
+    def landings(kind: int, number: int) -> list[Landing | None]:
+        asked.append((kind, number))
+        return [None, wanted, other_count, other_size]
+
+    thread = threading.Thread(target=frames.send, args=(here, sent), daemon=True)
+    thread.start()
+    found = frames.receive(there, 1 << 30, landings)
+    thread.join(10)
+    assert found is not None and asked == [(REPLY, 5)]
+    first, landed, *others, last = found.tensors
+    assert first.tolist() == [0, 1, 2] and last.tolist() == [1, 1]
+    assert wanted.landed and landed.shape == (34, 12) and landed.nbytes == 34 * 12
+    assert torch.equal(wanted.places.out[:34], X[index].flip(0))
+    assert not wanted.places.out[34:].any()
+    for other, rows in zip((other_count, other_size), others, strict=True):
+        assert not other.landed and not other.places.out.any()
+        assert torch.equal(rows, X[index])
+
+
+def test_answers_land_and_what_is_withdrawn_does_not() -> None:
+    late = threading.Event()
+
+    class Answers:
+        def __call__(self, got: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [each.tensor() for each in self.rows(got)]
+
+        def rows(self, got: list[torch.Tensor]) -> list[Rows]:
+            if got[0].numel() == 5:
+                assert late.wait(20)
+            return [Rows(X, got[0])]
+
+    def work(group: Group) -> None:
+        with Gloo.join(group) as comm:
+            service = comm.serve({"rows": Answers()})
+            if group.rank == 0:
+                index = torch.arange(0, 100, 3)
+                for rank in (0, 1):  # itself as well, which writes nothing
+                    wanted = landing(34)
+                    answer = service.request(rank, "rows", [index])
+                    answer.land([wanted])
+                    (found,) = answer.wait()
+                    if wanted.landed:
+                        found = wanted.places.out[:34].flip(0)
+                    assert torch.equal(found, X[index])
+                dropped = landing(5)
+                answer = service.request(1, "rows", [torch.arange(5)])
+                answer.land([dropped])
+                answer.withdraw()
+                late.set()
+                assert torch.equal(answer.wait()[0], X[:5])
+                assert not dropped.landed and not dropped.places.out.any()
+                with pytest.raises(CommError, match="index.1. is 100"):
+                    service.request(1, "rows", [torch.tensor([1, 100])]).wait()
+            service.close(wait=20)
+
+    run_ranks(2, work)
+
+
+def test_what_is_being_written_is_broken_off() -> None:
+    landings, ended = Landings(), threading.Event()
+    landings.open(3)
+    landings.expect(3, [landing(1)])
+    assert len(landings.begin(3, ended.set)) == 1
+
+    def stop() -> None:
+        assert ended.wait(20)
+        landings.done(3)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    landings.withdraw(3, 20.0)
+    assert ended.is_set() and not landings._now
+    landings.expect(3, [landing(1)])  # too late
+    assert landings.begin(3, ended.set) == ()
+    thread.join(10)
 
 
 def closed(connection: socket.socket) -> bool:

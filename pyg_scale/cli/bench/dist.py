@@ -3,7 +3,8 @@
 Every rank is a process of this machine that reads its own parts only and asks the others over the
 network path. In one run: rows of other ranks against what plain sockets carry between the same
 processes; bytes of features from other ranks with and without a cache; epochs with every request
-answered late, with one and with several batches in flight; where the time of each batch goes.
+answered late, with one and with several batches in flight; where the time of each batch goes; and
+ranks that share the mappings of the machine against one process with as many threads.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         found["graph"] = _make(root, args)
         settings["classes"] = found["graph"]["classes"]
         settings["features"] = found["graph"]["features"]
-        found["ranks"] = _run(root / "parts", settings)
+        found["ranks"] = _run(root, settings)
     finally:
         if not args.keep:
             shutil.rmtree(root, ignore_errors=True)
@@ -74,7 +75,7 @@ def _make(root: Path, args: argparse.Namespace) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _run(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _run(root: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """What every rank found.
 
     Raises:
@@ -82,7 +83,7 @@ def _run(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    given = json.dumps({**settings, "path": str(path)})
+    given = json.dumps({**settings, "path": str(root / "parts"), "whole": str(root / "whole")})
     command = [sys.executable, "-m", "pyg_scale.cli.bench.dist_steps", given]
     ranks = [
         subprocess.Popen(

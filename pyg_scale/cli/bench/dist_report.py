@@ -40,6 +40,12 @@ def gain_of_flight(found: Mapping[str, Any]) -> float:
     return seconds[0] / seconds[1]
 
 
+def share_of_one(found: Mapping[str, Any]) -> list[float]:
+    """Batches per second of ranks that share mappings by those of one process, turn by turn."""
+    turns = found["ranks"][0]["shared"]
+    return [one / ranks for one, ranks in zip(turns["one"], turns["ranks"], strict=True)]
+
+
 def _lines(found: Mapping[str, Any]) -> list[str]:
     settings, graph, machine = found["settings"], found["graph"], found["environment"]
     shares = share_of_tcp(found)
@@ -70,6 +76,12 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             f"answers {settings['latency'] * 1e3:g} ms late: {settings['in_flight']} batches in "
             f"flight, sampled by as many threads, give {gain_of_flight(found):.2f} times the "
             f"batches per second of one ({settings['latency_batch_size']} seeds each)"
+        ),
+        (
+            f"ranks that share the mappings of the machine, {settings['threads']} thread each, "
+            f"make {median(share_of_one(found)):.2f} of the batches per second of one process with "
+            f"{settings['ranks'] * settings['threads']} threads on the whole graph (rounds: "
+            f"{', '.join(f'{s:.2f}' for s in share_of_one(found))}), features included, no training"
         ),
         "an epoch takes " + ", ".join(f"{s:.2f} s ({n})" for n, s in epochs.items()),
         (

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 
 import pyg_scale
+from pyg_scale.cli.bench.dist_shared import shared
 from pyg_scale.cli.bench.dist_tcp import Ring
 from pyg_scale.cli.bench.sage import GraphSAGE
 from pyg_scale.comm import Communicator, Fault, Faulty, connect
@@ -64,6 +65,7 @@ class Rank:
                     batch_size=self.settings["latency_batch_size"],
                     train=False,
                 )
+        found["shared"] = shared(self.comm, self.settings)
         return found
 
     def _caches(self) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,181 @@
+// split_rows: who has each of some rows, and what everyone is asked for (the meaning is in
+// pyg_scale/ops/split_rows.py).
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffer.h"
+#include "graph_view.h"
+#include "parts.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+constexpr int64_t kBlock = 256;  // rows whose places are looked up together
+constexpr int kDigit = 11;       // bits that a pass of the sort looks at
+
+struct Entry {
+  int64_t id, at;
+};
+
+// What a thread keeps between calls.
+struct Scratch {
+  Buffer<int32_t> group;
+  Buffer<int64_t> id;
+  Buffer<Entry> entry, other;
+
+  void reserve(int64_t n) {
+    group.reserve(n);
+    id.reserve(n);
+    entry.reserve(n);
+    other.reserve(n);
+  }
+
+  // A call of unusual size must not hold its memory for ever.
+  void trim() {
+    if (group.bytes() + id.bytes() + entry.bytes() + other.bytes() <= size_t{1} << 26) return;
+    group.release();
+    id.release();
+    entry.release();
+    other.release();
+  }
+};
+
+// Sorts by id, keeping the order of equal ones; the result is where it returns.
+Entry* sorted(Entry* from, Entry* to, int64_t n, int64_t largest) {
+  for (int shift = 0; shift < 63 && (largest >> shift) > 0; shift += kDigit) {
+    int64_t start[(1 << kDigit) + 1] = {};
+    const auto digit = [&](int64_t id) { return (id >> shift) & ((1 << kDigit) - 1); };
+    for (int64_t i = 0; i < n; ++i) ++start[digit(from[i].id) + 1];
+    for (int d = 0; d < 1 << kDigit; ++d) start[d + 1] += start[d];
+    for (int64_t i = 0; i < n; ++i) to[start[digit(from[i].id)]++] = from[i];
+    std::swap(from, to);
+  }
+  return from;
+}
+
+std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor index,
+                               Tensor group, Tensor distinct, bool original) {
+  const int64_t n = index.numel(), num_groups = distinct.numel();
+  Places book;
+  book.num_parts = offsets.numel() - 1;
+  check(book.num_parts > 0, "there must be a part");
+  book.offsets = int64_data(offsets, offsets.numel(), "offsets");
+  int64_t num_rows = book.offsets[book.num_parts];
+  if (part.numel()) {
+    num_rows = part.numel();
+    const ScalarType type = part.scalar_type();
+    check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() &&
+              (type == ScalarType::Byte || type == ScalarType::Int),
+          "part must be uint8 or int32, contiguous");
+    if (type == ScalarType::Byte) {
+      book.narrow = part.const_data_ptr<uint8_t>();
+    } else {
+      book.wide = part.const_data_ptr<int32_t>();
+    }
+    if (!original) {
+      check(local.numel() == num_rows, "local must have an entry for each row");
+      book.local = int_column(local, "local");
+    }
+  }
+  const IntColumn row = int_column(index, "index");
+  const int64_t* group_of = int64_data(group, book.num_parts, "group");
+  check(distinct.is_cpu() && distinct.scalar_type() == ScalarType::Bool &&
+            distinct.is_contiguous(),
+        "distinct must be bool");
+  const bool* once = distinct.const_data_ptr<bool>();
+  for (int64_t p = 0; p < book.num_parts; ++p) {
+    check(group_of[p] >= 0 && group_of[p] < num_groups, "a group is out of range");
+  }
+
+  thread_local Scratch scratch;
+  scratch.reserve(n);
+  int32_t* of = scratch.group.data();
+  int64_t* id = scratch.id.data();
+  const auto groups = static_cast<size_t>(num_groups);
+  std::vector<int64_t> count(groups), largest(groups), last(groups, -1);
+  std::vector<char> ascending(groups, 1);
+  for (int64_t from = 0; from < n; from += kBlock) {
+    const int64_t end = std::min(n, from + kBlock);
+    for (int64_t i = from; i < end; ++i) {
+      const int64_t v = row[i];
+      if (v >= 0 && v < num_rows) book.prefetch(v);
+    }
+    for (int64_t i = from; i < end; ++i) {
+      const int64_t v = row[i];
+      if (v < 0 || v >= num_rows) [[unlikely]] {
+        throw std::out_of_range("row " + std::to_string(v) + " does not exist, there are only " +
+                                std::to_string(num_rows) + " rows");
+      }
+      const int64_t p = book.part(v);
+      if (p < 0 || p >= book.num_parts) [[unlikely]] {
+        fail("the partition book has part " + std::to_string(p));
+      }
+      const auto g = static_cast<size_t>(group_of[p]);
+      const int64_t own = original ? v : book.at(v, p);
+      of[i] = static_cast<int32_t>(g);
+      id[i] = own;
+      ++count[g];
+      ascending[g] &= own > last[g];
+      last[g] = own;
+      largest[g] = std::max(largest[g], own);
+    }
+  }
+
+  Tensor counts = pool_empty({num_groups}, ScalarType::Long);
+  Tensor different = pool_empty({num_groups}, ScalarType::Long);
+  Tensor ids = pool_empty({n}, ScalarType::Long);
+  Tensor position = pool_empty({n}, ScalarType::Long);
+  Tensor take = pool_empty({n}, ScalarType::Long);
+  int64_t* counts_out = counts.mutable_data_ptr<int64_t>();
+  int64_t* different_out = different.mutable_data_ptr<int64_t>();
+  int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
+  int64_t* position_out = position.mutable_data_ptr<int64_t>();
+  int64_t* take_out = take.mutable_data_ptr<int64_t>();
+  std::vector<int64_t> start(groups + 1, 0);
+  for (size_t g = 0; g < groups; ++g) start[g + 1] = start[g] + count[g];
+  std::vector<int64_t> next(start.begin(), start.end() - 1);
+  Entry* entries = scratch.entry.data();
+  for (int64_t i = 0; i < n; ++i) entries[next[static_cast<size_t>(of[i])]++] = {id[i], i};
+  int64_t written = 0;
+  bool all_once = true;
+  for (size_t g = 0; g < groups; ++g) {
+    const int64_t begin = start[g], size = count[g], before = written;
+    Entry* mine = entries + begin;
+    const bool dedupe = once[g] && !ascending[g];
+    if (dedupe) mine = sorted(mine, scratch.other.data() + begin, size, largest[g]);
+    for (int64_t i = 0; i < size; ++i) {
+      if (!dedupe || i == 0 || mine[i].id != mine[i - 1].id) ids_out[written++] = mine[i].id;
+      position_out[begin + i] = mine[i].at;
+      take_out[begin + i] = written - before - 1;
+    }
+    counts_out[g] = size;
+    different_out[g] = written - before;
+    all_once &= written - before == size;
+  }
+  scratch.trim();
+  return {counts, different, torch::stable::narrow(ids, 0, 0, written), position,
+          torch::stable::narrow(take, 0, 0, all_once ? 0 : n)};
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "split_rows(Tensor part, Tensor local, Tensor offsets, Tensor index, Tensor group, "
+      "Tensor distinct, bool original) -> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("split_rows", TORCH_BOX(&pyg_scale::split_rows));
+}

@@ -1,0 +1,160 @@
+"""Tensors through a connected socket: chosen rows are sent, and put in place, without a copy.
+
+Compiled (``csrc/socket_rows.cpp``), a whole message takes one call without the interpreter, whose
+lock other threads of a rank want as well.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library, row_cache
+from pyg_scale.ops.gather import gather
+
+_MOST_BUFFERS = 512  # of one sendmsg
+_CLOSED = -1
+_ABSENT = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``data[index]`` that are chosen while they are sent.
+
+    Attributes:
+        data: ``uint8`` ``[k, row_bytes]``, contiguous.
+        index: ``int64`` or ``int32`` ``[n]``.
+    """
+
+    data: Tensor
+    index: Tensor
+
+    def tensor(self) -> Tensor:
+        """The rows, ``uint8`` ``[n, row_bytes]``.
+
+        Raises:
+            IndexError: If one does not exist.
+        """
+        return gather(self.data, self.index)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows go that come.
+
+    Attributes:
+        out: ``uint8`` ``[n, row_bytes]``, contiguous.
+        count: How many rows come.
+        position: ``int64`` ``[m]``: which rows of ``out`` are written, none twice; empty for the
+            first ones, in order.
+        take: Which of the rows that come each of these is, ascending, ``int64`` ``[m]``; one
+            after the other if ``None``.
+    """
+
+    out: Tensor
+    count: int
+    position: Tensor
+    take: Tensor | None
+
+
+def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
+    """Send the bytes of tensors, one after the other.
+
+    Args:
+        connection: A connected socket.
+        parts: Contiguous tensors on the CPU, or rows of some.
+
+    Raises:
+        IndexError: If there is no such row; nothing was sent then.
+        OSError: If the connection is gone, or took nothing for its time limit.
+    """
+    if not (connection.gettimeout() is None and library.compiled()):
+        _send_plain(connection, parts)
+        return
+    data = [each.data if isinstance(each, Rows) else each for each in parts]
+    index = [each.index if isinstance(each, Rows) else _ABSENT for each in parts]
+    rows = [each.index.numel() if isinstance(each, Rows) else -1 for each in parts]
+    error = torch.ops.pyg_scale.socket_send(connection.fileno(), data, index, rows)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None:
+    """Fill tensors, or some of their rows, with the bytes that come.
+
+    Args:
+        connection: A connected socket.
+        parts: Contiguous tensors on the CPU, or places in some; written to.
+
+    Raises:
+        ConnectionResetError: If the connection was closed before all had come.
+        OSError: If it is gone.
+    """
+    if not (connection.gettimeout() is None and library.compiled()):
+        _receive_plain(connection, parts)
+        return
+    out, rows, position, take = [], [], [], []
+    for each in parts:
+        places = each if isinstance(each, Places) else Places(each, -1, _ABSENT, None)
+        out.append(places.out)
+        rows.append(places.count)
+        position.append(places.position)
+        take.append(_ABSENT if places.take is None else places.take)
+    error = torch.ops.pyg_scale.socket_receive(connection.fileno(), out, rows, position, take)
+    if error == _CLOSED:
+        raise ConnectionResetError(_ENDED)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+_ENDED = "the connection was closed in the middle of a message"
+
+
+def _send_plain(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
+    tensors = [each.tensor() if isinstance(each, Rows) else each for each in parts]
+    buffers = [_bytes(tensor) for tensor in tensors if tensor.nbytes]
+    while buffers:
+        sent = connection.sendmsg(buffers[:_MOST_BUFFERS])
+        while buffers and sent >= buffers[0].nbytes:
+            sent -= buffers.pop(0).nbytes
+        if sent:
+            buffers[0] = buffers[0][sent:]
+
+
+def _receive_plain(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None:
+    for each in parts:
+        if isinstance(each, Tensor):
+            read_into(connection, each)
+            continue
+        rows = torch.empty((each.count, each.out.size(1)), dtype=torch.uint8)
+        read_into(connection, rows)
+        if each.position.numel():
+            row_cache.scatter(rows, each.position, each.out, take=each.take)
+        else:
+            each.out[: each.count] = rows
+
+
+def read_into(connection: socket.socket, tensor: Tensor) -> None:
+    """Fill a contiguous tensor with the bytes that come.
+
+    Raises:
+        ConnectionResetError: If the connection was closed before all had come.
+        OSError: If it is gone.
+    """
+    view = _bytes(tensor) if tensor.nbytes else memoryview(b"")
+    while view.nbytes:
+        size = connection.recv_into(view)
+        if not size:
+            raise ConnectionResetError(_ENDED)
+        view = view[size:]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

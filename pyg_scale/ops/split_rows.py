@@ -1,0 +1,122 @@
+"""Rows by who has them: what each group of parts is asked for (``csrc/split_rows.cpp``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+_ABSENT = torch.empty(0, dtype=torch.int64)
+
+
+class Share(NamedTuple):
+    """The rows of one group.
+
+    Attributes:
+        group: Which one.
+        ids: Its rows, ``int64`` ``[k]``: ascending and different if that was asked for, else one
+            for each position.
+        position: Where in ``index`` they are, ``int64`` ``[m]``.
+        take: Which of ``ids`` is at each of these, ascending, ``int64`` ``[m]``; ``None`` if they
+            go together one by one.
+    """
+
+    group: int
+    ids: Tensor
+    position: Tensor
+    take: Tensor | None
+
+
+def split_rows(
+    part: Tensor | None,
+    local: Tensor | None,
+    offsets: Tensor,
+    index: Tensor,
+    group: Tensor,
+    distinct: Tensor,
+    *,
+    original: bool = False,
+) -> list[Share]:
+    """Split rows by the group of the part that has them.
+
+    Args:
+        part: The part of every row, ``uint8`` or ``int32`` ``[num_rows]``; ``None`` if parts are
+            ranges of rows.
+        local: Where it is there, ``int32`` or ``int64`` ``[num_rows]``; ``None`` if ``part`` is,
+            or with ``original``.
+        offsets: ``int64`` ``[num_parts + 1]``: where the rows of each part begin, if parts are
+            ranges; else only its length counts.
+        index: ``int64`` or ``int32`` ``[n]``.
+        group: Of each part, ``int64`` ``[num_parts]``.
+        distinct: Of which groups each row is wanted once, ``bool`` ``[num_groups]``.
+        original: Whether a row goes by its own number, not by its place in its part.
+
+    Returns:
+        The groups that have any of the rows, in their order. Positions ascend where rows are not
+        wanted once.
+
+    Raises:
+        IndexError: If an index is no row.
+        ValueError: If the book does not go with itself.
+    """
+    if library.compiled():
+        counts, different, ids, position, take = torch.ops.pyg_scale.split_rows(
+            _ABSENT if part is None else part,
+            _ABSENT if local is None else local,
+            offsets,
+            index,
+            group,
+            distinct,
+            original,
+        )
+    else:
+        counts, different, ids, position, take = _plain(
+            part, local, offsets, index.to(torch.int64), group, distinct, original
+        )
+    shares, at, begin = [], 0, 0
+    for number, (count, some) in enumerate(zip(counts.tolist(), different.tolist(), strict=True)):
+        if count:
+            places = slice(at, at + count)
+            mine = ids[begin : begin + some]
+            repeats = None if some == count else take[places]
+            shares.append(Share(number, mine, position[places], repeats))
+        at, begin = at + count, begin + some
+    return shares
+
+
+def _plain(
+    part: Tensor | None,
+    local: Tensor | None,
+    offsets: Tensor,
+    index: Tensor,
+    group: Tensor,
+    distinct: Tensor,
+    original: bool,
+) -> tuple[Tensor, ...]:
+    num_rows = int(offsets[-1]) if part is None else part.numel()
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_rows:
+        wrong = int(index[(index < 0) | (index >= num_rows)][0])
+        raise IndexError(f"row {wrong} does not exist, there are only {num_rows} rows")
+    if part is None:
+        where = torch.searchsorted(offsets[1:], index, right=True)
+    else:
+        where = part[index].to(torch.int64)
+    if original:
+        row = index
+    else:
+        row = index - offsets[where] if local is None else local[index].to(torch.int64)
+    of, found = group[where], list[tuple[Tensor, ...]]()
+    for number, once in enumerate(distinct.tolist()):
+        position = (of == number).nonzero().view(-1)
+        ids = row[position]
+        take = torch.arange(ids.numel())
+        if once:
+            ordered, order = ids.sort(stable=True)
+            ids, take = torch.unique_consecutive(ordered, return_inverse=True)
+            position = position[order]
+        found.append((torch.tensor([position.numel()]), torch.tensor([ids.numel()]), ids,
+                      position, take))  # fmt: skip
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
