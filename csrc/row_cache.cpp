@@ -131,6 +131,7 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
   if (source) check_positions(source, count, from.count);
   check_positions(at, count, to.count);
   for (int64_t i = 0; i < count; ++i) {
+    if (source && i + kCopyAhead < count) from.prefetch(source[i + kCopyAhead]);
     std::memcpy(to[at[i]], from[source ? source[i] : i], static_cast<size_t>(to.bytes));
   }
 }

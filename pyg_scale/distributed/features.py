@@ -14,17 +14,18 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.comm import Service
 from pyg_scale.distributed.failover import Health, PartOwners, Search
 from pyg_scale.distributed.features_ahead import RankSchedule, announced_plan
-from pyg_scale.distributed.features_asked import Asked, Rows, Splitter
+from pyg_scale.distributed.features_asked import Asked
+from pyg_scale.distributed.features_here import read_here
 from pyg_scale.distributed.features_hot import capacity_of, check_cache, hot_rows
 from pyg_scale.distributed.features_parts import Column, Key, PartRows, columns_of, raw_rows
 from pyg_scale.distributed.features_plan import (
     Plan,
     checked_rows,
-    here_of,
     index_of,
     is_single,
 )
-from pyg_scale.ops import memory, row_cache
+from pyg_scale.distributed.features_split import Splitter
+from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.cache import Cached
 from pyg_scale.store.directory import GraphDirectory
@@ -97,7 +98,7 @@ class RankFeatures(FeatureStore):
         self.directory, self.service, self.in_flight = directory, service, in_flight
         self._health = Health(service.timeout) if health is None else health
         self._owners, self._columns = owners, columns_of(directory, attributes)
-        self._split = Splitter(directory, owners)
+        self._split = Splitter(directory, owners.direct)
         self._parts = PartRows(directory)
         self._pid = os.getpid()
         self.local = local
@@ -236,9 +237,9 @@ class RankFeatures(FeatureStore):
         plan.asked = Asked(self.service, plan.wanted, search)
 
     def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
-        out: list[dict[Key, Tensor]] = [{} for _ in plan.wanted]
+        out = [plan.coming(number) for number in range(len(plan.wanted))]
         for number, (rows, columns) in enumerate(plan.wanted):
-            self._read_here(rows, columns, out[number])
+            read_here(self._parts, self.local, rows, columns, out[number])
         if self.cache is not None:
             self._read_cache(plan, self.cache, out)
         for number, (_, columns) in enumerate(plan.wanted):
@@ -246,46 +247,6 @@ class RankFeatures(FeatureStore):
                 self._read_asked(plan, number, column, out[number])
         values = [out[number][column.key] for number, column in plan.place]
         return [each[0] if one else each for each, one in zip(values, single, strict=True)]
-
-    def _read_here(self, rows: Rows, columns: Sequence[Column], out: dict[Key, Tensor]) -> None:
-        """Make the tensors of some rows, and fill in what is in parts that are here."""
-        count = rows.index.numel()
-        if self.local is not None:
-            self._read_local(rows, columns, out, self.local)
-            return
-        places = [
-            (part, position, self._place(rows, part, ids)) for part, position, ids in rows.local
-        ]
-        for column in columns:
-            if len(places) == 1 and places[0][1] is None:  # all of them, of one part
-                raw = gather(self._parts.raw(column, places[0][0]), places[0][2])
-                out[column.key] = raw.view(-1).view(column.dtype).view(count, *column.row)
-            else:
-                out[column.key] = memory.empty([count, *column.row], column.dtype)
-                target = raw_rows(out[column.key])
-                for part, position, place in places:
-                    assert position is not None, "several parts have some rows each"
-                    row_cache.scatter(self._parts.raw(column, part), position, target, take=place)
-            here = count - rows.absent.numel()
-            count_local(here, here * column.row_bytes)
-
-    def _place(self, rows: Rows, part: int, ids: Tensor) -> Tensor:
-        if not rows.of_edges:
-            return ids
-        return self._parts.place_of_edges(rows.type, part, ids)  # type: ignore[arg-type]
-
-    def _read_local(
-        self, rows: Rows, columns: Sequence[Column], out: dict[Key, Tensor], store: FeatureStore
-    ) -> None:
-        count = rows.index.numel()
-        for column in columns:
-            out[column.key] = memory.empty([count, *column.row], column.dtype)
-        for position, index in here_of(rows):
-            attrs = [TensorAttr(*column.key, index=index) for column in columns]
-            for column, value in zip(columns, store.multi_get_tensor(attrs), strict=True):
-                values = checked_rows(value, column, index.numel(), "local")
-                row_cache.scatter(raw_rows(values), position, raw_rows(out[column.key]))
-                count_local(index.numel(), values.nbytes)
 
     def _read_asked(self, plan: Plan, number: int, column: Column, out: dict[Key, Tensor]) -> None:
         if plan.wanted[number][0].remote:
@@ -340,8 +301,8 @@ class RankFeatures(FeatureStore):
         self.begin(plan)
 
         def take(number: int, column: Column) -> Tensor:
-            out: dict[Key, Tensor] = {}
-            self._read_here(plan.wanted[number][0], [column], out)
+            out = plan.coming(number, column)
+            read_here(self._parts, self.local, plan.wanted[number][0], [column], out)
             self._read_asked(plan, number, column, out)
             return raw_rows(out[column.key])
 

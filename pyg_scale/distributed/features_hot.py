@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.features_asked import Splitter
 from pyg_scale.distributed.features_parts import Column
+from pyg_scale.distributed.features_split import Splitter
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.cached import POLICIES
 from pyg_scale.store.cache.hot import hot_lists, hot_of, order

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.distributed.features_asked import Asked, Rows
-from pyg_scale.distributed.features_parts import Column
+from pyg_scale.distributed.features_asked import Asked
+from pyg_scale.distributed.features_parts import Column, Key
+from pyg_scale.distributed.features_split import Rows
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.memory import _name, _rows
 
@@ -35,6 +36,18 @@ class Plan:
     place: list[tuple[int, Column]] = field(default_factory=list)
     through_cache: list[Tensor | None] = field(default_factory=list)
     asked: Asked | None = None
+
+    def coming(self, number: int, column: Column | None = None) -> dict[Key, Tensor]:
+        """The tensors that rows are written to as they come, taken once.
+
+        Args:
+            number: Which of :attr:`wanted`.
+            column: Of this attribute only.
+        """
+        columns = self.wanted[number][1] if column is None else [column]
+        made = {} if self.asked is None else self.asked.out
+        keys = [each.key for each in columns if (number, each.key) in made]
+        return {key: made.pop((number, key)) for key in keys}
 
     def cache_attrs(self) -> list[TensorAttr]:
         """What a cache is asked for, by original id."""

@@ -159,7 +159,8 @@ def test_a_rank_that_failed_is_asked_last(tmp_path: Path) -> None:
         failed = health.failed
         health.failed = lambda rank: (asked.append(rank), failed(rank))
         assert_same_batches(expected, loader(found))
-        assert asked == [2]
+        # at most as often as batches are sampled at a time
+        assert set(asked) == {2} and len(asked) <= 4
 
     across(paths, {2: [Fault("raise", of="answer")]}, check)
 
