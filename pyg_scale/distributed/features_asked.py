@@ -74,12 +74,13 @@ class Asked:
         for rank, mine in by_rank.items():
             for message in _messages(mine):
                 entries = [part.entry() for part in message]
+                landings = [landing for part in message for landing in self._land(part)]
                 try:
                     work: Any = self._service.request(rank, FEATURES, request_of(entries))
                 except CommError as error:  # raised when the rows are needed
                     work = error
                 else:
-                    work.land([landing for part in message for landing in self._land(part)])
+                    work.land(landings)
                 self._coming.append((work, rank, message))
 
     def _land(self, part: _Part) -> list[Landing]:
