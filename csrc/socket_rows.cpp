@@ -89,6 +89,7 @@ class Sender {
       const int64_t fit = (kChunk - buffer_.size()) / out.row_bytes;
       const int64_t n = std::min(out.rows - i, fit);
       if (n == 0) {
+        prefetch(out, i, i + kRowsAhead);  // comes while the kernel copies
         if (int error = flush()) return error;
         continue;
       }
@@ -117,17 +118,20 @@ class Sender {
     return write(data, bytes);
   }
 
+  static void prefetch(const Outgoing& out, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < std::min(end, out.rows); ++i) {
+      const char* row = out.data + out.index[i] * out.row_bytes;
+      for (int64_t at = 0; at < out.row_bytes; at += 64) __builtin_prefetch(row + at);
+    }
+  }
+
   void gather(const Outgoing& out, int64_t begin, int64_t end) {
     const int64_t bytes = out.row_bytes;
     const int64_t ahead = std::clamp(kBytesAhead / bytes, int64_t{1}, kRowsAhead);
     char* to = buffer_.data() + buffer_.size();
-    const auto prefetch = [&](int64_t i) {
-      const char* row = out.data + out.index[i] * bytes;
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
-    };
-    for (int64_t i = begin; i < std::min(begin + ahead, end); ++i) prefetch(i);
+    prefetch(out, begin, std::min(begin + ahead, end));
     for (int64_t i = begin; i < end; ++i, to += bytes) {
-      if (i + ahead < end) prefetch(i + ahead);
+      if (i + ahead < end) prefetch(out, i + ahead, i + ahead + 1);
       std::memcpy(to, out.data + out.index[i] * bytes, static_cast<size_t>(bytes));
     }
     buffer_.set_size(buffer_.size() + (end - begin) * bytes);

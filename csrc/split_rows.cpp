@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,15 +24,18 @@ namespace {
 constexpr int64_t kBlock = 256;  // rows whose places are looked up together
 constexpr int kDigit = 11;       // bits that a pass of the sort looks at
 
+// Of 32 bits where all ids and positions have no more.
+template <typename Id>
 struct Entry {
-  int64_t id, at;
+  Id id, at;
 };
 
 // What a thread keeps between calls.
+template <typename Id>
 struct Scratch {
   Buffer<int32_t> group;
-  Buffer<int64_t> id;
-  Buffer<Entry> entry, other;
+  Buffer<Id> id;
+  Buffer<Entry<Id>> entry, other;
 
   void reserve(int64_t n) {
     group.reserve(n);
@@ -51,10 +55,13 @@ struct Scratch {
 };
 
 // Sorts by id, keeping the order of equal ones; the result is where it returns.
-Entry* sorted(Entry* from, Entry* to, int64_t n, int64_t largest) {
+template <typename Id>
+Entry<Id>* sorted(Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
   for (int shift = 0; shift < 63 && (largest >> shift) > 0; shift += kDigit) {
     int64_t start[(1 << kDigit) + 1] = {};
-    const auto digit = [&](int64_t id) { return (id >> shift) & ((1 << kDigit) - 1); };
+    const auto digit = [&](Id id) {
+      return (static_cast<int64_t>(id) >> shift) & ((1 << kDigit) - 1);
+    };
     for (int64_t i = 0; i < n; ++i) ++start[digit(from[i].id) + 1];
     for (int d = 0; d < 1 << kDigit; ++d) start[d + 1] += start[d];
     for (int64_t i = 0; i < n; ++i) to[start[digit(from[i].id)]++] = from[i];
@@ -63,9 +70,100 @@ Entry* sorted(Entry* from, Entry* to, int64_t n, int64_t largest) {
   return from;
 }
 
+// The rows of each group.
+struct Group {
+  int64_t count = 0, largest = 0, last = -1;
+  bool ascending = true;
+};
+
+template <typename Id>
+std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& index,
+                          const int64_t* group_of, const bool* once, int64_t num_groups,
+                          bool original) {
+  const int64_t n = index.numel();
+  const IntColumn row = int_column(index, "index");
+  thread_local Scratch<Id> scratch;
+  scratch.reserve(n);
+  int32_t* of = scratch.group.data();
+  Id* id = scratch.id.data();
+  std::vector<Group> groups(static_cast<size_t>(num_groups));
+  for (int64_t from = 0; from < n; from += kBlock) {
+    const int64_t end = std::min(n, from + kBlock);
+    for (int64_t i = from; i < end; ++i) {
+      const int64_t v = row[i];
+      if (v >= 0 && v < num_rows) book.prefetch(v);
+    }
+    for (int64_t i = from; i < end; ++i) {
+      const int64_t v = row[i];
+      if (v < 0 || v >= num_rows) [[unlikely]] {
+        throw std::out_of_range("row " + std::to_string(v) + " does not exist, there are only " +
+                                std::to_string(num_rows) + " rows");
+      }
+      const int64_t p = book.part(v);
+      if (p < 0 || p >= book.num_parts) [[unlikely]] {
+        fail("the partition book has part " + std::to_string(p));
+      }
+      Group& group = groups[static_cast<size_t>(group_of[p])];
+      const int64_t own = original ? v : book.at(v, p);
+      of[i] = static_cast<int32_t>(group_of[p]);
+      id[i] = static_cast<Id>(own);
+      ++group.count;
+      group.ascending &= own > group.last;
+      group.last = own;
+      group.largest = std::max(group.largest, own);
+    }
+  }
+
+  Tensor counts = pool_empty({num_groups}, ScalarType::Long);
+  Tensor different = pool_empty({num_groups}, ScalarType::Long);
+  Tensor ids = pool_empty({n}, ScalarType::Long);
+  Tensor position = pool_empty({n}, ScalarType::Long);
+  int64_t* counts_out = counts.mutable_data_ptr<int64_t>();
+  int64_t* different_out = different.mutable_data_ptr<int64_t>();
+  int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
+  int64_t* position_out = position.mutable_data_ptr<int64_t>();
+  std::vector<int64_t> next(groups.size());
+  for (size_t g = 1; g < groups.size(); ++g) next[g] = next[g - 1] + groups[g - 1].count;
+  Entry<Id>* entries = scratch.entry.data();
+  for (int64_t i = 0; i < n; ++i) {
+    entries[next[static_cast<size_t>(of[i])]++] = {id[i], static_cast<Id>(i)};
+  }
+  int64_t written = 0, begin = 0;
+  bool all_once = true;
+  std::vector<const Entry<Id>*> mine(groups.size());
+  for (size_t g = 0; g < groups.size(); begin += groups[g++].count) {
+    const Group& group = groups[g];
+    const int64_t before = written;
+    const bool dedupe = once[g] && !group.ascending;
+    Entry<Id>* list = entries + begin;
+    if (dedupe) list = sorted(list, scratch.other.data() + begin, group.count, group.largest);
+    for (int64_t i = 0; i < group.count; ++i) {
+      if (!dedupe || i == 0 || list[i].id != list[i - 1].id) {
+        ids_out[written++] = static_cast<int64_t>(list[i].id);
+      }
+      position_out[begin + i] = static_cast<int64_t>(list[i].at);
+    }
+    mine[g] = list;
+    counts_out[g] = group.count;
+    different_out[g] = written - before;
+    all_once &= written - before == group.count;
+  }
+  Tensor take = pool_empty({all_once ? 0 : n}, ScalarType::Long);
+  int64_t* take_out = take.mutable_data_ptr<int64_t>();
+  for (size_t g = 0; !all_once && g < groups.size(); ++g) {
+    const bool dedupe = different_out[g] != groups[g].count;
+    for (int64_t i = 0, at = -1; i < groups[g].count; ++i) {
+      at += !dedupe || i == 0 || mine[g][i].id != mine[g][i - 1].id;
+      *take_out++ = at;
+    }
+  }
+  scratch.trim();
+  return {counts, different, torch::stable::narrow(ids, 0, 0, written), position, take};
+}
+
 std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor index,
                                Tensor group, Tensor distinct, bool original) {
-  const int64_t n = index.numel(), num_groups = distinct.numel();
+  const int64_t num_groups = distinct.numel();
   Places book;
   book.num_parts = offsets.numel() - 1;
   check(book.num_parts > 0, "there must be a part");
@@ -87,7 +185,6 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
       book.local = int_column(local, "local");
     }
   }
-  const IntColumn row = int_column(index, "index");
   const int64_t* group_of = int64_data(group, book.num_parts, "group");
   check(distinct.is_cpu() && distinct.scalar_type() == ScalarType::Bool &&
             distinct.is_contiguous(),
@@ -96,75 +193,9 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
   for (int64_t p = 0; p < book.num_parts; ++p) {
     check(group_of[p] >= 0 && group_of[p] < num_groups, "a group is out of range");
   }
-
-  thread_local Scratch scratch;
-  scratch.reserve(n);
-  int32_t* of = scratch.group.data();
-  int64_t* id = scratch.id.data();
-  const auto groups = static_cast<size_t>(num_groups);
-  std::vector<int64_t> count(groups), largest(groups), last(groups, -1);
-  std::vector<char> ascending(groups, 1);
-  for (int64_t from = 0; from < n; from += kBlock) {
-    const int64_t end = std::min(n, from + kBlock);
-    for (int64_t i = from; i < end; ++i) {
-      const int64_t v = row[i];
-      if (v >= 0 && v < num_rows) book.prefetch(v);
-    }
-    for (int64_t i = from; i < end; ++i) {
-      const int64_t v = row[i];
-      if (v < 0 || v >= num_rows) [[unlikely]] {
-        throw std::out_of_range("row " + std::to_string(v) + " does not exist, there are only " +
-                                std::to_string(num_rows) + " rows");
-      }
-      const int64_t p = book.part(v);
-      if (p < 0 || p >= book.num_parts) [[unlikely]] {
-        fail("the partition book has part " + std::to_string(p));
-      }
-      const auto g = static_cast<size_t>(group_of[p]);
-      const int64_t own = original ? v : book.at(v, p);
-      of[i] = static_cast<int32_t>(g);
-      id[i] = own;
-      ++count[g];
-      ascending[g] &= own > last[g];
-      last[g] = own;
-      largest[g] = std::max(largest[g], own);
-    }
-  }
-
-  Tensor counts = pool_empty({num_groups}, ScalarType::Long);
-  Tensor different = pool_empty({num_groups}, ScalarType::Long);
-  Tensor ids = pool_empty({n}, ScalarType::Long);
-  Tensor position = pool_empty({n}, ScalarType::Long);
-  Tensor take = pool_empty({n}, ScalarType::Long);
-  int64_t* counts_out = counts.mutable_data_ptr<int64_t>();
-  int64_t* different_out = different.mutable_data_ptr<int64_t>();
-  int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
-  int64_t* position_out = position.mutable_data_ptr<int64_t>();
-  int64_t* take_out = take.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> start(groups + 1, 0);
-  for (size_t g = 0; g < groups; ++g) start[g + 1] = start[g] + count[g];
-  std::vector<int64_t> next(start.begin(), start.end() - 1);
-  Entry* entries = scratch.entry.data();
-  for (int64_t i = 0; i < n; ++i) entries[next[static_cast<size_t>(of[i])]++] = {id[i], i};
-  int64_t written = 0;
-  bool all_once = true;
-  for (size_t g = 0; g < groups; ++g) {
-    const int64_t begin = start[g], size = count[g], before = written;
-    Entry* mine = entries + begin;
-    const bool dedupe = once[g] && !ascending[g];
-    if (dedupe) mine = sorted(mine, scratch.other.data() + begin, size, largest[g]);
-    for (int64_t i = 0; i < size; ++i) {
-      if (!dedupe || i == 0 || mine[i].id != mine[i - 1].id) ids_out[written++] = mine[i].id;
-      position_out[begin + i] = mine[i].at;
-      take_out[begin + i] = written - before - 1;
-    }
-    counts_out[g] = size;
-    different_out[g] = written - before;
-    all_once &= written - before == size;
-  }
-  scratch.trim();
-  return {counts, different, torch::stable::narrow(ids, 0, 0, written), position,
-          torch::stable::narrow(take, 0, 0, all_once ? 0 : n)};
+  const bool narrow = std::max(num_rows, index.numel()) <= std::numeric_limits<uint32_t>::max();
+  return narrow ? split<uint32_t>(book, num_rows, index, group_of, once, num_groups, original)
+                : split<int64_t>(book, num_rows, index, group_of, once, num_groups, original);
 }
 
 }  // namespace
