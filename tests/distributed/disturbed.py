@@ -153,6 +153,7 @@ class Ranks:
         epoch: What they are at.
         faults: What happens, by rank.
         loader: Options of the loader.
+        opened: Options of ``pyg_scale.open``.
         closes: Whether one of them ends, so that the session cannot go on.
         patience: Seconds after which a rank that does not answer is an error.
         pause: Seconds that a rank which failed is left alone, if others have its parts.
@@ -166,6 +167,7 @@ class Ranks:
         faults: Sequence[Sequence[Fault]],
         *,
         loader: dict[str, Any] | None = None,
+        opened: dict[str, Any] | None = None,
         closes: bool = False,
         patience: float = PATIENCE,
         pause: float = 0.0,
@@ -173,6 +175,7 @@ class Ranks:
     ) -> None:
         self._paths, self._epoch, self._faults = paths, epoch, faults
         self._loader, self._closes, self._timeout = loader or {}, closes, timeout
+        self._opened = opened or {}
         self._patience, self._pause = patience, pause
         self._outcomes = [Outcome() for _ in paths]
         self._together = threading.Barrier(len(paths))
@@ -188,7 +191,9 @@ class Ranks:
         rank, faults = group.rank, self._faults[group.rank]
         with Faulty(Gloo.join(group), faults) as comm:
             try:
-                data = pyg_scale.open(self._paths[rank], comm=comm, num_threads=2 + len(faults))
+                threads = 2 + len(faults)  # an answer that is dropped keeps one
+                path, options = self._paths[rank], self._opened
+                data = pyg_scale.open(path, comm=comm, num_threads=threads, **options)
                 try:
                     data.ranks.health = Health(self._pause)
                     data.ranks.timeout = data.ranks.service.timeout = self._patience

@@ -42,6 +42,12 @@ from tests.distributed.served import Served
 
 ANSWERS = ("delay", "drop", "raise", "garble")
 REQUESTS = ("delay", "drop", "raise")
+CACHES: list[dict[str, Any]] = [
+    {},
+    {"cache": "2kB"},
+    {"cache": "2kB", "cache_policy": "belady"},
+    {"cache": "2kB", "cache_policy": "sieve"},
+]
 LONG_PATIENCE = 6.0
 """Where another rank must answer in what is left of the time, on a busy machine too."""
 COPIES = [[0, 1], [1, 2], [2, 0]]
@@ -59,9 +65,14 @@ class Setting:
         self.data, self.folder = graphs.hostile(), folder
         self.expected = list(make_loader(self.data))
         self.fresh = make_loader(self.data).state_dict()
+        alone = pyg_scale.open(in_parts(self.data, folder, 3))
+        self._by_part = make_loader(alone, split_seeds="part")
+        self._expected_by_part = list(make_loader(alone, split_seeds="part"))
 
-    def epoch(self) -> Epoch:
+    def epoch(self, split_seeds: str = "global") -> Epoch:
         """One that has not begun."""
+        if split_seeds == "part":
+            return Epoch(self._expected_by_part, self._by_part.state_dict())
         return Epoch(self.expected, self.fresh)
 
     @property
@@ -103,10 +114,11 @@ def transient(setting: Setting, choice: random.Random) -> int:
     """Ranks that fail and are there again: whoever hears of it goes on with the same loader."""
     world_size = choice.choice([2, 3])
     faults = [some_faults(choice, 3) for _ in range(world_size)]
-    options = {"num_workers": choice.choice([0, 2])}
-    epoch = setting.epoch()
+    split_seeds = choice.choice(["global", "part"])
+    options = {"num_workers": choice.choice([0, 2]), "split_seeds": split_seeds}
+    epoch = setting.epoch(split_seeds)
     paths = setting.paths(shares(world_size, 3))
-    ranks = Ranks(paths, epoch, faults, loader=options)
+    ranks = Ranks(paths, epoch, faults, loader=options, opened=choice.choice(CACHES))
     ranks.run()
     assert epoch.finished
     epoch.check()
@@ -122,7 +134,15 @@ def copies(setting: Setting, choice: random.Random) -> int:
     options = {"num_workers": choice.choice([0, 2])}
     pause = choice.choice([0.0, 0.0, 30.0])
     paths = setting.paths(COPIES)
-    ranks = Ranks(paths, epoch, faults, loader=options, patience=LONG_PATIENCE, pause=pause)
+    ranks = Ranks(
+        paths,
+        epoch,
+        faults,
+        loader=options,
+        opened=choice.choice(CACHES),
+        patience=LONG_PATIENCE,
+        pause=pause,
+    )
     ranks.run()
     assert epoch.finished and not epoch.errors, epoch.errors
     epoch.check()
