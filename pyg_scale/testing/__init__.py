@@ -28,6 +28,7 @@ _MODULES = {
     "PluginTests": "plugin",
     "ReaderTests": "reader",
     "SamplerTests": "sampler",
+    "ServerTests": "servers",
 }
 
 _SUBMODULES = ("graphs", "shapes", "statistics")
@@ -42,7 +43,10 @@ KITS = {
     "partitioner": "PartitionerTests",
     "reader": "ReaderTests",
 }
-"""The class for each kind that has one. Its fixture is called as the kind."""
+"""The class for each kind that has one. Its fixture is called as the kind.
+
+``ServerTests`` is for communicators that have ``listen`` and ``connect``.
+"""
 
 __all__ = ["KITS", *_MODULES]
 
