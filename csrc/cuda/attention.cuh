@@ -161,7 +161,11 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     const A base = now == none ? A{0} : now;
     if (now != largest) {
+#if defined(PYG_SCALE_FAULT_NO_RESCALE)
+      const A shrink{1};
+#else
       const A shrink = exponential(largest - base);
+#endif
       total *= shrink;
 #pragma unroll
       for (int s = 0; s < kSteps<kCount>; ++s) {

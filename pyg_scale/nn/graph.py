@@ -29,7 +29,7 @@ def edges_of(
     """The edges grouped by the nodes that messages go to; found again for the same tensor.
 
     Args:
-        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, on the CPU; may be an ``EdgeIndex``.
+        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``; may be an ``EdgeIndex``.
         num_src: Number of nodes that send.
         num_dst: Number of nodes that receive.
         flow: As of PyG's ``MessagePassing``: the row that receives is 1, or 0 for

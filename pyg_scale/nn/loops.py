@@ -36,25 +36,30 @@ def with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
 
 def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
     src, indptr, edge_id = graph.indices, graph.indptr, graph.edge_id
+    here = graph.device
     dst = rows_of(indptr, graph.num_edges)
     keep = src != dst
-    column = torch.arange(graph.num_edges) if edge_id is None else edge_id.to(torch.int64)
+    if edge_id is None:
+        column = torch.arange(graph.num_edges, device=here)
+    else:
+        column = edge_id.to(torch.int64)
     if not bool(keep.all()):
         rank = torch.empty_like(keep).index_copy(0, column, keep).to(torch.int64).cumsum(0) - 1
         column, src, dst = rank[column[keep]], src[keep], dst[keep]
         count = torch.bincount(dst, minlength=graph.num_dst)
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
     kept = src.numel()
-    node = torch.arange(num_loops)
-    place = torch.arange(kept) + dst.clamp(max=num_loops)  # behind the loops of earlier rows
+    node = torch.arange(num_loops, device=here)
+    # Behind the loops of earlier rows.
+    place = torch.arange(kept, device=here) + dst.clamp(max=num_loops)
     place_of_loop = indptr[1 : num_loops + 1] + node
     indices = src.new_empty(kept + num_loops)
     indices[place] = src
     indices[place_of_loop] = node.to(src.dtype)
-    columns = torch.empty(kept + num_loops, dtype=torch.int64)
+    columns = torch.empty(kept + num_loops, dtype=torch.int64, device=here)
     columns[place] = column
     columns[place_of_loop] = kept + node
-    indptr = indptr + torch.arange(graph.num_dst + 1).clamp(max=num_loops)
+    indptr = indptr + torch.arange(graph.num_dst + 1, device=here).clamp(max=num_loops)
     return Looped(
         Adjacency(indptr, indices, graph.num_src, columns),
         Adjacency(indptr, indices, graph.num_src),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.adjacency import Adjacency, rows_of
 
 
 class Relations(NamedTuple):
@@ -36,8 +36,8 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
     relation = edge_type if graph.edge_id is None else edge_type[graph.edge_id.to(torch.int64)]
     order = torch.argsort(relation, stable=True)  # positions are by destination already
     relation = relation[order]
-    dst = torch.arange(graph.num_dst).repeat_interleave(graph.indptr.diff())[order]
-    new = torch.ones(dst.numel(), dtype=torch.bool)
+    dst = rows_of(graph.indptr, graph.num_edges)[order]
+    new = torch.ones_like(dst, dtype=torch.bool)
     new[1:] = (dst[1:] != dst[:-1]) | (relation[1:] != relation[:-1])
     first = new.nonzero().view(-1)
     indptr = torch.cat([first, first.new_tensor([dst.numel()])])

@@ -153,6 +153,7 @@ FAULTS = {
     "PYG_SCALE_FAULT_NO_CHECKS": ("sum", "bounds", True),
     "PYG_SCALE_FAULT_SHORT_SEGMENT": ("sum", "sum", False),
     "PYG_SCALE_FAULT_WRONG_MASK": ("weight_grad", "products", False),
+    "PYG_SCALE_FAULT_NO_RESCALE": ("attention", "attention", False),
 }
 
 
@@ -191,6 +192,7 @@ def test_planted_faults_are_found(fault):
         "PYG_SCALE_FAULT_NO_GUARD": "heap-buffer-overflow",
         "PYG_SCALE_FAULT_NO_CHECKS": "heap-buffer-overflow",
         "PYG_SCALE_FAULT_SHORT_SEGMENT": "sum: number",
+        "PYG_SCALE_FAULT_NO_RESCALE": "attention: number",
         "PYG_SCALE_FAULT_WRONG_MASK": "waits at __shfl_xor_sync for lane",
     }[fault]
     assert expected in said

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_scale import nn
 from pyg_scale.ops import attention_plain
 from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, aggregate_plain
@@ -23,6 +24,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 WIDTHS = ((1, 1), (1, 17), (3, 4), (4, 32), (1, 132), (2, 150))
 """Heads and channels."""
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "GCNConv": {},
+    "SAGEConv": {"aggr": "max"},
+    "GATConv": {"heads": 2},
+    "GraphConv": {},
+}
+"""Layers, and how they are made, whose path from an edge list is checked, too."""
 
 
 class Found(NamedTuple):
@@ -39,6 +49,8 @@ def check(device: torch.device) -> Iterator[Found]:
         for dtype in TOLERANCE:
             name = f"{op} {str(dtype).removeprefix('torch.')}"
             yield _attempt(name, partial(_op, op, dtype, device))
+    for name in LAYERS:
+        yield _attempt(name, partial(_layer, name, device))
     yield _attempt("the same bits every time", partial(_bits, device))
     if device.type == "cuda":
         yield _attempt("another stream", partial(_stream, device))
@@ -134,6 +146,24 @@ def _op(op: str, dtype: torch.dtype, device: torch.device) -> str:
                 )
             worst = max(worst, error)
     return f"largest relative difference {worst:.1e}"
+
+
+def _layer(name: str, device: torch.device) -> str:
+    generator = torch.Generator().manual_seed(2)
+    layer = getattr(nn, name)(16, 8, **LAYERS[name]).double()
+    x = torch.randn(300, 16, generator=generator, dtype=torch.float64)
+    edge_index = torch.randint(300, (2, 5000), generator=generator)
+    seen = []
+    for place in (torch.device("cpu"), device):
+        layer = layer.to(place)
+        given = x.to(place).requires_grad_()
+        out = layer(given, edge_index.to(place))
+        seen.append((out, *torch.autograd.grad(out.square().sum(), [given, *layer.parameters()])))
+    if found := nn.fallbacks(layer):
+        raise AssertionError(f"took PyG's path: {found}")
+    for a, b in zip(*seen):
+        torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-8, atol=1e-9)
+    return "fused; what the CPU computes"
 
 
 def _bits(device: torch.device) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.nn.fallback import NotFused, record
+from pyg_scale.ops import fused
 
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 _METHODS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
@@ -160,7 +161,10 @@ def check_features(*features: Tensor | None) -> None:
             raise NotFused("features are not of shape [num_nodes, channels]")
         if x.dtype not in _FLOATS:
             raise NotFused(f"features are {x.dtype}")
-        if x.device.type != "cpu":
+        if x.device.type == "cuda":
+            if not fused.usable(x):
+                raise NotFused("there are no kernels for this CUDA device")
+        elif x.device.type != "cpu":
             raise NotFused(f"device {x.device.type}")
 
 

@@ -53,7 +53,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             raise NotFused("torch.compile: the number of rows depends on the edges")
         src, dst = x if isinstance(x, tuple) else (x, x)
         if src is None:
-            src = torch.arange(self.in_channels_l)
+            src = torch.arange(self.in_channels_l, device=self.weight.device)
             dst = src if dst is None else dst
         self._check(src, dst, edge_index, edge_type)
         how = reductions(self)
