@@ -6,6 +6,7 @@ from pyg_scale import hookimpl
 @hookimpl
 def pyg_scale_samplers() -> dict[str, str]:
     return {
+        "cuda": "pyg_scale.sampler.cuda:CudaSampler",
         "native": "pyg_scale.sampler.native:NativeSampler",
         "reference": "pyg_scale.sampler.reference:ReferenceSampler",
     }

@@ -204,5 +204,17 @@ PYG_SCALE_DEVICE uint64_t fold(uint64_t key, uint64_t value) { return mix(key ^ 
 PYG_SCALE_DEVICE uint64_t draw(uint64_t key, uint64_t index) {
   return mix(key + (index + 1) * kGolden);
 }
+PYG_SCALE_DEVICE uint64_t bounded(uint64_t key, uint64_t index, uint64_t size) {
+  uint64_t word = draw(key, index);
+  uint64_t low = word * size;
+  if (low < size) {
+    const uint64_t threshold = (0 - size) % size;  // 2^64 mod size
+    while (low < threshold) {
+      word = mix(word + kGolden);
+      low = word * size;
+    }
+  }
+  return __umul64hi(word, size);
+}
 
 }  // namespace pyg_scale::cuda

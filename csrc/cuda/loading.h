@@ -21,9 +21,24 @@ struct GatherCached {
   char* out;          // [count, row_bytes]
 };
 
+// draw_neighbors: see pyg_scale/ops/draw_neighbors.py.
+struct DrawNeighbors {
+  const int64_t* indptr;  // [num_rows + 1]
+  Column indices, edge_id;
+  int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
+  const int64_t* node;    // [count]
+  const int64_t* row;     // [num_edges], which of the nodes each edge goes to
+  const int64_t* offset;  // [count + 1], where the edges of each node begin
+  int64_t count, num_edges, num_neighbors;
+  uint64_t key;
+  bool replace;
+  int64_t *neighbor, *edge;  // [num_edges]
+};
+
 }  // namespace pyg_scale::cuda
 
 extern "C" {
+int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args, void* stream);
 int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args, void* stream);
 // Memory of the host that the device reads: locks and maps it, gives it back, and finds where the
 // device has it (not at all: an error).

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from pyg_scale.loader import on_device
 from pyg_scale.loader.affinity import log_memory
 from pyg_scale.loader.ahead import Ahead, Pending
 from pyg_scale.loader.arguments import check_index_samplers, check_workers
@@ -24,7 +25,6 @@ from pyg_scale.loader.epoch import (
 )
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
-from pyg_scale.loader.on_device import Landed, OnDevice, device_stats, target_of
 from pyg_scale.loader.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.process import Processes, ProcessPipeline, processes_of
@@ -121,7 +121,7 @@ class SubgraphLoader(Resumable, DataLoader):
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
         self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
-        self._target: OnDevice | None = target_of(kwargs, self.sampling)
+        self._target: on_device.OnDevice | None = on_device.target_of(kwargs, self.sampling)
         if self.sampling.makes_processes(getattr(self, "data", None)):
             worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
@@ -267,7 +267,8 @@ class SubgraphLoader(Resumable, DataLoader):
             with stats.stage("sample"):
                 out = self.collate_fn(batch)
             return (_DONE if self.filter_per_worker else _SAMPLED), out
-        return self._after_sampling(self._sample_stage(batch, stats), stats, pin)
+        with on_device.beside_training(self):
+            return self._after_sampling(self._sample_stage(batch, stats), stats, pin)
 
     def _after_sampling(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
         if not self._fetches_in_threads:
@@ -304,7 +305,7 @@ class SubgraphLoader(Resumable, DataLoader):
 
     def _completed(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         stage, out = made
-        if isinstance(out, Landed):
+        if isinstance(out, on_device.Landed):
             out = out.take()
         if stage == _DONE:
             return out
@@ -391,7 +392,7 @@ class SubgraphLoader(Resumable, DataLoader):
             ``device=`` also ``"device"``: what is on it.
         """
         counted = {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
-        return counted | device_stats(self)
+        return counted | on_device.device_stats(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes stay where they are.

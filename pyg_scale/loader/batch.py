@@ -217,7 +217,8 @@ def _take_edges(
     for key in list(store.keys()):
         if key == "edge_index":
             into.edge_index = edge_index_of(row, col)
-            if not is_waiting(store, key):  # which is in a file, and stays there
+            # What is in a file stays there, and what was sampled on a device too.
+            if row.device.type == "cpu" and not is_waiting(store, key):
                 into.edge_index = into.edge_index.to(store[key].device)
         elif key == "adj_t":
             into.adj_t = adjacency_like(store[key], row, col, edge, size)

@@ -19,6 +19,7 @@ from pyg_scale.loader.batch import build
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
@@ -168,8 +169,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             )
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
-        if self._target is not None and self.sampling.collect_features:
-            self._features = self._target.features(data, self._features, sampler)
+        self.link_sampler, self._features = placed(self, sampler, self._features)
         refuse_processes(self)
 
     def _seed_tensors(self) -> list[Tensor]:

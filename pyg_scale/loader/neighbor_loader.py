@@ -41,7 +41,9 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         is_sorted: Promises that edges are sorted by destination (then time). It is checked.
         filter_per_worker: See :class:`NodeLoader`.
         neighbor_sampler: A name, such as ``"native"`` (the default), a class, a sampler
-            without data (takes these arguments), or a sampler.
+            without data (takes these arguments), or a sampler. With ``device="cuda"`` the default
+            is ``"cuda"`` where that can do what is asked for; ``stats()["device"]["sampling"]``
+            says so.
         directed: Deprecated; ``False`` means ``subgraph_type="induced"``.
         seed: See :class:`NodeLoader`.
         worker_type: See :class:`NodeLoader`.
@@ -97,6 +99,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
                 stacklevel=2,
             )
             subgraph_type = "induced"
+        self._any_sampler = neighbor_sampler is None
         make_sampler = partial(
             foreign.resolve,
             "native" if neighbor_sampler is None else neighbor_sampler,

@@ -19,6 +19,7 @@ from pyg_scale.loader.batch import build
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seeds import check_time, input_nodes_of
 from pyg_scale.loader.source import check_data, features_of
@@ -174,8 +175,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self.node_sampler = sampler
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
-        if self._target is not None and self.sampling.collect_features:
-            self._features = self._target.features(data, self._features, sampler)
+        self.node_sampler, self._features = placed(self, sampler, self._features)
         refuse_processes(self)
 
     def _seed_tensors(self) -> list[Tensor]:

@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, HeteroData
+from torch_geometric.data import Data, HeteroData
 
-from pyg_scale.loader.features import Features
-from pyg_scale.loader.source import filled, sizes_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.device import DeviceFeatures
 from pyg_scale.store.device.target import device_of, send
-from pyg_scale.store.memory import MemoryFeatureStore
 
 
 class Landed:
@@ -67,6 +64,7 @@ class OnDevice:
         self.device = device_of(device)
         self.memory = memory
         self.why_copied = ""
+        self.sampling: dict[str, Any] = {"where": "cpu", "why": "", "bytes": 0}
         self._cuda = cuda if cuda is not None else torch.cuda
         self._streams_are_used = cuda is not None or self.device.type == "cuda"
         self._local = threading.local()
@@ -105,57 +103,6 @@ class OnDevice:
             brought = _bring(out, self.device, count)
         stats.count("copy", rows=1, num_bytes=count.num_bytes)
         return brought
-
-    def features(self, data: Any, features: Features | None, sampler: Any) -> Features | None:
-        """The features of a loader, on the device as far as the budget goes.
-
-        Features that come with sampled batches, or from a store that looks ahead, are not kept
-        there: they are copied with each batch.
-
-        Raises:
-            ValueError: If a budget is given, and nothing can be kept there; or if a store is on
-                another device, or has a budget of its own.
-        """
-        if features is not None and isinstance(features.store, DeviceFeatures):
-            return self._given(features)
-        self.why_copied = reason = _why_copied(data, features)
-        if reason:
-            if self.memory is not None:
-                raise ValueError(f"device_memory= is of no use: {reason}; leave it out")
-            return features
-        topology = getattr(sampler, "topology", None)
-        graph = topology if topology is not None and topology.router is None else None
-        store: FeatureStore
-        if features is None:
-            store = filled(MemoryFeatureStore(), data)
-        else:
-            store = features.store
-        made = DeviceFeatures(store, self.device, self.memory, graph=graph)
-        return Features(made, *sizes_of(data, sampler))
-
-    def _given(self, features: Features) -> Features:
-        store = features.store
-        assert isinstance(store, DeviceFeatures)
-        if store.device != self.device:
-            raise ValueError(f"device={str(self.device)!r}, but feature_store is on {store.device}")
-        if self.memory is not None:
-            raise ValueError(
-                "device_memory= is given, and feature_store has memory= of its own: leave it out"
-            )
-        return features
-
-
-def _why_copied(data: Any, features: Features | None) -> str:
-    """Why features are not kept on the device but copied with each batch; empty if they are."""
-    if callable(getattr(data, "sampler_for", None)):
-        return "servers send features with what they sampled"
-    if features is not None:
-        return (
-            f"{features.store!r} looks ahead, and keeps rows itself" if features.look_ahead else ""
-        )
-    if getattr(data, "needs_threads", ""):
-        return "other ranks have some of the features"
-    return ""
 
 
 def refuse_processes_on_device(loader: Any) -> None:
@@ -238,6 +185,15 @@ def target_of(kwargs: dict[str, Any], sampling: Any) -> OnDevice | None:
     return OnDevice(device, memory)
 
 
+def beside_training(loader: Any) -> contextlib.AbstractContextManager[None]:
+    """Where a worker thread of a loader makes a batch: on a stream of its own if it has a
+    device."""
+    target: OnDevice | None = loader._target
+    if target is None or not loader._fetches_in_threads:
+        return contextlib.nullcontext()
+    return target.copying()
+
+
 def device_stats(loader: Any) -> dict[str, Any]:
     """What a loader with ``device=`` has there, as ``"device"``; nothing without."""
     target: OnDevice | None = loader._target
@@ -247,4 +203,4 @@ def device_stats(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"device": str(target.device), "tensors": {}}
     if isinstance(store, DeviceFeatures):
         found = store.stats()
-    return {"device": found | {"why": target.why_copied}}
+    return {"device": found | {"why": target.why_copied, "sampling": target.sampling}}

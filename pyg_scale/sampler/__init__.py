@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.base import NeighborSampler
+    from pyg_scale.sampler.cuda import CudaSampler
     from pyg_scale.sampler.frontier import Chosen, Frontier
     from pyg_scale.sampler.hgt import HGTSampler
     from pyg_scale.sampler.hop import HopSampler
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Chosen": "frontier",
+    "CudaSampler": "cuda",
     "Frontier": "frontier",
     "HGTSampler": "hgt",
     "HeteroSamplerOutput": "output",
@@ -33,6 +35,7 @@ _HOME = {
 
 __all__ = [
     "Chosen",
+    "CudaSampler",
     "Frontier",
     "HGTSampler",
     "HeteroSamplerOutput",

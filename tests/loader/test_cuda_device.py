@@ -11,6 +11,7 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import fused
 from pyg_scale.ops.gather_cached import gather_cached, plain
 from pyg_scale.ops.mapped_rows import MappedRows
+from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale.store import DeviceFeatures, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same
@@ -68,6 +69,31 @@ def test_the_kernel_means_what_its_meaning_means(dtype: torch.dtype, shape: tupl
     if fused.usable(cached) and made.table.numel():
         mapped = MappedRows(made.table.contiguous(), torch.device("cuda", 0))
         assert torch.equal(gather_cached(cached, mapped, index, slot_of).cpu(), made.expected)
+
+
+@pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_samples_of_the_device_are_those_of_the_cpu(name: str, replace: bool) -> None:
+    data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
+    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], "replace": replace}
+    native, there = NativeSampler(data, **options), CudaSampler(data, **options)
+    kind = None if name == "homogeneous" else "item"
+    for key in range(20):
+        generator = torch.Generator().manual_seed(key)
+        seed = {kind: torch.randint(0, native.topology.num_nodes[kind], (9,), generator=generator)}
+        wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
+        for field in ("node", "row", "col", "edge", "colptr"):
+            for each, value in getattr(found, field).items():
+                assert value.is_cuda
+                assert torch.equal(value.cpu(), getattr(wanted, field)[each]), (field, each)
+        assert found.num_sampled_nodes == wanted.num_sampled_nodes
+        assert found.num_sampled_edges == wanted.num_sampled_edges
+
+
+def test_the_device_samples_if_it_has_the_kernels() -> None:
+    loader = NeighborLoader(graphs.hostile(), **LOADER, device="cuda", device_memory="1MB")
+    usable = fused.usable(torch.empty(0, device="cuda"))
+    assert loader.stats()["device"]["sampling"]["where"] == ("cuda:0" if usable else "cpu")
 
 
 def test_a_model_that_trains_meanwhile_reads_whole_batches() -> None:

@@ -20,10 +20,13 @@ from pyg_scale.loader import (
     NeighborLoader,
     SamplingOptions,
     ZipLoader,
+    placing,
 )
 from pyg_scale.loader.on_device import OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
+from pyg_scale.sampler import CudaSampler
+from pyg_scale.sampler.device_graph import graph_bytes
 from pyg_scale.store import Cached, DeviceFeatures, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
@@ -235,3 +238,75 @@ def test_every_worker_thread_has_its_own_stream(recorded: Recorded) -> None:
     list(loader)
     assert recorded.streams == 1
     assert recorded.calls.count("wait") == len(loader)
+
+
+# Sampling there ################################################################################
+
+
+@pytest.fixture
+def like_a_gpu(monkeypatch) -> None:
+    """The CPU is a device with kernels."""
+    monkeypatch.setattr(placing, "_no_kernels", lambda device: "")
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_default_sampler_is_that_of_the_device(workers: int) -> None:
+    for data, arguments in ((graphs.hostile(), HOMO), (graphs.hetero(), HETERO)):
+        loader = NeighborLoader(
+            data, **arguments, device="cpu", device_memory="1MB", num_workers=workers
+        )
+        assert isinstance(loader.node_sampler, CudaSampler)
+        assert_same_batches(NeighborLoader(data, **arguments), loader)
+        found = loader.stats()["device"]
+        assert found["sampling"] == {
+            "where": "cpu", "why": "", "bytes": loader.node_sampler.num_bytes,
+        }  # fmt: skip
+        assert found["used"] + found["sampling"]["bytes"] <= 1_000_000
+        assert graph_bytes(loader.node_sampler.topology) >= loader.node_sampler.num_bytes
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_where_it_samples_on_the_cpu_and_why() -> None:
+    data = graphs.hostile()
+    features, graph = graphs.stores(data)
+
+    def why(source: Any, **more: Any) -> str:
+        loader = NeighborLoader(source, **{**HOMO, "device": "cpu", **more})
+        assert not isinstance(loader.node_sampler, CudaSampler)
+        assert_same_batches(
+            NeighborLoader(source, **{**HOMO, **more, "device_memory": None}), loader
+        )
+        return loader.stats()["device"]["sampling"]["why"]
+
+    memory = {"device_memory": "1MB"}
+    assert "does not support disjoint=True" in why(data, disjoint=True, **memory)
+    assert "does not support weight_attr=" in why(data, weight_attr="weight", **memory)
+    assert why(data, device_memory=900).startswith("the graph takes ")
+    assert why(data, neighbor_sampler="native") == "NativeSampler was asked for"
+    assert "looks ahead" in why((Cached(features, "1kB"), graph))
+    assert "another one makes the batch" in why(
+        data, num_workers=1, transform_sampler_output=lambda out: out, **memory
+    )
+
+
+def test_a_sampler_for_a_device_by_name_or_instance() -> None:
+    data = graphs.hostile()
+    sampler = CudaSampler(device="cpu")
+    loader = NeighborLoader(data, **HOMO, neighbor_sampler=sampler, device="cpu", num_workers=1)
+    assert_same_batches(NeighborLoader(data, **HOMO), loader)
+    assert loader.stats()["device"]["sampling"]["where"] == "cpu"
+    with pytest.raises(ValueError, match="neighbor_sampler='cuda' is of no use: .* the batch"):
+        NeighborLoader(
+            data,
+            **HOMO,
+            neighbor_sampler=sampler,
+            device="cpu",
+            num_workers=1,
+            filter_per_worker=False,
+        )
+    with pytest.raises(NotImplementedError, match="CudaSampler does not support disjoint=True"):
+        NeighborLoader(data, **HOMO, neighbor_sampler=sampler, device="cpu", disjoint=True)
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match="device='cuda'"):
+            NeighborLoader(data, **HOMO, neighbor_sampler="cuda", device="cpu")

@@ -164,9 +164,8 @@ class DeviceFeatures(FeatureStore):
                 raise IndexError(f"{_name(attr)}: {error}") from None
             if index.device.type != "cpu" and table.where == "staged":
                 index = index.cpu()
-            split = None
-            if index.device.type == "cpu":
-                split = table.split(index)
+            split = table.split(index) if index.device.type == "cpu" else None
+            if index.device.type == "cpu" or table.place.whole:
                 hits = table.hits(index, split)
                 count_device(hits, hits * table.rows.row_bytes)
             if split is None:

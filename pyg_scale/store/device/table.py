@@ -15,7 +15,7 @@ from pyg_scale.ops.gather_cached import gather_cached
 from pyg_scale.ops.mapped_rows import MappedRows
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.device.placement import Place
-from pyg_scale.store.device.target import host_rows, send
+from pyg_scale.store.device.target import host_rows, send, send_large
 
 Read = Callable[[Tensor], Tensor]
 """Rows ``[n, ...]`` on the host, by ids ``int64`` ``[n]``."""
@@ -68,7 +68,7 @@ class Table:
             self._slot_of = torch.full((rows.num_rows,), -1, dtype=torch.int32)
             self._slot_of[ids] = torch.arange(place.rows, dtype=torch.int32)
             if self._mapped is not None:
-                self._slots = send(self._slot_of, device)
+                self._slots = send_large(self._slot_of, device)
         self._held = self._bring(ids, read) if whole is None else whole
 
     @property

@@ -11,6 +11,7 @@ from pyg_scale.errors import DeviceError
 from pyg_scale.store.byte_size import byte_size
 
 _SHARE = 0.5
+_PIECE = 1 << 22  # numbers
 
 
 def device_of(device: Any) -> torch.device:
@@ -90,6 +91,15 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device or device.type == "cpu":
         return tensor.to(device)
     return pinned(tensor).to(device, non_blocking=True)
+
+
+def send_large(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a contiguous tensor on a device, a piece at a time: pinned memory stays small."""
+    held = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    if tensor.numel():
+        for to, piece in zip(held.split(_PIECE), tensor.split(_PIECE), strict=True):
+            to.copy_(pinned(piece) if device.type == "cuda" else piece, non_blocking=True)
+    return held
 
 
 def pinned(tensor: Tensor) -> Tensor:

@@ -1,0 +1,118 @@
+"""In-edges of nodes by keyed draws, on any device (``csrc/cuda/draw_neighbors.cuh``).
+
+The draws are those of ``docs/draws.md``, without weights and times. Here is the plain-torch
+meaning, which every device that torch knows can run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import fused, keys, library
+
+
+class Drawn(NamedTuple):
+    """In-edges that were drawn for some nodes, node after node, in the order of the draws.
+
+    Attributes:
+        counts: How many each node got, ``int64`` ``[n]``.
+        row: Which of the nodes each edge goes to, ``int64`` ``[m]``.
+        neighbor: Where it comes from, ``int64`` ``[m]``.
+        edge: Its original id, ``int64`` ``[m]``.
+    """
+
+    counts: Tensor
+    row: Tensor
+    neighbor: Tensor
+    edge: Tensor
+
+
+def draw_neighbors(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    node: Tensor,
+    num_nodes: int,
+    key: int,
+    num_neighbors: int,
+    *,
+    replace: bool = False,
+) -> Drawn:
+    """Draw in-edges of nodes. Waits for the device once, for how many there are.
+
+    Args:
+        indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.store.base.CSC`. All tensors
+            are contiguous and on one device.
+        indices: ``int64`` or ``int32`` ``[num_edges]``.
+        edge_id: ``int64`` or ``int32`` ``[num_edges]``; ``None`` if ids are positions.
+        node: ``int64`` ``[n]``, nodes of ``indptr``.
+        num_nodes: Nodes of the neighbours' type.
+        key: Of the hop and the edge type, unsigned.
+        num_neighbors: How many for each node, -1 for all.
+        replace: With replacement.
+
+    Raises:
+        KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
+    """
+    degree = indptr[node + 1] - indptr[node]
+    if num_neighbors < 0:
+        counts = degree
+    elif replace:
+        counts = torch.where(degree > 0, num_neighbors, 0)
+    else:
+        counts = degree.clamp(max=num_neighbors)
+    offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = torch.repeat_interleave(
+        torch.arange(node.numel(), device=node.device), counts, output_size=int(offset[-1])
+    )
+    compiled = library.compiled() if node.device.type == "cpu" else fused.usable(node)
+    if compiled:
+        neighbor, edge = torch.ops.pyg_scale.draw_neighbors(
+            indptr,
+            indices,
+            edge_id,
+            node,
+            row,
+            offset,
+            num_nodes,
+            keys.to_signed(key),
+            num_neighbors,
+            replace,
+        )
+        return Drawn(counts, row, neighbor, edge)
+    position = _positions(indptr, node, degree, row, offset, key, num_neighbors, replace)
+    edge = position if edge_id is None else edge_id[position].to(torch.int64)
+    return Drawn(counts, row, indices[position].to(torch.int64), edge)
+
+
+def _positions(
+    indptr: Tensor,
+    node: Tensor,
+    degree: Tensor,
+    row: Tensor,
+    offset: Tensor,
+    key: int,
+    k: int,
+    replace: bool,
+) -> Tensor:
+    """Which in-edges, ``int64`` ``[m]``."""
+    place = torch.arange(row.numel(), device=row.device) - offset[row]  # within its node
+    if k < 0:
+        return indptr[node][row] + place
+    own = keys.fold_tensor(key, node)
+    if replace:
+        drawn = keys.bounded(own[row], place, degree[row].clamp(min=1))
+        return indptr[node][row] + drawn
+    picks = torch.arange(k, device=node.device).repeat(node.numel(), 1)
+    many = (degree > k).nonzero().view(-1)  # the others get all, in their order
+    table = picks[many]
+    for i in range(k):
+        j = degree[many] - k + i
+        t = keys.bounded(own[many], i, j + 1)
+        taken = (table[:, :i] == t.unsqueeze(1)).any(dim=1)
+        table[:, i] = torch.where(taken, j, t)
+    picks[many] = table
+    return indptr[node][row] + picks[row, place]

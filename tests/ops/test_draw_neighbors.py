@@ -1,0 +1,148 @@
+"""Keyed draws of in-edges: compiled, in plain torch and in the emulator, the bits of the others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import keys, sources
+from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
+from pyg_scale.ops.expand import expand_neighbors
+from pyg_scale.sampler import CudaSampler, NativeSampler
+from pyg_scale.testing import graphs
+from tests.ops import emulated
+
+NUM_NODES = 300
+DEGREES = [0, 1, 2, 3, 10, 11, 12, 63, 64, 65, 66, 100, 257, 1000, 0, 5]
+KS = [-1, 0, 1, 2, 10, 11, 64, 65, 70]
+
+
+def in_edges(index_dtype: torch.dtype, with_ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    indptr = torch.tensor([0, *DEGREES]).cumsum(0)
+    size = int(indptr[-1])
+    indices = torch.randint(0, NUM_NODES, (size,), generator=generator).to(index_dtype)
+    ids = torch.randperm(size, generator=generator).to(index_dtype) if with_ids else None
+    return indptr, indices, ids
+
+
+def expected(graph: Any, node: Tensor, key: int, k: int, replace: bool) -> tuple[Tensor, ...]:
+    return expand_neighbors(
+        graph[0], graph[1], graph[2], None, None, node, node, None, None, NUM_NODES, key, k,
+        replace=replace, last=False,
+    )  # fmt: skip
+
+
+def assert_drawn(found: Drawn, wanted: tuple[Tensor, ...]) -> None:
+    counts, neighbor, edge = wanted
+    assert torch.equal(found.counts, counts)
+    assert torch.equal(found.row, torch.arange(counts.numel()).repeat_interleave(counts))
+    assert torch.equal(found.neighbor, neighbor)
+    assert torch.equal(found.edge, edge)
+
+
+@pytest.fixture(params=["compiled", "plain", "emulated", "emulated backward"])
+def way(request, monkeypatch):
+    """The ways in which draws are made; what they are compared with is compiled."""
+    if "emulated" in request.param:
+        order = "backward" if "backward" in request.param else "forward"
+        monkeypatch.setenv("PYG_SCALE_EMULATOR_ORDER", order)
+        with emulated.instead_of():
+            yield draw_neighbors
+        return
+
+    def draw(*args: Any, **kwargs: Any) -> Drawn:
+        if request.param == "plain":
+            monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
+        found = draw_neighbors(*args, **kwargs)
+        monkeypatch.delenv("PYG_SCALE_KERNELS", raising=False)
+        return found
+
+    yield draw
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids):
+    graph = in_edges(index_dtype, with_ids)
+    generator = torch.Generator().manual_seed(1)
+    for k in KS:
+        node = torch.randint(0, len(DEGREES), (40,), generator=generator)
+        key = keys.fold(k, 5)
+        found = way(*graph, node, NUM_NODES, key, k, replace=replace)
+        assert_drawn(found, expected(graph, node, key, k, replace))
+
+
+def test_nobody_and_more_than_a_block(way):
+    graph = in_edges(torch.int64, True)
+    none = torch.empty(0, dtype=torch.int64)
+    assert_drawn(way(*graph, none, NUM_NODES, 7, 3), (none, none, none))
+    node = torch.arange(700) % len(DEGREES)
+    assert_drawn(way(*graph, node, NUM_NODES, 7, 3), expected(graph, node, 7, 3, False))
+
+
+def test_a_graph_that_is_damaged_ends_the_kernel():
+    indptr, indices, _ = in_edges(torch.int64, False)
+    emulated.load()
+    with emulated.instead_of():
+        for wrong in (NUM_NODES, -1):
+            bad = indices.clone()
+            bad[3] = wrong
+            with pytest.raises(RuntimeError, match="draw_neighbors failed: the kernel trapped"):
+                draw_neighbors(indptr, bad, None, torch.tensor([3]), NUM_NODES, 1, -1)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
+def test_batches_of_the_whole_sampler_in_the_emulator(name, replace):
+    data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
+    options: dict[str, Any] = {"num_neighbors": [4, 3, -1], "replace": replace}
+    native, here = NativeSampler(data, **options), CudaSampler(data, **options, device="cpu")
+    kind = None if name == "homogeneous" else "item"
+    count = native.topology.num_nodes[kind]
+    for key in range(8):
+        generator = torch.Generator().manual_seed(key)
+        seed = {kind: torch.randint(0, count, (12,), generator=generator)}  # some more than once
+        with emulated.instead_of():
+            found = here.sample(seed, None, key)
+        wanted = native.sample(seed, None, key)
+        for field in ("node", "row", "col", "edge", "colptr"):
+            ours, theirs = getattr(found, field), getattr(wanted, field)
+            assert ours.keys() == theirs.keys()
+            for each in ours:
+                assert ours[each].dtype == theirs[each].dtype, (field, each)
+                assert torch.equal(ours[each], theirs[each]), (field, each)
+        assert found.num_sampled_nodes == wanted.num_sampled_nodes
+        assert found.num_sampled_edges == wanted.num_sampled_edges
+
+
+FAULTS = {
+    "PYG_SCALE_FAULT_SHORT_FLOYD": "the draws of a node differ",
+    "PYG_SCALE_FAULT_NO_SCAN": "the draws of a node differ",
+    "PYG_SCALE_FAULT_NO_CHECKS": "AddressSanitizer: heap-buffer-overflow",
+}
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_alone_under_sanitizers_and_with_faults(fault):
+    source, more = sources.source_dir(), emulated.SANITIZE
+    planted = (f"-D{fault}",) if fault else ()
+    objects = emulated.compile_objects(
+        [source / "cuda" / "draw_neighbors.cu"], emulated.FLAGS, *more, *planted
+    )
+    files = [source / "emulator" / name for name in ("emulator.cpp", "check_draws.cpp")]
+    files.append(source / "cuda" / "errors.cu")
+    objects += emulated.compile_objects(files, emulated.FLAGS, *more)
+    path = Path(emulated.link(objects, *more))
+    done = subprocess.run([path], capture_output=True, text=True, timeout=100)
+    if fault:
+        assert done.returncode != 0
+        assert FAULTS[fault] in done.stdout + done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stdout + done.stderr
