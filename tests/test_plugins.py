@@ -262,7 +262,7 @@ def test_allow_list(install, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_PLUGINS", "ONE")
     assert "one" in Registry().names("sampler")
     monkeypatch.setenv("PYG_SCALE_PLUGINS", "")
-    assert Registry().names("sampler") == ["native", "reference"]
+    assert Registry().names("sampler") == ["cuda", "native", "reference"]
     monkeypatch.setenv("PYG_SCALE_PLUGINS", "one, absent_plugin")
     with pytest.warns(RuntimeWarning, match="pip install absent-plugin"):
         assert "one" in Registry().names("sampler")
