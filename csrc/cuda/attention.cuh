@@ -133,16 +133,16 @@ __global__ void __launch_bounds__(kBlockThreads)
   A largest = none, total = 0, sum[kSteps<kCount>][kCount] = {};
   for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
     EdgeRows<T> rows[kTogether];
-    int64_t id[kTogether] = {};
+    int64_t from[kTogether], id[kTogether];
+    sources(graph, first, unit.end, from);
+    edge_ids(graph, first, unit.end, id);
     A logits[kTogether] = {};
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       if (first + k >= unit.end) continue;
-      const int64_t from = source(graph, first + k);
-      id[k] = edge_id(graph, first + k);
-      rows[k] = EdgeRows<T>(in, from, id[k], head);
+      rows[k] = EdgeRows<T>(in, from[k], id[k], head);
       if constexpr (kKind == Attention::kGat) {
-        logits[k] = leaky(gat_sum<A>(in, from, unit.row, id[k], head), number);
+        logits[k] = leaky(gat_sum<A>(in, from[k], unit.row, id[k], head), number);
       } else {
         for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
           logits[k] += logit_of<kKind, kCount>(rows[k], query, att, number, c);

@@ -85,13 +85,14 @@ __global__ void __launch_bounds__(kBlockThreads)
   A source_sum = 0, sum[kSteps<kCount>][kCount] = {};
   for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
     const T* grads[kTogether] = {};
-    int64_t target[kTogether] = {}, id[kTogether] = {};
+    int64_t target[kTogether], position[kTogether], id[kTogether] = {};
+    sources(graph, first, unit.end, target);
+    edge_ids(graph, first, unit.end, position);
     A products[kTogether] = {};
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       if (first + k >= unit.end) continue;
-      target[k] = source(graph, first + k);
-      id[k] = edge_id(args.graph, edge_id(graph, first + k));
+      id[k] = edge_id(args.graph, position[k]);
       grads[k] = row_at<T>(args.out_grad, target[k], in, head);
       for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
         products[k] += product_of<kCount, T>(grads[k], features, nullptr, c);
@@ -162,13 +163,14 @@ __global__ void __launch_bounds__(kBlockThreads)
     A sum[kSteps<kCount>][kCount] = {};
     for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
       EdgeRows<T> rows[kTogether];
-      int64_t id[kTogether] = {};
+      int64_t from[kTogether], id[kTogether];
+      sources(graph, first, unit.end, from);
+      edge_ids(graph, first, unit.end, id);
       A logits[kTogether] = {}, products[kTogether] = {};
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         if (first + k >= unit.end) continue;
-        id[k] = edge_id(graph, first + k);
-        rows[k] = EdgeRows<T>(in, source(graph, first + k), id[k], head);
+        rows[k] = EdgeRows<T>(in, from[k], id[k], head);
         const T* added = kDot ? rows[k].edge : nullptr;
         for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
           logits[k] += logit_of<kKind, kCount>(rows[k], query, att, number, c);
@@ -261,29 +263,40 @@ __global__ void __launch_bounds__(kBlockThreads)
   const A* att = static_cast<const A*>(in.att) + head * in.channels;
   const A slope = static_cast<A>(in.number);
   A sum[kSteps<kCount>][kCount] = {};
-  for (int64_t e = unit.begin; e < unit.end; ++e) {
-    const int64_t target = source(graph, e), position = edge_id(graph, e);
-    const A kept = static_cast<const A*>(args.stays)[position * in.heads + head];
-    const A logit = static_cast<const A*>(args.logits_grad)[position * in.heads + head];
-    const T* query = row_at<T>(in.query, target, in, head);
-    const T* grad = row_at<T>(args.out_grad, target, in, head);
-    const T* edge = in.edge.data
-                        ? row_at<T>(in.edge, edge_id(args.graph, position), in, head)
-                        : nullptr;
+  for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
+    int64_t target[kTogether], position[kTogether], id[kTogether] = {};
+    A kept[kTogether], logits[kTogether];
+    sources(graph, first, unit.end, target);
+    edge_ids(graph, first, unit.end, position);
 #pragma unroll
-    for (int s = 0; s < kSteps<kCount>; ++s) {
-      if (!mine.has(s)) continue;
-      const int64_t c = mine[s];
-      const auto own = load<kCount>(from + c), to = load<kCount>(query + c);
-      const auto of_grad = load<kCount>(grad + c);
-      Pack<T, kCount> term;
-      if (edge) term = load<kCount>(edge + c);
+    for (int k = 0; k < kTogether; ++k) {
+      if (first + k >= unit.end) continue;
+      const int64_t at = position[k] * in.heads + head;
+      kept[k] = static_cast<const A*>(args.stays)[at];
+      logits[k] = static_cast<const A*>(args.logits_grad)[at];
+      if (in.edge.data) id[k] = edge_id(args.graph, position[k]);
+    }
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const A both = widen(own.values[i]) + (edge ? widen(term.values[i]) : A{0}) +
-                       widen(to.values[i]);
-        const A slopes = both > A{0} ? logit : logit * slope;
-        sum[s][i] += widen(of_grad.values[i]) * kept + slopes * att[c + i];
+    for (int k = 0; k < kTogether; ++k) {
+      if (first + k >= unit.end) continue;
+      const T* query = row_at<T>(in.query, target[k], in, head);
+      const T* grad = row_at<T>(args.out_grad, target[k], in, head);
+      const T* edge = row_at<T>(in.edge, id[k], in, head);
+#pragma unroll
+      for (int s = 0; s < kSteps<kCount>; ++s) {
+        if (!mine.has(s)) continue;
+        const int64_t c = mine[s];
+        const auto own = load<kCount>(from + c), to = load<kCount>(query + c);
+        const auto of_grad = load<kCount>(grad + c);
+        Pack<T, kCount> term;
+        if (edge) term = load<kCount>(edge + c);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const A both = widen(own.values[i]) + (edge ? widen(term.values[i]) : A{0}) +
+                         widen(to.values[i]);
+          const A slopes = both > A{0} ? logits[k] : logits[k] * slope;
+          sum[s][i] += widen(of_grad.values[i]) * kept[k] + slopes * att[c + i];
+        }
       }
     }
   }

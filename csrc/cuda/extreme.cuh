@@ -39,28 +39,27 @@ __global__ void __launch_bounds__(kBlockThreads) extreme_kernel(Extreme args, in
   Best<A> best[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) best[i] = {minus_infinity<A>(), -1};
-  const auto factor_of = [&](int64_t e) {
-    return weight ? weight[edge_id(graph, e) * args.heads + head] * sign : sign;
-  };
   const auto take = [&](const Pack<T, kCount>& row, A factor, int64_t e) {
     const int32_t at = static_cast<int32_t>(e - unit.row_begin);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) best[i].take(widen(row.values[i]) * factor, at);
   };
-  int64_t e = unit.begin;
-  for (; e + kExtremeAhead <= unit.end; e += kExtremeAhead) {
+  for (int64_t e = unit.begin; e < unit.end; e += kExtremeAhead) {
+    int64_t from[kExtremeAhead], id[kExtremeAhead];
+    sources(graph, e, unit.end, from);
+    if (weight) edge_ids(graph, e, unit.end, id);
     Pack<T, kCount> rows[kExtremeAhead];
     A factors[kExtremeAhead];
 #pragma unroll
     for (int k = 0; k < kExtremeAhead; ++k) {
-      rows[k] = load<kCount>(x + source(graph, e + k) * args.x.stride);
-      factors[k] = factor_of(e + k);
+      if (e + k >= unit.end) continue;
+      rows[k] = load<kCount>(x + from[k] * args.x.stride);
+      factors[k] = weight ? weight[id[k] * args.heads + head] * sign : sign;
     }
 #pragma unroll
-    for (int k = 0; k < kExtremeAhead; ++k) take(rows[k], factors[k], e + k);
-  }
-  for (; e < unit.end; ++e) {
-    take(load<kCount>(x + source(graph, e) * args.x.stride), factor_of(e), e);
+    for (int k = 0; k < kExtremeAhead; ++k) {
+      if (e + k < unit.end) take(rows[k], factors[k], e + k);
+    }
   }
   if (unit.slot >= 0) {
     const int64_t at = unit.slot * args.size + column;
@@ -115,19 +114,35 @@ __global__ void __launch_bounds__(kBlockThreads) extreme_grad_kernel(ExtremeGrad
   const A* weight = static_cast<const A*>(args.weight);
   const int64_t head = weight ? column / (args.size / args.heads) : 0;
   A sum[kCount] = {};
-  for (int64_t e = unit.begin; e < unit.end; ++e) {
-    const int64_t target = source(graph, e), position = edge_id(graph, e);
-    const int64_t here = position - args.indptr[target];
-    const int32_t* chosen = args.arg + target * args.size + column;
-    const auto row = load<kCount>(grad + target * args.grad.stride);
-    A factor{1};
-    if (weight) {
-      const int64_t id = checked(args.edge_id[position], graph.num_edges);
-      factor = weight[id * args.heads + head];
+  for (int64_t first = unit.begin; first < unit.end; first += kExtremeAhead) {
+    int64_t target[kExtremeAhead], position[kExtremeAhead], here[kExtremeAhead];
+    sources(graph, first, unit.end, target);
+    edge_ids(graph, first, unit.end, position);
+    Pack<T, kCount> rows[kExtremeAhead];
+    Pack<int32_t, kCount> chosen[kExtremeAhead];
+    A factors[kExtremeAhead];
+#pragma unroll
+    for (int k = 0; k < kExtremeAhead; ++k) {
+      if (first + k >= unit.end) continue;
+      here[k] = position[k] - args.indptr[target[k]];
+      const int32_t* arg = args.arg + target[k] * args.size + column;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) chosen[k].values[i] = arg[i];
+      rows[k] = load<kCount>(grad + target[k] * args.grad.stride);
+      factors[k] = A{1};
+      if (weight) {
+        const int64_t id = checked(args.edge_id[position[k]], graph.num_edges);
+        factors[k] = weight[id * args.heads + head];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      sum[i] += chosen[i] == here ? widen(row.values[i]) * factor : A{0};
+    for (int k = 0; k < kExtremeAhead; ++k) {
+      if (first + k >= unit.end) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const bool mine = chosen[k].values[i] == here[k];
+        sum[i] += mine ? widen(rows[k].values[i]) * factors[k] : A{0};
+      }
     }
   }
   if (unit.slot >= 0) {

@@ -97,4 +97,35 @@ PYG_SCALE_DEVICE int64_t edge_id(const Graph& graph, int64_t edge) {
   return checked(graph.edge_id[edge], graph.num_edges);
 }
 
+// The sources of edges first, first + 1, ... that are below `end`; 0 for others. All are read before
+// one is looked at: loads wait for each other where a check is between them.
+template <int kCount>
+PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
+                              int64_t (&to)[kCount]) {
+  bool inside = true;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.indices[first + k] : 0;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    inside = inside && (first + k >= end || static_cast<uint64_t>(to[k]) <
+                                                static_cast<uint64_t>(graph.num_columns));
+  }
+  stop_unless(inside);
+}
+
+// Their ids, likewise.
+template <int kCount>
+PYG_SCALE_DEVICE void edge_ids(const Graph& graph, int64_t first, int64_t end,
+                               int64_t (&to)[kCount]) {
+  bool inside = true;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.edge_id[first + k] : 0;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    inside = inside && (first + k >= end || static_cast<uint64_t>(to[k]) <
+                                                static_cast<uint64_t>(graph.num_edges));
+  }
+  stop_unless(inside);
+}
+
 }  // namespace pyg_scale::cuda

@@ -35,23 +35,22 @@ __global__ void __launch_bounds__(kBlockThreads) sum_kernel(Sum args, int lanes)
       sum[i] += kWeighted ? value * factor : value;
     }
   };
-  const auto factor_of = [&](int64_t e) {
-    return kWeighted ? weight[edge_id(graph, e) * args.heads + head] : A{1};
-  };
-  int64_t e = unit.begin;
-  for (; e + kAhead <= unit.end; e += kAhead) {
+  for (int64_t e = unit.begin; e < unit.end; e += kAhead) {
+    int64_t from[kAhead], id[kAhead];
+    sources(graph, e, unit.end, from);
+    if (kWeighted) edge_ids(graph, e, unit.end, id);
     Pack<T, kCount> rows[kAhead];
     A factors[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      rows[k] = load<kCount>(x + source(graph, e + k) * args.x.stride);
-      factors[k] = factor_of(e + k);
+      if (e + k >= unit.end) continue;
+      rows[k] = load<kCount>(x + from[k] * args.x.stride);
+      factors[k] = kWeighted ? weight[id[k] * args.heads + head] : A{1};
     }
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) add(rows[k], factors[k]);
-  }
-  for (; e < unit.end; ++e) {
-    add(load<kCount>(x + source(graph, e) * args.x.stride), factor_of(e));
+    for (int k = 0; k < kAhead; ++k) {
+      if (e + k < unit.end) add(rows[k], factors[k]);
+    }
   }
   if (unit.slot >= 0) {
     A* to = static_cast<A*>(args.partial) + unit.slot * args.size + column;

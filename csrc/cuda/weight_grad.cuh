@@ -29,11 +29,14 @@ __global__ void __launch_bounds__(kBlockThreads) weight_grad_kernel(WeightGrad a
   A* out = static_cast<A*>(args.out);
   for (int64_t first = unit.begin; first < unit.end; first += kProductsAhead) {
     A sums[kProductsAhead] = {};
+    int64_t sent[kProductsAhead], id[kProductsAhead];
+    sources(graph, first, unit.end, sent);
+    edge_ids(graph, first, unit.end, id);
 #pragma unroll
     for (int k = 0; k < kProductsAhead; ++k) {
       const int64_t e = first + k;
       if (e >= unit.end) continue;
-      const T* from = x + source(graph, e) * args.x.stride;
+      const T* from = x + sent[k] * args.x.stride;
       const int64_t here = e - unit.row_begin;
       for (int64_t c = group.lane * kCount; c < channels; c += lanes * kCount) {
         const auto left = load<kCount>(grad + c), right = load<kCount>(from + c);
@@ -48,7 +51,7 @@ __global__ void __launch_bounds__(kBlockThreads) weight_grad_kernel(WeightGrad a
     for (int k = 0; k < kProductsAhead; ++k) {
       const A sum = group.sum(sums[k]);
       if (group.lane == 0 && first + k < unit.end) {
-        out[edge_id(graph, first + k) * args.heads + head] = sum * factor;
+        out[id[k] * args.heads + head] = sum * factor;
       }
     }
   }

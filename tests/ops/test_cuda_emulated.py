@@ -145,6 +145,24 @@ def test_an_index_beyond_the_features_ends_the_kernel():
     assert found.tolist() == [[2.0] * 4]
 
 
+def test_the_ops_are_the_emulated_ones_only_within():
+    emulated.load()
+    wrong = (
+        torch.tensor([0, 1]),
+        torch.tensor([0], dtype=torch.int16),
+        *(None,) * 4,
+        torch.ones(1, 1),
+    )
+    for _ in range(2):
+        with pytest.raises(Exception, match="indices must be int32 or int64"):
+            torch.ops.pyg_scale.csr_sum(*wrong, None, False)
+        with (
+            emulated.instead_of(),
+            pytest.raises(Exception, match="indices must be a one-dimensional int64"),
+        ):
+            torch.ops.pyg_scale.csr_sum(*wrong, None, False)
+
+
 # A program of its own, for sanitizers and planted faults #######################################
 
 CHECKED = ("sum", "extreme", "weight_grad", "attention")
