@@ -209,10 +209,7 @@ class TcpService(Service):
                 answer = Frame(REPLY, frame.number, "", done.result())
             else:
                 answer = Frame(ERROR, frame.number, f"{type(error).__name__}: {error}")
-            try:
-                connection.send(answer)
-            except (TypeError, ValueError, IndexError) as refused:  # it cannot be sent
-                connection.send(Frame(ERROR, frame.number, f"{type(refused).__name__}: {refused}"))
+            connection.reply(answer)
 
         future.add_done_callback(reply)
 

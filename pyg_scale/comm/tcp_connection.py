@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pyg_scale.comm import frames
-from pyg_scale.comm.frames import BYE, REPLY, REQUEST, Frame
+from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
 from pyg_scale.comm.landing import Landing, Landings
 from pyg_scale.comm.service import Answer
 from pyg_scale.errors import CommError, CommTimeoutError
@@ -57,6 +58,7 @@ class TcpConnection:
     def __init__(self, connection: socket.socket, rank: int, service: TcpService) -> None:
         self._socket, self.rank, self._service = connection, rank, service
         self._writing = threading.Lock()
+        self._replies: deque[Frame] = deque()
         self._waiting: dict[int, Future[list[Tensor]]] = {}
         self._waiting_lock = threading.Lock()
         self._landing: int | None = None
@@ -81,9 +83,35 @@ class TcpConnection:
             raise
 
     def send(self, frame: Frame) -> None:
+        with self._writing:
+            self._send(frame)
+        self._send_replies()
+
+    def reply(self, frame: Frame) -> None:
+        """Send an answer; if a thread is sending something already, leave it to that one.
+
+        A rank that stopped to read keeps one thread of those that answer, and not all of them.
+        """
+        self._replies.append(frame)
+        self._send_replies()
+
+    def _send_replies(self) -> None:
+        # Who finds the lock taken leaves: the other one looks once more when it has let it go.
+        while self._replies and self._writing.acquire(blocking=False):
+            try:
+                while self._replies:
+                    frame = self._replies.popleft()
+                    try:
+                        self._send(frame)
+                    except (TypeError, ValueError, IndexError) as refused:  # it cannot be sent
+                        reason = f"{type(refused).__name__}: {refused}"
+                        self._send(Frame(ERROR, frame.number, reason))
+            finally:
+                self._writing.release()
+
+    def _send(self, frame: Frame) -> None:
         try:
-            with self._writing:
-                frames.send(self._socket, frame)
+            frames.send(self._socket, frame)
         except BlockingIOError:
             seconds = self._service.timeout
             reason = f"rank {self.rank} took nothing of a message for {seconds:g} seconds"

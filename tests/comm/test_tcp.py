@@ -232,3 +232,36 @@ def test_strangers_are_not_listened_to() -> None:
         assert asked == [1]
     finally:
         service.close()
+
+
+def test_a_rank_that_reads_nothing_does_not_keep_all_threads() -> None:
+    """It has asked for more than a socket holds, several times; others get their answers."""
+    store, begun = HashStore(), threading.Semaphore(0)
+
+    def large(_: list[torch.Tensor]) -> list[torch.Tensor]:
+        begun.release()
+        return [torch.zeros(1 << 25, dtype=torch.uint8)]
+
+    handlers = {"large": large, "small": lambda got: got}
+    asked = TcpService(Group(store, 0, 3, 20.0), handlers, 2)
+    other = TcpService(Group(store, 2, 3, 20.0), {}, 1)
+    try:
+        host, port = store.get("address/0").decode().split()
+        with socket.create_connection((host, int(port)), timeout=10) as stopped:
+            stopped.sendall(store.get("token") + struct.pack("<Q", 1))
+            for number in range(4):
+                frames.send(stopped, Frame(REQUEST, number, "large"))
+            for _ in range(4):  # both threads are done with making the answers
+                assert begun.acquire(timeout=15)
+            for number in range(8):
+                (found,) = other.request(0, "small", [torch.tensor(number)]).wait(15)
+                assert int(found) == number
+            numbers = []
+            for _ in range(4):  # and the rank that reads again gets all of them
+                answer = frames.receive(stopped, 1 << 30)
+                assert answer is not None and answer.tensors[0].nbytes == 1 << 25
+                numbers.append(answer.number)
+            assert sorted(numbers) == [0, 1, 2, 3]
+    finally:
+        other.close()
+        asked.close()
