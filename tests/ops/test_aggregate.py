@@ -62,7 +62,7 @@ def by_loops(indptr, indices, edge_id, x: Tensor, weight: Tensor | None, reduce:
             first = found.int().argmax(0, keepdim=True)
             rows.append(values.gather(0, first)[0])
     out = torch.stack(rows) if rows else x.new_zeros(0, *x.shape[1:])
-    return out + 0 * x.nan_to_num().sum()  # part of the graph of gradients in any case
+    return out + 0 * x.nan_to_num(0.0, 0.0, 0.0).sum()  # part of the graph of gradients in any case
 
 
 def near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
