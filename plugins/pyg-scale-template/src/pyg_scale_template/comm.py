@@ -1,12 +1,26 @@
-"""A communicator: how tensors get from rank to rank. Send them over what you have instead."""
+"""A communicator: how tensors get from rank to rank. Send them over what you have instead.
 
+The second half, `listen` and `connect`, is for servers that are no ranks: leave it out if you have
+no use for it.
+"""
+
+import contextlib
+import hmac
+import json
+import re
+import secrets
+import socket
+import struct
+import threading
 import time
 from datetime import timedelta
 
 import torch
 
-from pyg_scale.comm import Communicator, Work
-from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.comm import Communicator, Connection, Listener, Reply, Work
+from pyg_scale.comm.remote import MAX_ANSWER, MAX_REQUEST, checked_token
+from pyg_scale.comm.service import Handlers
+from pyg_scale.errors import CommError, CommTimeoutError, RequestError
 
 
 class TemplateCommunicator(Communicator):
@@ -31,6 +45,14 @@ class TemplateCommunicator(Communicator):
 
     def close(self):
         self._break("it was closed")
+
+    @classmethod
+    def listen(cls, address, handlers, *, token, num_threads=2, max_bytes=MAX_REQUEST):
+        return TemplateListener(_parse(address), handlers, token, num_threads, max_bytes)
+
+    @classmethod
+    def connect(cls, addresses, *, token, timeout=60.0):
+        return TemplateConnection(addresses, token, timeout)
 
 
 class TemplateWork(Work):
@@ -74,3 +96,179 @@ def _from_bytes(name, found, rank):
     dtype = getattr(torch, dtype.decode().removeprefix("torch."))
     sizes = [int(size) for size in shape.split(b",") if size]
     return (tensor.view(dtype) if values else tensor.to(dtype)).view(sizes)
+
+
+# Servers that are no ranks ########################################################################
+
+ADDRESS = re.compile(r"tcp://([\w.-]+):(\d{1,5}|\*)")
+LENGTH = struct.Struct("<Q")
+SECONDS = 10.0
+
+
+class TemplateListener(Listener):
+    """Answers one request of each connection, then closes it: slow, and easy to read."""
+
+    def __init__(self, where, handlers, token, num_threads, max_bytes):
+        self.token, self.max_bytes = checked_token(token).encode(), max_bytes
+        self.open, self.lock, self.closed = set(), threading.Lock(), False
+        try:
+            self.socket = socket.create_server(where)
+        except OSError as error:
+            raise CommError(f"cannot listen at {where}: {error}") from None
+        self.address = "tcp://{}:{}".format(*self.socket.getsockname())
+        self.handlers = Handlers(handlers, num_threads)  # the threads that call them
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                connection, _ = self.socket.accept()
+                threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        with self.lock:
+            self.open.add(connection)
+        # Whatever comes from the wire may be anything: an error ends this connection alone.
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            connection.settimeout(SECONDS)
+            challenge = secrets.token_bytes(32)
+            send(connection, challenge)
+            known = hmac.compare_digest(receive(connection, 32), answer_to(challenge, self.token))
+            send(connection, b"welcome" if known else b"")
+            if known and not self.closed:
+                name, tensors = unpacked(receive(connection, self.max_bytes + 65536))
+                send(connection, self.answer(name, tensors))
+        with self.lock:
+            self.open.discard(connection)
+
+    def answer(self, name, tensors):
+        try:
+            return packed("", self.handlers.submit(name, tensors).result())
+        except Exception as error:
+            return packed(f"{type(error).__name__}: {error}", [])
+
+    def close(self):
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        with self.lock:
+            shut(self.open)
+        self.handlers.close()
+
+
+class TemplateConnection(Connection):
+    """Makes a connection, in a thread, for each request."""
+
+    def __init__(self, addresses, token, timeout):
+        self.addresses, self.timeout = tuple(addresses), timeout
+        self.where = [_parse(address) for address in addresses]
+        self.token, self.closed = checked_token(token), False
+        self.open, self.lock = set(), threading.Lock()
+
+    def request(self, server, name, tensors):
+        if not 0 <= server < len(self.addresses):
+            raise ValueError(f"there is no server {server}, only 0 to {len(self.addresses) - 1}")
+        if self.closed:
+            raise CommError("this connection was closed")
+        reply, message = Reply(self.addresses[server], name, self.timeout), packed(name, tensors)
+        threading.Thread(target=self.ask, args=(server, message, reply), daemon=True).start()
+        return reply
+
+    def ask(self, server, message, reply):
+        address = self.addresses[server]
+        try:
+            with socket.create_connection(self.where[server], timeout=self.timeout) as connection:
+                with self.lock:
+                    self.open.add(connection)
+                    if self.closed:
+                        raise CommError("this connection was closed")
+                challenge = receive(connection, 32)
+                send(connection, answer_to(challenge, self.token.encode()))
+                if not receive(connection, 32):
+                    raise RequestError(address, "PermissionError", "it refuses the token")
+                connection.settimeout(None)  # the reply has a time limit
+                send(connection, message)
+                text, tensors = unpacked(receive(connection, MAX_ANSWER))
+                if text:
+                    kind, _, reason = text.partition(": ")
+                    raise RequestError(address, kind, reason)
+                reply.succeed(tensors)
+        except CommError as error:
+            reply.fail(error)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reply.fail(
+                CommError(f"{address}: it cannot be reached, or the connection is lost: {error}")
+            )
+        finally:
+            with self.lock:
+                self.open = {each for each in self.open if each.fileno() >= 0}
+
+    def close(self):
+        with self.lock:
+            self.closed = True
+            shut(self.open)
+
+    def __reduce__(self):  # a copy in another process makes connections of its own
+        return type(self), (self.addresses, self.token, self.timeout)
+
+
+def answer_to(challenge, token):
+    """What only who has the token can say, so that it does not go over the wire."""
+    return hmac.digest(token, challenge, "sha256")
+
+
+def packed(text, tensors):
+    """A message: a line of JSON, then the values of all tensors."""
+    specs = [[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors]
+    values = [each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors]
+    return b"\n".join([json.dumps([text, specs]).encode(), b"".join(values)])
+
+
+def unpacked(message):
+    head, _, values = bytes(message).partition(b"\n")
+    text, specs = json.loads(head)
+    tensors, at = [], 0
+    for name, shape in specs:
+        dtype = getattr(torch, str(name), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{name!r} is no dtype")
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raw = torch.frombuffer(bytearray(values[at : at + size]) or bytearray(1), dtype=torch.uint8)
+        tensors.append(raw[:size].view(dtype).view(shape))
+        at += size
+    return text, tensors
+
+
+def send(connection, data):
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(connection, limit):
+    (size,) = LENGTH.unpack(exactly(connection, LENGTH.size))
+    if size > limit:
+        raise ValueError(f"{size} bytes are announced, {limit} are taken")
+    return exactly(connection, size)
+
+
+def exactly(connection, size):
+    found = bytearray()
+    while len(found) < size:
+        more = connection.recv(min(size - len(found), 1 << 20))
+        if not more:
+            raise ConnectionResetError("it ended in the middle of a message")
+        found += more
+    return found
+
+
+def shut(connections):
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _parse(address):
+    found = ADDRESS.fullmatch(address)
+    if not found or (found[2] != "*" and int(found[2]) > 65535):
+        raise ValueError(f"an address is like tcp://host:5555 (got {address!r})")
+    return found[1], 0 if found[2] == "*" else int(found[2])
