@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kBlockThreads) gather_cached_kernel(GatherCach
     row = id;
   }
   const bool cached = slot >= 0;
-  const ByteRows& rows = cached ? args.cached : args.rest;
   row = cached ? slot : row;
-  stop_unless(row < rows.count);
-  const char* data = rows.data + row * rows.stride;
+  stop_unless(row < (cached ? args.cached.count : args.rest.count));
+  const char* data = cached ? args.cached.data + row * args.cached.stride
+                            : args.rest.data + row * args.rest.stride;
   const Word* __restrict__ from = reinterpret_cast<const Word*>(data);
   Word* __restrict__ to = reinterpret_cast<Word*>(args.out + i * args.row_bytes);
   const int64_t words = args.row_bytes / kBytes;

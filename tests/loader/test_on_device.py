@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from pyg_scale.loader import (
     NeighborLoader,
     SamplingOptions,
     ZipLoader,
+    on_device,
     placing,
 )
 from pyg_scale.loader.on_device import OnDevice, tensors_of
@@ -230,6 +232,33 @@ def test_copies_are_on_a_side_stream_and_whoever_takes_the_batch_waits(recorded:
     assert recorded.now == "main"
     recorded.target.made(fetch, Stats())
     assert recorded.streams == 1, "a thread has one stream"
+
+
+def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypatch) -> None:
+    batch = next(iter(NeighborLoader(graphs.hetero(), **HETERO)))
+    before, expected = len(list(tensors_of(batch))), copy.copy(batch)
+    sent: dict[int, Tensor] = {}
+
+    def send(tensor: Tensor, device: torch.device) -> Tensor:
+        assert device.type == "meta"
+        there = tensor.clone()
+        sent[id(there)] = there
+        return there
+
+    monkeypatch.setattr(on_device, "send", send)
+    target, stats = OnDevice("cpu"), Stats()
+    target.device = torch.device("meta")
+    found = target.bring((batch, "what is no batch"), stats)
+    assert found[0] is batch and found[1] == "what is no batch"
+    assert {id(tensor) for tensor in tensors_of(batch)} == sent.keys()
+    assert len(sent) == before
+    assert_same_batches([expected], [batch])
+    for store in batch.edge_stores:
+        known = colptr.recall(store.edge_index)
+        counts = torch.bincount(store.edge_index[1], minlength=known.numel() - 1)
+        assert torch.equal(known[1:], counts.cumsum(0))
+    counted = stats.as_dict()["copy"]
+    assert counted["bytes"] == sum(tensor.nbytes for tensor in sent.values())
 
 
 def test_every_worker_thread_has_its_own_stream(recorded: Recorded) -> None:
