@@ -49,7 +49,7 @@ class DeviceGraph:
     def num_bytes(self) -> int:
         """What the device holds."""
         held = [*self.row_of.values(), *(t for csc in self.csc.values() for t in csc)]
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return sum(allotted(tensor.nbytes) for tensor in held if tensor is not None)
 
     def forget(self, node: Mapping[NodeType, Tensor]) -> None:
         """The nodes of the batch are in no batch any more."""

@@ -32,6 +32,16 @@ def test_all_that_fits_is_there() -> None:
     assert not all(each.whole for each in place(TENSORS, total - 1, LISTED).values())
 
 
+def test_memory_is_given_out_in_pieces() -> None:
+    assert [allotted(size) for size in (0, 1, 512, 513, 10_240)] == [0, 512, 512, 1024, 10_240]
+    tensors = {X: Rows(100, (1,), torch.float32)}
+    assert place(tensors, 511, {X: 100})[X] == Place(0, False, 0)
+    assert place(tensors, 512, {})[X] == Place(100, True, 512)
+    assert place({X: Rows(1000, (1,), torch.float32)}, 1535, {X: 1000})[X] == Place(
+        256, False, 1024
+    )
+
+
 def test_nothing_fits_into_nothing() -> None:
     found = place(TENSORS, 0, LISTED)
     assert set(found.values()) == {Place(0, False, 0)}
