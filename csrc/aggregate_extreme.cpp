@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "csr_edges.h"
+#include "edge_weights.h"
 
 namespace pyg_scale {
 namespace {
@@ -82,15 +83,9 @@ std::tuple<Tensor, Tensor> csr_extreme(Tensor indptr, Tensor indices, MaybeTenso
                                        MaybeTensor, MaybeTensor, MaybeTensor, Tensor x,
                                        MaybeTensor weight, bool minimum) {
   const CsrEdges edges(indptr, indices, edge_id);
-  x = with_rows(x, "x");
-  check(x.dim() == 2, "x must be a matrix");
-  const int64_t size = x.size(1), heads = weight ? weight->size(1) : 1;
-  Tensor weights;
-  if (weight) {
-    check(weight->dim() == 2 && heads > 0 && size % heads == 0,
-          "weight must have a column for each head");
-    weights = dense(*weight, accumulator_type(x.scalar_type()), edges.edges * heads, "weight");
-  }
+  x = matrix(x, "x");
+  const EdgeWeights weights(weight, edges, x);
+  const int64_t size = x.size(1);
   Tensor out = pool_empty({edges.rows, size}, x.scalar_type());
   Tensor arg = pool_empty({edges.rows, size}, ScalarType::Int);
   const RowTasks tasks(edges.indptr, edges.rows, edges.edges, size);
@@ -101,7 +96,7 @@ std::tuple<Tensor, Tensor> csr_extreme(Tensor indptr, Tensor indices, MaybeTenso
   visit(x.scalar_type(), "x", [&](auto one) {
     using T = decltype(one);
     using A = AccumulatorOf<T>;
-    const Extreme<T> op{edges, rows_of<T>(x), weight ? const_data_of<A>(weights) : nullptr, heads,
+    const Extreme<T> op{edges, rows_of<T>(x), weights.data<A>(), weights.heads,
                         minimum ? A{-1} : A{1}};
     T* to = data_of<T>(out);
     int32_t* to_arg = data_of<int32_t>(arg);
@@ -202,16 +197,10 @@ struct ExtremeGradPiece {
 Tensor csr_extreme_grad(Tensor t_indptr, Tensor t_indices, Tensor t_position, Tensor indptr,
                         MaybeTensor edge_id, Tensor arg, Tensor grad, MaybeTensor weight) {
   const CsrEdges edges(t_indptr, t_indices, t_position);
-  grad = with_rows(grad, "grad");
-  check(grad.dim() == 2, "grad must be a matrix");
-  const int64_t size = grad.size(1), count = grad.size(0), heads = weight ? weight->size(1) : 1;
+  grad = matrix(grad, "grad");
+  const EdgeWeights weights(weight, edges, grad);
+  const int64_t size = grad.size(1), count = grad.size(0);
   const Tensor chosen = dense(arg, ScalarType::Int, count * size, "arg");
-  Tensor weights;
-  if (weight) {
-    check(weight->dim() == 2 && heads > 0 && size % heads == 0,
-          "weight must have a column for each head");
-    weights = dense(*weight, accumulator_type(grad.scalar_type()), edges.edges * heads, "weight");
-  }
   IntColumn ids;
   if (edge_id) {
     check(edge_id->numel() == edges.edges, "edge_id must have one entry per edge");
@@ -228,8 +217,8 @@ Tensor csr_extreme_grad(Tensor t_indptr, Tensor t_indices, Tensor t_position, Te
                             ids,
                             rows_of<T>(grad),
                             const_data_of<int32_t>(chosen),
-                            weight ? const_data_of<A>(weights) : nullptr,
-                            heads};
+                            weights.data<A>(),
+                            weights.heads};
     T* to = data_of<T>(out);
     std::vector<A> partial(tasks.pieces.size() * static_cast<size_t>(size));
     const auto rows = [&](int64_t, int64_t first, int64_t last) {

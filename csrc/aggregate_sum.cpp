@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csr_edges.h"
+#include "edge_weights.h"
 
 namespace pyg_scale {
 namespace {
@@ -148,22 +149,15 @@ struct SumPiece {
 Tensor csr_sum(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, MaybeTensor,
                MaybeTensor, Tensor x, MaybeTensor weight, bool mean) {
   const CsrEdges edges(indptr, indices, edge_id);
-  x = with_rows(x, "x");
-  check(x.dim() == 2, "x must be a matrix");
-  const int64_t size = x.size(1), heads = weight ? weight->size(1) : 1;
-  Tensor weights;
-  if (weight) {
-    check(weight->dim() == 2 && heads > 0 && size % heads == 0,
-          "weight must have a column for each head");
-    weights = dense(*weight, accumulator_type(x.scalar_type()), edges.edges * heads, "weight");
-  }
+  x = matrix(x, "x");
+  const EdgeWeights weights(weight, edges, x);
+  const int64_t size = x.size(1);
   Tensor out = pool_empty({edges.rows, size}, x.scalar_type());
   const RowTasks tasks(edges.indptr, edges.rows, edges.edges, size);
   visit(x.scalar_type(), "x", [&](auto one) {
     using T = decltype(one);
     using A = AccumulatorOf<T>;
-    const Sum<T> sum{edges, rows_of<T>(x), weight ? const_data_of<A>(weights) : nullptr, heads,
-                     mean};
+    const Sum<T> sum{edges, rows_of<T>(x), weights.data<A>(), weights.heads, mean};
     T* to = data_of<T>(out);
     std::vector<A> partial(tasks.pieces.size() * static_cast<size_t>(size));
     const auto rows = [&](int64_t, int64_t first, int64_t last) {

@@ -76,16 +76,8 @@ def gat_attention(
     a_src, a_dst = a_src.to(dtype), a_dst.to(dtype)
     a_edge = None if a_edge is None else a_edge.to(dtype)
     key = _dropout_key(dropout, seed, x.device)
-    if not _compiled(x):
-        logits = (a_src, a_dst, a_edge)
-        return attention_plain.gat(
-            adjacency, x, *logits, negative_slope, dropout, key, return_weights
-        )
-    edges = fused_edges(adjacency, _any_grad(x, a_src, a_dst, a_edge))
-    out, _, weights = torch.ops.pyg_scale.gat_attention(
-        *edges, x, a_src, a_dst, a_edge, negative_slope, dropout, key, return_weights
-    )
-    return (out, weights) if return_weights else out
+    logits = a_src, a_dst, a_edge
+    return _attend("gat", adjacency, (x, *logits), negative_slope, dropout, key, return_weights)
 
 
 def gatv2_attention(
@@ -131,15 +123,8 @@ def gatv2_attention(
     x_edge = None if x_edge is None else x_edge.to(x_src.dtype)
     att = att.to(accumulator(x_src.dtype))
     key = _dropout_key(dropout, seed, x_src.device)
-    if not _compiled(x_src):
-        return attention_plain.gatv2(
-            adjacency, x_src, x_dst, att, x_edge, negative_slope, dropout, key, return_weights
-        )
-    edges = fused_edges(adjacency, _any_grad(x_src, x_dst, att, x_edge))
-    out, _, weights = torch.ops.pyg_scale.gatv2_attention(
-        *edges, x_src, x_dst, att, x_edge, negative_slope, dropout, key, return_weights
-    )
-    return (out, weights) if return_weights else out
+    features = x_src, x_dst, att, x_edge
+    return _attend("gatv2", adjacency, features, negative_slope, dropout, key, return_weights)
 
 
 def dot_product_attention(
@@ -185,30 +170,43 @@ def dot_product_attention(
     edge = None if edge is None else edge.to(query.dtype)
     scale = 1 / math.sqrt(max(row[1], 1)) if scale is None else float(scale)
     mask = _dropout_key(dropout, seed, query.device)
-    if not _compiled(query):
-        return attention_plain.dot_product(
-            adjacency, query, key, value, edge, scale, dropout, mask, return_weights
-        )
-    edges = fused_edges(adjacency, _any_grad(query, key, value, edge))
-    out, _, weights = torch.ops.pyg_scale.dot_product_attention(
-        *edges, query, key, value, edge, scale, dropout, mask, return_weights
-    )
-    return (out, weights) if return_weights else out
+    features = query, key, value, edge
+    return _attend("dot_product", adjacency, features, scale, dropout, mask, return_weights)
 
 
 # Parts ####################################################################################
 
 
-def _compiled(x: Tensor) -> bool:
-    if fused.usable(x):
-        return True
-    if x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
-        library.warn_plain_path("attention", fused.why_not(x.device))
-    return False
+def _attend(
+    kind: str,
+    adjacency: Adjacency,
+    features: tuple[Tensor, *tuple[Tensor | None, ...]],
+    number: float,
+    dropout: float,
+    key: Tensor | None,
+    return_weights: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The compiled op of a kind of attention, or its plain-torch meaning.
 
-
-def _any_grad(*tensors: Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
+    Args:
+        kind: The name of the meaning.
+        adjacency: The edges.
+        features: What the op takes after the edges.
+        number: The slope of the leaky ReLU, or the scale.
+        dropout: Its probability.
+        key: What it is drawn from.
+        return_weights: Whether the weights are wanted.
+    """
+    rest = number, dropout, key, return_weights
+    first = features[0]
+    if not fused.usable(first):
+        if first.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
+            library.warn_plain_path("attention", fused.why_not(first.device))
+        return getattr(attention_plain, kind)(adjacency, *features, *rest)
+    edges = fused_edges(adjacency, any(t is not None and t.requires_grad for t in features))
+    op = getattr(torch.ops.pyg_scale, f"{kind}_attention")
+    out, _, weights = op(*edges, *features, *rest)
+    return (out, weights) if return_weights else out
 
 
 def _dropout_key(dropout: float, seed: Tensor | int | None, device: torch.device) -> Tensor | None:
