@@ -32,7 +32,7 @@ from pyg_scale.cli.bench.measure import in_one_line
 from pyg_scale.ops import fused, library
 
 _COPY_BYTES = 1 << 30
-_SANITIZER_SECONDS = 240
+_SANITIZER_SECONDS = 150
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,7 +182,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check-only", action="store_true", help="measure nothing")
     parser.add_argument("--sanitize", action="store_true", help="check under compute-sanitizer")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=300, help="begin no group after that")
+    parser.add_argument("--seconds", type=float, default=240, help="begin no group after that")
     parser.add_argument("--quick", action="store_true", help="small graphs, to see that it runs")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--report", metavar="FILE.md")
