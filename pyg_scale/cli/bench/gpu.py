@@ -1,5 +1,7 @@
 """The fused ops on a GPU: whether they are right, then how fast, beside PyG and cuSPARSE.
 
+Of loading on a GPU: whether batches, draws and rows are those of the CPU.
+
 Needs a CUDA device and kernels compiled for it (``make gpu`` does both). First every op is checked
 on hostile graphs against its meaning in float64, on another stream and in a CUDA graph; with
 ``--sanitize`` once more under compute-sanitizer. Then time and peak memory, medians of steps that
@@ -20,13 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from pyg_scale.cli.bench import environment, gpu_cases, gpu_check, gpu_report
+from pyg_scale.cli.bench import environment, gpu_cases, gpu_check, gpu_loading, gpu_report
 from pyg_scale.cli.bench.gpu_cases import OURS, Case
 from pyg_scale.cli.bench.measure import in_one_line
 from pyg_scale.ops import fused, library
@@ -57,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         "cases": [],
         "gates": [],
     }
-    for check in gpu_check.check(device):
+    for check in chain(gpu_check.check(device), gpu_loading.check(device)):
         print(f"{'ok' if check.ok else 'WRONG':<6} {check.name}: {check.detail}", file=sys.stderr)
         found["checks"].append(check._asdict())
     if args.sanitize:

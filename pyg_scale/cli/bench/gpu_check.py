@@ -48,16 +48,17 @@ def check(device: torch.device) -> Iterator[Found]:
     for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
         for dtype in TOLERANCE:
             name = f"{op} {str(dtype).removeprefix('torch.')}"
-            yield _attempt(name, partial(_op, op, dtype, device))
+            yield attempt(name, partial(_op, op, dtype, device))
     for name in LAYERS:
-        yield _attempt(name, partial(_layer, name, device))
-    yield _attempt("the same bits every time", partial(_bits, device))
+        yield attempt(name, partial(_layer, name, device))
+    yield attempt("the same bits every time", partial(_bits, device))
     if device.type == "cuda":
-        yield _attempt("another stream", partial(_stream, device))
-        yield _attempt("CUDA graph", partial(_graph, device))
+        yield attempt("another stream", partial(_stream, device))
+        yield attempt("CUDA graph", partial(_graph, device))
 
 
-def _attempt(name: str, run: Callable[[], str]) -> Found:
+def attempt(name: str, run: Callable[[], str]) -> Found:
+    """What came of a check, which raises if something is wrong."""
     try:
         return Found(name, True, run())
     except Exception as error:
