@@ -90,7 +90,7 @@ def test_all_of_it_compiles_for_every_device_and_spills_few_registers(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
         spilled = [int(size) for size in re.findall(r"(\d+) bytes spill", done.stderr)]
-        assert max(spilled) <= MOST_SPILLED, path
+        assert max(spilled, default=0) <= MOST_SPILLED, path
         assert object_file.stat().st_size
 
 
