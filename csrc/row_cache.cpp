@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "row_copy.h"
+
 namespace pyg_scale {
 namespace {
 
@@ -132,8 +134,9 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
   check_positions(at, count, to.count);
   for (int64_t i = 0; i < count; ++i) {
     if (source && i + kCopyAhead < count) from.prefetch(source[i + kCopyAhead]);
-    std::memcpy(to[at[i]], from[source ? source[i] : i], static_cast<size_t>(to.bytes));
+    put_row(to[at[i]], from[source ? source[i] : i], to.bytes);
   }
+  rows_are_put();
 }
 
 }  // namespace

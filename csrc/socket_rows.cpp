@@ -5,9 +5,6 @@
 // written from such a buffer to where they belong. Nothing else is copied, and nobody waits for
 // the interpreter in the middle of a message.
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 #include <sys/socket.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -19,6 +16,7 @@
 
 #include "buffer.h"
 #include "graph_view.h"
+#include "row_copy.h"
 
 namespace pyg_scale {
 namespace {
@@ -196,25 +194,6 @@ int64_t socket_send(int64_t fd, std::vector<Tensor> data, std::vector<Tensor> in
 
 // Receiving ######################################################################################
 
-// Copies a row past the caches where it fills whole lines: nobody reads it soon, and what a line
-// held before need not be fetched.
-inline void put_row(char* to, const char* from, int64_t bytes) {
-#ifdef __SSE2__
-  if (bytes >= 64 && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-    for (int64_t at = 0; at < bytes; at += 64) {
-      const auto* source = reinterpret_cast<const __m128i*>(from + at);
-      auto* target = reinterpret_cast<__m128i*>(to + at);
-      _mm_stream_si128(target, _mm_loadu_si128(source));
-      _mm_stream_si128(target + 1, _mm_loadu_si128(source + 1));
-      _mm_stream_si128(target + 2, _mm_loadu_si128(source + 2));
-      _mm_stream_si128(target + 3, _mm_loadu_si128(source + 3));
-    }
-    return;
-  }
-#endif
-  std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
 class Receiver {
  public:
   explicit Receiver(int fd) : fd_(fd) {}
@@ -255,6 +234,7 @@ class Receiver {
       }
       i = end;
     }
+    rows_are_put();
     return 0;
   }
 

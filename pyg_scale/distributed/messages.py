@@ -16,7 +16,7 @@ these, how many edges each node got (``int64``), neighbours, and edge ids (``int
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,49 +155,6 @@ class Layout:
             out.append(Picked(mine, nodes, edges, attrs))
             begin = end
         return out
-
-
-class Unique(NamedTuple):
-    """An ask without repetitions.
-
-    Attributes:
-        ask: Every node once.
-        inverse: Where each of the nodes that were given is, or ``None`` if they were unique.
-    """
-
-    ask: Ask
-    inverse: Tensor | None
-
-    def spread(self, picked: Picked) -> Picked:
-        """What the nodes that were given get."""
-        if self.inverse is None:
-            return picked
-        begin = picked.counts.cumsum(0) - picked.counts
-        counts = picked.counts[self.inverse]
-        total = int(counts.sum())
-        first = (begin[self.inverse] - (counts.cumsum(0) - counts)).repeat_interleave(
-            counts, output_size=total
-        )
-        at = first + torch.arange(total)
-        attrs = {name: value[at] for name, value in picked.attrs.items()}
-        return Picked(counts, picked.neighbor[at], picked.edge[at], attrs)
-
-
-def unique(ask: Ask, *, by_component: bool) -> Unique:
-    """An ask in which equal nodes are one, where they get equal edges.
-
-    Args:
-        ask: What to ask.
-        by_component: Whether edges depend on the components of the nodes.
-    """
-    if not by_component:
-        ask = ask._replace(component=None)
-    if ask.component is not None:  # times go with components
-        return Unique(ask, None)  # a node is in a component once
-    node, inverse = torch.unique(ask.node, return_inverse=True)
-    return (
-        Unique(ask, None) if len(node) == len(inverse) else Unique(ask._replace(node=node), inverse)
-    )
 
 
 def _narrow(size: int) -> torch.dtype:

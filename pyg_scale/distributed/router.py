@@ -18,14 +18,16 @@ from pyg_scale.comm import Service, Work
 from pyg_scale.distributed.columns import Columns
 from pyg_scale.distributed.described import describe
 from pyg_scale.distributed.failover import Health, Route, Search
-from pyg_scale.distributed.messages import Layout, Unique, unique
+from pyg_scale.distributed.messages import Layout
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.distributed.serving import EDGES, TIMES
 from pyg_scale.errors import CommError
+from pyg_scale.ops.split_rows import split_rows
+from pyg_scale.ops.stitch import Answer, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.hop import HopSampler
-from pyg_scale.sampler.parts import PartsRouter, end_of, stitched
+from pyg_scale.sampler.parts import PartsRouter, end_of
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.mapped_topology import TopologyOptions
 
@@ -37,8 +39,13 @@ class _Share(NamedTuple):
     """What one rank is asked of one ask."""
 
     number: int  # of the ask
-    rows: Tensor
-    unique: Unique
+    ask: Ask  # of some of its nodes
+    position: Tensor  # of nodes of the ask
+    take: Tensor | None  # which of those that are asked for each of these is, if not one by one
+
+    def answer(self, picked: Picked) -> Answer:
+        """What the rank said, as a part of what is said of the whole ask."""
+        return Answer(self.position, self.take, *picked)
 
 
 class RankRouter:
@@ -59,6 +66,10 @@ class RankRouter:
         self._direction, self._weighted = options.direction, options.weight_attr is not None
         self._layout = Layout(self._directory.meta)
         self._usual = Search(ranks.rank, ranks.owners, Health(0.0), 0.0).route()
+        # of which ranks nodes are asked for once; one more stands for nobody
+        self._nobody = torch.zeros(ranks.world_size + 1, dtype=torch.bool)
+        self._others = ~self._nobody
+        self._others[ranks.rank] = False
         self._times: dict[NodeType, Tensor] = {}
         self.timed_nodes, self.timed = local.timed_nodes, local.timed
 
@@ -87,12 +98,12 @@ class RankRouter:
         if shares:
             service, record = self._ranks.service, self._record(sampler)
             for rank, some in shares.items():
-                tensors = self._layout.request(record, [share.unique.ask for share in some])
+                tensors = self._layout.request(record, [share.ask for share in some])
                 under_way.append((rank, some, _ask(service, rank, EDGES, tensors)))
-        answers: list[list[tuple[Tensor, Picked]]] = [[] for _ in asks]
-        local = self._local.expand(sampler, [share.unique.ask for share in own])
+        answers: list[list[Answer]] = [[] for _ in asks]
+        local = self._local.expand(sampler, [share.ask for share in own])
         for share, picked in zip(own, local, strict=True):
-            answers[share.number].append((share.rows, share.unique.spread(picked)))
+            answers[share.number].append(share.answer(picked))
         if search.went_well:
             search.begin()
         failed: list[_Share] = []
@@ -106,12 +117,15 @@ class RankRouter:
                 continue
             search.answered(rank)
             for share, picked in zip(some, answered, strict=True):
-                answers[share.number].append((share.rows, share.unique.spread(picked)))
+                answers[share.number].append(share.answer(picked))
         if failed:
-            again = self._expand(sampler, [share.unique.ask for share in failed], search)
+            again = self._expand(sampler, [share.ask for share in failed], search)
             for share, picked in zip(failed, again, strict=True):
-                answers[share.number].append((share.rows, share.unique.spread(picked)))
-        return [_together(each) for each in answers]
+                answers[share.number].append(share.answer(picked))
+        return [
+            Picked(*stitch_edges(ask.node.numel(), each))
+            for ask, each in zip(asks, answers, strict=True)
+        ]
 
     def _route(self, search: Search) -> Route:
         if search.went_well and not self._ranks.health.ill():
@@ -135,20 +149,29 @@ class RankRouter:
         """What each rank is asked, by rank."""
         shares: dict[int, list[_Share]] = {}
         draws = type(sampler).pick_all is not HopSampler.pick_all
+        group = torch.where(route.rank_of < 0, self._ranks.world_size, route.rank_of)
         for number, ask in enumerate(asks):
             book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
-            rank_of = self._ranks_of(book.part_of(ask.node).to(torch.int64), route, search)
-            order = rank_of.argsort(stable=True)
-            sizes = torch.bincount(rank_of, minlength=self._ranks.world_size).tolist()
-            for rank, rows in enumerate(order.split(sizes)):
-                if not rows.numel():
-                    continue
-                mine = Unique(ask.at(rows), None)
-                if rank != self._ranks.rank:
-                    # All in-edges, if times do not matter, are the same for every seed.
-                    one_for_all = not draws and ask.num_neighbors < 0 and ask.latest is None
-                    mine = unique(mine.ask, by_component=not one_for_all)
-                shares.setdefault(rank, []).append(_Share(number, rows, mine))
+            # All in-edges, if times do not matter, are the same for every seed.
+            one_for_all = not draws and ask.num_neighbors < 0 and ask.latest is None
+            once = ask.component is None or one_for_all  # else a node is in a component once
+            found = split_rows(
+                book.part,
+                None,
+                book.offsets,
+                ask.node,
+                group,
+                self._others if once else self._nobody,
+                original=True,
+            )
+            for rank, ids, position, take in found:
+                if rank == self._ranks.world_size:
+                    raise search.given_up(int(book.part_of(ids[:1])))
+                if once and rank != self._ranks.rank:
+                    mine = ask._replace(node=ids, component=None)
+                else:
+                    mine = ask.at(position)
+                shares.setdefault(rank, []).append(_Share(number, mine, position, take))
         return shares
 
     def _record(self, sampler: HopSampler) -> Tensor:
@@ -159,7 +182,7 @@ class RankRouter:
     ) -> list[Picked]:
         found = _wait(work, limit)
         try:
-            return self._layout.read_answer(found, [share.unique.ask for share in shares])
+            return self._layout.read_answer(found, [share.ask for share in shares])
         except CommError as error:
             raise CommError(f"the answer of rank {rank} cannot be used: {error}") from None
 
@@ -251,11 +274,3 @@ def _times(rank: int, rows: Tensor, found: Sequence[Tensor]) -> Tensor:
     if len(found) != 1 or found[0].dtype != torch.int64 or found[0].shape != rows.shape:
         raise CommError(f"rank {rank} answered with something else than times of nodes")
     return found[0]
-
-
-def _together(answers: Sequence[tuple[Tensor, Picked]]) -> Picked:
-    """The answers of all ranks in the order of the ask."""
-    none = torch.empty(0, dtype=torch.int64)
-    return stitched(
-        torch.cat([none, *[rows for rows, _ in answers]]), [picked for _, picked in answers]
-    )

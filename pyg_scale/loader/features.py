@@ -105,13 +105,16 @@ class Features:
         self, node: Mapping[NodeType, Tensor], edge: Mapping[EdgeType, Tensor | None]
     ) -> list[tuple[TensorAttr, bool, Group]]:
         """What :meth:`read` asks the store for; of each, whether it is of edges, and its type."""
-        wanted = []
+        wanted, wide = [], dict[tuple[bool, Group], Tensor]()
         for attr in self._attrs():
             of_edges = self._is_of_edges(attr)
             group = self._group(attr, of_edges)
             index = (edge if of_edges else node).get(group)
             if index is not None:
-                attr.index = index.to(torch.int64)
+                # The same for all features of a type, which stores read together then.
+                if (of_edges, group) not in wide:
+                    wide[of_edges, group] = index.to(torch.int64)
+                attr.index = wide[of_edges, group]
                 wanted.append((attr, of_edges, group))
         return wanted
 

@@ -242,37 +242,3 @@ def node_times(directory: GraphDirectory, node_type: NodeType, node: Tensor) -> 
         time = directory.part(part).node_attribute(node_type, meta.time_attr or "")[place[mine]]
         out[mine] = directory.meta.sortable(time)
     return out
-
-
-def stitched(order: Tensor, answers: Sequence[Picked]) -> Picked:
-    """The answers in the order of the request.
-
-    Args:
-        order: The row of each answered node, in the order of the answers.
-        answers: One after the other, as long as ``order`` in all.
-    """
-    none = torch.empty(0, dtype=torch.int64)
-    counts = torch.cat([none, *[each.counts for each in answers]])
-    in_order = torch.empty_like(counts)
-    in_order[order] = counts
-    # where each answered node's edges go: behind those of all rows before its own
-    begin = (in_order.cumsum(0) - in_order)[order]
-    total = int(counts.sum())
-    within = torch.arange(total) - (counts.cumsum(0) - counts).repeat_interleave(
-        counts, output_size=total
-    )
-    target = begin.repeat_interleave(counts, output_size=total) + within
-
-    def put(parts: Sequence[Tensor]) -> Tensor:
-        value = torch.cat([none, *parts]) if not parts else torch.cat(list(parts))
-        out = torch.empty_like(value)
-        out[target] = value
-        return out
-
-    names = list(answers[0].attrs) if answers else []
-    return Picked(
-        in_order,
-        put([each.neighbor for each in answers]),
-        put([each.edge for each in answers]),
-        {name: put([each.attrs[name] for each in answers]) for name in names},
-    )
