@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,35 @@ def link(objects: Sequence[Path], *more: str, suffix: str = "") -> Path:
         building._run([*compiler, "-pthread", "-o", str(fresh), *map(str, objects), *more])
         os.replace(fresh, path)
     return path
+
+
+def program(
+    check: str, kernels: Sequence[str], *, sanitized: bool = True, fault: str = "", of: str = ""
+) -> Path:
+    """A program of ``csrc/emulator/`` with the kernels that it runs.
+
+    Args:
+        check: Its file.
+        kernels: Files of ``csrc/cuda/``, without their endings.
+        sanitized: Whether it runs under ASan and UBSan.
+        fault: A macro that plants a fault.
+        of: In which of the kernels' files.
+    """
+    source = sources.source_dir()
+    more = SANITIZE if sanitized else ()
+    flags = (*FLAGS, "-DPYG_SCALE_FLOAT_ALONE") if sanitized else FLAGS
+    objects = []
+    if fault:  # first: of functions that several files hold the linker takes the first one
+        objects += compile_objects([source / "cuda" / f"{of}.cu"], flags, *more, f"-D{fault}")
+    files = [source / "emulator" / name for name in ("emulator.cpp", check)]
+    sound = [name for name in ("errors", *kernels) if not (fault and name == of)]
+    files += [source / "cuda" / f"{name}.cu" for name in sound]
+    return link([*objects, *compile_objects(files, flags, *more)], *more)
+
+
+def run(path: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, or some of its checks."""
+    return subprocess.run([path, *names], capture_output=True, text=True, timeout=100)
 
 
 def device_files() -> list[Path]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
-from pyg_scale.ops import sources
 from pyg_scale.ops.aggregate import REDUCTIONS, csr_aggregate
 from tests.ops import emulated, graphs
 from tests.ops.test_aggregate import LAYOUTS, TOLERANCE, by_loops, near
@@ -175,27 +171,9 @@ FAULTS = {
 }
 
 
-def program(sanitized: bool, fault: str = "", of: str = "") -> Path:
-    """``csrc/emulator/check.cpp`` with the kernels that it runs; a fault is planted in one file."""
-    source = sources.source_dir()
-    more = ("-DPYG_SCALE_FLOAT_ALONE", *emulated.SANITIZE) if sanitized else ()
-    objects = []
-    if fault:  # first: of functions that several files hold the linker takes the first one
-        planted = source / "cuda" / f"{of}.cu"
-        objects += emulated.compile_objects([planted], emulated.FLAGS, *more, f"-D{fault}")
-    files = [source / "emulator" / name for name in ("emulator.cpp", "check.cpp")]
-    files += [source / "cuda" / f"{name}.cu" for name in ("errors", *CHECKED) if name != of]
-    objects += emulated.compile_objects(files, emulated.FLAGS, *more)
-    return emulated.link(objects, *(emulated.SANITIZE if sanitized else ()))
-
-
-def run(path: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([path, *names], capture_output=True, text=True, timeout=100)
-
-
 @pytest.mark.parametrize("sanitized", [False, True])
 def test_alone_and_under_sanitizers(sanitized):
-    done = run(program(sanitized))
+    done = emulated.run(emulated.program("check.cpp", CHECKED, sanitized=sanitized))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "0 failures\n"
 
@@ -203,7 +181,8 @@ def test_alone_and_under_sanitizers(sanitized):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault):
     file, name, sanitized = FAULTS[fault]
-    done = run(program(sanitized, fault, file), name)
+    program = emulated.program("check.cpp", CHECKED, sanitized=sanitized, fault=fault, of=file)
+    done = emulated.run(program, name)
     assert done.returncode != 0
     said = done.stdout + done.stderr
     expected = {

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import keys, sources
+from pyg_scale.ops import keys
 from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
 from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.sampler import CudaSampler, NativeSampler
@@ -131,16 +129,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_alone_under_sanitizers_and_with_faults(fault):
-    source, more = sources.source_dir(), emulated.SANITIZE
-    planted = (f"-D{fault}",) if fault else ()
-    objects = emulated.compile_objects(
-        [source / "cuda" / "draw_neighbors.cu"], emulated.FLAGS, *more, *planted
+    program = emulated.program(
+        "check_draws.cpp", ["draw_neighbors"], fault=fault, of="draw_neighbors"
     )
-    files = [source / "emulator" / name for name in ("emulator.cpp", "check_draws.cpp")]
-    files.append(source / "cuda" / "errors.cu")
-    objects += emulated.compile_objects(files, emulated.FLAGS, *more)
-    path = Path(emulated.link(objects, *more))
-    done = subprocess.run([path], capture_output=True, text=True, timeout=100)
+    done = emulated.run(program)
     if fault:
         assert done.returncode != 0
         assert FAULTS[fault] in done.stdout + done.stderr

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
 from pyg_scale.errors import DeviceError
-from pyg_scale.ops import fused, mapped_rows, sources
+from pyg_scale.ops import fused, mapped_rows
 from pyg_scale.ops.gather_cached import gather_cached
 from pyg_scale.ops.mapped_rows import MappedRows
 from tests.ops import emulated
@@ -122,16 +119,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_alone_under_sanitizers_and_with_faults(fault):
-    source, more = sources.source_dir(), emulated.SANITIZE
-    planted = (f"-D{fault}",) if fault else ()
-    objects = emulated.compile_objects(
-        [source / "cuda" / "gather_cached.cu"], emulated.FLAGS, *more, *planted
+    program = emulated.program(
+        "check_gather.cpp", ["gather_cached"], fault=fault, of="gather_cached"
     )
-    files = [source / "emulator" / name for name in ("emulator.cpp", "check_gather.cpp")]
-    files.append(source / "cuda" / "errors.cu")
-    objects += emulated.compile_objects(files, emulated.FLAGS, *more)
-    path = Path(emulated.link(objects, *more))
-    done = subprocess.run([path], capture_output=True, text=True, timeout=100)
+    done = emulated.run(program)
     if fault:
         assert done.returncode != 0
         assert FAULTS[fault] in done.stdout + done.stderr
