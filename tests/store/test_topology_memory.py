@@ -36,15 +36,15 @@ def ours(data):
     assert library.compiled()
     return topology_of(data)
 
-def peak():  # not ru_maxrss, which begins at the peak of whoever started the process
+def memory(which):  # not ru_maxrss, which begins at the peak of whoever started the process
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    return int(next(line for line in lines if line.startswith(which)).split()[1])
 
 build = locals()[sys.argv[1]]
 build(small)  # what is loaded on first use does not count
-before = peak()
+before = memory("VmRSS")
 kept = build(Data(edge_index=edges, num_nodes={NUM_NODES}))
-print(peak() - before)
+print(memory("VmHWM") - before)
 """
 
 
@@ -54,7 +54,7 @@ def kernels() -> None:
 
 
 def extra_peak(which: str) -> int:
-    """Kilobytes that a build adds to the peak of a process that holds the edge list."""
+    """Kilobytes that a build adds at its peak to a process that holds the edge list."""
     done = subprocess.run(
         [sys.executable, "-c", CODE, which],
         capture_output=True,
