@@ -13,13 +13,12 @@ EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 
-.PHONY: help demo test test-slow pyg-suite lint format kernels wheel peers bench gpu clean
+.PHONY: help demo test pyg-suite lint format kernels wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
 	@echo "make test    everything that must pass: linters, types, layers, tests, plugins, examples"
-	@echo "make test-slow  the tests that take a minute or more"
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
@@ -64,9 +63,6 @@ test: lint kernels
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile tests
 	set -e; for plugin in $(PLUGINS); do \
 	  echo "== plugins/$$plugin"; $(BIN)/python -m pytest -q plugins/$$plugin; done
-
-test-slow: export PYG_SCALE_KERNELS = require
-test-slow: $(VENV)/.test kernels
 	$(BIN)/python -m pytest -m slow tests
 
 # Of a checkout of PyG, of the version that is installed.
