@@ -1,4 +1,7 @@
-"""Links between stubs: who is tied to whom, distinct and in a random order."""
+"""Links between stubs: who is tied to whom, distinct and in a random order.
+
+A stub is half of an edge, as in the configuration model: two that are tied make one.
+"""
 
 from __future__ import annotations
 
