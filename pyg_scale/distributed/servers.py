@@ -78,8 +78,8 @@ class Servers:
     Args:
         addresses: Of the servers.
         token: Their secret.
-        timeout: Seconds after which a request that no server has answered raises. Each server
-            gets an equal share of them before another one is asked.
+        timeout: Seconds that are waited for a request before it raises because no server has
+            answered. Each server gets an equal share of them before another one is asked.
         transport: A name of the kind ``comm``, or such a class.
 
     Raises:
@@ -220,7 +220,7 @@ class Asked:
         self._servers, self._name, self._tensors = servers, name, tensors
         self._among, self._check, self._agree = list(among), check, agree
         self._sent = time.monotonic()
-        self._deadline = self._sent + servers.timeout
+        self._deadline = 0.0  # of the wait, from its beginning
         self._share = servers.timeout / len(self._among)
         self._tried: set[int] = set()
         self._agreed: set[int] = set()
@@ -274,6 +274,7 @@ class Asked:
         return self._result
 
     def _wait(self) -> Any:
+        self._deadline = time.monotonic() + self._servers.timeout
         while True:
             if self._ended:
                 raise CommError(f"nobody waits for the request {self._name!r} any more")
@@ -302,6 +303,7 @@ class Asked:
         if error.kind == NOT_AGREED and self._agree is not None and server not in self._agreed:
             self._release()
             self._agreed.add(server)
+            self._sent = time.monotonic()  # it answered: its share of the time begins again
             try:
                 self._agree(server, self._patience())
                 self._sent, self._server = time.monotonic(), server
@@ -324,7 +326,9 @@ class Asked:
         return isinstance(reason, RequestError) and reason.kind == _DIRECTORY
 
     def _failed(self, server: int, error: CommError) -> None:
-        self._reasons[server] = error
+        late = isinstance(error, CommTimeoutError) and time.monotonic() >= self._deadline
+        if not (late and server in self._reasons):  # the end of all time says less than it did
+            self._reasons[server] = error
         self._servers._ill(server)
         self._release()
         self._tried.add(server)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import pyg_scale
 from pyg_scale.comm import Communicator
-from pyg_scale.distributed.servers import addresses_of
+from pyg_scale.distributed.graph_server import NotAgreed
+from pyg_scale.distributed.servers import Servers, addresses_of
 from pyg_scale.errors import (
     CommError,
     CommTimeoutError,
@@ -24,7 +25,7 @@ from pyg_scale.errors import (
     UnknownPluginError,
 )
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, wire
-from tests.distributed.network import until
+from tests.distributed.network import Network, until
 from tests.distributed.served import TOKEN, graph, hetero
 from tests.loader.batches import assert_same_batches
 
@@ -103,6 +104,34 @@ def test_a_server_that_hangs(serve: Callable[..., Any]) -> None:
 
     servers.network.fault[servers.addresses[0]] = fault
     check(data, served)
+
+
+def test_time_that_went_to_a_server_that_hangs_is_not_taken_from_the_other() -> None:
+    """Two requests are under way: one hangs, the other was answered at once that its sender must
+    agree first, which who waits for it learns when the time of the first is over."""
+    network, agreed = Network(), threading.Event()
+
+    def nodes(message: list[Tensor]) -> list[Tensor]:
+        if not agreed.is_set():
+            raise NotAgreed
+        return message
+
+    handlers = {"nodes": nodes, "agree": lambda _: agreed.set() or []}
+    listeners = [network.listen(f"tcp://{i}", handlers, token=TOKEN) for i in range(2)]
+    network.fault["tcp://0"] = lambda *_: None
+    servers = Servers(["tcp://0", "tcp://1"], TOKEN, timeout=1.0, transport=network)
+
+    def agree(server: int, seconds: float) -> None:
+        servers.call_one(server, "agree", seconds=seconds)
+
+    asked = [servers.ask("nodes", [torch.tensor(i)], agree=agree) for i in range(2)]
+    until(lambda: asked[1].answered)
+    time.sleep(1.1)
+    assert asked[1].wait() == [torch.tensor(1)]
+    assert asked[0].wait() == [torch.tensor(0)]
+    assert network.asked.count(("tcp://0", "nodes")) == 1
+    for each in (servers, *listeners):
+        each.close()
 
 
 def wrong_rows(answer: list[Tensor]) -> list[Tensor]:
