@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_END_SECONDS = 2.0
+_END_SECONDS = 10.0
 _local = threading.local()
 
 
@@ -42,22 +42,26 @@ def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
     """
     found: list[T] = []
     errors: list[BaseException] = []
-    unwanted = threading.Event()
+    unwanted, ended = threading.Event(), threading.Event()
 
     def work() -> None:
         _local.unwanted = unwanted
         try:
+            check()
             found.append(function(*args))
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=work, name="pyg_scale-limited", daemon=True)
-    thread.start()
     try:
+        thread.start()  # which waits, too, and can be interrupted after the thread has begun
         thread.join(seconds)
     except BaseException:
         unwanted.set()
-        thread.join(_END_SECONDS)
+        if thread.ident is not None and ended.wait(_END_SECONDS):  # else it has not begun
+            thread.join(_END_SECONDS)
         raise
     unwanted.set()
     if thread.is_alive():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pyg_scale.comm.message import SIZE, empty_for, header
 from pyg_scale.comm.nccl import Nccl
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.testing.ranks import run_ranks
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,10 +27,15 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def torchrun(tmp_path: Path, code: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [preloaded.python(), "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
         [*command, f"--nproc-per-node={ranks}", "--max-restarts=0", str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHON_EXEC": preloaded.python(),
+        },
         capture_output=True,
         text=True,
         timeout=150,
