@@ -56,7 +56,7 @@ struct Rows {
   int64_t ahead() const {
     return std::clamp(kBytesAhead / std::max<int64_t>(bytes(), 1), int64_t{1}, kMostAhead);
   }
-  void prefetch(int64_t row) const { prefetch_row((*this)[row], bytes()); }
+  PYG_SCALE_INLINE void prefetch(int64_t row) const { prefetch_row((*this)[row], bytes()); }
 };
 
 // `x` itself, or a copy of it, with contiguous rows.

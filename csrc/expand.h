@@ -10,6 +10,7 @@
 #include "keys.h"
 #include "parts.h"
 #include "pick.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 
@@ -125,7 +126,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
     }
   }
 
-  static void prefetch(const EdgeView& view, const int64_t* position, int64_t n) {
+  PYG_SCALE_PREFETCH static void prefetch(const EdgeView& view, const int64_t* position,
+                                          int64_t n) {
     const int64_t stride = view.indices.stride * (view.indices.wide ? 8 : 4);
     const char* data = static_cast<const char*>(view.indices.data);
     // Whoever takes more than this from one node reads memory in order.

@@ -13,13 +13,11 @@
 
 #include "graph_view.h"
 #include "pool.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kLine = 64;
-// Rows under way: enough lines to hide the latency of memory, not more than the first cache holds.
-constexpr int64_t kBytesAhead = 4096, kRowsAhead = 32;
 constexpr int64_t kTaskBytes = 1 << 18;  // less is not worth a thread
 
 struct Rows {
@@ -29,25 +27,20 @@ struct Rows {
   int64_t bytes;   // bytes of a row
 };
 
-inline void prefetch(const char* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at);
-  __builtin_prefetch(row + bytes - 1);  // rows begin anywhere in a line
-}
-
 // Copies rows [begin, end) of the output; returns the position of the first index that is no row,
 // or `end`. `kBytes` is the size of a row, or 0 if it is not one of the usual small ones.
 template <typename Index, int64_t kBytes>
 int64_t copy_rows(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
                   int64_t end, char* out) {
   const int64_t bytes = kBytes ? kBytes : rows.bytes;
-  const int64_t ahead = std::clamp(kBytesAhead / bytes, int64_t{1}, kRowsAhead);
+  const int64_t ahead = rows_ahead(bytes);
   const auto valid = [&](int64_t row) {
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count);
   };
   for (int64_t i = begin; i < end; ++i) {
     if (i + ahead < end) {
       const auto coming = static_cast<int64_t>(index[(i + ahead) * index_stride]);
-      if (valid(coming)) prefetch(rows.data + coming * rows.stride, bytes);
+      if (valid(coming)) prefetch_row_start(rows.data + coming * rows.stride, bytes);
     }
     const auto row = static_cast<int64_t>(index[i * index_stride]);
     if (!valid(row)) [[unlikely]] return i;

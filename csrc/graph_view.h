@@ -14,6 +14,11 @@ using torch::stable::Tensor;
 
 [[noreturn]] inline void fail(const std::string& message) { throw std::invalid_argument(message); }
 
+// The message is built when it is needed.
+inline void check(bool condition, const char* message) {
+  if (!condition) [[unlikely]] fail(message);
+}
+
 // For checks that are made once a call: the message is built whether needed or not.
 inline void check(bool condition, const std::string& message) {
   if (!condition) fail(message);

@@ -37,6 +37,7 @@ struct Options {
   uint64_t key;
   bool int32_output;
   int64_t num_threads;
+  bool waits;  // for a disk: threads of its own
 };
 
 // What a thread keeps between batches.
@@ -115,7 +116,7 @@ class Sampling {
 
   Output output() {
     Tensors node, row, col, edge, batch, colptr;
-    Outputs outputs(options_.num_threads);
+    Outputs outputs(options_.waits ? 1 : options_.num_threads);
     const bool narrow = options_.int32_output;
     for (size_t r = 0; r < views_.size(); ++r) {
       const EdgeList& list = scratch_.edges[r];
@@ -168,7 +169,7 @@ class Sampling {
     const int64_t edges_before = list.row.size();
     list.colptr.reserve(list.colptr.size() + end - begin);
 
-    if (options_.num_threads > 1 && end - begin >= 2 * kTaskRows) {
+    if (options_.num_threads > 1 && end - begin >= 2 * task_rows()) {
       expand_parallel(view, how, begin, end, list);
     } else {
       const int64_t step = Expansion::block_rows(k);
@@ -186,8 +187,8 @@ class Sampling {
   void expand_parallel(const EdgeView& view, const HopOptions& how, int64_t begin, int64_t end,
                        EdgeList& list) {
     const int64_t size = end - begin;
-    const int64_t workers = std::min(options_.num_threads - 1, size / kTaskRows);
-    const int64_t per_task = std::max(kTaskRows, size / (workers * kRounds) + 1);
+    const int64_t workers = std::min(options_.num_threads - 1, size / task_rows());
+    const int64_t per_task = std::max(task_rows(), size / (workers * kRounds) + 1);
     const int64_t rounds = (size + workers * per_task - 1) / (workers * per_task);
     if (static_cast<int64_t>(scratch_.expansions.size()) < 2 * workers) {
       scratch_.expansions.resize(static_cast<size_t>(2 * workers));
@@ -202,7 +203,7 @@ class Sampling {
       // Nodes are read while others are appended, so their memory must stay where it is.
       nodes(view.neighbor_type).reserve_nodes(waiting);
       const Rows all = rows(view);
-      for_each_task(workers + 1, [&](int64_t task) {
+      const auto work = [&](int64_t task) {
         if (task == 0) {
           for (int64_t w = 0; round > 0 && w < workers; ++w) append(view, before[w], list);
           return;
@@ -213,7 +214,9 @@ class Sampling {
         for (int64_t from = first; from < stop; from += step) {
           now[task - 1].expand(view, how, all, from, std::min(stop, from + step), stop);
         }
-      });
+      };
+      options_.waits ? for_each_in_own_thread(workers + 1, work)
+                     : for_each_task(workers + 1, work);
     }
   }
 
@@ -237,7 +240,10 @@ class Sampling {
     }
   }
 
-  static constexpr int64_t kTaskRows = 2048;  // fewer rows are not worth a thread
+  int64_t task_rows() const { return options_.waits ? kWaitingRows : kTaskRows; }
+
+  static constexpr int64_t kTaskRows = 2048;   // fewer rows are not worth a thread
+  static constexpr int64_t kWaitingRows = 32;  // each of which may be a page of a disk
   static constexpr int64_t kRounds = 8;       // in each of which every thread waits for all
 
   const std::vector<EdgeView>& views_;
@@ -290,7 +296,7 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                        std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
                        bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
                        int64_t num_threads, Tensors part, Tensors local, Tensors offsets,
-                       bool times_of_neighbors) {
+                       bool times_of_neighbors, bool waits) {
   const size_t types = num_nodes.size(), edge_types = expanded_type.size();
   const bool in_parts = !offsets.empty();
   const std::vector<Places> places =
@@ -327,7 +333,8 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   }
   if (!in_parts) views = of_parts;
   const Options options{num_neighbors, num_hops, replace, disjoint, last, induced,
-                        static_cast<uint64_t>(key), int32_output, num_threads};
+                        static_cast<uint64_t>(key), int32_output, num_threads,
+                        waits};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws
   if (!scratch) scratch = std::make_unique<Scratch>();
@@ -349,7 +356,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
       "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
       "int key, bool int32_output, int num_threads, Tensor[] part, Tensor[] local, "
-      "Tensor[] offsets, bool times_of_neighbors) -> (Tensor[] node, Tensor[] row, "
+      "Tensor[] offsets, bool times_of_neighbors, bool waits) -> (Tensor[] node, Tensor[] row, "
       "Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, Tensor num_sampled_nodes, "
       "Tensor num_sampled_edges)");
 }

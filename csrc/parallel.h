@@ -1,10 +1,12 @@
-// Tasks side by side, on torch's own threads.
+// Tasks side by side, on torch's own threads or, where they wait, on others.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
 #include <exception>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 namespace pyg_scale {
@@ -23,6 +25,36 @@ void for_each_task(int64_t count, const F& f) {
       }
     }
   });
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// The same, each task in a thread of its own, for tasks that wait for a disk. Those for which the
+// system has no thread are done by the caller.
+template <typename F>
+void for_each_in_own_thread(int64_t count, const F& f) {
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(count));
+  const auto run = [&](int64_t i) {
+    try {
+      f(i);
+    } catch (...) {
+      errors[static_cast<size_t>(i)] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(count));
+  int64_t next = 1;
+  for (; next < count; ++next) {
+    try {
+      threads.emplace_back(run, next);
+    } catch (const std::system_error&) {
+      break;
+    }
+  }
+  if (count > 0) run(0);
+  for (; next < count; ++next) run(next);
+  for (std::thread& thread : threads) thread.join();
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }

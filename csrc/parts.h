@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "graph_view.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 
@@ -30,10 +31,11 @@ struct Places {
     return local.data ? local[v] : v - offsets[part];
   }
 
-  void prefetch(int64_t v) const {
-    if (narrow) __builtin_prefetch(narrow + v);
+  // Far more are under way than the first cache can wait for.
+  PYG_SCALE_PREFETCH void prefetch(int64_t v) const {
+    if (narrow) __builtin_prefetch(narrow + v, 0, 2);
     if (local.data) {
-      __builtin_prefetch(static_cast<const char*>(local.data) + v * (local.wide ? 8 : 4));
+      __builtin_prefetch(static_cast<const char*>(local.data) + v * (local.wide ? 8 : 4), 0, 2);
     }
   }
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "buffer.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 
@@ -43,7 +44,7 @@ class RelabelTable {
   }
 
   template <bool kWide>
-  void prefetch(uint64_t key) const {
+  PYG_SCALE_PREFETCH void prefetch(uint64_t key) const {
     __builtin_prefetch(slots_.data() + (home(key) << kWide), 1);
   }
 
@@ -87,7 +88,9 @@ class RelabelTable {
     }
   }
 
-  void prefetch(uint64_t key) const { __builtin_prefetch(slots_.data() + (home(key) << wide_)); }
+  PYG_SCALE_PREFETCH void prefetch(uint64_t key) const {
+    __builtin_prefetch(slots_.data() + (home(key) << wide_));
+  }
 
  private:
   static constexpr int kMinBits = 10;

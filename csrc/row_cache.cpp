@@ -7,22 +7,19 @@
 
 #include <algorithm>
 
+#include "prefetch.h"
 #include "row_copy.h"
 
 namespace pyg_scale {
 namespace {
-
-constexpr int64_t kCopyAhead = 8;  // rows
 
 struct ByteRows {
   char* data;
   int64_t count, bytes;
 
   char* operator[](int64_t i) const { return data + i * bytes; }
-  void prefetch(int64_t i) const {
-    for (int64_t at = 0; at < std::min<int64_t>(bytes, 1024); at += 64) {
-      __builtin_prefetch(data + i * bytes + at);
-    }
+  PYG_SCALE_PREFETCH void prefetch(int64_t i) const {
+    prefetch_row_start(data + i * bytes, bytes);
   }
 };
 
@@ -90,11 +87,12 @@ Tensor cache_copy(Tensor rows, Tensor held, Tensor slot_at, Tensor ids, Tensor o
   const int64_t* holds = int64_data(held, from.count, "held");
   const int32_t* slot = data_of<int32_t>(slot_at, ScalarType::Int, count, "slot_at");
   check(to.count == count && to.bytes == from.bytes, "out has another shape than the request");
+  const int64_t ahead = rows_ahead(from.bytes);
   std::vector<int64_t> late;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kCopyAhead < count && slot[i + kCopyAhead] >= 0 && slot[i + kCopyAhead] < from.count) {
-      from.prefetch(slot[i + kCopyAhead]);
-      __builtin_prefetch(holds + slot[i + kCopyAhead]);
+    if (i + ahead < count && slot[i + ahead] >= 0 && slot[i + ahead] < from.count) {
+      from.prefetch(slot[i + ahead]);
+      __builtin_prefetch(holds + slot[i + ahead]);
     }
     if (slot[i] < 0) continue;
     check(slot[i] < from.count, "a slot is out of range");
@@ -116,8 +114,9 @@ void cache_fill(Tensor rows, Tensor held, Tensor slots, Tensor position, Tensor 
   auto* holds = data_of<int64_t>(held, ScalarType::Long, to.count, "held");
   check(to.bytes == from.bytes, "out has rows of another size");
   check_positions(at, count, from.count);
+  const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kCopyAhead < count) from.prefetch(at[i + kCopyAhead]);
+    if (i + ahead < count) from.prefetch(at[i + ahead]);
     check(slot[i] >= 0 && slot[i] < to.count, "a slot is out of range");
     std::memcpy(to[slot[i]], from[at[i]], static_cast<size_t>(to.bytes));
     holds[slot[i]] = id[at[i]];
@@ -132,8 +131,9 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
   check(to.bytes == from.bytes && (source || count <= from.count), "rows and out do not fit");
   if (source) check_positions(source, count, from.count);
   check_positions(at, count, to.count);
+  const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
-    if (source && i + kCopyAhead < count) from.prefetch(source[i + kCopyAhead]);
+    if (source && i + ahead < count) from.prefetch(source[i + ahead]);
     put_row(to[at[i]], from[source ? source[i] : i], to.bytes);
   }
   rows_are_put();

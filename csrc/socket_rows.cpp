@@ -16,14 +16,14 @@
 
 #include "buffer.h"
 #include "graph_view.h"
+#include "prefetch.h"
 #include "row_copy.h"
 
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kChunk = int64_t{64} << 10;  // bytes; with what the kernel has of it, in a second-level cache
+constexpr int64_t kChunk = int64_t{1} << 20;   // bytes; a system call for less costs more than a miss
 constexpr int64_t kSmall = int64_t{16} << 10;   // below, a copy is cheaper than a system call
-constexpr int64_t kBytesAhead = 4096, kRowsAhead = 32;  // prefetched
 constexpr int64_t kClosed = -1;
 
 #ifdef MSG_MORE
@@ -87,7 +87,7 @@ class Sender {
       const int64_t fit = (kChunk - buffer_.size()) / out.row_bytes;
       const int64_t n = std::min(out.rows - i, fit);
       if (n == 0) {
-        prefetch(out, i, i + kRowsAhead);  // comes while the kernel copies
+        prefetch(out, i, i + rows_ahead(out.row_bytes));  // comes while the kernel copies
         if (int error = flush()) return error;
         continue;
       }
@@ -116,16 +116,15 @@ class Sender {
     return write(data, bytes);
   }
 
-  static void prefetch(const Outgoing& out, int64_t begin, int64_t end) {
+  PYG_SCALE_PREFETCH static void prefetch(const Outgoing& out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < std::min(end, out.rows); ++i) {
-      const char* row = out.data + out.index[i] * out.row_bytes;
-      for (int64_t at = 0; at < out.row_bytes; at += 64) __builtin_prefetch(row + at);
+      prefetch_row_start(out.data + out.index[i] * out.row_bytes, out.row_bytes);
     }
   }
 
   void gather(const Outgoing& out, int64_t begin, int64_t end) {
     const int64_t bytes = out.row_bytes;
-    const int64_t ahead = std::clamp(kBytesAhead / bytes, int64_t{1}, kRowsAhead);
+    const int64_t ahead = rows_ahead(bytes);
     char* to = buffer_.data() + buffer_.size();
     prefetch(out, begin, std::min(begin + ahead, end));
     for (int64_t i = begin; i < end; ++i, to += bytes) {

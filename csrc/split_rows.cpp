@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -30,12 +31,66 @@ struct Entry {
   Id id, at;
 };
 
+// Sorts ids by how many different ones are smaller, which a bit for every id tells.
+class Ranks {
+ public:
+  // Whether there are not too many bits beside `n` ids.
+  static bool suit(int64_t n, int64_t largest) { return largest / 64 < 2 * n && n < kMost; }
+
+  // Writes what is in `from` to `to` in the order of ids, keeping that of equal ones.
+  template <typename Id>
+  void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
+    const int64_t words = largest / 64 + 1;
+    word_.reserve(words);
+    before_.reserve(words);
+    std::fill_n(word_.data(), words, uint64_t{0});
+    for (int64_t i = 0; i < n; ++i) {
+      word_[static_cast<int64_t>(from[i].id / 64)] |= uint64_t{1} << (from[i].id % 64);
+    }
+    uint32_t sum = 0;
+    for (int64_t w = 0; w < words; ++w) {
+      before_[w] = sum;
+      sum += static_cast<uint32_t>(std::popcount(word_[w]));
+    }
+    if (sum == n) {  // no two are equal
+      for (int64_t i = 0; i < n; ++i) to[rank(from[i].id)] = from[i];
+      return;
+    }
+    next_.reserve(int64_t{sum} + 1);
+    std::fill_n(next_.data(), int64_t{sum} + 1, uint32_t{0});
+    for (int64_t i = 0; i < n; ++i) ++next_[rank(from[i].id) + 1];
+    for (int64_t r = 1; r < sum; ++r) next_[r] += next_[r - 1];
+    for (int64_t i = 0; i < n; ++i) to[next_[rank(from[i].id)]++] = from[i];
+  }
+
+  size_t bytes() const { return word_.bytes() + before_.bytes() + next_.bytes(); }
+
+  void release() {
+    word_.release();
+    before_.release();
+    next_.release();
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 31;
+
+  template <typename Id>
+  int64_t rank(Id id) const {
+    const auto w = static_cast<int64_t>(id / 64);
+    return before_[w] + std::popcount(word_[w] & ((uint64_t{1} << (id % 64)) - 1));
+  }
+
+  Buffer<uint64_t> word_;
+  Buffer<uint32_t> before_, next_;
+};
+
 // What a thread keeps between calls.
 template <typename Id>
 struct Scratch {
   Buffer<int32_t> group;
   Buffer<Id> id;
   Buffer<Entry<Id>> entry, other;
+  Ranks ranks;
 
   void reserve(int64_t n) {
     group.reserve(n);
@@ -46,11 +101,13 @@ struct Scratch {
 
   // A call of unusual size must not hold its memory for ever.
   void trim() {
-    if (group.bytes() + id.bytes() + entry.bytes() + other.bytes() <= size_t{1} << 26) return;
+    const size_t lists = group.bytes() + id.bytes() + entry.bytes() + other.bytes();
+    if (lists + ranks.bytes() <= size_t{1} << 26) return;
     group.release();
     id.release();
     entry.release();
     other.release();
+    ranks.release();
   }
 };
 
@@ -136,7 +193,15 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
     const int64_t before = written;
     const bool dedupe = once[g] && !group.ascending;
     Entry<Id>* list = entries + begin;
-    if (dedupe) list = sorted(list, scratch.other.data() + begin, group.count, group.largest);
+    if (dedupe) {
+      Entry<Id>* free = scratch.other.data() + begin;
+      if (Ranks::suit(group.count, group.largest)) {
+        scratch.ranks.sort(list, free, group.count, group.largest);
+        list = free;
+      } else {
+        list = sorted(list, free, group.count, group.largest);
+      }
+    }
     for (int64_t i = 0; i < group.count; ++i) {
       if (!dedupe || i == 0 || list[i].id != list[i - 1].id) {
         ids_out[written++] = static_cast<int64_t>(list[i].id);

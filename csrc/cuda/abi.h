@@ -1,10 +1,16 @@
 // What the host hands to the kernels: raw pointers and numbers, no type of torch's.
 //
-// Every function of the C interface takes the stream last, launches, and returns a cudaError_t as
-// an int: 0, or what pyg_scale_cuda_error explains.
+// Every function of the C interface takes the stream last, launches, and returns 0, or a code that
+// pyg_scale_cuda_error explains.
 #pragma once
 
-#if !defined(__CUDACC_RTC__)
+#if defined(__CUDACC_RTC__)
+using int32_t = int;
+using int64_t = long long;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#else
 #include <cstdint>
 #endif
 
@@ -15,6 +21,16 @@
 #endif
 
 namespace pyg_scale::cuda {
+
+constexpr int kBlockThreads = 256;  // of every kernel
+constexpr int kWarp = 32;
+constexpr int kLoadBytes = 16;  // the widest load of a thread
+
+// Where kernels run: a stream of a device.
+struct Stream {
+  void* handle;
+  int32_t device;
+};
 
 // The types of features; those of torch in another numbering.
 enum class Type : int32_t { kFloat, kDouble, kBfloat16, kHalf };
@@ -55,7 +71,7 @@ struct Matrix {
 
 // Edges of a chunk: what long rows leave behind takes about 64 MiB at most, and a chunk is a small
 // part of the work that there is. A function of the shapes alone, so that bits are, too.
-inline int64_t chunk_of(int64_t num_edges, int64_t row_size) {
+PYG_SCALE_BOTH inline int64_t chunk_of(int64_t num_edges, int64_t row_size) {
 #if defined(PYG_SCALE_CHUNK)
   (void)num_edges, (void)row_size;
   return PYG_SCALE_CHUNK;
@@ -165,6 +181,14 @@ struct AttentionBackward {
   void* partial_value;   // gat, gatv2: [num_slots of transposed, heads, channels] accumulators
   void* partial_source;  // gat: [num_slots of transposed, heads] accumulators
   void* partial_att;     // gatv2: [num_workers + kAttSegments, heads, channels] accumulators
+  int64_t workers;       // gatv2, dot: how many groups of lanes share the rows
+};
+
+// Adds up segments of rows: out[s] = in[s * each] + ... + in[s * each + each - 1].
+struct SumSegments {
+  const void* in;  // [rows, size] accumulators
+  int64_t rows, size, each;
+  void* out;  // [segments, size]
 };
 
 constexpr int64_t kMostWorkers = 4096, kAttSegments = 64;
@@ -176,17 +200,20 @@ PYG_SCALE_BOTH inline int64_t num_workers(const Graph& graph) {
 
 }  // namespace pyg_scale::cuda
 
+#if !defined(__CUDACC__)  // of the host
 extern "C" {
-const char* pyg_scale_cuda_error(int code);
-int pyg_scale_cuda_set_device(int device);
-int pyg_scale_cuda_sum(const pyg_scale::cuda::Sum* args, int32_t type, void* stream);
-int pyg_scale_cuda_extreme(const pyg_scale::cuda::Extreme* args, int32_t type, void* stream);
+const char* pyg_scale_cuda_error(int code);  // of the last call of this thread that failed
+int pyg_scale_cuda_sum(const pyg_scale::cuda::Sum* args, int32_t type,
+                       pyg_scale::cuda::Stream stream);
+int pyg_scale_cuda_extreme(const pyg_scale::cuda::Extreme* args, int32_t type,
+                           pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_extreme_grad(const pyg_scale::cuda::ExtremeGrad* args, int32_t type,
-                                void* stream);
+                                pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_weight_grad(const pyg_scale::cuda::WeightGrad* args, int32_t type,
-                               void* stream);
+                               pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_attention(const pyg_scale::cuda::AttentionForward* args, int32_t kind,
-                             int32_t type, void* stream);
+                             int32_t type, pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_attention_grad(const pyg_scale::cuda::AttentionBackward* args, int32_t kind,
-                                  int32_t type, void* stream);
+                                  int32_t type, pyg_scale::cuda::Stream stream);
 }
+#endif

@@ -28,6 +28,25 @@ struct Channels {
   }
   PYG_SCALE_DEVICE int64_t operator[](int step) const { return first + step * between; }
   PYG_SCALE_DEVICE bool has(int step) const { return (*this)[step] < end; }
+
+  // Sums of a unit and a head go to its row, or if that is a long one to the slot of the piece.
+  template <typename T>
+  PYG_SCALE_DEVICE void put(const AccumulatorOf<T> (&sum)[kSteps<kCount>][kCount], const Unit& unit,
+                            int64_t heads, int64_t head, void* out, void* partial) const {
+    const bool piece = unit.slot >= 0;
+    const int64_t at = ((piece ? unit.slot : unit.row) * heads + head) * end;
+#pragma unroll
+    for (int s = 0; s < kSteps<kCount>; ++s) {
+      if (!has(s)) continue;
+      const int64_t to = at + (*this)[s];
+      if (piece) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) static_cast<AccumulatorOf<T>*>(partial)[to + i] = sum[s][i];
+      } else {
+        store<kCount>(static_cast<T*>(out) + to, sum[s], AccumulatorOf<T>{1});
+      }
+    }
+  }
 };
 
 // A row of a matrix, at a head's channels.
@@ -113,8 +132,7 @@ PYG_SCALE_DEVICE A gat_sum(const AttentionInput& in, int64_t source, int64_t row
 // Forward ###################################################################################
 
 template <typename T, Attention kKind, int kCount>
-__global__ void __launch_bounds__(kBlockThreads)
-    attention_kernel(AttentionForward args, int lanes) {
+PYG_SCALE_DEVICE void attention_kernel(const AttentionForward& args, int lanes) {
   using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.graph;
@@ -221,43 +239,44 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Long rows: what their pieces came to, merged in order.
+// Long rows: what their pieces came to, merged in order. Without channels there still is an lse.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads)
-    attention_fold_kernel(AttentionForward args, int lanes) {
+PYG_SCALE_DEVICE void attention_fold_kernel(const AttentionForward& args, int lanes) {
   using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const Lanes group(lanes);
   const int64_t item = group.group(), chunk = item / in.heads, head = item % in.heads;
   const int64_t channel = static_cast<int64_t>(blockIdx.y) * lanes + group.lane;
   Slots slots;
-  if (chunk >= args.graph.num_chunks() || channel >= in.channels) return;
+  const bool has = channel < in.channels;
+  if (chunk >= args.graph.num_chunks() || !(has || channel == 0)) return;
   if (!slots_of(args.graph, chunk, slots)) return;
   const A none = minus_infinity<A>();
   const auto of_slot = [&](int64_t slot) {
     return static_cast<const A*>(args.partial) + (slot * in.heads + head) * (in.channels + 2);
   };
   const A* left = of_slot(slots.first);
-  A largest = left[0], total = left[1], sum = left[2 + channel];
+  A largest = left[0], total = left[1], sum = has ? left[2 + channel] : A{0};
   for (int64_t slot = slots.second; slot <= slots.last; slot += 2) {
     const A* right = of_slot(slot);
     const A now = right[0] > largest ? right[0] : largest;
     const A base = now == none ? A{0} : now;
     const A mine = exponential(largest - base), other = exponential(right[0] - base);
     total = total * mine + right[1] * other;
-    sum = sum * mine + right[2 + channel] * other;
+    if (has) sum = sum * mine + right[2 + channel] * other;
     largest = now;
   }
   const int64_t at = slots.row.row * in.heads + head;
-  static_cast<T*>(args.out)[at * in.channels + channel] = Number<T>::narrow(sum / total);
+  if (has) static_cast<T*>(args.out)[at * in.channels + channel] = Number<T>::narrow(sum / total);
   if (channel == 0) {
     static_cast<A*>(args.lse)[at] = (largest == none ? A{0} : largest) + logarithm(total);
   }
 }
 
 // Logits, which the forward pass left in the place of weights, to weights.
-template <typename A>
-__global__ void __launch_bounds__(kBlockThreads) attention_weights_kernel(AttentionForward args) {
+template <typename T>
+PYG_SCALE_DEVICE void attention_weights_kernel(const AttentionForward& args, int) {
+  using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t edge = item / in.heads, head = item % in.heads;

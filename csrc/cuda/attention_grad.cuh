@@ -9,8 +9,7 @@ namespace pyg_scale::cuda {
 // The mean of the gradients of a row's weights: the product of the result with its gradient
 // (FlashAttention), plus that of the weights with theirs where they were asked for.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads)
-    attention_mean_kernel(AttentionBackward args, int lanes) {
+PYG_SCALE_DEVICE void attention_mean_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const Lanes group(lanes);
@@ -67,8 +66,7 @@ struct LogitGrad {
 
 // gat, over the out-edges of a source: the gradients of its features and of its part of the logits.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kBlockThreads)
-    gat_grad_kernel(AttentionBackward args, int lanes) {
+PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.transposed;
@@ -121,25 +119,14 @@ __global__ void __launch_bounds__(kBlockThreads)
   const bool piece = unit.slot >= 0;
   const int64_t at = (piece ? unit.slot : unit.row) * in.heads + head;
   if (writes) static_cast<A*>(piece ? args.partial_source : args.source_grad)[at] = source_sum;
-#pragma unroll
-  for (int s = 0; s < kSteps<kCount>; ++s) {
-    if (!mine.has(s)) continue;
-    const int64_t to = at * in.channels + mine[s];
-    if (piece) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) static_cast<A*>(args.partial_value)[to + i] = sum[s][i];
-    } else {
-      store<kCount>(static_cast<T*>(args.value_grad) + to, sum[s], A{1});
-    }
-  }
+  mine.template put<T>(sum, unit, in.heads, head, args.value_grad, args.partial_value);
 }
 
 // gatv2 and dot, over the in-edges of a destination: its gradient, what the edges by source need,
 // that of edge features, and for gatv2 that of the attention vector. For the latter a group has
 // every num_workers-th unit and adds up in their order.
 template <typename T, Attention kKind, int kCount>
-__global__ void __launch_bounds__(kBlockThreads)
-    destination_grad_kernel(AttentionBackward args, int64_t workers, int lanes) {
+PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
   constexpr bool kDot = kKind == Attention::kDot;
   const AttentionInput& in = args.in;
@@ -147,13 +134,13 @@ __global__ void __launch_bounds__(kBlockThreads)
   const Lanes group(lanes);
   const int64_t item = group.group(), worker = item / in.heads, head = item % in.heads;
   const Channels<kCount> mine(group, in.channels);
-  if (worker >= workers) return;
+  if (worker >= args.workers) return;
   const bool writes = group.lane == 0 && blockIdx.y == 0;
   const A* att = in.att ? static_cast<const A*>(in.att) + head * in.channels : nullptr;
   const A number = static_cast<A>(in.number);
   const Drops drops(in.dropout);
   A att_sum[kSteps<kCount>][kCount] = {};
-  for (int64_t index = worker; index < graph.num_units(); index += workers) {
+  for (int64_t index = worker; index < graph.num_units(); index += args.workers) {
     Unit unit;
     if (!unit_of(graph, index, unit)) continue;
     const int64_t of_row = unit.row * in.heads + head;
@@ -221,20 +208,7 @@ __global__ void __launch_bounds__(kBlockThreads)
         }
       }
     }
-    const bool piece = unit.slot >= 0;
-#pragma unroll
-    for (int s = 0; s < kSteps<kCount>; ++s) {
-      if (!mine.has(s)) continue;
-      if (piece) {
-        A* to = static_cast<A*>(args.partial) +
-                (unit.slot * in.heads + head) * in.channels + mine[s];
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) to[i] = sum[s][i];
-      } else {
-        T* to = static_cast<T*>(args.query_grad) + of_row * in.channels + mine[s];
-        store<kCount>(to, sum[s], A{1});
-      }
-    }
+    mine.template put<T>(sum, unit, in.heads, head, args.query_grad, args.partial);
   }
   if constexpr (!kDot) {
     A* to = static_cast<A*>(args.partial_att) + (worker * in.heads + head) * in.channels;
@@ -249,8 +223,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 // gatv2, over the out-edges of a source, with what the pass before found for each edge.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kBlockThreads)
-    source_grad_kernel(AttentionBackward args, int lanes) {
+PYG_SCALE_DEVICE void source_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.transposed;
@@ -300,33 +273,23 @@ __global__ void __launch_bounds__(kBlockThreads)
       }
     }
   }
-#pragma unroll
-  for (int s = 0; s < kSteps<kCount>; ++s) {
-    if (!mine.has(s)) continue;
-    if (unit.slot >= 0) {
-      A* to = static_cast<A*>(args.partial_value) +
-              (unit.slot * in.heads + head) * in.channels + mine[s];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) to[i] = sum[s][i];
-    } else {
-      T* to = static_cast<T*>(args.value_grad) + (unit.row * in.heads + head) * in.channels;
-      store<kCount>(to + mine[s], sum[s], A{1});
-    }
-  }
+  mine.template put<T>(sum, unit, in.heads, head, args.value_grad, args.partial_value);
 }
 
-// out[s] = in[s * each] + ... + in[s * each + each - 1], in this order, as far as there are rows.
-template <typename A>
-__global__ void __launch_bounds__(kBlockThreads)
-    sum_rows_kernel(const A* in, int64_t rows, int64_t size, int64_t each, A* out) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t segment = item / size, column = item % size;
-  if (segment * each >= rows && segment > 0) return;
+// The sums of segments in the order of their rows, as far as there are rows; of the first one
+// always.
+template <typename T>
+PYG_SCALE_DEVICE void sum_segments_kernel(const SumSegments& args, int) {
+  using A = AccumulatorOf<T>;
+  const int64_t item = Lanes(1).group();
+  const int64_t segment = item / args.size, column = item % args.size;
+  const int64_t first = segment * args.each;
+  if (first >= args.rows && segment > 0) return;
   A sum = 0;
-  for (int64_t row = segment * each; row < rows && row < (segment + 1) * each; ++row) {
-    sum += in[row * size + column];
+  for (int64_t row = first; row < args.rows && row < first + args.each; ++row) {
+    sum += static_cast<const A*>(args.in)[row * args.size + column];
   }
-  out[segment * size + column] = sum;
+  static_cast<A*>(args.out)[segment * args.size + column] = sum;
 }
 
 }  // namespace pyg_scale::cuda

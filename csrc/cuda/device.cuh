@@ -5,25 +5,15 @@
 // supplies CUDA's own names (csrc/emulator/emulator.h).
 #pragma once
 
-#if defined(__CUDACC_RTC__)
-using int32_t = int;
-using int64_t = long long;
-using uint16_t = unsigned short;
-using uint32_t = unsigned int;
-using uint64_t = unsigned long long;
-#elif defined(__CUDACC__)
-#include <cstdint>
-#else
+#include "abi.h"
+
+#if !defined(__CUDACC__)
 #include "../emulator/emulator.h"
 #endif
 
 #define PYG_SCALE_DEVICE __device__ __forceinline__
 
 namespace pyg_scale::cuda {
-
-constexpr int kBlockThreads = 256;
-constexpr int kWarp = 32;
-constexpr int kLoadBytes = 16;  // the widest load of a thread
 
 // Ends the kernel with an error: an index that leads out of its tensor is never followed.
 PYG_SCALE_DEVICE void stop_unless(bool holds) {

@@ -17,7 +17,9 @@ struct InEdges {
 
 PYG_SCALE_DEVICE InEdges in_edges(const DrawNeighbors& args, int64_t node) {
   stop_unless(node >= 0 && node < args.num_rows);
-  return {args.indptr[node], args.indptr[node + 1]};
+  const InEdges found{args.indptr[node], args.indptr[node + 1]};
+  stop_unless(0 <= found.begin && found.begin <= found.end && found.end <= args.num_positions);
+  return found;
 }
 
 // Whether a node with d in-edges gets all of them, in their order.
@@ -26,7 +28,7 @@ PYG_SCALE_DEVICE bool takes_all(const DrawNeighbors& args, int64_t d) {
 }
 
 // Positions of the edges of nodes that do not get all, written to `edge`.
-__global__ void __launch_bounds__(kBlockThreads) draw_positions_kernel(DrawNeighbors args) {
+PYG_SCALE_DEVICE void draw_positions_kernel(const DrawNeighbors& args, int) {
   const int64_t i = Lanes(1).group();
   if (i >= args.count) return;
   const int64_t node = args.node[i], k = args.num_neighbors;
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kBlockThreads) draw_positions_kernel(DrawNeigh
 }
 
 // The neighbour and the id of each edge.
-__global__ void __launch_bounds__(kBlockThreads) read_neighbors_kernel(DrawNeighbors args) {
+PYG_SCALE_DEVICE void read_neighbors_kernel(const DrawNeighbors& args, int) {
   const int64_t e = Lanes(1).group();
   if (e >= args.num_edges) return;
   const int64_t i = args.row[e];

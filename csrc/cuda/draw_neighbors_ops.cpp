@@ -33,6 +33,7 @@ std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices, MaybeTe
   const DrawNeighbors args{data_of<int64_t>(pointers),
                            column_of(sources),
                            ids,
+                           sources.numel(),
                            pointers.numel() - 1,
                            num_nodes,
                            data_of<int64_t>(nodes),

@@ -23,14 +23,13 @@ struct Best {
 };
 
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kBlockThreads) extreme_kernel(Extreme args, int lanes) {
+PYG_SCALE_DEVICE void extreme_kernel(const Extreme& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Graph& graph = args.graph;
-  const Lanes group(lanes);
-  const int64_t index = group.group();
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
-  Unit unit;
-  if (index >= graph.num_units() || column >= args.size || !unit_of(graph, index, unit)) return;
+  const Share<kCount> mine(graph, args.size, lanes);
+  if (!mine.any) return;
+  const Unit& unit = mine.unit;
+  const int64_t column = mine.column;
   stop_unless(unit.row_end - unit.row_begin <= 0x7fffffff);
   const T* x = static_cast<const T*>(args.x.data) + column;
   const A* weight = static_cast<const A*>(args.weight);
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads) extreme_kernel(Extreme args, in
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) extreme_fold_kernel(Extreme args, int lanes) {
+PYG_SCALE_DEVICE void extreme_fold_kernel(const Extreme& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Lanes group(lanes);
   const int64_t chunk = group.group();
@@ -102,14 +101,13 @@ __global__ void __launch_bounds__(kBlockThreads) extreme_fold_kernel(Extreme arg
 
 // For a source, over its out-edges: the gradient of the entries that came over that edge.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kBlockThreads) extreme_grad_kernel(ExtremeGrad args, int lanes) {
+PYG_SCALE_DEVICE void extreme_grad_kernel(const ExtremeGrad& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Graph& graph = args.graph;
-  const Lanes group(lanes);
-  const int64_t index = group.group();
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
-  Unit unit;
-  if (index >= graph.num_units() || column >= args.size || !unit_of(graph, index, unit)) return;
+  const Share<kCount> mine(graph, args.size, lanes);
+  if (!mine.any) return;
+  const Unit& unit = mine.unit;
+  const int64_t column = mine.column;
   const T* grad = static_cast<const T*>(args.grad.data) + column;
   const A* weight = static_cast<const A*>(args.weight);
   const int64_t head = weight ? column / (args.size / args.heads) : 0;
@@ -140,18 +138,12 @@ __global__ void __launch_bounds__(kBlockThreads) extreme_grad_kernel(ExtremeGrad
       if (first + k >= unit.end) continue;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const bool mine = chosen[k].values[i] == here[k];
-        sum[i] += mine ? widen(rows[k].values[i]) * factors[k] : A{0};
+        const bool here_best = chosen[k].values[i] == here[k];
+        sum[i] += here_best ? widen(rows[k].values[i]) * factors[k] : A{0};
       }
     }
   }
-  if (unit.slot >= 0) {
-    A* to = static_cast<A*>(args.partial) + unit.slot * args.size + column;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
-    return;
-  }
-  store<kCount>(static_cast<T*>(args.out) + unit.row * args.size + column, sum, A{1});
+  mine.template put<T>(sum, A{1}, args.size, args.out, args.partial);
 }
 
 }  // namespace pyg_scale::cuda

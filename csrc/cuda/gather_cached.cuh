@@ -14,8 +14,7 @@ namespace pyg_scale::cuda {
 constexpr int kBusLine = 128;
 
 template <int kBytes>
-__global__ void __launch_bounds__(kBlockThreads) gather_cached_kernel(GatherCached args,
-                                                                      int lanes) {
+PYG_SCALE_DEVICE void gather_cached_kernel(const GatherCached& args, int lanes) {
   using Word = Pack<unsigned char, kBytes>;
   const Lanes group(lanes);
   const int64_t i = group.group();

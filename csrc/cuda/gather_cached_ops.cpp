@@ -16,10 +16,11 @@ namespace pyg_scale::cuda {
 namespace {
 
 // Where the device has memory of the host; null if it was not mapped.
-const void* mapped(const Tensor& tensor) {
+const void* mapped(const Tensor& tensor, const OnDevice& device) {
   const void* there = nullptr;
   if (!tensor.is_cpu() || !tensor.numel()) return nullptr;
-  return pyg_scale_cuda_mapped(tensor.const_data_ptr(), &there) ? nullptr : there;
+  const int code = pyg_scale_cuda_mapped(device.stream().device, tensor.const_data_ptr(), &there);
+  return code ? nullptr : there;
 }
 
 // The bytes of rows, each of them contiguous.
@@ -51,7 +52,7 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, MaybeTensor slot_
   for (int64_t d = 1; d < cached.dim(); ++d) {
     check(rest.size(d) == cached.size(d), "rest must have rows like those of cached");
   }
-  const void* there = mapped(rest);
+  const void* there = mapped(rest, device);
   if (there) {
     check(rest.is_contiguous(), "rest must be contiguous, to be read by a device");
   } else if (rest.numel()) {
@@ -85,14 +86,14 @@ void check_code(int code, const char* what) {
 
 void map_rows(Tensor x, int64_t device) {
   check(x.is_cpu() && x.is_contiguous() && x.numel() > 0, "x must be contiguous, on the CPU");
-  check_code(pyg_scale_cuda_set_device(static_cast<int>(device)), "cudaSetDevice");
   const int64_t bytes = x.numel() * static_cast<int64_t>(x.element_size());
-  check_code(pyg_scale_cuda_map_host(x.mutable_data_ptr(), bytes), "cudaHostRegister");
+  check_code(pyg_scale_cuda_map_host(static_cast<int32_t>(device), x.mutable_data_ptr(), bytes),
+             "cuMemHostRegister");
 }
 
 void unmap_rows(Tensor x, int64_t device) {
-  check_code(pyg_scale_cuda_set_device(static_cast<int>(device)), "cudaSetDevice");
-  check_code(pyg_scale_cuda_unmap_host(x.mutable_data_ptr()), "cudaHostUnregister");
+  check_code(pyg_scale_cuda_unmap_host(static_cast<int32_t>(device), x.mutable_data_ptr()),
+             "cuMemHostUnregister");
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct GatherCached {
 struct DrawNeighbors {
   const int64_t* indptr;  // [num_rows + 1]
   Column indices, edge_id;
+  int64_t num_positions;  // of indices
   int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
   const int64_t* node;    // [count]
   const int64_t* row;     // [num_edges], which of the nodes each edge goes to
@@ -37,12 +38,16 @@ struct DrawNeighbors {
 
 }  // namespace pyg_scale::cuda
 
+#if !defined(__CUDACC__)  // of the host
 extern "C" {
-int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args, void* stream);
-int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args, void* stream);
-// Memory of the host that the device reads: locks and maps it, gives it back, and finds where the
+int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args,
+                                  pyg_scale::cuda::Stream stream);
+int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args,
+                                 pyg_scale::cuda::Stream stream);
+// Memory of the host that a device reads: locks and maps it, gives it back, and finds where the
 // device has it (not at all: an error).
-int pyg_scale_cuda_map_host(void* data, int64_t bytes);
-int pyg_scale_cuda_unmap_host(void* data);
-int pyg_scale_cuda_mapped(const void* data, const void** there);
+int pyg_scale_cuda_map_host(int32_t device, void* data, int64_t bytes);
+int pyg_scale_cuda_unmap_host(int32_t device, void* data);
+int pyg_scale_cuda_mapped(int32_t device, const void* data, const void** there);
 }
+#endif

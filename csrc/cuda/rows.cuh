@@ -7,7 +7,6 @@
 // and without atomics. A second kernel folds the slots of a row in their order.
 #pragma once
 
-#include "abi.h"
 #include "device.cuh"
 
 namespace pyg_scale::cuda {
@@ -82,6 +81,39 @@ PYG_SCALE_DEVICE bool slots_of(const Graph& graph, int64_t chunk, Slots& slots) 
   slots.last = (slots.row.row_end - 1) / graph.chunk * 2;
   return true;
 }
+
+// What a lane does where the numbers of a row are shared by the lanes of its group: kCount columns
+// of a unit.
+template <int kCount>
+struct Share {
+  Unit unit;
+  int64_t column;
+  bool any;  // else there is nothing for this lane
+
+  PYG_SCALE_DEVICE Share(const Graph& graph, int64_t size, int lanes) {
+    const Lanes group(lanes);
+    const int64_t index = group.group();
+    column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
+#if defined(PYG_SCALE_FAULT_NO_GUARD)
+    any = index < graph.num_units();
+#else
+    any = index < graph.num_units() && column < size;
+#endif
+    any = any && unit_of(graph, index, unit);
+  }
+
+  // Sums go to the row, or if it is a long one to the slot of this piece.
+  template <typename T>
+  PYG_SCALE_DEVICE void put(const AccumulatorOf<T>* sum, AccumulatorOf<T> factor, int64_t size,
+                            void* out, void* partial) const {
+    if (unit.slot < 0) {
+      return store<kCount>(static_cast<T*>(out) + unit.row * size + column, sum, factor);
+    }
+    auto* to = static_cast<AccumulatorOf<T>*>(partial) + unit.slot * size + column;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
+  }
+};
 
 // An index that was read, if it is one of [0, size).
 PYG_SCALE_DEVICE int64_t checked(int64_t index, int64_t size) {

@@ -10,20 +10,14 @@ namespace pyg_scale::cuda {
 
 constexpr int kAhead = 4;  // rows under way at a time
 
-template <typename T, int kCount, bool kWeighted>
-__global__ void __launch_bounds__(kBlockThreads) sum_kernel(Sum args, int lanes) {
+template <typename T, bool kWeighted, int kCount>
+PYG_SCALE_DEVICE void sum_kernel(const Sum& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Graph& graph = args.graph;
-  const Lanes group(lanes);
-  const int64_t index = group.group();
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
-#if defined(PYG_SCALE_FAULT_NO_GUARD)
-  const bool inside = index < graph.num_units();
-#else
-  const bool inside = index < graph.num_units() && column < args.size;
-#endif
-  Unit unit;
-  if (!inside || !unit_of(graph, index, unit)) return;
+  const Share<kCount> mine(graph, args.size, lanes);
+  if (!mine.any) return;
+  const Unit& unit = mine.unit;
+  const int64_t column = mine.column;
   const T* x = static_cast<const T*>(args.x.data) + column;
   const A* weight = static_cast<const A*>(args.weight);
   const int64_t head = kWeighted ? column / (args.size / args.heads) : 0;
@@ -52,20 +46,14 @@ __global__ void __launch_bounds__(kBlockThreads) sum_kernel(Sum args, int lanes)
       if (e + k < unit.end) add(rows[k], factors[k]);
     }
   }
-  if (unit.slot >= 0) {
-    A* to = static_cast<A*>(args.partial) + unit.slot * args.size + column;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
-    return;
-  }
   const int64_t degree = unit.end - unit.begin;
   const A factor = args.mean && degree ? A{1} / static_cast<A>(degree) : A{1};
-  store<kCount>(static_cast<T*>(args.out) + unit.row * args.size + column, sum, factor);
+  mine.template put<T>(sum, factor, args.size, args.out, args.partial);
 }
 
 // Long rows: a thread adds up a column of a row's pieces, in their order.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) sum_fold_kernel(Sum args, int lanes) {
+PYG_SCALE_DEVICE void sum_fold_kernel(const Sum& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Lanes group(lanes);
   const int64_t chunk = group.group();

@@ -18,6 +18,7 @@
 #include "abi.h"
 
 #if defined(PYG_SCALE_EMULATED)
+#include "../emulator/driver.h"
 #define PYG_SCALE_DEVICE_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(pyg_scale_emulated, CPU, m)
 #else
 #define PYG_SCALE_DEVICE_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CUDA, m)
@@ -41,24 +42,26 @@ inline void check(bool condition, const std::string& message) {
 class OnDevice {
  public:
 #if defined(PYG_SCALE_EMULATED)
-  explicit OnDevice(const Tensor& tensor) { check_here(tensor, "the first tensor"); }
+  explicit OnDevice(const Tensor& tensor) : stream_(emulator::kStream) {
+    check_here(tensor, "the first tensor");
+  }
   void check_here(const Tensor& tensor, const char* name) const {
     check(tensor.is_cpu(), std::string(name) + " must be on the CPU, to be emulated");
   }
 #else
   explicit OnDevice(const Tensor& tensor)
-      : index_(tensor.get_device_index()), guard_(tensor.get_device_index()) {
+      : stream_{nullptr, tensor.get_device_index()}, guard_(tensor.get_device_index()) {
     check_here(tensor, "the first tensor");
     check(aoti_torch_get_current_cuda_stream, "this torch was not compiled for CUDA");
-    check(aoti_torch_get_current_cuda_stream(index_, &stream_) == 0, "torch has no CUDA stream");
-    done(pyg_scale_cuda_set_device(index_), "cudaSetDevice");
+    check(aoti_torch_get_current_cuda_stream(stream_.device, &stream_.handle) == 0,
+          "torch has no CUDA stream");
   }
   void check_here(const Tensor& tensor, const char* name) const {
-    check(tensor.is_cuda() && tensor.get_device_index() == index_,
-          std::string(name) + " must be on device cuda:" + std::to_string(index_));
+    check(tensor.is_cuda() && tensor.get_device_index() == stream_.device,
+          std::string(name) + " must be on device cuda:" + std::to_string(stream_.device));
   }
 #endif
-  void* stream() const { return stream_; }
+  const Stream& stream() const { return stream_; }
 
   // Throws what a launch returned, unless it is 0.
   void done(int code, const char* what) const {
@@ -68,9 +71,8 @@ class OnDevice {
   }
 
  private:
-  void* stream_ = nullptr;
+  Stream stream_;
 #if !defined(PYG_SCALE_EMULATED)
-  int32_t index_;
   torch::stable::accelerator::DeviceGuard guard_;
 #endif
 };
@@ -138,6 +140,7 @@ struct Edges {
     indptr = integers(device, pointers, -1, "indptr");
     indices = integers(device, sources, -1, "indices");
     const int64_t edges = indices.numel();
+    check(indptr.numel() > 1 || edges == 0, "there are edges, but indptr has no rows");
     graph = {data_of<int64_t>(indptr), column_of(indices), {nullptr, false}, indptr.numel() - 1,
              edges, num_columns, chunk_of(edges, row_size)};
     if (ids) {

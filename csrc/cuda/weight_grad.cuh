@@ -11,7 +11,7 @@ namespace pyg_scale::cuda {
 constexpr int kProductsAhead = 4;
 
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kBlockThreads) weight_grad_kernel(WeightGrad args, int lanes) {
+PYG_SCALE_DEVICE void weight_grad_kernel(const WeightGrad& args, int lanes) {
   using A = AccumulatorOf<T>;
   const Graph& graph = args.graph;
   const Lanes group(lanes);

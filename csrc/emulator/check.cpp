@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../cuda/abi.h"
+#include "driver.h"
 
 namespace {
 
@@ -91,7 +92,7 @@ void check_sum(int64_t size, int64_t heads, bool mean) {
   const Array<float> out(12 * size, kNan), partial(of.graph.num_slots() * size, kNan);
   const Sum args{of.graph, {x.get(), size}, weight.get(), heads, size, mean, out.get(),
                  partial.get()};
-  const int code = pyg_scale_cuda_sum(&args, kFloat, nullptr);
+  const int code = pyg_scale_cuda_sum(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(12 * size));
   for (int64_t row = 0; row < 12; ++row) {
     for (int64_t e = of.indptr[row]; e < of.indptr[row + 1]; ++e) {
@@ -113,7 +114,7 @@ void check_extreme(int64_t size) {
   const Array<int32_t> arg(12 * size, -7), partial_arg(of.graph.num_slots() * size, -7);
   const Extreme args{of.graph, {x.get(), size}, nullptr, 1, size, true, out.get(), arg.get(),
                      partial.get(), partial_arg.get()};
-  const int code = pyg_scale_cuda_extreme(&args, kFloat, nullptr);
+  const int code = pyg_scale_cuda_extreme(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(12 * size));
   for (int64_t row = 0; row < 12; ++row) {
     for (int64_t c = 0; c < size; ++c) {
@@ -133,7 +134,7 @@ void check_products(int64_t size, int64_t heads) {
   const Array<float> out(of.edges * heads, kNan);
   const WeightGrad args{of.graph, {x.get(), size}, {grad.get(), size}, nullptr, heads, size, false,
                         out.get()};
-  const int code = pyg_scale_cuda_weight_grad(&args, kFloat, nullptr);
+  const int code = pyg_scale_cuda_weight_grad(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(of.edges * heads));
   for (int64_t row = 0; row < 12; ++row) {
     for (int64_t e = of.indptr[row]; e < of.indptr[row + 1]; ++e) {
@@ -161,7 +162,7 @@ void check_attention(int64_t heads, int64_t channels) {
   in.channels = channels;
   const AttentionForward args{of.graph, in, out.get(), lse.get(), nullptr, partial.get()};
   const int code = pyg_scale_cuda_attention(&args, static_cast<int32_t>(Attention::kGatv2), kFloat,
-                                            nullptr);
+                                            emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(12 * size));
   for (int64_t row = 0; row < 12; ++row) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -192,7 +193,7 @@ void check_bounds() {
   const Array<float> x = random(9 * 4);
   const Array<float> out(12 * 4), partial(of.graph.num_slots() * 4);
   const Sum args{of.graph, {x.get(), 4}, nullptr, 1, 4, false, out.get(), partial.get()};
-  const int code = pyg_scale_cuda_sum(&args, kFloat, nullptr);
+  const int code = pyg_scale_cuda_sum(&args, kFloat, emulator::kStream);
   if (!code) {
     std::printf("bounds: an index beyond the last row was followed\n");
     ++failures;

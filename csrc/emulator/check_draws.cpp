@@ -8,6 +8,7 @@
 #include "../cuda/device.cuh"
 #include "../cuda/loading.h"
 #include "../pick.h"
+#include "driver.h"
 
 namespace {
 
@@ -53,6 +54,7 @@ void check(int64_t k, bool replace, bool beyond) {
   const DrawNeighbors args{begins.get(),
                            {sources.get(), true},
                            {nullptr, false},
+                           edges,
                            static_cast<int64_t>(degrees.size()),
                            50,
                            nodes.get(),
@@ -65,7 +67,7 @@ void check(int64_t k, bool replace, bool beyond) {
                            replace,
                            neighbor.get(),
                            edge.get()};
-  const int code = pyg_scale_cuda_draw_neighbors(&args, nullptr);
+  const int code = pyg_scale_cuda_draw_neighbors(&args, emulator::kStream);
   if (beyond) {
     if (!code) {
       std::printf("a node that is not there was expanded\n");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../cuda/loading.h"
+#include "driver.h"
 
 namespace {
 
@@ -44,7 +45,7 @@ void check(int64_t row_bytes, int64_t shift, bool over_the_bus, bool looked_up) 
                           row_bytes,
                           over_the_bus,
                           out.get()};
-  const int code = pyg_scale_cuda_gather_cached(&args, nullptr);
+  const int code = pyg_scale_cuda_gather_cached(&args, emulator::kStream);
   if (code) {
     std::printf("error %d: %s\n", code, pyg_scale_cuda_error(code));
     ++failures;
@@ -66,7 +67,7 @@ void check_bounds() {
   for (const int64_t wrong : {int64_t{1}, int64_t{-5}}) {
     const GatherCached args{{cached.get(), 1, 16}, {rest.get(), 4, 16}, {&wrong, true}, nullptr,
                             1,                     16,                  false,          out.get()};
-    if (pyg_scale_cuda_gather_cached(&args, nullptr) == 0) {
+    if (pyg_scale_cuda_gather_cached(&args, emulator::kStream) == 0) {
       std::printf("a row that is not there was read\n");
       ++failures;
     }

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -207,12 +206,12 @@ bool run_block(bool backward) {
 
 thread_local Here here;
 
-cudaError_t run(dim3 grid, dim3 size, void (*call)(const void*), const void* body) {
+int run(dim3 grid, dim3 size, void (*call)(const void*), const void* body) {
   const char* order = std::getenv("PYG_SCALE_EMULATOR_ORDER");
   const bool backward = order && std::strcmp(order, "backward") == 0;
   const size_t count = size_t{size.x} * size.y * size.z;
   if (count == 0 || count > 1024 || size_t{grid.x} * grid.y * grid.z == 0) {
-    return cudaErrorInvalidConfiguration;
+    return kNoLaunch;
   }
   if (block.threads.size() != count) block.threads = std::vector<Thread>(count);
   for (size_t i = 0; i < count; ++i) {
@@ -234,10 +233,10 @@ cudaError_t run(dim3 grid, dim3 size, void (*call)(const void*), const void* bod
     if (!run_block(backward)) {
       message = block.error;
       block.threads.clear();  // with their stacks: functions on them never returned
-      return cudaErrorLaunchFailure;
+      return kLaunchFailed;
     }
   }
-  return cudaSuccess;
+  return 0;
 }
 
 int lane() { return static_cast<int>(block.number % 32); }
@@ -275,38 +274,28 @@ void fail(const char* text) {
 
 const char* last_error() { return message.c_str(); }
 
+// Kernels ###################################################################################
+
 namespace {
-std::mutex registering;
-std::map<const char*, size_t> registered;  // where, and how many bytes
+std::map<std::string, const Kernel*>& kernels() {
+  static std::map<std::string, const Kernel*> all;
+  return all;
+}
 }  // namespace
 
+Kernel::Kernel(const char* name, void (*call)(void** args)) : call(call) {
+  kernels()[name] = this;
+}
+
+const Kernel* Kernel::find(const char* name) {
+  const auto found = kernels().find(name);
+  return found == kernels().end() ? nullptr : found->second;
+}
+
+std::string Kernel::names() {
+  std::string lines;
+  for (const auto& [name, kernel] : kernels()) lines += name + "\n";
+  return lines;
+}
+
 }  // namespace emulator
-
-cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
-  if (!data || !bytes) return cudaErrorInvalidValue;
-  const std::lock_guard lock(emulator::registering);
-  const char* begin = static_cast<const char*>(data);
-  for (const auto& [at, size] : emulator::registered) {
-    if (begin < at + size && at < begin + bytes) return cudaErrorHostMemoryAlreadyRegistered;
-  }
-  emulator::registered[begin] = bytes;
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostUnregister(void* data) {
-  const std::lock_guard lock(emulator::registering);
-  const bool known = emulator::registered.erase(static_cast<const char*>(data));
-  return known ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
-}
-
-cudaError_t cudaHostGetDevicePointer(void** there, void* data, unsigned) {
-  const std::lock_guard lock(emulator::registering);
-  const char* wanted = static_cast<const char*>(data);
-  for (const auto& [at, size] : emulator::registered) {
-    if (wanted >= at && wanted < at + size) {
-      *there = data;
-      return cudaSuccess;
-    }
-  }
-  return cudaErrorInvalidValue;
-}

@@ -12,12 +12,10 @@
 #include <cstdint>
 #include <cstring>
 #include <math.h>
+#include <string>
 
-#define __global__
 #define __device__
-#define __host__
 #define __forceinline__ inline
-#define __launch_bounds__(...)
 #define __shared__ static thread_local  // of the block that runs
 
 struct dim3 {
@@ -26,28 +24,28 @@ struct dim3 {
   explicit dim3(unsigned x, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-using cudaStream_t = void*;
-enum cudaError_t : int {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorInvalidConfiguration = 9,
-  cudaErrorHostMemoryAlreadyRegistered = 712,
-  cudaErrorHostMemoryNotRegistered = 713,
-  cudaErrorLaunchFailure = 719,
-};
-
 namespace emulator {
+
+constexpr int kLaunchFailed = 719, kNoLaunch = 1;  // as the driver numbers errors
 
 struct Here {  // where the running thread is
   dim3 thread, block, block_size, grid_size;
 };
 extern thread_local Here here;
 
-// Runs body() for every thread of a grid.
-cudaError_t run(dim3 grid, dim3 block, void (*call)(const void*), const void* body);
+// A kernel, by its name: PYG_SCALE_KERNEL makes one of each.
+struct Kernel {
+  Kernel(const char* name, void (*call)(void** args));
+  static const Kernel* find(const char* name);
+  static std::string names();  // of all, a line each
+  void (*call)(void** args);
+};
+
+// Runs body() for every thread of a grid; returns 0 or an error.
+int run(dim3 grid, dim3 block, void (*call)(const void*), const void* body);
 
 template <typename Body>
-cudaError_t run(dim3 grid, dim3 block, const Body& body) {
+int run(dim3 grid, dim3 block, const Body& body) {
   return run(grid, block, [](const void* of) { (*static_cast<const Body*>(of))(); }, &body);
 }
 
@@ -163,28 +161,3 @@ T atomicCAS(T* at, T expected, T value) {
   if (old == expected) *at = value;
   return old;
 }
-
-inline const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorHostMemoryAlreadyRegistered: return "part or all of it is registered already";
-    case cudaErrorHostMemoryNotRegistered: return "it is not registered";
-    case cudaErrorLaunchFailure: return emulator::last_error();
-  }
-  return "unknown error";
-}
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t = nullptr) {
-  if (bytes) std::memset(at, value, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-
-// Memory of the host that devices read: here the same memory, but only as long as it is registered.
-constexpr unsigned cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
-cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned flags);
-cudaError_t cudaHostUnregister(void* data);
-cudaError_t cudaHostGetDevicePointer(void** there, void* data, unsigned flags);

@@ -60,24 +60,36 @@ def kernels() -> Check:
 
 
 def cuda_kernels() -> Check:
-    """Whether the compiled library has kernels for CUDA devices; looks for one only if so."""
-    from pyg_scale.ops import library
+    """Which path ops on CUDA tensors take; looks for devices, and compiles nothing."""
+    from pyg_scale.errors import KernelsError
+    from pyg_scale.ops import library, nvrtc
 
     status = library.status()
     if not status["loaded"]:
         return Check(None, f"no kernels are loaded: {status['reason']}", status["command"])
-    held, reason = library.cuda()
     import torch
 
-    devices = torch.cuda.device_count() if torch.version.cuda else 0
-    nvcc = shutil.which(os.environ.get("CUDACXX") or "nvcc")
-    if held:
-        found = f"{devices} device(s) here" if devices else "no device here"
-        return Check(True, f"compiled for compute capability {held} and later; {found}")
-    fix = "PYG_SCALE_CUDA=1 pyg-scale build"
-    if not nvcc:
-        fix += "   # with the CUDA toolkit's nvcc on the PATH"
-    return Check(None, reason.partition(". ")[0], fix)
+    count = torch.cuda.device_count() if torch.version.cuda else 0
+    capabilities = [torch.cuda.get_device_capability(device) for device in range(count)]
+    try:
+        found = nvrtc.find()
+        ways = [library.way_on_cuda(10 * a + b) for a, b in capabilities or [(9, 0)]]
+    except (KernelsError, ValueError) as error:
+        return Check(False, str(error), "unset PYG_SCALE_NVRTC and PYG_SCALE_CUDA")
+    texts = {
+        "nvcc": f"nvcc compiled them for {library.cuda()} and later",
+        "NVRTC": f"{found} compiles them at first use" + (f" ({found.path})" if found else ""),
+    }
+    for device, (way, reason) in enumerate(ways):
+        if not way and not torch.version.cuda:
+            return Check(None, "there are none, and this torch is for the CPU and needs none")
+        if not way:
+            what, _, fix = reason.partition(". ")
+            which = f"cuda:{device}" if count else "a device of compute capability 9.0"
+            slow = f"ops on {which} take the plain torch path, which is slower: {what}"
+            return Check(None, slow, fix.removeprefix("Run: "))
+    used = "; ".join(texts[way] for way in sorted({way for way, _ in ways}))
+    return Check(True, f"{used}; {count or 'no'} device(s) here")
 
 
 def compiler() -> Check:

@@ -10,8 +10,9 @@ Names are loaded when they are first used. ``docs/distributed.md`` and ``docs/la
 the guides.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pyg_scale import lazy
 
 if TYPE_CHECKING:
     from pyg_scale.distributed.binding import Binding, bind
@@ -69,12 +70,4 @@ __all__ = [
     "spawn",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)

@@ -2,7 +2,7 @@
 
 The sources use torch's stable ABI, so the library depends neither on the version of Python nor
 on that of torch (from 2.11 on), and a file takes seconds. Nothing here imports torch: its headers
-are found, not loaded. The files for CUDA, in ``csrc/cuda/``, are compiled where nvcc is
+are found, not loaded. Kernels for CUDA, ``csrc/cuda/*.cu``, are compiled where nvcc is
 (:mod:`pyg_scale.ops.nvcc`); the library that holds them serves torch with and without CUDA.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -44,6 +45,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 _STEP_SECONDS = 600
 _KEEP_SECONDS = 14 * 24 * 3600
+_NOTES = ".txt"
 
 
 def find_compiler() -> list[str] | None:
@@ -182,29 +184,20 @@ def _build(
     command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
     versions = [_run([*compiler, "--version"]), (torch / "version.py").read_text()]
     cpp = _Step(command, "\0".join([platform.machine(), *versions, *command]))
-    tasks = [(cpp, path) for path in sorted(source.glob("*.cpp"))]
-    architectures, libraries = "", [f"-L{torch / 'lib'}", *LIBRARIES]
+    host = [path for folder in ("*.cpp", "cuda/*.cpp") for path in sorted(source.glob(folder))]
+    tasks, architectures = [(cpp, path) for path in host], ""
     if nvcc.wanted(source) and (found := nvcc.find_nvcc()):
-        tools = nvcc.toolchain(found, compiler)
-        identity = "\0".join([*versions[:1], _run([found, "--version"]), *tools.command])
-        cuda = _Step(tools.command, identity)
-        slowest = [(cuda, path) for path in sorted(source.glob("cuda/*.cu"))]
-        tasks = [*slowest, *tasks, *((cpp, path) for path in sorted(source.glob("cuda/*.cpp")))]
-        architectures, libraries = tools.architectures, [*libraries, *tools.libraries]
+        cuda = _cuda_step(found, compiler)
+        tasks = [*((cuda, path) for path in sorted(source.glob("cuda/*.cu"))), *tasks]  # slowest
+        architectures = nvcc.architectures()
     objects = cache_dir() / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     total = len(tasks) + 2
     progress(0, total, "")
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as scratch:
-        stamp = Path(scratch) / "sources.cpp"
-        stamp.write_text(
-            f'extern "C" const char pyg_scale_sources[] = "{MARK.decode()}{digest}";\n'
-            f'extern "C" const char pyg_scale_cuda[] = "{CUDA_MARK.decode()}{architectures}";\n'
-        )
         with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
             waiting = {
-                pool.submit(_compile, step, path, objects, force): path
-                for step, path in (*tasks, (cpp, stamp))
+                pool.submit(_compile, step, path, objects, force): path for step, path in tasks
             }
             try:
                 for done, future in enumerate(as_completed(waiting), start=1):
@@ -213,8 +206,15 @@ def _build(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+        made = [(path, future.result()) for future, path in waiting.items()]
+        modules = {path.stem: file for path, file in made if file.suffix == ".fatbin"}
+        parts = [str(file) for _, file in made if file.suffix == ".o"]
+        stamp = Path(scratch) / "sources.cpp"
+        stamp.write_text(_held(digest, architectures, modules))
+        parts.append(str(_compile(cpp, stamp, objects, force)))
+        progress(total - 1, total, stamp.name)
         linked = Path(scratch) / NAME
-        parts = [str(future.result()) for future in waiting]
+        libraries = [f"-L{torch / 'lib'}", *LIBRARIES]
         _run([*compiler, "-shared", "-pthread", "-s", "-o", str(linked), *parts, *libraries])
         if source_hash(source) != digest:
             raise KernelsError(f"{source} changed while it was compiled: build again")
@@ -223,23 +223,76 @@ def _build(
     _prune(objects)
 
 
+def _held(digest: str, architectures: str, modules: dict[str, Path]) -> str:
+    """C++ that says what a library was built from, and holds modules for CUDA (driver.h)."""
+    lines = [
+        f'extern "C" const char pyg_scale_sources[] = "{MARK.decode()}{digest}";',
+        f'extern "C" const char pyg_scale_cuda[] = "{CUDA_MARK.decode()}{architectures}";',
+        "struct Image { const char* file; const void* data; };",
+    ]
+    for name, path in modules.items():
+        symbol, file = f"pyg_scale_module_{name}", json.dumps(json.dumps(str(path)))[1:-1]
+        lines += [
+            f'asm(".section .rodata\\n.balign 64\\n.hidden {symbol}\\n.global {symbol}\\n"',
+            f'    "{symbol}:\\n.incbin {file}\\n.text");',
+            f'extern "C" __attribute__((visibility("hidden"))) const char {symbol}[];',
+        ]
+    listed = "".join(f'{{"{name}", pyg_scale_module_{name}}}, ' for name in modules)
+    lines += [
+        'extern "C" { extern const Image pyg_scale_cuda_images[]; }',
+        f"const Image pyg_scale_cuda_images[] = {{{listed}{{nullptr, nullptr}}}};",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 class _Step(NamedTuple):
     """The command that compiles a file, and all that its result depends on besides the file."""
 
     command: list[str]
     identity: str
+    suffix: str = ".o"
+
+
+def _cuda_step(found: str, compiler: list[str]) -> _Step:
+    command = nvcc.command(found, compiler)
+    versions = [_run([*compiler, "--version"]), _run([found, "--version"])]
+    return _Step(command, "\0".join([*versions, *command]), ".fatbin")
+
+
+def compiler_notes(source: Path) -> dict[str, str]:
+    """What ptxas said of the kernels in each ``csrc/cuda/*.cu``: registers, bytes that it spilled.
+
+    Files that no build has compiled yet are compiled.
+
+    Raises:
+        KernelsError: If there is no compiler for CUDA, or it fails.
+    """
+    compiler, found = _compiler(), nvcc.find_nvcc()
+    if found is None:
+        raise KernelsError("there is no nvcc: put the CUDA toolkit's bin directory on the PATH")
+    step, objects = _cuda_step(found, compiler), cache_dir() / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    return {
+        path.name: _compile(step, path, objects, False).with_suffix(_NOTES).read_text()
+        for path in sorted(source.glob("cuda/*.cu"))
+    }
 
 
 def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
     """Compile a file, or find what it compiled to; the name of the object holds all it is of."""
     digest = _digest(step.identity, path)
-    target = objects / f"{path.stem}-{digest}.o"
-    if target.exists() and not force:
-        os.utime(target)  # still in use, see _prune
+    target = objects / f"{path.stem}-{digest}{step.suffix}"
+    of_host = step.suffix == ".o"
+    notes = None if of_host else target.with_suffix(_NOTES)
+    files = [each for each in (target, notes) if each is not None]
+    if all(each.exists() for each in files) and not force:
+        for each in files:
+            os.utime(each)  # still in use, see _prune
         return target
     fresh = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        _run([*step.command, "-c", str(path), "-o", str(fresh)])
+        compiles = ["-c"] if of_host else []
+        _run([*step.command, *compiles, str(path), "-o", str(fresh)], notes)
         if _digest(step.identity, path) != digest:
             raise KernelsError(f"{path} changed while it was compiled: build again")
         os.replace(fresh, target)
@@ -262,7 +315,8 @@ def _digest(identity: str, path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], notes: Path | None = None) -> str:
+    """What a command prints; its messages go into a file, if one is named, or to the user."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_STEP_SECONDS, stdin=subprocess.DEVNULL
@@ -275,7 +329,9 @@ def _run(command: list[str]) -> str:
         raise KernelsError(
             f"this failed ({done.returncode}): {shlex.join(command)}\n{done.stderr.strip()}"
         )
-    if done.stderr.strip():
+    if notes is not None:
+        notes.write_text(done.stderr)
+    elif done.stderr.strip():
         print(done.stderr.strip(), file=sys.stderr)
     return done.stdout
 

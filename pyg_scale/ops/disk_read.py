@@ -21,7 +21,8 @@ BLOCK = 4096
 
 GAP = 32 << 10
 """Bytes that are read and dropped rather than begin another read: what a device delivers in the
-time that one more read takes."""
+time that one more read takes. Measured on a virtual disk: 1.5 GB/s, and with 16 (64) reads of 4 KB
+under way 42,000 (90,000) of them per second, so 36 (17) KB; each also takes 7 us of a CPU."""
 
 LONGEST = 1 << 20
 """Bytes of a read at most, unless a single row is longer."""

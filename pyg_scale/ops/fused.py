@@ -7,7 +7,6 @@ and the rest are told to torch here, once, as soon as the library is there.
 from __future__ import annotations
 
 import functools
-import re
 import threading
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.ops import library
-from pyg_scale.ops.sources import COMMAND
 
 _lock = threading.Lock()
 _registered = False
@@ -26,7 +24,8 @@ def usable(tensor: Tensor) -> bool:
 
     Raises:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
-        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``.
+        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``, or on
+            a CUDA device ``PYG_SCALE_CUDA`` means nothing.
     """
     device = tensor.device
     if device.type == "cuda":
@@ -64,8 +63,7 @@ def _ready() -> bool:
             if not _registered:
                 aggregate_rules.register()
                 attention_rules.register()
-                if library.cuda()[0]:
-                    aggregate_rules.register_on_cuda()
+                aggregate_rules.register_on_cuda()
                 _registered = True
     return True
 
@@ -80,18 +78,6 @@ def _on_cuda(device: int) -> bool:
 
 @functools.cache
 def _missing(device: int) -> str:
-    """Why the library has no kernels for a device, and what to do; empty if it has."""
-    held, reason = library.cuda()
-    if not held:
-        return reason
-    # Code of a major version runs on its later minor ones, PTX on all devices that are later.
+    """Why there are no kernels for a device, and what to do; empty if there are."""
     major, minor = torch.cuda.get_device_capability(device)
-    name = torch.cuda.get_device_name(device)
-    own = f"{major}{minor}"
-    lowest = min(int(re.sub(r"\D", "", one)) for one in held.split(";"))
-    if int(own) >= lowest:
-        return ""
-    return (
-        f"the library has kernels for devices of compute capability {held} (got {own}, {name}). "
-        f"Run: PYG_SCALE_CUDA_ARCH={own} {COMMAND}"
-    )
+    return library.why_not_on_cuda(10 * major + minor)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.errors import KernelsError
+from pyg_scale.ops import cuda_modules
 from pyg_scale.ops.sources import COMMAND, built_for, built_from, locations, source_dir, source_hash
 
 _MODES = ("auto", "never", "require")
@@ -61,6 +62,8 @@ class _Library:
             except (OSError, RuntimeError) as error:
                 self.reason = f"torch {torch.__version__} cannot load {path}: {error}"
             else:
+                if torch.version.cuda:
+                    cuda_modules.answer_for(path)
                 self.loaded, self.reason = True, ""
                 return
 
@@ -124,22 +127,37 @@ def status() -> dict[str, Any]:
     }
 
 
-def cuda() -> tuple[str, str]:
-    """What the library that is loaded has for CUDA devices; never raises.
+def cuda() -> str:
+    """The compute capabilities that the loaded library holds kernels for, such as ``80;90``."""
+    return built_for(_library.path) if _library.loaded and _library.path else ""
 
-    Returns:
-        The architectures, such as ``80;90``, or nothing; and if there are none, why, and what to
-        run about it.
+
+def way_on_cuda(capability: int) -> tuple[str, str]:
+    """How kernels for a CUDA device come about, see :func:`pyg_scale.ops.cuda_modules.way`.
+
+    Args:
+        capability: Of the device, ``90`` for 9.0.
+
+    Raises:
+        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
     """
     if not _library.loaded or _library.path is None:
-        return "", _library.reason
-    found = built_for(_library.path)
-    if found:
-        return found, ""
-    return "", (
-        f"{_library.path} holds no kernels for CUDA. With the CUDA toolkit's nvcc on the PATH, "
-        f"run: PYG_SCALE_CUDA=1 {COMMAND}"
-    )
+        return "", f"{_library.reason}. Run: {_command()}"
+    return cuda_modules.way(_library.path, capability)
+
+
+def why_not_on_cuda(capability: int) -> str:
+    """Why a CUDA device gets no kernels, and what to do; empty if it does. Compiles one to try.
+
+    Args:
+        capability: Of the device, ``90`` for 9.0.
+
+    Raises:
+        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
+    """
+    if not _library.loaded or _library.path is None:
+        return f"{_library.reason}. Run: {_command()}"
+    return cuda_modules.why_not(_library.path, capability)
 
 
 def warn_plain_path(what: str, reason: str = "") -> None:

@@ -1,6 +1,6 @@
 """Rows in the memory of the host that a CUDA device reads itself, over the bus.
 
-The pages are locked and mapped for the device as they are (``cudaHostRegister``): nothing is
+The pages are locked and mapped for the device as they are (``cuMemHostRegister``): nothing is
 copied.
 """
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import keys, library
-from pyg_scale.ops.threads import num_threads
+from pyg_scale.ops.threads import WAITING, num_threads
 
 ABSENT = torch.empty(0, dtype=torch.int64)
 """Stands for a tensor that an edge type or a node type does not have."""
@@ -69,6 +69,7 @@ def neighbor_sample(
     local: Sequence[Tensor] = (),
     offsets: Sequence[Tensor] = (),
     times_of_neighbors: bool = False,
+    waits: bool = False,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
@@ -96,6 +97,8 @@ def neighbor_sample(
         local: See there.
         offsets: See there; without parts, an empty list.
         times_of_neighbors: Whether ``edge_time`` holds the times of the neighbours.
+        waits: Whether reading in-edges waits for a disk: many threads do it then, which are not
+            those of torch.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -125,10 +128,11 @@ def neighbor_sample(
         induced,
         keys.to_signed(key),
         int32_output,
-        num_threads(),
+        WAITING if waits else num_threads(),
         list(part),
         list(local),
         list(offsets),
         times_of_neighbors,
+        waits,
     )
     return SampledTensors(*out)

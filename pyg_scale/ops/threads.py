@@ -12,6 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
+WAITING = 32
+"""Threads of an op that waits for a disk more than it works: a disk delivers several times as much
+if it is asked for that many pages at a time."""
+
 _state = threading.local()
 
 

@@ -84,6 +84,7 @@ class NativeSampler(ReferenceSampler):
             last=self.temporal_strategy == "last",
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
+            waits=any(c.waits for c in csc),
             **in_parts,
         )
         nodes, edges = graph.node_types, graph.edge_types

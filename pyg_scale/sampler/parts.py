@@ -130,7 +130,8 @@ class PartAnswers:
         if key not in self._csc:
             neighbors = end_of(edge_type, self._direction, expanded=False)
             csc = self._directory.part(part).csc(edge_type)
-            no_readahead_beyond_memory(csc, len(self._directory.parts))
+            waits = no_readahead_beyond_memory(csc, len(self._directory.parts))
+            csc = replace(csc, waits=waits)
             if csc.time is None and neighbors in timed_nodes(self._directory):
                 csc = replace(csc, time=self._neighbor_time(part, edge_type, csc))
             self._csc[key] = csc if self._weighted else replace(csc, weight_prefix=None)

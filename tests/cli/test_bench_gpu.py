@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -64,6 +65,32 @@ def test_command(tmp_path, monkeypatch, capsys):
         assert {gate.left, gate.right} - {("", "")} <= names
     assert "## Checks" in files[1].read_text()
     assert "QUICK" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "expected"),
+    [
+        (0, "ok sum", (True, "every check, in 0 s")),
+        (1, "ok sum\nWRONG  max: it differs\n", (False, "WRONG  max: it differs")),
+        (
+            1,
+            "Traceback\nKernelsError: there is no NVRTC",
+            (False, "KernelsError: there is no NVRTC"),
+        ),
+        (None, "", (False, "not done after 120 s")),
+    ],
+)
+def test_the_checks_once_more_with_nvrtc(monkeypatch, code, said, expected):
+    def run(command, *, timeout, env, **options):
+        assert command[-2:] == ["--check-only", "--device=cuda"]
+        assert env["PYG_SCALE_CUDA"] == "nvrtc"
+        if code is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, code, "", said)
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    found = gpu._with_nvrtc("cuda")
+    assert (found.ok, found.detail) == expected
 
 
 def test_without_a_device(monkeypatch):

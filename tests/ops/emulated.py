@@ -28,6 +28,7 @@ FLAGS = (
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DPYG_SCALE_EMULATED"),
 )
 TORCH_FLAGS = ("-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000")
+LAUNCHING = ("emulator/emulator.cpp", "emulator/driver.cpp", "cuda/driver.cpp")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
@@ -70,21 +71,22 @@ def program(
 
     Args:
         check: Its file.
-        kernels: Files of ``csrc/cuda/``, without their endings.
+        kernels: The ``*.cu`` of ``csrc/cuda/``, without their endings.
         sanitized: Whether it runs under ASan and UBSan.
         fault: A macro that plants a fault.
-        of: In which of the kernels' files.
+        of: In which file of ``csrc/cuda/``.
     """
     source = sources.source_dir()
     more = SANITIZE if sanitized else ()
-    flags = (*FLAGS, "-DPYG_SCALE_FLOAT_ALONE") if sanitized else FLAGS
+    flags = (*FLAGS, "-DPYG_SCALE_TYPE=float") if sanitized else FLAGS
+    names = [*LAUNCHING, *(f"cuda/{name}.cu" for name in kernels), f"emulator/{check}"]
+    names += [name.relative_to(source).as_posix() for name in source.glob("cuda/*_launch.cpp")]
     objects = []
     if fault:  # first: of functions that several files hold the linker takes the first one
-        objects += compile_objects([source / "cuda" / f"{of}.cu"], flags, *more, f"-D{fault}")
-    files = [source / "emulator" / name for name in ("emulator.cpp", check)]
-    sound = [name for name in ("errors", *kernels) if not (fault and name == of)]
-    files += [source / "cuda" / f"{name}.cu" for name in sound]
-    return link([*objects, *compile_objects(files, flags, *more)], *more)
+        (faulty,) = (name for name in names if name.startswith(f"cuda/{of}."))
+        names.remove(faulty)
+        objects += compile_objects([source / faulty], flags, *more, f"-D{fault}")
+    return link([*objects, *compile_objects([source / n for n in names], flags, *more)], *more)
 
 
 def run(path: Path, *names: str) -> subprocess.CompletedProcess[str]:
@@ -92,10 +94,28 @@ def run(path: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([path, *names], capture_output=True, text=True, timeout=100)
 
 
-def device_files() -> list[Path]:
-    """What is compiled for the emulator: its scheduler and all of ``csrc/cuda``'s ``*.cu``."""
+def libcuda() -> Path:
+    """A library to be put in the place of ``libcuda.so.1``; its kernels are the emulated ones."""
     source = sources.source_dir()
-    return [source / "emulator" / "emulator.cpp", *sorted(source.glob("cuda/*.cu"))]
+    files = [source / "emulator" / "emulator.cpp", *sorted(source.glob("cuda/*.cu"))]
+    objects = compile_objects(files)
+    objects += compile_objects([source / "emulator" / "driver.cpp"], FLAGS, "-DPYG_SCALE_LIBCUDA")
+    return link(objects, "-shared", suffix=".so")
+
+
+def driven(scratch: Path) -> Path:
+    """The ops on CPU tensors, for a driver that is found as on a machine with a GPU.
+
+    The library holds the module ``weight_grad`` and a damaged ``extreme``; it asks for others.
+    :func:`define` tells torch of the ops.
+    """
+    modules = {name: scratch / f"{name}.fatbin" for name in ("extreme", "weight_grad")}
+    modules["extreme"].write_bytes(b"damaged\0")
+    modules["weight_grad"].write_bytes(b"emulated\0")
+    held = scratch / "held.cpp"
+    held.write_text(building._held("", "", modules))
+    source = sources.source_dir()
+    return _with_torch([*compile_objects([held, source / "cuda" / "driver.cpp"]), *_bindings()])
 
 
 @functools.cache
@@ -103,19 +123,36 @@ def load() -> tuple[str, ...]:
     """Compile and load the emulated ops; the names of all that there are."""
     if not library.compiled():
         pytest.skip("the kernels are not compiled")
-    torch_dir = building._torch_dir()
-    bindings = sorted(sources.source_dir().glob("cuda/*.cpp"))
-    objects = compile_objects(device_files())
-    objects += compile_objects(bindings, (*FLAGS, *TORCH_FLAGS), f"-isystem{torch_dir / 'include'}")
-    path = link(objects, "-shared", f"-L{torch_dir / 'lib'}", *sources.LIBRARIES, suffix=".so")
-    names = sorted({name for file in bindings for name in _implemented(file)})
+    source = sources.source_dir()
+    files = [*LAUNCHING, *(file.relative_to(source) for file in source.glob("cuda/*.cu"))]
+    path = _with_torch([*compile_objects([source / name for name in files]), *_bindings()])
+    names = define()
+    torch.ops.load_library(path)
+    return names
+
+
+def define() -> tuple[str, ...]:
+    """Tell torch of the ops of ``pyg_scale_emulated``, as those of ``pyg_scale``; their names."""
+    files = sources.source_dir().glob("cuda/*.cpp")
+    names = sorted({name for file in files for name in _implemented(file)})
     definitions = torch.library.Library("pyg_scale_emulated", "DEF")
     for name in names:
         schema = str(getattr(torch.ops.pyg_scale, name).default._schema)
         definitions.define(schema.removeprefix("pyg_scale::"))
     _kept.append(definitions)
-    torch.ops.load_library(path)
     return tuple(names)
+
+
+def _bindings() -> list[Path]:
+    """Objects of what takes tensors and launches."""
+    files = [file for file in sources.source_dir().glob("cuda/*.cpp") if file.stem != "driver"]
+    include = building._torch_dir() / "include"
+    return compile_objects(files, (*FLAGS, *TORCH_FLAGS), f"-isystem{include}")
+
+
+def _with_torch(objects: Sequence[Path]) -> Path:
+    libraries = (f"-L{building._torch_dir() / 'lib'}", *sources.LIBRARIES)
+    return link(sorted(objects), "-shared", *libraries, suffix=".so")
 
 
 _kept: list[torch.library.Library] = []

@@ -137,6 +137,23 @@ def test_the_same_bits_in_any_order_of_threads(kind, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other))
 
 
+def test_weights_of_a_long_row_without_channels():
+    """Nobody asks for a result of no channels, but for its weights and the gradients of logits."""
+    adjacency = make("pieces", permuted=True)
+    f = inputs_of("gat", adjacency, 2, 0, edges=True)
+    exact, exact_weights = expected("gat", adjacency, f)
+    given = torch.randn_like(exact_weights)
+    logits = [name for name in f if name != "x"]
+    with emulated.instead_of():
+        out, weights = attend("gat", adjacency, f, return_weights=True)
+        ours = torch.autograd.grad(weights, [f[name] for name in logits], given)
+    theirs = torch.autograd.grad(exact_weights, [f[name] for name in logits], given)
+    assert out.shape == exact.shape
+    torch.testing.assert_close(weights, exact_weights, rtol=1e-11, atol=1e-12)
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
 def test_more_rows_than_groups_that_add_up_the_attention_vector():
     generator = torch.Generator().manual_seed(0)
     degree = torch.randint(0, 3, (5000,), generator=generator)

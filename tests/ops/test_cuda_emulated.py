@@ -141,6 +141,22 @@ def test_an_index_beyond_the_features_ends_the_kernel():
     assert found.tolist() == [[2.0] * 4]
 
 
+def test_edges_of_no_row_are_refused():
+    """Who looks for the row of such an edge would read beyond the pointers."""
+    emulated.load()
+    ops, none = torch.ops.pyg_scale_emulated, (None, None, None, None)
+    pointers, indices, x = (
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(300).long(),
+        torch.ones(3, 4),
+    )
+    with pytest.raises(Exception, match="there are edges, but indptr has no rows"):
+        ops.csr_weight_grad(pointers, indices, None, x, x[:0], None, 1, False)
+    with pytest.raises(Exception, match="there are edges, but indptr has no rows"):
+        ops.csr_sum(pointers, indices, *none, x, None, False)
+    assert ops.csr_sum(pointers, indices[:0], *none, x, None, False).shape == (0, 4)
+
+
 def test_the_ops_are_the_emulated_ones_only_within():
     emulated.load()
     wrong = (

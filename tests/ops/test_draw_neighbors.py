@@ -94,6 +94,10 @@ def test_a_graph_that_is_damaged_ends_the_kernel():
             bad[3] = wrong
             with pytest.raises(RuntimeError, match="draw_neighbors failed: the kernel trapped"):
                 draw_neighbors(indptr, bad, None, torch.tensor([3]), NUM_NODES, 1, -1)
+        last = torch.tensor([DEGREES.index(1000)])
+        for k in (-1, 2):  # pointers that lead beyond the edges
+            with pytest.raises(RuntimeError, match="draw_neighbors failed: the kernel trapped"):
+                draw_neighbors(indptr, indices[:20], None, last, NUM_NODES, 1, k)
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -58,11 +58,18 @@ def everything(
     ]
 
 
+POOLED = 256 << 10
+"""Bytes of a tensor from which on the pool has it."""
+
+
 def poison(found: list[Tensor]) -> None:
-    """Put NaN into the memory that results of these sizes will get."""
+    """Put NaN into the memory that results of these sizes will get.
+
+    malloc, which small ones come from, may take any free piece that fits: all of them are filled.
+    """
     held = []
     for tensor in found:
-        for _ in range(2):
+        for _ in range(2 if tensor.nbytes >= POOLED else 64):
             if fused.usable(tensor):
                 empty = torch.ops.pyg_scale.pool_empty([tensor.numel()], tensor.dtype)
                 held.append(empty.fill_(float("nan")))
@@ -82,11 +89,11 @@ def test_every_number_is_written(compiled, op, name):  # noqa: F811
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
-def test_poisoned_memory_is_what_results_get(compiled):  # noqa: F811
+@pytest.mark.parametrize("size", [1000, POOLED])
+def test_poisoned_memory_is_what_results_get(compiled, size):  # noqa: F811
     """Or else the test above would see nothing."""
-    size = torch.empty(1000)
-    poison([size])
-    assert bool(torch.ops.pyg_scale.pool_empty([1000], torch.float32).isnan().any())
+    poison([torch.empty(size)])
+    assert bool(torch.ops.pyg_scale.pool_empty([size], torch.float32).isnan().any())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -87,7 +87,7 @@ def test_memory_is_locked_as_long_as_somebody_wants_it(monkeypatch):
         del second
         torch.ops.pyg_scale.map_rows(x, 0)
         torch.ops.pyg_scale.unmap_rows(x, 0)
-        with pytest.raises(RuntimeError, match="cudaHostUnregister: it is not registered"):
+        with pytest.raises(RuntimeError, match="cuMemHostUnregister: it is not registered"):
             torch.ops.pyg_scale.unmap_rows(x, 0)
 
 

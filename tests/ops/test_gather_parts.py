@@ -41,6 +41,17 @@ def test_rows_of_parts(num_parts: int, row_bytes: int, ranges: bool) -> None:
     assert gather_parts([], book.part, book.local, book.offsets, index) == []
 
 
+def test_many_rows() -> None:
+    x = torch.arange(3000).to(torch.uint8).view(1000, 3)
+    book = PartitionBook.from_assignment(torch.arange(1000) % 2, 2)
+    index = torch.randint(1000, (70_000,), generator=torch.Generator().manual_seed(0))
+    (found,) = gather_parts([_split(x, book)], book.part, book.local, book.offsets, index)
+    assert torch.equal(found, x[index])
+    index[-1] = 1000
+    with pytest.raises(IndexError, match="1000"):
+        gather_parts([_split(x, book)], book.part, book.local, book.offsets, index)
+
+
 def test_what_is_no_row_is_refused() -> None:
     x = torch.arange(40, dtype=torch.uint8).view(10, 4)
     book = PartitionBook.from_assignment(torch.tensor([0, 1] * 5), 2)

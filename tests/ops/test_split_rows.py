@@ -69,6 +69,21 @@ def test_rows_that_ascend_are_left_as_they_are() -> None:
     assert torch.equal(share.position, torch.arange(index.numel()))
 
 
+@pytest.mark.parametrize("size", [500, 1 << 20])  # beside which 400 ids are many, or few
+@pytest.mark.parametrize("repeats", [False, True])
+def test_ids_are_sorted(size: int, repeats: bool) -> None:
+    index = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:400]
+    if repeats:
+        index = index[numbers(400, 400, 1)]
+    offsets = torch.tensor([0, size])
+    (share,) = split_rows(None, None, offsets, index, torch.tensor([0]), torch.tensor([True]))
+    assert torch.equal(share.ids, index.unique())
+    assert (share.take is not None) == repeats
+    taken = share.ids if share.take is None else share.ids[share.take]
+    assert torch.equal(index[share.position], taken)
+    assert torch.equal(share.position, index.sort(stable=True).indices)
+
+
 def test_large_ids_are_sorted() -> None:
     offsets = torch.tensor([0, 2**50])
     index = torch.tensor([2**49 + 5, 3, 2**49 + 5, 2**33, 0, 3])

@@ -79,6 +79,14 @@ def test_threads_do_not_matter(options, weighted, monkeypatch):
     for threads in (1, 2, 4, 64):
         monkeypatch.setattr(sample, "num_threads", lambda n=threads: n)
         assert not difference(sampler.sample(seeds, None, 5), expected), threads
+    sampler = bound(NativeSampler, waiting(topology), num_neighbors=[3, 2], **options)
+    assert not difference(sampler.sample(seeds, None, 5), expected), "threads of its own"
+
+
+def waiting(topology: Topology) -> Topology:
+    """The same graph, as if memory did not hold it."""
+    csc = {name: dataclasses.replace(each, waits=True) for name, each in topology.csc.items()}
+    return dataclasses.replace(topology, csc=csc)
 
 
 def test_an_error_of_another_thread_arrives_as_it_is(monkeypatch):
@@ -86,6 +94,9 @@ def test_an_error_of_another_thread_arrives_as_it_is(monkeypatch):
     csc_of = {None: dataclasses.replace(topology.csc[None], indices=torch.arange(8_999) + 7)}
     sampler = bound(NativeSampler, dataclasses.replace(topology, csc=csc_of), num_neighbors=[1])
     monkeypatch.setattr(sample, "num_threads", lambda: 2)
+    with pytest.raises(ValueError, match="neighbour 900[0-5] is not a node; there are 9000"):
+        sampler.sample({None: torch.arange(9_000)}, None, 0)
+    sampler = bound(NativeSampler, waiting(sampler.topology), num_neighbors=[1])
     with pytest.raises(ValueError, match="neighbour 900[0-5] is not a node; there are 9000"):
         sampler.sample({None: torch.arange(9_000)}, None, 0)
 

@@ -4,7 +4,8 @@ Of loading on a GPU: whether batches, draws and rows are those of the CPU.
 
 Needs a CUDA device and kernels compiled for it (``make gpu`` does both). First every op is checked
 on hostile graphs against its meaning in float64, on another stream and in a CUDA graph; with
-``--sanitize`` once more under compute-sanitizer. Then time and peak memory, medians of steps that
+``--sanitize`` once more under compute-sanitizer, with ``--nvrtc`` once more with kernels that NVRTC
+compiles. Then time and peak memory, medians of steps that
 take turns, each held against its gate. Nothing is downloaded; it takes some minutes.
 
 Exit status: 0 if every check passed, 1 otherwise. A gate that is missed is in the report.
@@ -36,6 +37,7 @@ from pyg_scale.ops import fused, library
 
 _COPY_BYTES = 1 << 30
 _SANITIZER_SECONDS = 150
+_NVRTC_SECONDS = 120
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         found["checks"].append(check._asdict())
     if args.sanitize:
         found["checks"].append(_sanitized(args.device)._asdict())
+    if args.nvrtc:
+        found["checks"].append(_with_nvrtc(args.device)._asdict())
     right = all(check["ok"] for check in found["checks"])
     if not args.check_only:
         found["copy_bytes_per_s"] = copy_bandwidth(device, args.quick)
@@ -151,14 +155,39 @@ def _sanitized(device: str) -> gpu_check.Found:
     tool, name = shutil.which("compute-sanitizer"), "compute-sanitizer memcheck"
     if tool is None:
         return gpu_check.Found(name, False, "compute-sanitizer is not on the PATH")
-    own = [sys.executable, "-m", "pyg_scale.cli", "bench", "gpu", "--check-only"]
-    command = [tool, "--error-exitcode=9", *own, f"--device={device}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZER_SECONDS)
-    except subprocess.TimeoutExpired:
+    done = _checks_again(device, [tool, "--error-exitcode=9"], {}, _SANITIZER_SECONDS)
+    if done is None:
         return gpu_check.Found(name, False, f"not done after {_SANITIZER_SECONDS} s")
     lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
     return gpu_check.Found(name, done.returncode == 0, lines[-1].strip("= ") if lines else "")
+
+
+def _with_nvrtc(device: str) -> gpu_check.Found:
+    """The checks once more with kernels compiled at first use."""
+    name, start = "kernels that NVRTC compiled", time.monotonic()
+    done = _checks_again(device, [], {"PYG_SCALE_CUDA": "nvrtc"}, _NVRTC_SECONDS)
+    if done is None:
+        return gpu_check.Found(name, False, f"not done after {_NVRTC_SECONDS} s")
+    if done.returncode:
+        wrong = [line for line in done.stderr.splitlines() if line.startswith("WRONG")]
+        last = done.stderr.strip().rpartition("\n")[2]
+        return gpu_check.Found(name, False, "; ".join(wrong) or last)
+    return gpu_check.Found(name, True, f"every check, in {time.monotonic() - start:.0f} s")
+
+
+def _checks_again(
+    device: str, before: list[str], settings: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str] | None:
+    """The checks alone, in a process of their own; ``None`` if they take too long."""
+    own = [sys.executable, "-m", "pyg_scale.cli", "bench", "gpu", "--check-only"]
+    command = [*before, *own, f"--device={device}"]
+    environment = os.environ | settings
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
@@ -170,7 +199,8 @@ def _describe(device: torch.device) -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
-        "kernels_for": library.cuda()[0],
+        "kernels_for": library.cuda(),
+        "kernels_by": library.way_on_cuda(10 * properties.major + properties.minor)[0],
         "cuda": torch.version.cuda,
     }
 
@@ -184,6 +214,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda (default), or cpu to see it run")
     parser.add_argument("--check-only", action="store_true", help="measure nothing")
     parser.add_argument("--sanitize", action="store_true", help="check under compute-sanitizer")
+    parser.add_argument("--nvrtc", action="store_true", help="check with kernels of NVRTC's, too")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=240, help="begin no group after that")
     parser.add_argument("--quick", action="store_true", help="small graphs, to see that it runs")

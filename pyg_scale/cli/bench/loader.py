@@ -121,7 +121,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument(
         "--memory-batches",
         type=int,
-        default=300,
+        default=1000,
         help="over which resident memory is watched; 0 for not at all",
     )
     how.add_argument(

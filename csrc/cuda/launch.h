@@ -1,0 +1,100 @@
+// Launching: what the kernels of a file are called, and their grids.
+#pragma once
+
+#include <string>
+
+#include "abi.h"
+#include "driver.h"
+
+namespace pyg_scale::cuda {
+
+inline int64_t bytes_of(Type type) {
+  return type == Type::kDouble ? 8 : type == Type::kFloat ? 4 : 2;
+}
+inline Type accumulator_of(Type type) { return type == Type::kDouble ? type : Type::kFloat; }
+// The name of a type in device code, and at the end of kernels' names.
+inline const char* name_of(Type type) {
+  constexpr const char* kNames[] = {"float", "double", "Bfloat16", "Half"};
+  return kNames[static_cast<int32_t>(type)];
+}
+
+// How many numbers a wide load brings.
+inline int64_t wide_count(Type type) { return kLoadBytes / bytes_of(type); }
+
+// Whether rows can be read in wide loads.
+inline bool is_wide(const Matrix& matrix, Type type) {
+  const bool aligned = reinterpret_cast<uintptr_t>(matrix.data) % kLoadBytes == 0;
+  return !matrix.data || (aligned && matrix.stride % wide_count(type) == 0);
+}
+
+// How many lanes share one head of `loads` loads: the least power of two, 32 at most.
+inline int lanes_for(int64_t loads) {
+  int lanes = 1;
+  while (lanes < loads && lanes < kWarp) lanes *= 2;
+  return lanes;
+}
+
+inline int64_t ceil_div(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+// Blocks, and how many groups of lanes share a row.
+struct Grid {
+  int64_t blocks, tiles;
+  int lanes;  // of a group
+};
+
+inline Grid grid_of(int64_t groups, int lanes, int64_t tiles = 1) {
+  return {ceil_div(groups, kBlockThreads / lanes), tiles, lanes};
+}
+
+// A grid where the loads of a row are shared by lanes: the fewest idle ones.
+inline Grid over_loads(int64_t groups, int64_t loads) {
+  if (loads <= kWarp) return grid_of(groups, lanes_for(loads));
+  int best = kWarp;
+  for (int lanes = kWarp / 2; lanes >= 8; lanes /= 2) {
+    if (ceil_div(loads, lanes) * lanes < ceil_div(loads, best) * best) best = lanes;
+  }
+  return grid_of(groups, best, ceil_div(loads, best));
+}
+
+// Kernels that run one after the other; after a failure none.
+class Launches {
+ public:
+  Launches(const char* file, Type type, const Stream& stream, bool wide = false)
+      : file_(file), type_(type), stream_(stream), wide_(wide) {}
+
+  // A kernel of the file, for the type; narrow or wide.
+  template <typename Args>
+  void over_widths(const char* kernel, const Grid& grid, const Args& args) {
+    run(file_, kernel, type_, wide_ ? "_wide" : "", grid, args);
+  }
+  // One of which there is only one.
+  template <typename Args>
+  void add(const char* kernel, const Grid& grid, const Args& args) {
+    run(file_, kernel, type_, "", grid, args);
+  }
+  // Adds up what long rows of a graph came to.
+  void fold(Type type, const Graph& graph, int64_t size, void* out, void* partial) {
+    const Sum args{graph, {}, nullptr, 1, size, false, out, partial};
+    if (size) run("sum", "sum_fold", type, "", over_loads(graph.num_chunks(), size), args);
+  }
+  int64_t count() const { return wide_ ? wide_count(type_) : 1; }  // numbers of a load
+  int result() const { return result_; }
+
+ private:
+  template <typename Args>
+  void run(const char* file, const char* kernel, Type type, const char* suffix, const Grid& grid,
+           const Args& args) {
+    if (result_) return;
+    const char* name = name_of(type);
+    result_ = launch(stream_, {file, name}, std::string(kernel) + "_" + name + suffix, grid.blocks,
+                     grid.tiles, &args, grid.lanes);
+  }
+
+  const char* file_;
+  Type type_;
+  Stream stream_;
+  bool wide_;
+  int result_ = 0;
+};
+
+}  // namespace pyg_scale::cuda

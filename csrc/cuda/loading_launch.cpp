@@ -1,0 +1,56 @@
+// Launches the kernels that make batches, and lets devices read memory of the host.
+
+#include "launch.h"
+#include "loading.h"
+
+namespace pyg_scale::cuda {
+namespace {
+
+// Whether rows can be copied in words of so many bytes.
+bool fits(const GatherCached& args, int64_t bytes) {
+  const auto aligned = [&](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+  };
+  const auto rows = [&](const ByteRows& of) {
+    return !of.count || (aligned(of.data) && of.stride % bytes == 0);
+  };
+  return args.row_bytes % bytes == 0 && aligned(args.out) && rows(args.cached) && rows(args.rest);
+}
+
+template <typename Args>
+int run(const Stream& stream, const char* file, const std::string& kernel, const Grid& grid,
+        const Args& args) {
+  return launch(stream, {file, ""}, kernel, grid.blocks, grid.tiles, &args, grid.lanes);
+}
+
+}  // namespace
+}  // namespace pyg_scale::cuda
+
+using namespace pyg_scale::cuda;
+
+extern "C" int pyg_scale_cuda_draw_neighbors(const DrawNeighbors* args, Stream stream) {
+  if (args->num_edges == 0) return 0;
+  const char* file = "draw_neighbors";
+  const int drawn = run(stream, file, "draw_positions", grid_of(args->count, 1), *args);
+  return drawn ? drawn : run(stream, file, "read_neighbors", grid_of(args->num_edges, 1), *args);
+}
+
+extern "C" int pyg_scale_cuda_gather_cached(const GatherCached* args, Stream stream) {
+  if (args->count == 0 || args->row_bytes == 0) return 0;
+  int64_t bytes = kLoadBytes;
+  while (!fits(*args, bytes)) bytes /= 2;
+  const Grid grid = grid_of(args->count, lanes_for(args->row_bytes / bytes));
+  return run(stream, "gather_cached", "gather_cached_" + std::to_string(bytes), grid, *args);
+}
+
+extern "C" int pyg_scale_cuda_map_host(int32_t device, void* data, int64_t bytes) {
+  return map_host(device, data, static_cast<size_t>(bytes));
+}
+
+extern "C" int pyg_scale_cuda_unmap_host(int32_t device, void* data) {
+  return unmap_host(device, data);
+}
+
+extern "C" int pyg_scale_cuda_mapped(int32_t device, const void* data, const void** there) {
+  return mapped(device, data, there);
+}

@@ -1,0 +1,12 @@
+// The CUDA driver's interface before the emulator: what csrc/cuda/driver.cpp finds instead of
+// libcuda.so.1.
+#pragma once
+
+#include "../cuda/abi.h"
+
+namespace emulator {
+
+// The one stream that kernels may be launched on. Not of device 0, which everybody gets by mistake.
+inline const pyg_scale::cuda::Stream kStream{reinterpret_cast<void*>(0x5717), 1};
+
+}  // namespace emulator

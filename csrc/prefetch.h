@@ -1,0 +1,30 @@
+// Memory that is read soon, on its way while something else is done.
+//
+// Always inlined: GCC takes a function that does nothing but prefetch for one without effect, and
+// leaves out calls of it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#define PYG_SCALE_PREFETCH [[gnu::always_inline]] inline
+
+namespace pyg_scale {
+
+// Of a row that is copied; reading on, the processor sees by itself what comes.
+constexpr int64_t kRowStart = 1024;
+
+// Into the second-level cache, which waits for more lines at a time than the first one.
+PYG_SCALE_PREFETCH void prefetch_row_start(const char* row, int64_t bytes) {
+  const int64_t size = std::min(bytes, kRowStart);
+  for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(row + at, 0, 2);
+  __builtin_prefetch(row + size - 1, 0, 2);  // rows begin anywhere in a line
+}
+
+// How many rows ahead of the one that is copied: enough to hide the latency of memory.
+inline int64_t rows_ahead(int64_t bytes) {
+  constexpr int64_t kBytes = 16384, kRows = 32;
+  return std::clamp(kBytes / std::clamp(bytes, int64_t{1}, kRowStart), int64_t{1}, kRows);
+}
+
+}  // namespace pyg_scale

@@ -1,0 +1,258 @@
+"""Which kernels a CUDA device gets: those that nvcc compiled, or what NVRTC compiles at first use.
+
+The compiled library launches both through the CUDA driver (``csrc/cuda/driver.cpp``). A file of
+kernels is compiled for one type of features when it is first needed, in about a second, and kept in
+the user's cache for all processes and runs. ``PYG_SCALE_CUDA`` is ``auto`` (the default: nvcc's
+where the library has them for the device), ``nvrtc`` (NVRTC's), ``1`` (nvcc's or none) or ``0``
+(none: CUDA tensors take the plain-torch path).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from pyg_scale.errors import KernelsError
+from pyg_scale.ops import nvcc, nvrtc
+from pyg_scale.ops.sources import COMMAND, built_for, cache_dir, source_dir
+
+NVCC, NVRTC = "nvcc", "NVRTC"
+"""The two ways of :func:`way`."""
+
+OPTIONS = ("--std=c++17", "-DNDEBUG")
+LOCK_SECONDS = 300.0
+"""How long to wait for another process that compiles the same; one file takes seconds."""
+
+_log = logging.getLogger("pyg_scale")
+_MAGIC = b"pyg_scale module 1\n"
+_KEEP_SECONDS = 30 * 24 * 3600
+_PROBE = "draw_neighbors"  # the smallest file
+_HELD, _MODULE, _ERROR = 0, 1, 2  # as in csrc/cuda/driver.h
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p
+)
+_kept: list[object] = []
+_saying = threading.Lock()
+_said = False
+
+
+# Which of the two #########################################################################
+
+
+def way(library: Path, capability: int) -> tuple[str, str]:
+    """How kernels for a device come about; compiles nothing.
+
+    Args:
+        library: The compiled library.
+        capability: Of the device, ``90`` for 9.0.
+
+    Returns:
+        :data:`NVCC` or :data:`NVRTC`, and nothing; or nothing, and why and what to run about it.
+
+    Raises:
+        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
+    """
+    switch = nvcc.switch()
+    if switch == "0":
+        return "", "PYG_SCALE_CUDA=0 forbids kernels for CUDA. Unset it"
+    held = built_for(library)
+    if switch != "nvrtc" and _serves(held, capability):
+        return NVCC, ""
+    if not held:
+        lacks = f"{library} holds no kernels for CUDA"
+        fix = f"PYG_SCALE_CUDA=1 {COMMAND}   # with the CUDA toolkit's nvcc on the PATH"
+    else:
+        lacks = f"{library} holds kernels for compute capability {held} (got {capability})"
+        fix = f"PYG_SCALE_CUDA_ARCH={capability} {COMMAND}   # with nvcc on the PATH"
+    if switch == "1":
+        return "", f"{lacks}, and PYG_SCALE_CUDA=1 wants nvcc's. Run: {fix}"
+    try:
+        compiler = nvrtc.find()
+        if compiler is None:
+            return (
+                "",
+                f"{lacks}, and there is no NVRTC to compile them. Run: {nvrtc.FIX}. Or: {fix}",
+            )
+        compiler.target(capability)
+    except KernelsError as error:
+        return "", f"{lacks}, and {error}. Or run: {fix}"
+    return NVRTC, ""
+
+
+def why_not(library: Path, capability: int) -> str:
+    """Why a device gets no kernels, and what to do; empty if it does. NVRTC is tried out once."""
+    found, reason = way(library, capability)
+    if found != NVRTC:
+        return reason
+    try:
+        module(_PROBE, "", capability)
+    except (KernelsError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _serves(held: str, capability: int) -> bool:
+    # Code of a major version runs on its later minor ones, PTX on all devices that are later.
+    known = [int(re.sub(r"\D", "", one)) for one in held.split(";") if one]
+    return bool(known) and capability >= min(known)
+
+
+def answer_for(path: Path) -> None:
+    """Answer a loaded library when it asks for the module of a file of kernels.
+
+    Args:
+        path: The library that torch has loaded. Nothing is compiled before it asks.
+    """
+    library = ctypes.CDLL(str(path))
+    library.pyg_scale_cuda_answer.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+
+    def asked(file: bytes, kind: bytes, capability: int, answer: int) -> int:
+        try:
+            found, reason = way(path, capability)
+            if found == NVCC:
+                return _HELD
+            code = _MODULE if found else _ERROR
+            given = module(file.decode(), kind.decode(), capability) if found else reason.encode()
+        except BaseException as error:  # C++ is waiting: the error goes on there
+            code, given = _ERROR, f"{type(error).__name__}: {error}".encode()
+        library.pyg_scale_cuda_answer(answer, given, len(given))
+        return code
+
+    callback = _CALLBACK(asked)
+    library.pyg_scale_cuda_compile_with(callback)
+    _kept.append((library, callback))
+
+
+# Compiling ################################################################################
+
+
+def module(file: str, kind: str, capability: int) -> bytes:
+    """A file of kernels for a device: from the cache, or compiled and put there.
+
+    Of the processes of a machine one compiles, the others wait for it.
+
+    Args:
+        file: Its name, ``"sum"`` for ``csrc/cuda/sum.cu``.
+        kind: The type of features, as ``csrc/cuda/launch.h`` names it; empty where there is none.
+        capability: ``90`` for 9.0.
+
+    Raises:
+        KernelsError: If there is no NVRTC, if it fails (with its log), or if another process has
+            been compiling the same for too long.
+    """
+    compiler = nvrtc.find()
+    if compiler is None:
+        raise KernelsError(f"there is no NVRTC to compile kernels for CUDA. Run: {nvrtc.FIX}")
+    target = compiler.target(capability)
+    options = [f"--gpu-architecture={target}", *OPTIONS]
+    options += [f"-DPYG_SCALE_TYPE={kind}"] if kind else []
+    headers, digest = _sources()
+    identity = "\0".join([digest, str(compiler.version), *options])
+    name = "-".join(filter(None, (file, kind, target)))
+    place = cache_dir() / "cuda" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+    def compiled() -> bytes:
+        _say(compiler, target)
+        start = time.perf_counter()
+        made = compiler.compile(f"{file}.cu", headers[f"{file}.cu"], headers, options)
+        _log.info("%s compiled %s in %.1f s", compiler, name, time.perf_counter() - start)
+        return made
+
+    return _once(place, compiled)
+
+
+@functools.cache
+def _sources() -> tuple[dict[str, str], str]:
+    """All of device code by name, and its hash."""
+    folder = source_dir() / "cuda"
+    paths = sorted(path for end in ("*.cu", "*.cuh", "*.h") for path in folder.glob(end))
+    texts = {path.name: path.read_text() for path in paths}
+    digest = hashlib.sha256("\0".join(part for pair in texts.items() for part in pair).encode())
+    return texts, digest.hexdigest()
+
+
+def _say(compiler: nvrtc.Compiler, target: str) -> None:
+    """Say once, where somebody looks, why the first steps take longer."""
+    global _said
+    with _saying:
+        if _said:
+            return
+        _said = True
+    where = cache_dir() / "cuda"
+    text = f"compiling CUDA kernels for {target} with {compiler}, once: they are kept in {where}"
+    _log.info(text)
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print(f"pyg_scale: {text}", file=sys.stderr)
+
+
+# The cache ################################################################################
+
+
+def _once(place: Path, make: Callable[[], bytes]) -> bytes:
+    """What a file of the cache holds; if it is not there or is damaged, it is made."""
+    if (found := _read(place)) is not None:
+        return found
+    from filelock import FileLock, Timeout  # comes with torch
+
+    lock = place.with_suffix(".lock")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=LOCK_SECONDS):
+            if (found := _read(place)) is None:  # by who held the lock
+                found = make()
+                _write(place, found)
+            return found
+    except Timeout:
+        raise KernelsError(
+            f"another process has held {lock} for {LOCK_SECONDS:g} s to compile kernels for CUDA; "
+            "wait for it or end it"
+        ) from None
+    except OSError as error:
+        warnings.warn(
+            f"kernels for CUDA cannot be kept in {place.parent} ({error}): they are compiled in "
+            "every process. XDG_CACHE_HOME names another place",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return make() if found is None else found
+
+
+def _read(place: Path) -> bytes | None:
+    try:
+        data = place.read_bytes()
+    except OSError:
+        return None
+    checksum, body = data[len(_MAGIC) :][:32], data[len(_MAGIC) + 32 :]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != checksum:
+        _log.warning("%s is damaged: it is compiled again", place)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(place)  # still in use, see _write
+    return body
+
+
+def _write(place: Path, body: bytes) -> None:
+    fresh = place.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with fresh.open("wb") as file:
+            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, place)
+    finally:
+        fresh.unlink(missing_ok=True)
+    old = time.time() - _KEEP_SECONDS
+    for path in place.parent.iterdir():
+        if path != place and path.stat().st_mtime < old:
+            path.unlink(missing_ok=True)
