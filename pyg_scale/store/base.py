@@ -34,6 +34,7 @@ class CSC:
         time: ``int64`` ``[num_edges]``, the (sortable) time of each position, or ``None``.
         weight_prefix: ``int64`` ``[num_edges]``, the running sum of the fixed-point weights
             within each destination, this position included, or ``None``.
+        waits: Whether reading them may wait for a disk, as memory does not hold all.
     """
 
     indptr: Tensor
@@ -41,6 +42,7 @@ class CSC:
     edge_id: Tensor | None = None
     time: Tensor | None = None
     weight_prefix: Tensor | None = None
+    waits: bool = False
 
     @property
     def num_edges(self) -> int:

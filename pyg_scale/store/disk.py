@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.ops.disk_read import THREADS
+from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.cached import Cached
 from pyg_scale.store.cache.of_parts import by_degree, listed
+from pyg_scale.store.cache.together import Together
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
+from pyg_scale.store.read_ahead import ReadAhead
 
 
 class Disk(Cached):
@@ -31,6 +35,11 @@ class Disk(Cached):
             ``"degree"``: the nodes that most nodes of the parts here have as a neighbour, or
             ``"listed"``: those that the partitioner listed for the parts here.
         look_ahead: See :class:`~pyg_scale.store.cache.Cached`.
+        read_ahead: Bytes, or text, for rows that announced batches miss, which are read while
+            earlier batches are in use: what half of the announced ones miss is read in one pass
+            over the file, if there is room for it, and as their rows are taken, those of the
+            next pass come in. It is memory beside ``cache``; ``None`` for as much as that. For
+            ``"belady"``.
         attributes: Names of the features to serve; ``None`` for all.
         direct: Whether reads pass by the page cache: ``True`` or an error, ``False``, or ``None``
             for where the file system can.
@@ -56,6 +65,7 @@ class Disk(Cached):
         hot: Any = None,
         *,
         look_ahead: int = 15,
+        read_ahead: int | str | None = None,
         attributes: Sequence[str] | None = None,
         direct: bool | None = None,
         threads: int = THREADS,
@@ -65,6 +75,9 @@ class Disk(Cached):
             directory = features.directory
             hot = (by_degree if hot == "degree" else listed)(directory, directory.parts)
         super().__init__(features, cache, policy, hot, look_ahead=look_ahead)
+        self.read_ahead = (
+            self.capacity if read_ahead is None else byte_size(read_ahead, "read_ahead")
+        )
         self.path = features.directory.path
 
     @classmethod
@@ -81,6 +94,31 @@ class Disk(Cached):
                 "and data is something else: pass pyg_scale.store.Disk(path)"
             )
         return cls(directory)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._ahead = ReadAhead()
+
+    @property
+    def asked_ahead(self) -> int:
+        """For how many announced batches missing rows are read before they are asked for."""
+        return self.foresight
+
+    @property
+    def together(self) -> int:
+        """For how many announced batches missing rows are read in one pass at most."""
+        return (self.foresight + 1) // 2 or 1
+
+    @property
+    def group_bytes(self) -> int | None:
+        """How many bytes of missing rows may be read in one pass for several announced batches."""
+        return self.read_ahead
+
+    def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
+        """Begin to read rows that are needed soon; an error is raised when they are needed."""
+        for attr, each in wanted:
+            read = partial(self.store.read_rows, attr)
+            each.each = self._ahead.ask(each.rows, each.row_bytes, read, self.read_ahead)
 
     @property
     def direct(self) -> bool | None:
@@ -110,6 +148,11 @@ class Disk(Cached):
             f"{type(self).__name__}({str(self.path)!r}, {self.capacity}, {self.policy!r}, "
             f"{through[self.direct]})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["_ahead"]  # reads stay in this process
+        return state
 
     def _get_tensor(self, attr: TensorAttr) -> Any:
         if any(file.closed for file in self.store.files):

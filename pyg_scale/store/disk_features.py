@@ -33,6 +33,10 @@ class _Tensor(NamedTuple):
     type: Any
     files: dict[int, DiskFile]
 
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.row)
+
 
 class DiskFeatures(FeatureStore):
     """Every feature of nodes and edges of a graph directory, by original ids, without a cache.

@@ -123,13 +123,14 @@ def of_graph_directory(
     csc: dict[EdgeType, CSC] = {}
     for edge_type in meta.edges:
         found = part.csc(edge_type)
-        no_readahead_beyond_memory(found)
+        waits = no_readahead_beyond_memory(found)
         csc[edge_type] = CSC(
             indptr=found.indptr,
             indices=found.indices,
             edge_id=found.edge_id,
             time=found.time if meta.time_of_edges and options.time_attr is not None else None,
             weight_prefix=found.weight_prefix if options.weight_attr is not None else None,
+            waits=waits,
         )
     node_time = {}
     if options.time_attr is not None and not meta.time_of_edges:

@@ -46,7 +46,14 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def found_of(seconds: list[tuple[float, float]], **extra: Any) -> dict[str, Any]:
     """What a run might find, with seconds of each epoch in memory and on disk."""
     stages = {name: {"seconds": 1.0} for name in ("sample", "fetch", "wait")}
-    common = {"batches": 2, "nodes": 100, "loss": 1.0, "stages": stages, "resident": 10**9}
+    common = {
+        "first_batch": 0.1,
+        "batches": 2,
+        "nodes": 100,
+        "loss": 1.0,
+        "stages": stages,
+        "resident": 10**9,
+    }
     common["load_average"] = 1.0
     counts = {"hits": 60, "misses": 40, "reads": 5, "read_bytes": 10**9, "index_bytes": 10**6}
     return {
@@ -60,7 +67,8 @@ def found_of(seconds: list[tuple[float, float]], **extra: Any) -> dict[str, Any]
             "load_average_before": 0.1, "load_average_after": 2.0, "versions": {"torch": "2"},
             "commit": "c", "date": "d",
         },
-        "file_bytes": 2 * 10**9, "cache_bytes": 10**8, "limit_bytes": 10**9, "limited": True,
+        "file_bytes": 2 * 10**9, "cache_bytes": 10**8, "read_ahead_bytes": 10**8,
+        "limit_bytes": 10**9, "limited": True,
         "peak_with_page_cache": 9 * 10**8,
         "memory": [{**common, "seconds": m, "warmup": i == 0} for i, (m, _) in enumerate(seconds)],
         "disk": [

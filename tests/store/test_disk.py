@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,7 @@ def test_hot_nodes_by_degree_of_the_directory(tmp_path: Path) -> None:
         ({"attributes": ["x", "z"]}, KeyError, r"no attribute 'z' \(found: x\)"),
         ({"direct": 1}, TypeError, "direct must be True, False or None"),
         ({"threads": 0}, ValueError, "threads"),
+        ({"read_ahead": "much"}, ValueError, "read_ahead must be bytes"),
     ],
     ids=str,
 )
@@ -238,18 +240,49 @@ def announced(store: Disk, batches: list[list[int]]) -> Any:
     return schedule
 
 
-def test_rows_that_coming_batches_miss_are_read_together(tmp_path: Path) -> None:
-    store = Disk(directory(tmp_path), cache=100 * 60, attributes=["x"])
-    batches = [[10 * b + i for i in range(8)] for b in range(7)]
-    schedule, reads = announced(store, batches), []
+@pytest.mark.parametrize(
+    ("look_ahead", "room", "planned", "first", "reads"),
+    [
+        (15, 128, [14] * 14, 2, 2),  # eight batches, and the other six before they are wanted
+        (15, 64, [14] * 14, 1, 2),  # there is room for the first eight only
+        (15, 48, [12] * 6 + [14] * 8, 1, 3),
+        (3, 128, [4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14, 14, 14], 2, 7),
+    ],
+)
+def test_rows_that_coming_batches_miss_are_read_together(
+    tmp_path: Path, look_ahead: int, room: int, planned: list[int], first: int, reads: int
+) -> None:
+    store = Disk(
+        directory(tmp_path), 6000, read_ahead=100 * room, attributes=["x"], look_ahead=look_ahead
+    )
+    batches = [[10 * b + i for i in range(8)] for b in range(14)]
+    schedule, found = announced(store, batches), []
     for b, index in enumerate(batches):
         with schedule.serving(b):
             assert torch.equal(rows(store, index), X[index])
-        reads.append(store.stats()["misses"])
-    # 30 of 60 slots are half: four batches of eight are planned for at a time
-    assert reads == [32, 32, 32, 32, 56, 56, 56]
-    assert store.stats()["reads"] == 2
+        found.append(store.stats()["misses"] // 8)
+        if b == 0:
+            until = time.monotonic() + 20
+            while store._ahead._reader is not None and time.monotonic() < until:
+                time.sleep(0.01)
+            assert store.stats()["reads"] == first
+    assert found == planned and store.stats()["reads"] == reads
+    assert store._ahead.held == 0
     schedule.close()
+
+
+def test_no_more_is_read_ahead_than_there_is_memory_for(tmp_path: Path) -> None:
+    batches = [[20 * b + i for i in range(8)] for b in range(9)]
+    reads = {}
+    for read_ahead in (1, 100 * 33, 100 * 48):
+        store = Disk(directory(tmp_path / str(read_ahead)), 1000, read_ahead=read_ahead)
+        schedule = announced(store, batches)
+        for b, index in enumerate(batches):
+            with schedule.serving(b):
+                assert torch.equal(rows(store, index), X[index])
+        schedule.close()
+        reads[read_ahead] = store.stats()["reads"]
+    assert reads == {1: 9, 100 * 33: 3, 100 * 48: 2}
 
 
 def test_rows_read_together_fail_one_by_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pyg_scale.ops import library
 
-NUM_NODES, NUM_EDGES = 500_000, 20_000_000
+NUM_NODES, NUM_EDGES = 200_000, 8_000_000
 
 CODE = f"""
 import sys, warnings

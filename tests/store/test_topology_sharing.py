@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 from torch_geometric.data import Data
 
 from pyg_scale.store import MemoryFeatureStore, MemoryGraphStore, Topology, topology_of
+from tests import preloaded
 from tests.store.edges import CITES, E, N, assert_is, edge_index, hetero, in_edges
 
 
@@ -110,7 +111,7 @@ def test_threads_get_the_same() -> None:
 def full(graph: Topology) -> list[Any]:
     out: list[Any] = [graph.node_types, graph.edge_types, dict(graph.num_nodes), graph.index_dtype]
     for csc in graph.csc.values():
-        out += [t if t is None else t.tolist() for t in vars(csc).values()]
+        out += [t.tolist() if isinstance(t, torch.Tensor) else t for t in vars(csc).values()]
     return out + [t.tolist() for t in graph.node_time.values()]
 
 
@@ -123,10 +124,9 @@ def test_shared_memory_and_pickling() -> None:
     assert full(pickle.loads(pickle.dumps(graph))) == expected
     assert graph.share_memory_() is graph
     csc = graph.csc[CITES]
-    for tensor in (*vars(csc).values(), graph.node_time["paper"]):
-        if tensor is csc.time:
-            continue  # papers have times, edges have none
-        assert tensor is not None and tensor.is_shared()
+    tensors = [each for each in vars(csc).values() if isinstance(each, torch.Tensor)]
+    assert len(tensors) == 4 and csc.time is None  # papers have times, edges have none
+    assert all(tensor.is_shared() for tensor in (*tensors, graph.node_time["paper"]))
     assert csc.edge_id is not None and csc.indices.stride() == (2,)
     assert csc.edge_id.data_ptr() - csc.indices.data_ptr() == 4
     assert full(graph) == expected
@@ -146,9 +146,13 @@ def test_another_process_gets_it_by_reference() -> None:
     graph = topology_of(Data(edge_index=edges, num_nodes=9000)).share_memory_()
     assert len(ForkingPickler.dumps(graph)) < 5000, "the tensors themselves are pickled"
     context = mp.get_context("spawn")
-    queue = context.SimpleQueue()
+    queue = context.Queue()
     process = context.Process(target=_in_child, args=(graph, queue))
-    process.start()
-    content, side_by_side, shared = queue.get()
-    process.join(60)
+    with preloaded.spawning():
+        process.start()
+    try:
+        content, side_by_side, shared = queue.get(timeout=60)
+    finally:
+        process.join(10)
+        process.kill()
     assert content == full(graph) and side_by_side and shared

@@ -108,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
         features = graph / "part-0/nodes/attributes/x.npy"
         found["feature_bytes"] = features.stat().st_size
         found["cache_bytes"] = int(args.cache * found["feature_bytes"])
+        ahead = args.cache if args.read_ahead is None else args.read_ahead
+        found["read_ahead_bytes"] = int(ahead * found["feature_bytes"])
         found["limit_bytes"] = args.limit or int(0.9 * found["file_bytes"])
         _measure(found, graph, args)
     finally:
@@ -134,6 +136,7 @@ def _measure(found: dict[str, Any], graph: Path, args: argparse.Namespace) -> No
         found["limited"], found["why_not"] = False, str(error)
     common = {
         "path": str(graph),
+        "read_ahead": found["read_ahead_bytes"],
         "policy": args.policy,
         "batches": args.batches,
         "batch_size": args.batch_size,
@@ -190,6 +193,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--keep", action="store_true", help="do not delete that folder afterwards")
     how.add_argument("--reuse", action="store_true", help="use the graph that is there already")
     how.add_argument("--cache", type=float, default=0.15, help="share of the features in memory")
+    how.add_argument(
+        "--read-ahead", type=float, help="share of the features for rows read early; as --cache"
+    )
     how.add_argument("--policy", default="belady", help="belady, sieve or placed (by degree)")
     how.add_argument("--limit", type=files.count, help="bytes of memory; 0.9 of the files")
     how.add_argument("--batches", type=int, default=20, help="of an epoch")

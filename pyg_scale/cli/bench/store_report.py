@@ -55,7 +55,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         (
             f"cache: {found['cache_bytes'] / _GB:.2f} GB, {settings['cache']:.0%} of the features, "
             f"policy {settings['policy']}; {sum(e['hits'] for e in disk) / lookups:.0%} of the "
-            f"rows were in it; {last['index_bytes'] / 1e6:.0f} MB to know which"
+            f"rows were in it; {last['index_bytes'] / 1e6:.0f} MB to know which; at most "
+            f"{found['read_ahead_bytes'] / _GB:.2f} GB of rows that are read before they are used"
         ),
         (
             f"reads: {through}, {sum(e['read_bytes'] for e in disk) / len(disk) / _GB:.1f} GB an "
@@ -92,13 +93,24 @@ def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
         lines += [f"![Epochs]({Path(png_path).name})", ""]
     lines += [f"* {line}" for line in _lines(found)]
     lines += ["", "## Every epoch", "", "Seconds of stages are summed over worker threads.", ""]
-    header = ["", "epoch", "seconds", "sample", "fetch", "wait", "hits", "misses", "GB read"]
+    header = [
+        "",
+        "epoch",
+        "seconds",
+        "first batch",
+        "sample",
+        "fetch",
+        "wait",
+        "hits",
+        "misses",
+        "GB read",
+    ]
     header += ["loss", "resident", "load"]
     lines += ["| " + " | ".join(header) + " |", "|---|---" + "|--:" * (len(header) - 2) + "|"]
     for side, title in _SIDES.items():
         for number, epoch in enumerate(found[side], 1):
             cells = [title, f"{number}, warm-up" if epoch["warmup"] else str(number)]
-            cells += [f"{epoch['seconds']:.1f}"]
+            cells += [f"{epoch['seconds']:.1f}", f"{epoch['first_batch']:.1f}"]
             cells += [f"{epoch['stages'][name]['seconds']:.1f}" for name in ("sample", "fetch")]
             cells += [f"{epoch['stages']['wait']['seconds']:.1f}"]
             cells += [f"{epoch[name]:,}" if name in epoch else "" for name in ("hits", "misses")]

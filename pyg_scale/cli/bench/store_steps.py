@@ -28,6 +28,7 @@ class Side:
     Args:
         path: The directory, with ``x`` and ``y``.
         cache: Bytes of the cache in front of the files; 0 for everything in memory.
+        read_ahead: Bytes for rows that are read before they are used.
         policy: Of the cache.
         batches: Batches of an epoch.
         batch_size: Seeds of a batch.
@@ -43,6 +44,7 @@ class Side:
         self,
         path: str,
         cache: int,
+        read_ahead: int,
         policy: str,
         batches: int,
         batch_size: int,
@@ -58,7 +60,7 @@ class Side:
         if cache:
             data: Any = opened
             hot = "degree" if policy == "placed" else None
-            self.store = Disk(path, cache, policy, hot, attributes=["x"])
+            self.store = Disk(path, cache, policy, hot, attributes=["x"], read_ahead=read_ahead)
         else:
             data = Data(
                 x=opened.x.clone(), y=opened.y.clone(), edge_index=opened.edge_index.clone()
@@ -86,14 +88,16 @@ class Side:
     def epoch(self) -> dict[str, Any]:
         """Train on every batch once; plain values."""
         before, total, nodes, count = self._counts(), 0.0, 0, 0
-        start = time.perf_counter()
+        start, first = time.perf_counter(), 0.0
         for batch in self.loader:
+            first = first or time.perf_counter() - start
             total += self._step(batch)
             nodes += batch.num_nodes
             count += 1
         seconds = time.perf_counter() - start
         found: dict[str, Any] = {
             "seconds": seconds,
+            "first_batch": first,
             "batches": count,
             "nodes": nodes,
             "loss": total / count,

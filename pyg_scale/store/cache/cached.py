@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -23,6 +24,7 @@ from pyg_scale.store.cache.hot import hot_lists, hot_of
 from pyg_scale.store.cache.row_cache import Request, RowCache
 from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
 from pyg_scale.store.cache.state import State
+from pyg_scale.store.cache.together import Together
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
 
@@ -149,17 +151,22 @@ class Cached(FeatureStore):
         """For how many announced batches missing rows are asked for before they are read."""
         return 2 * self.together - 1 if callable(getattr(self.store, "ask_rows", None)) else 0
 
-    def ask_ahead(self, wanted: list[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
+    def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
         """Let the store ask for rows; an error is raised when they are read."""
-        try:
-            return list(self.store.ask_rows(wanted)) if wanted else []
-        except Exception:
-            return []
+        with contextlib.suppress(Exception):
+            coming = self.store.ask_rows([(attr, each.joined()) for attr, each in wanted])
+            for (_, each), take in zip(wanted, coming):
+                each.coming = take
 
     @property
     def together(self) -> int:
         """For how many announced batches at a time missing rows are read at most."""
         return TOGETHER if callable(getattr(self.store, "read_rows", None)) else 1
+
+    @property
+    def group_bytes(self) -> int | None:
+        """How many bytes of missing rows may be read at once for several announced batches."""
+        return None if self.asked_ahead else self.capacity // 2
 
     @property
     def read_only(self) -> bool:

@@ -142,6 +142,9 @@ class RowCache:
 
     def drop(self, request: Request) -> None:
         """Say that a request is served, or never will be."""
+        if request.together is not None:
+            shared, number = request.together
+            shared.forget(number)
         if request.turn is not None:
             self._turns.done(request.turn)
 

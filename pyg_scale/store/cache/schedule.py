@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ difference any more (and at most ``look_ahead`` of them)."""
 
 TOGETHER = 4
 """The most batches whose missing rows are read at once, from a store that gains from that. Fewer
-where those rows have half the bytes of the cache, which is what it takes besides it."""
+where those rows take more memory than ``group_bytes`` of the cache."""
 
 Key = tuple[Any, str]
 """Group and name of a tensor."""
@@ -170,7 +170,8 @@ class Schedule:
         while self._announced and (self._began if asks else self._announced[0][0]) <= batch:
             self._began = self._announced[0][0]
             group = [self._plan_next()]
-            while self._announced and len(group) < self._store.together and (asks or _small(group)):
+            most, limit = self._store.together, self._store.group_bytes
+            while self._announced and len(group) < most and _has_room(group, limit):
                 group.append(self._plan_next())
             shared = _join(group, 1 if asks else 2)
             if asks:
@@ -178,10 +179,9 @@ class Schedule:
 
     def _ask(self, shared: dict[Key, Together]) -> None:
         """Ask for the missing rows of a few batches; who asks for them in vain reads them later."""
-        wanted = [(TensorAttr(*key), each.rows) for key, each in shared.items()]
-        coming = self._store.ask_ahead([each for each in wanted if each[1].numel()])
-        for each, take in zip([each for each in shared.values() if each.rows.numel()], coming):
-            each.coming = take
+        self._store.ask_ahead(
+            [(TensorAttr(*key), each) for key, each in shared.items() if each.num_rows]
+        )
 
     def _plan_next(self) -> dict[Key, tuple[RowCache, Request]]:
         self._refresh()
@@ -234,13 +234,16 @@ class Schedule:
         return self.closed or self.paused
 
 
-def _small(group: list[dict[Key, tuple[RowCache, Request]]]) -> bool:
-    """Whether what a few batches miss has less than half the bytes of each cache."""
-    missing: Counter[Key] = Counter()
-    for made in group:
-        missing.update({key: request.plan.miss.numel() for key, (_, request) in made.items()})
-    caches = {key: cache for made in group for key, (cache, _) in made.items()}
-    return all(2 * missing[key] < cache.num_slots for key, cache in caches.items())
+def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | None) -> bool:
+    """Whether what these batches miss, and one more like them, has at most so many bytes."""
+    if limit is None:
+        return True
+    missing = sum(
+        request.plan.miss.numel() * cache.row_bytes
+        for made in group
+        for cache, request in made.values()
+    )
+    return missing * (len(group) + 1) <= limit * len(group)
 
 
 def _join(

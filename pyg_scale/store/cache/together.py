@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ Read = Callable[[Tensor, Tensor, Tensor], None]
 _LOOK = 0.1
 
 
+class Coming(Protocol):
+    """The missing rows of one request, which were asked for."""
+
+    def take(self, position: Tensor, out: Tensor, given_up: Callable[[], bool]) -> bool:
+        """As :meth:`Together.bring`; once."""
+
+    def forget(self) -> None:
+        """Say that nobody needs them any more."""
+
+
 class Together:
     """The rows of a few requests, none of which must be served.
 
@@ -33,19 +44,33 @@ class Together:
         row_bytes: Bytes of a row.
 
     Attributes:
-        rows: All of them, one after the other.
-        coming: Waits for them and returns them, if they were asked for already.
+        coming: Waits for all of them and returns them, if they were asked for already.
+        each: What brings those of each request, if these were asked for one by one.
     """
 
     def __init__(self, rows: Sequence[Tensor], row_bytes: int) -> None:
-        # NumPy, as torch would start threads for this in every worker thread of a loader.
-        self.rows = torch.from_numpy(np.concatenate([each.numpy() for each in rows]))
+        self.rows, self.row_bytes = rows, row_bytes
         self.coming: Callable[[], Tensor] | None = None
-        self._row_bytes = row_bytes
+        self.each: Sequence[Coming] | None = None
         self._ends = list(accumulate(each.numel() for each in rows))
         self._first = threading.Lock()
         self._finished = threading.Event()
         self._values: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all of them miss."""
+        return self._ends[-1]
+
+    def joined(self) -> Tensor:
+        """What all of them miss, one after the other."""
+        # NumPy, as torch would start threads for this in every worker thread of a loader.
+        return torch.from_numpy(np.concatenate([each.numpy() for each in self.rows]))
+
+    def forget(self, number: int) -> None:
+        """Say that a request needs its rows no more."""
+        if self.each is not None:
+            self.each[number].forget()
 
     def bring(
         self, number: int, position: Tensor, out: Tensor, read: Read, given_up: Callable[[], bool]
@@ -62,6 +87,8 @@ class Together:
         Returns:
             Whether they were written; if not, the request has to read them itself.
         """
+        if self.each is not None:
+            return self.each[number].take(position, out, given_up)
         if self._first.acquire(blocking=False):
             self._read(read)
         deadline = time.monotonic() + LIMIT
@@ -79,8 +106,8 @@ class Together:
             if self.coming is not None:
                 self._values = self.coming()
                 return
-            values = memory.empty([self.rows.numel(), self._row_bytes], torch.uint8)
-            read(self.rows, torch.from_numpy(np.arange(self.rows.numel())), values)
+            values = memory.empty([self.num_rows, self.row_bytes], torch.uint8)
+            read(self.joined(), torch.from_numpy(np.arange(self.num_rows)), values)
             self._values = values
         except Exception:  # whose rows those are finds out when it reads them itself
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any, Self
 
 import numpy as np
@@ -37,8 +38,19 @@ class _Recorded(KnowsEdges):
         return out
 
     def _attribute_sketch(self, name: str) -> Any:
+        """What says of an attribute what it is, if that would otherwise read it."""
         entry = self._mapping.entry(name)
-        return None if entry is None or entry.made else self._sketch()
+        if entry is None or entry.made:
+            return None
+        known = self.__dict__.get("_cached_attr", {})  # as PyG's storages do, until it is replaced
+        return None if any(name in names for names in known.values()) else self._sketch()
+
+    def _remember(self, name: str, sketch: Any) -> None:
+        """Keep what a sketch found out about an attribute."""
+        known = self.__dict__.setdefault("_cached_attr", defaultdict(set))
+        for kind, names in sketch.__dict__.get("_cached_attr", {}).items():
+            if name in names:
+                known[kind].add(name)
 
     def is_as_stored(self) -> bool:
         """Whether all tensors with a row per node or edge are there and as they are in files."""
@@ -100,7 +112,9 @@ class _OfNodes(_Recorded):
         if sketch is None:
             return super().is_node_attr(key)  # type: ignore[misc]
         sketch._mapping["num_nodes"] = self.num_nodes
-        return sketch.is_node_attr(key)
+        found = sketch.is_node_attr(key)
+        self._remember(key, sketch)
+        return found
 
 
 def _counts_nodes(name: str, value: Any) -> bool:
@@ -133,7 +147,9 @@ class _OfEdges(_Recorded):
             return super().is_edge_attr(key)  # type: ignore[misc]
         if isinstance(self, _OfNodes):
             sketch._mapping["num_nodes"] = self.num_nodes
-        return sketch.is_edge_attr(key)
+        found = sketch.is_edge_attr(key)
+        self._remember(key, sketch)
+        return found
 
     def grouped_edges(self) -> GroupedEdges | None:
         entry = self._mapping.entry(EDGE_INDEX)

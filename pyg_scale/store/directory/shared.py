@@ -57,7 +57,7 @@ def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | Non
             with torch.inference_mode(False):  # whose tensors do not count changes
                 found = assemble.in_edges(directory, edge_type)
             if found is not None and directory.meta.num_parts == 1:
-                no_readahead_beyond_memory(found)
+                found = dataclasses.replace(found, waits=no_readahead_beyond_memory(found))
             directory.grouped[edge_type] = found
         return directory.grouped[edge_type]
 
@@ -78,7 +78,7 @@ def shared_attribute(directory: GraphDirectory, entry: Entry) -> Tensor:
 def with_origin(csc: CSC, directory: GraphDirectory, edge_type: EdgeType) -> StoredCSC:
     """What :func:`stored_in_edges` returns, with where it is from."""
     fields = {name: getattr(csc, name) for name in _FIELDS}
-    return StoredCSC(**fields, origin=(directory, edge_type))
+    return StoredCSC(**fields, waits=csc.waits, origin=(directory, edge_type))
 
 
 def _restore(origin: tuple[GraphDirectory, EdgeType], differing: dict[str, Any]) -> StoredCSC:

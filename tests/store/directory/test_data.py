@@ -28,6 +28,7 @@ from pyg_scale.store.directory.array import num_bytes, torch_dtype
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.writer import header_of
 from pyg_scale.testing import graphs
+from tests import preloaded
 from tests.cases import shown
 from tests.loader.batches import assert_same, assert_same_batches
 from tests.store.directory.graphs import bits, edge_list_was_made, everything, opened
@@ -298,11 +299,12 @@ def test_another_process_opens_the_directory(tmp_path: Path) -> None:
     small = pickle.dumps(pyg_scale.open(tmp_path / "graph"))
     assert len(small) < 20_000
     context = mp.get_context("spawn")
-    queue = context.SimpleQueue()
+    queue = context.Queue()
     process = context.Process(target=_in_another_process, args=(found, loader, queue))
-    process.start()
+    with preloaded.spawning():
+        process.start()
     try:
-        batches, is_mapped, made, changed = queue.get()
+        batches, is_mapped, made, changed = queue.get(timeout=60)
     finally:
         process.join(60)
         process.kill()

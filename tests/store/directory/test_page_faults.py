@@ -8,6 +8,8 @@ import torch
 
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import library
+from pyg_scale.sampler import native
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.store.directory import GraphDirectory, page_faults
 from pyg_scale.store.directory.page_faults import usable_memory
@@ -45,10 +47,18 @@ def test_random_reads_are_advised_where_memory_is_tight(tmp_path, monkeypatch, s
     pyg_scale.save(data, tmp_path / "graph")
     pyg_scale.partition(tmp_path / "graph", 2, "random", path=tmp_path / "parts")
     monkeypatch.setattr(page_faults, "usable_memory", lambda: 1 if tight else 1 << 60)
+    waits, sample = [], native.neighbor_sample
+    monkeypatch.setattr(
+        native,
+        "neighbor_sample",
+        lambda **given: (waits.append(given["waits"]), sample(**given))[1],
+    )
     graph = pyg_scale.open(tmp_path / "graph")
     options = {"num_neighbors": [4, 3], "batch_size": 7, "seed": 1}
     assert_same_batches(NeighborLoader(data, **options), NeighborLoader(graph, **options))
     assert len(seen) == (3 if tight else 0)
+    if library.compiled():
+        assert set(waits) == ({False, True} if tight else {False})
     parts = parts_topology(GraphDirectory(tmp_path / "parts"))
     assert parts.router is not None and parts.router.parts_here() is not None
     assert len(seen) == (9 if tight else 0)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from pyg_scale.store.directory import (
     place,
 )
 from pyg_scale.store.directory.array import DTYPES, torch_dtype
+from tests import preloaded
 from tests.store.directory.graphs import bits, everything
 from tests.store.directory.kill import graph as small_graph
 from tests.store.directory.kill import what_is_at
@@ -47,7 +47,8 @@ ROOT = Path(pyg_scale.__file__).parents[1]
     ],
 )
 def test_killed_anywhere(tmp_path: Path, before: str, step: int, more: list[str]) -> None:
-    program = [sys.executable, "-m", "tests.store.directory.kill", str(tmp_path), before, str(step)]
+    program = [preloaded.python(), "-m", "tests.store.directory.kill"]
+    program += [str(tmp_path), before, str(step)]
     done = subprocess.run(
         program + more, cwd=ROOT, timeout=100, capture_output=True, text=True, check=False
     )

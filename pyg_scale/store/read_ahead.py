@@ -1,0 +1,296 @@
+"""Rows that coming requests miss, read in the background while earlier rows are in use.
+
+What several requests miss is read in one pass over the file, section by section: the more rows of a
+section are wanted, the closer they lie, and the less is read for nothing. A section is read once
+there is room for it. The memory of a request goes back to the system as soon as its rows were
+taken, so that one pass fills what the pass before it leaves. No thread waits for room: it ends,
+and whoever makes room begins another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import row_cache
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.cache.together import Read
+from pyg_scale.store.cache.turns import LIMIT
+
+SECTIONS = 16
+"""A pass has so many sections at most."""
+LEAST = 4 << 20
+"""Bytes of rows of a section at least."""
+
+_LOOK = 0.1
+_SAMPLE = 64
+"""So many rows of each section are looked at to tell where it ends."""
+
+
+class ReadAhead:
+    """Passes over files, one after the other, by one thread at a time.
+
+    Attributes:
+        held: Bytes of rows that were read and not taken yet.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._lock = threading.Lock()
+        self._passes: list[_Pass] = []
+        self._reader: threading.Thread | None = None
+
+    def ask(self, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int) -> list[Coming]:
+        """Begin to read rows of a file for requests that come soon; returns at once.
+
+        Args:
+            rows: What each request misses, ``int64``.
+            row_bytes: Bytes of a row.
+            read: Reads rows of the file.
+            room: Bytes of rows that may be held. What somebody waits for is read in any case.
+
+        Returns:
+            For each request what brings its rows; it must be taken or forgotten.
+        """
+        made = _Pass(self, rows, row_bytes, read, room)
+        with self._lock:
+            self._passes.append(made)
+            self._go_on()
+        return made.coming
+
+    # What a Coming asks for ##################################################################
+
+    def want(self, found: _Pass) -> bool:
+        """Read a pass next, also where there is no room for it; whether anything reads."""
+        with self._lock:
+            found.wanted = True
+            self._go_on()
+            return self._reader is not None
+
+    def let_go(self, coming: Coming) -> None:
+        """Give back the memory of a request."""
+        with self._lock:
+            coming.forgotten = True
+            found = coming.of
+            self.held -= found.release(coming)
+            self._go_on()
+
+    # The thread that reads ###################################################################
+
+    def _go_on(self) -> None:
+        """Begin a thread if there is something to be read, and none reads."""
+        if self._reader is None and self._next() is not None:
+            reader = threading.Thread(target=self._work, name="pyg_scale-read-ahead")
+            with contextlib.suppress(RuntimeError):  # there can be no more threads
+                reader.start()
+                self._reader = reader
+
+    def _next(self) -> _Pass | None:
+        self._passes = [each for each in self._passes if each.goes_on()]
+        wanted = [each for each in self._passes if each.wanted]
+        for each in wanted or self._passes[:1]:
+            if each.wanted or self.held + each.section_bytes <= each.room or not self.held:
+                return each
+        return None
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                # where the script has ended, nothing is begun that the interpreter would wait for
+                found = self._next() if threading.main_thread().is_alive() else None
+                if found is None:
+                    self._reader = None
+                    return
+            found.read_section()
+            with self._lock:
+                self.held += found.count_section()
+
+
+class Coming:
+    """The rows of one request.
+
+    Args:
+        of: The pass that brings them.
+        number: Which of its requests this is.
+        rows: ``int64``.
+        begin: The first of its rows in the memory of the pass.
+    """
+
+    def __init__(self, of: _Pass, number: int, rows: Tensor, begin: int) -> None:
+        self.of, self.number, self.rows, self.begin = of, number, rows, begin
+        self.order: Tensor = rows  # until it is sorted
+        self.read = 0  # rows
+        self.failed = self.forgotten = False
+        self.there = threading.Event()
+
+    def take(self, position: Tensor, out: Tensor, given_up: Callable[[], bool]) -> bool:
+        """Write the rows, when they are there.
+
+        Args:
+            position: ``int64``, where each of the request's rows goes.
+            out: ``uint8`` ``[n, row_bytes]``, written to.
+            given_up: Asked from time to time; if true, there is no point in waiting.
+
+        Returns:
+            Whether they were written; if not, they have to be read once more.
+        """
+        if self.forgotten:
+            return False
+        deadline = time.monotonic() + LIMIT
+        try:
+            reads = self.there.is_set() or self.of.ahead.want(self.of)
+            while reads and not self.there.wait(_LOOK):
+                reads = not (given_up() or time.monotonic() > deadline)
+            if not self.there.is_set() or self.failed or self.forgotten:
+                return False
+            if self.rows.numel():
+                row_cache.scatter(self.of.values(self), gather(position, self.order), out)
+            return True
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Say that nobody needs the rows any more."""
+        if not self.forgotten:
+            self.of.ahead.let_go(self)
+
+
+class _Pass:
+    """One pass over a file. All but reading happens under the lock of ``ahead``."""
+
+    def __init__(
+        self, ahead: ReadAhead, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int
+    ) -> None:
+        self.ahead, self.room = ahead, room
+        self.wanted = False
+        self._read, self._row_bytes = read, row_bytes
+        counts = [each.numel() for each in rows]
+        begins = np.cumsum([0, *counts])
+        self._num_rows = int(begins[-1])
+        self.coming = [Coming(self, i, each, int(begins[i])) for i, each in enumerate(rows)]
+        for each in self.coming:
+            if not each.rows.numel():
+                each.there.set()
+        size = self._num_rows * row_bytes
+        self._num_sections = max(1, min(SECTIONS, size // LEAST))
+        self._section = 0
+        self._ends: list[np.ndarray] = []  # rows of each request by section
+        self._memory: _Memory | None = None
+
+    @property
+    def section_bytes(self) -> int:
+        """What a section has in the mean."""
+        return self._num_rows * self._row_bytes // self._num_sections
+
+    def goes_on(self) -> bool:
+        """Whether there is something left to be read."""
+        left = self._section < self._num_sections and self._num_rows > 0
+        return left and any(not each.forgotten for each in self.coming)
+
+    def values(self, coming: Coming) -> Tensor:
+        """The rows of a request, in the order of the file."""
+        assert self._memory is not None
+        end = coming.begin + coming.rows.numel()
+        return self._memory.rows(self._row_bytes)[coming.begin : end]
+
+    def release(self, coming: Coming) -> int:
+        """Give back the memory of a request; how many bytes of rows that were."""
+        count, coming.read = coming.read, 0
+        if self._memory is not None:
+            begin = coming.begin * self._row_bytes
+            self._memory.release(begin, begin + coming.rows.numel() * self._row_bytes)
+        if all(each.forgotten for each in self.coming):
+            self._memory = None
+        return count * self._row_bytes
+
+    def read_section(self) -> None:
+        """Read the next section for those who still want it."""
+        mine = [each for each in self.coming if not (each.forgotten or each.failed)]
+        if not mine:
+            return
+        try:
+            memory = self._memory
+            if memory is None:
+                memory = self._memory = self._begin()
+            begin, end = self._ends[self._section : self._section + 2]
+            mine = [each for each in mine if begin[each.number] < end[each.number]]
+            index, position = [], []
+            for each in mine:
+                first, last = begin[each.number], end[each.number]
+                index.append(each.rows.numpy()[each.order[first:last].numpy()])
+                position.append(np.arange(first, last) + each.begin)
+            if index:
+                self._read(
+                    torch.from_numpy(np.concatenate(index)),
+                    torch.from_numpy(np.concatenate(position)),
+                    memory.rows(self._row_bytes),
+                )
+        except Exception:  # whose rows those are finds out when it reads them itself
+            for each in mine:
+                each.failed = True
+
+    def count_section(self) -> int:
+        """Say who has all of its rows now; how many bytes are held in addition."""
+        held, self._section = 0, self._section + 1
+        last = self._section == self._num_sections
+        for each in self.coming:
+            if each.forgotten:
+                self.release(each)  # what was written meanwhile
+            elif not each.failed:
+                begin, end = self._ends[self._section - 1 : self._section + 1]
+                each.read += int(end[each.number] - begin[each.number])
+                held += int(end[each.number] - begin[each.number])
+            if each.failed or last:
+                each.there.set()
+        return held * self._row_bytes
+
+    def _begin(self) -> _Memory:
+        """Find out where the sections end."""
+        # NumPy, as torch would start threads for this beside those of the loader.
+        rows = [each.rows.numpy() for each in self.coming]
+        step = max(1, self._num_rows // (self._num_sections * _SAMPLE))
+        sample = np.sort(np.concatenate([each[::step] for each in rows]))
+        at = np.arange(1, self._num_sections) * sample.size // self._num_sections
+        bounds = sample[at]
+        ends = [np.zeros(len(rows), dtype=np.int64)]
+        for each, mine in zip(self.coming, rows):
+            each.order = torch.from_numpy(np.argsort(mine))
+        for bound in bounds:
+            ends.append(
+                np.array(
+                    [
+                        np.searchsorted(mine, bound, sorter=each.order.numpy())
+                        for each, mine in zip(self.coming, rows)
+                    ]
+                )
+            )
+        ends.append(np.array([mine.size for mine in rows]))
+        self._ends = ends
+        return _Memory(self._num_rows * self._row_bytes)
+
+
+class _Memory:
+    """Memory that is taken when it is written, and can be given back piece by piece."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._mapped.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._mapped, dtype=torch.uint8)
+
+    def rows(self, row_bytes: int) -> Tensor:
+        return self._bytes.view(-1, row_bytes)
+
+    def release(self, begin: int, end: int) -> None:
+        """Give back the whole pages of some bytes, which are not used any more."""
+        page = mmap.PAGESIZE
+        begin, end = -(-begin // page) * page, end // page * page
+        if begin < end and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
