@@ -4,12 +4,15 @@ Every rank is a process of this machine that reads its own parts only and asks t
 network path. In one run: rows of other ranks against what plain sockets carry between the same
 processes; bytes of features from other ranks with and without a cache; epochs with every request
 answered late, with one and with several batches in flight; where the time of each batch goes; and
-ranks that share the mappings of the machine against one process with as many threads.
+ranks that share the mappings of the machine against one process with as many threads. With
+``--compare-npz``, what travels when another graph was partitioned by one method or another. With
+``--link``, rows against plain sockets once more, on a network of that speed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -20,11 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyg_scale.cli.bench import dist_report, environment, files, memory
+from pyg_scale.cli.bench import dist_link, dist_report, environment, files, memory
 
 QUICK = {
     "nodes": 4_000, "edges": 40_000, "features": 16, "batches": 4, "batch_size": 64, "rows": 500,
-    "messages": 4, "rounds": 1, "latency_batches": 8, "num_neighbors": [4, 3],
+    "messages": 4, "rounds": 1, "shared_batches": 4, "latency_batches": 8, "num_neighbors": [4, 3],
 }  # fmt: skip
 _LIMIT = 1800.0
 
@@ -33,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """Run ``pyg-scale bench dist``."""
     args = _arguments(argv)
     root = Path(args.dir).absolute()
-    hidden = ("dir", "json", "png", "report", "npz")  # reports are published
+    hidden = ("dir", "json", "png", "report", "npz", "compare_npz")  # reports are published
     settings = {k: v for k, v in vars(args).items() if k not in hidden}
     found: dict[str, Any] = {
         "benchmark": "dist",
@@ -42,9 +45,13 @@ def main(argv: Sequence[str]) -> int:
         "settings": settings,
     }
     try:
-        found["graph"] = _make(root, args)
+        made = {"parts": args.parts or args.ranks, "npz": args.npz, "methods": [args.method]}
+        found["graph"] = _make(root, args, made)
         settings["classes"] = found["graph"]["classes"]
         settings["features"] = found["graph"]["features"]
+        if args.compare_npz:
+            made |= {"npz": args.compare_npz, "methods": args.compare_methods}
+            found["compared"] = _make(root / "compared", args, made)
         found["ranks"] = _run(root, settings)
     finally:
         if not args.keep:
@@ -62,12 +69,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _make(root: Path, args: argparse.Namespace) -> dict[str, Any]:
+def _make(root: Path, args: argparse.Namespace, made: dict[str, Any]) -> dict[str, Any]:
     """Write the parts in a process of its own, whose memory is gone afterwards."""
     root.mkdir(parents=True, exist_ok=True)
     given = {
-        "npz": args.npz, "nodes": args.nodes, "edges": args.edges, "features": args.features,
-        "parts": args.parts or args.ranks, "method": args.method, "root": str(root),
+        "nodes": args.nodes, "edges": args.edges, "features": args.features, "root": str(root),
+        **made,
     }  # fmt: skip
     module = "pyg_scale.cli.bench.dist_graph"
     command = [sys.executable, "-m", module, json.dumps(given)]
@@ -83,8 +90,28 @@ def _run(root: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    given = json.dumps({**settings, "path": str(root / "parts"), "whole": str(root / "whole")})
-    command = [sys.executable, "-m", "pyg_scale.cli.bench.dist_steps", given]
+    methods = settings["compare_methods"] if (root / "compared").is_dir() else []
+    given = {
+        **settings,
+        "path": str(root / settings["method"]),
+        "whole": str(root / "whole"),
+        "compared": {method: str(root / "compared" / method) for method in methods},
+    }
+    command = [sys.executable, "-m", "pyg_scale.cli.bench.dist_steps", json.dumps(given)]
+    with contextlib.ExitStack() as stack:
+        if settings["link"]:
+            command = [*stack.enter_context(dist_link.namespace()), *command]
+        out, codes = _ended(command, port, settings)
+    failed = [number for number, code in enumerate(codes) if code]
+    if failed:
+        raise SystemExit(f"pyg-scale bench dist: rank {failed[0]} failed, see above")
+    return [json.loads(text.splitlines()[-1]) for text in out]
+
+
+def _ended(
+    command: list[str], port: int, settings: dict[str, Any]
+) -> tuple[list[str], list[int | None]]:
+    """What the ranks printed, and their exit codes."""
     ranks = [
         subprocess.Popen(
             command,
@@ -107,10 +134,7 @@ def _run(root: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-    if failed:
-        raise SystemExit(f"pyg-scale bench dist: rank {failed[0]} failed, see above")
-    return [json.loads(text.splitlines()[-1]) for text in out]
+    return out, [rank.returncode for rank in ranks]
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -126,6 +150,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     graph.add_argument("--npz", metavar="FILE", help="a graph of nodes with x and y instead")
     graph.add_argument("--method", default="random", help="how it is partitioned")
     graph.add_argument("--parts", type=int, help="as many as ranks")
+    graph.add_argument(
+        "--compare-npz", metavar="FILE", help="see also what travels of another graph"
+    )
+    graph.add_argument(
+        "--compare-methods",
+        type=lambda text: text.split(","),
+        default=["random", "metis"],
+        metavar="METHOD,METHOD,...",
+        help="by which that one is partitioned, one after the other (default: random,metis)",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--dir", required=True, help="a folder with room for the files")
     how.add_argument("--keep", action="store_true", help="do not delete that folder afterwards")
@@ -140,9 +174,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--latency", type=float, default=0.05, help="seconds, added to answers")
     how.add_argument("--latency-batches", type=int, default=24, help="of each rank, while late")
     how.add_argument("--latency-batch-size", type=int, default=32, help="of these")
+    how.add_argument(
+        "--link",
+        metavar="RATE",
+        help="also on a network of this speed, such as 10gbit (needs root and iproute2)",
+    )
     how.add_argument("--rows", type=files.count, default=40_000, help="of a message")
-    how.add_argument("--messages", type=int, default=12, help="of a round")
-    how.add_argument("--rounds", type=int, default=5)
+    how.add_argument("--messages", type=int, default=60, help="of a round")
+    how.add_argument("--shared-batches", type=int, default=60, help="of each rank, mappings shared")
+    how.add_argument("--rounds", type=int, default=9)
     how.add_argument("--seed", type=int, default=0)
     how.add_argument("--timeout", type=float, default=120.0, help="seconds, of a request")
     how.add_argument("--quick", action="store_true", help="a small graph, to see that it runs")
@@ -155,4 +195,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     if not 0 < args.cache <= 1:
         parser.error("--cache must be a share, above 0 and at most 1")
+    if args.link is not None:
+        try:
+            dist_link.rate(args.link)
+        except ValueError as error:
+            parser.error(f"--link: {error}")
     return args

@@ -12,7 +12,7 @@ from pyg_scale.datasets import planted_communities, read_npz
 
 
 def make(given: dict[str, Any]) -> dict[str, Any]:
-    """Write ``root/parts``; what it is, as plain values."""
+    """Write ``root/whole`` and parts of it by each method; what it is, as plain values."""
     root = Path(given["root"])
     if given["npz"]:
         data: Any = read_npz(given["npz"])
@@ -23,7 +23,8 @@ def make(given: dict[str, Any]) -> dict[str, Any]:
     else:
         data = planted_communities(given["nodes"], given["edges"], 16, given["features"])
     pyg_scale.save(data, root / "whole", overwrite=True)
-    pyg_scale.partition(root / "whole", given["parts"], given["method"], root / "parts")
+    for method in given["methods"]:
+        pyg_scale.partition(root / "whole", given["parts"], method, root / method)
     return {
         "name": Path(given["npz"]).stem if given["npz"] else "generated, power law",
         "nodes": data.num_nodes,
@@ -31,7 +32,7 @@ def make(given: dict[str, Any]) -> dict[str, Any]:
         "features": data.x.size(1),
         "classes": int(data.y.max()) + 1,
         "parts": given["parts"],
-        "method": given["method"],
+        "methods": given["methods"],
     }
 
 

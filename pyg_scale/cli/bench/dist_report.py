@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from pyg_scale.cli.bench.dist_bandwidth import WAYS
+from pyg_scale.cli.bench.dist_methods import BATCH_SIZE
 
 _MB, _GB = 1e6, 1e9
 _COLORS = {"sample": "#4a90c9", "fetch": "#e08a3c", "wait": "#b9b9b9", "train": "#5aa469"}
@@ -16,9 +19,14 @@ def terminal(found: Mapping[str, Any]) -> str:
     return "\n".join(_lines(found))
 
 
-def share_of_tcp(found: Mapping[str, Any]) -> list[float]:
-    """What share of the bytes per second of plain sockets rows have, round by round, all ranks."""
-    ranks = [rank["bandwidth"] for rank in found["ranks"]]
+def share_of_tcp(found: Mapping[str, Any], name: str = "bandwidth") -> list[float]:
+    """What share of the bytes per second of plain sockets rows have, round by round, all ranks.
+
+    Args:
+        found: What was found.
+        name: ``"bandwidth"``, or ``"link"`` for what was found on a network of a given speed.
+    """
+    ranks = [rank[name] for rank in found["ranks"]]
     return [
         sum(each["features"][turn] for each in ranks) / sum(each["tcp"][turn] for each in ranks)
         for turn in range(len(ranks[0]["tcp"]))
@@ -27,7 +35,15 @@ def share_of_tcp(found: Mapping[str, Any]) -> list[float]:
 
 def remote_bytes(found: Mapping[str, Any], cache: str) -> float:
     """Bytes of features from other ranks per batch."""
-    epochs = [rank["caches"][cache] for rank in found["ranks"]]
+    return _remote_bytes([rank["caches"][cache] for rank in found["ranks"]])
+
+
+def remote_bytes_by(found: Mapping[str, Any], method: str, cache: str) -> float:
+    """The same of the graph that was partitioned by several methods."""
+    return _remote_bytes([rank["methods"][method][cache] for rank in found["ranks"]])
+
+
+def _remote_bytes(epochs: Sequence[Mapping[str, Any]]) -> float:
     return sum(e["fetch"]["remote_bytes"] for e in epochs) / sum(e["batches"] for e in epochs)
 
 
@@ -48,10 +64,7 @@ def share_of_one(found: Mapping[str, Any]) -> list[float]:
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
     settings, graph, machine = found["settings"], found["graph"], found["environment"]
-    shares = share_of_tcp(found)
     ranks = [rank["bandwidth"] for rank in found["ranks"]]
-    tcp, ours = (median([r for each in ranks for r in each[k]]) for k in ("tcp", "features"))
-    work = {k: median([r for e in ranks for r in e[f"{k}_cpu"]]) * _GB for k in ("tcp", "features")}
     none = remote_bytes(found, "none")
     saved = {name: 1 - remote_bytes(found, name) / none for name in ("placed", "belady")}
     epochs = {
@@ -61,12 +74,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     quiet = "" if machine["quiet"] else " (NOT QUIET: do not quote these numbers)"
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
     return [
-        (
-            f"rows of other ranks come at {median(shares):.0%} of the bytes per second of plain "
-            f"sockets between the same processes (rounds: {', '.join(f'{s:.0%}' for s in shares)}; "
-            f"median {ours / _GB:.2f} of {tcp / _GB:.2f} GB/s per rank, all ranks at once); they "
-            f"take {work['features']:.2f} seconds of a processor per GB, sockets {work['tcp']:.2f}"
-        ),
+        *_speed(found),
         (
             f"a cache of {settings['cache']:.0%} of the features saves {saved['placed']:.0%} "
             f"(placed: halo nodes by degree) or {saved['belady']:.0%} (belady) of the bytes from "
@@ -83,15 +91,18 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             f"{settings['ranks'] * settings['threads']} threads on the whole graph (rounds: "
             f"{', '.join(f'{s:.2f}' for s in share_of_one(found))}), features included, no training"
         ),
+        *_methods(found),
         "an epoch takes " + ", ".join(f"{s:.2f} s ({n})" for n, s in epochs.items()),
         (
             f"graph: {graph['name']}: {graph['nodes']:,} nodes, {graph['edges']:,} directed edges, "
-            f"{graph['features']} fp32 features, {graph['parts']} parts by {graph['method']}"
+            f"{graph['features']} fp32 features, {graph['parts']} parts by {graph['methods'][0]}"
         ),
         (
             f"{settings['ranks']} ranks, {settings['threads']} thread each, network path forced; "
             f"{settings['batches']} batches of {settings['batch_size']} seeds each, num_neighbors "
-            f"{settings['num_neighbors']}, no workers; messages of {ranks[0]['rows']:,} rows"
+            f"{settings['num_neighbors']}, no workers; {settings['messages']} messages of "
+            f"{ranks[0]['rows']:,} rows a round; {settings['shared_batches']} batches of each rank "
+            f"where mappings are shared"
         ),
         (
             f"machine: {machine['cpu']}, {machine['cpus']} CPUs, "
@@ -101,6 +112,53 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         ),
         f"versions: {versions}; commit {machine['commit'] or 'unknown'}; {machine['date']}",
     ]
+
+
+def _speed(found: Mapping[str, Any]) -> list[str]:
+    """Rows of other ranks beside plain sockets: as fast as the machine goes, and on a network."""
+    said = []
+    for name in ("bandwidth", "link"):
+        ranks = [rank[name] for rank in found["ranks"] if name in rank]
+        if not ranks:
+            continue
+        shares = share_of_tcp(found, name)
+        speed = {k: median([r for e in ranks for r in e[k]]) / _GB for k in WAYS}
+        work = {k: median([r for e in ranks for r in e[f"{k}_cpu"]]) * _GB for k in WAYS}
+        where = "between the same processes, as fast as the processors of one machine copy"
+        if name == "link":
+            where = f"on a network of {found['settings']['link']} for all that the ranks send"
+        said.append(
+            f"rows of other ranks come at {median(shares):.0%} of the bytes per second of plain "
+            f"sockets {where} (rounds: {', '.join(f'{s:.0%}' for s in shares)}; median "
+            f"{speed['features']:.2f} of {speed['tcp']:.2f} GB/s per rank, all ranks at once; "
+            f"all_to_all of gloo: {speed['gloo']:.2f}); they take {work['features']:.2f} seconds "
+            f"of a processor per GB, sockets {work['tcp']:.2f}, gloo {work['gloo']:.2f}"
+        )
+    return said
+
+
+def _methods(found: Mapping[str, Any]) -> list[str]:
+    """What travels of the graph that was partitioned by several methods, beside the first one."""
+    if "compared" not in found:
+        return []
+    graph, cache = found["compared"], found["settings"]["cache"]
+    seeds = min(found["settings"]["batch_size"], BATCH_SIZE)
+    first = graph["methods"][0]
+    whole = remote_bytes_by(found, first, "none")
+    said = []
+    for method in graph["methods"]:
+        plain, cached = (remote_bytes_by(found, method, name) for name in ("none", "placed"))
+        less = "" if method == first else f" ({1 - plain / whole:.0%} less)"
+        said.append(
+            f"{method} {plain / _MB:.2f} MB{less}, with a cache of {cache:.0%} "
+            f"{cached / _MB:.2f} MB ({1 - cached / whole:.0%} less)"
+        )
+    said_of = (
+        f"features from other ranks per batch of {seeds} seeds of {graph['name']} "
+        f"({graph['nodes']:,} nodes, {graph['edges']:,} directed edges, {graph['features']:,} fp32 "
+        f"features, {graph['parts']} parts)"
+    )
+    return [f"{said_of}: {'; '.join(said)}"]
 
 
 def markdown(found: Mapping[str, Any], png_path: str | None) -> str:
@@ -141,8 +199,9 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     title = f"MB from other ranks per batch, cache of {cache:.0%}"
     top["bytes"].set_title(title, fontsize=8, loc="left")
     ranks = [rank["bandwidth"] for rank in found["ranks"]]
-    speeds = [median([r / _GB for e in ranks for r in e[k]]) for k in ("tcp", "features")]
-    bars = top["speed"].bar(["plain sockets", "rows"], speeds, color=["#b9b9b9", "#e08a3c"])
+    speeds = [median([r / _GB for e in ranks for r in e[k]]) for k in WAYS]
+    labels, colors = ["plain sockets", "rows", "gloo"], ["#b9b9b9", "#e08a3c", "#b9b9b9"]
+    bars = top["speed"].bar(labels, speeds, color=colors)
     top["speed"].bar_label(bars, fmt="%.2f", fontsize=8)
     top["speed"].set_title("GB/s that come to a rank, all at once", fontsize=8, loc="left")
     bottom = top["time"]

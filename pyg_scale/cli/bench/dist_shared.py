@@ -23,7 +23,7 @@ def shared(comm: Communicator, settings: dict[str, Any]) -> dict[str, Any]:
         comm: The ranks; all of them call it.
         settings: What ``pyg-scale bench dist`` was asked for.
     """
-    batches = comm.world_size * settings["batches"]
+    batches = comm.world_size * settings["shared_batches"]
     found: dict[str, Any] = {"batches": batches, "ranks": [], "one": []}
     with pyg_scale.open(settings["path"], comm=comm) as data:
         generator = torch.Generator().manual_seed(settings["seed"])

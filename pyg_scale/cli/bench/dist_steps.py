@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import TensorAttr
 
 import pyg_scale
+from pyg_scale.cli.bench.dist_bandwidth import bandwidth
+from pyg_scale.cli.bench.dist_link import limited
+from pyg_scale.cli.bench.dist_methods import by_method
 from pyg_scale.cli.bench.dist_shared import shared
-from pyg_scale.cli.bench.dist_tcp import Ring
 from pyg_scale.cli.bench.sage import GraphSAGE
 from pyg_scale.comm import Communicator, Fault, Faulty, connect
-from pyg_scale.distributed.features import RankFeatures
 from pyg_scale.loader import NeighborLoader
 
 STAGES = ("sample", "fetch", "wait", "train")
@@ -43,7 +43,10 @@ class Rank:
         """Everything, one after the other; plain values."""
         found: dict[str, Any] = {"rank": self.comm.rank}
         with self._opened(self.comm) as data:
-            found["bandwidth"] = self._bandwidth(data)
+            found["bandwidth"] = bandwidth(self.comm, data, self.settings)
+            if self.settings["link"]:
+                with limited(self.comm, self.settings["link"]):
+                    found["link"] = bandwidth(self.comm, data, self.settings)
             found["caches"] = {
                 name: self._epoch(
                     data,
@@ -66,6 +69,8 @@ class Rank:
                     train=False,
                 )
         found["shared"] = shared(self.comm, self.settings)
+        paths = self.settings["compared"]
+        found["methods"] = by_method(self.comm, paths, self.settings, self._epoch)
         return found
 
     def _caches(self) -> dict[str, dict[str, Any]]:
@@ -80,46 +85,6 @@ class Rank:
     def _opened(self, comm: Communicator) -> Any:
         with pyg_scale.open(self.settings["path"], comm=comm, through="requests") as data:
             yield data
-
-    # Rows of other ranks, against plain sockets ############################################
-
-    def _bandwidth(self, data: Any) -> dict[str, Any]:
-        """Bytes per second that come, of rows of the next rank's nodes and of plain sockets.
-
-        And seconds of the processor per byte, which hardly depend on who else uses it.
-        """
-        rows = self.settings["rows"]
-        features = data.rank_features(attributes=["x"], in_flight=self.settings["in_flight"])
-        part = data.graph_directory.books[None].part_of(torch.arange(data.num_nodes))
-        to = torch.tensor([data.owners.ask(p) for p in range(data.owners.num_parts)])
-        others = (to[part] == (self.comm.rank + 1) % self.comm.world_size).nonzero().view(-1)
-        rows = min(rows, others.numel())
-        generator = torch.Generator().manual_seed(self.comm.rank)
-        batches = [
-            others[torch.randperm(others.numel(), generator=generator)[:rows]]
-            for _ in range(self.settings["messages"])
-        ]
-        row_bytes = self.settings["features"] * 4
-        ring = Ring(self.comm, rows * row_bytes)
-        num_bytes = len(batches) * rows * row_bytes
-        names = ("tcp", "features", "tcp_cpu", "features_cpu")
-        found: dict[str, Any] = {"rows": rows, **{name: [] for name in names}}
-        try:
-            for turn in range(1 + self.settings["rounds"]):  # the first one warms up
-                for name, run in (
-                    ("tcp", lambda: ring.turn(len(batches))),
-                    ("features", lambda: _read(features, batches) * row_bytes),
-                ):
-                    self.comm.barrier()
-                    before = time.process_time()
-                    speed = run()
-                    self.comm.barrier()  # what this rank sent has come, too
-                    if turn:
-                        found[name].append(speed)
-                        found[f"{name}_cpu"].append((time.process_time() - before) / num_bytes)
-        finally:
-            ring.close()
-        return found
 
     # Epochs ################################################################################
 
@@ -191,22 +156,6 @@ class Rank:
             optimizer.step()
 
         return step
-
-
-def _read(features: RankFeatures, batches: list[Tensor]) -> float:
-    """Rows per second, with several batches in flight, as loaders read."""
-    start = time.perf_counter()
-    with contextlib.closing(features.schedule()) as schedule:
-        asked = 0
-        for number, index in enumerate(batches):
-            while asked < len(batches) and not (
-                asked > number and schedule.suffices(asked - number - 1)
-            ):
-                schedule.announce(asked, [TensorAttr(None, "x", batches[asked])])
-                asked += 1
-            with schedule.serving(number):
-                features.multi_get_tensor([TensorAttr(None, "x", index)])
-    return sum(index.numel() for index in batches) / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def command(name: str, argv: Sequence[str]) -> str:
     for i, word in enumerate(words[:-1]):
         if word == "--dir":
             words[i + 1] = "DIR"
-        elif word == "--npz":
+        elif word.endswith("-npz"):
             words[i + 1] = Path(words[i + 1]).name
     return shlex.join(["pyg-scale", "bench", name, *words])
 

@@ -70,7 +70,8 @@ def train(
     data = pyg_scale.open(path)
     opened = time.perf_counter() - start
     torch.manual_seed(0)
-    store = plugins.get("feature_store", "disk")(path, cache=cache)
+    # Labels stay mapped: to know which of them are cached would take more than they do.
+    store = plugins.get("feature_store", "disk")(path, cache=cache, attributes=["x"])
     loader = NeighborLoader(
         data,
         num_neighbors=num_neighbors,
