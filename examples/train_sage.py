@@ -197,7 +197,7 @@ def main(argv=None):
     curves = {"sampled neighbours": history}
     if args.full_batch:
         full = copy.copy(args)
-        full.epochs, full.lr = (5 if args.tiny else 60), 0.01
+        full.epochs, full.lr = 10 * args.epochs, 0.01
         curves["whole graph"], _ = fit(full, data, whole, x, adj_t, "whole graph")
     result = {name: max(h)[1] for name, h in curves.items()}
     for name, accuracy in result.items():

@@ -15,15 +15,16 @@ from pyg_scale.cli import checks, main
 from pyg_scale.cli.check import module_source
 from pyg_scale.errors import KernelsError
 from pyg_scale.hookspecs import Check
+from tests import preloaded
 
 ROOT = Path(pyg_scale.__file__).parents[1]
 
 
-def run(*args, code=None, **env):
+def run(*args, code=None, python=sys.executable, **env):
     """``pyg-scale`` in a process of its own, with built-ins only."""
     command = ["-c", code, *args] if code else ["-m", "pyg_scale.cli", *args]
     return subprocess.run(
-        [sys.executable, *command],
+        [python, *command],
         capture_output=True,
         text=True,
         timeout=100,
@@ -238,7 +239,13 @@ def test_check_fails_for_what_does_not_conform(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
         "PYG_SCALE_PLUGINS": "pyg-scale-bad",
     }
-    done = run("plugins", "check", "pyg-scale-bad", "--", "-k", "TestPlugin", **env)
+    python = preloaded.python()
+
+    def check(*args):
+        command = (python, "plugins", "check", *args)
+        return run(*command, code=preloaded.CLI, python=python, **env)
+
+    done = check("pyg-scale-bad", "--", "-k", "TestPlugin")
     assert done.returncode == 1
     for test in (
         "test_listing_imports_nothing_heavy",
@@ -247,7 +254,7 @@ def test_check_fails_for_what_does_not_conform(tmp_path):
     ):
         assert f"FAILED test_conformance.py::TestPlugin::{test}" in done.stdout
     assert "3 failed" in done.stdout
-    assert run("plugins", "check", "bad", "--", "-x", **env).returncode == 1
+    assert check("bad", "--", "-x").returncode == 1
 
 
 def test_check_without_a_kit_loads(adds, capsys):
@@ -316,7 +323,8 @@ def test_doctor_as_json(capsys, monkeypatch):
 @pytest.mark.parametrize("mode", ["never", "require"])
 def test_doctor_says_which_path_loaders_take(mode):
     env = {"PYG_SCALE_KERNELS": mode}
-    kernels = json.loads(run("doctor", "--json", **env).stdout)["checks"]["kernels"]
+    done = run("doctor", "--json", python=preloaded.python(), **env)
+    kernels = json.loads(done.stdout)["checks"]["kernels"]
     from pyg_scale.ops import library
 
     if mode == "never":
@@ -349,6 +357,62 @@ def test_doctor_prints_without_torch_and_pyg(how, tmp_path):
         assert check["ok"] is False
         assert "pip install" in check["fix"]
         assert ("undefined symbol" if how == "broken" else "not installed") in check["detail"]
+
+
+@pytest.mark.parametrize(
+    ("held", "there", "devices", "switch", "ok", "said", "fix"),
+    [
+        ("80;90", True, [(9, 0), (8, 0)], "auto", True, "nvcc compiled them for 80;90 and", ""),
+        ("", True, [(9, 0)], "auto", True, "NVRTC 13.0 compiles them at first use (/lib/lib", ""),
+        ("90", True, [(9, 0), (8, 0)], "auto", True, "(/lib/libnvrtc.so); nvcc compiled", ""),
+        ("", False, [(9, 0)], "auto", None, "cuda:0 take the plain torch path", "pip install nvid"),
+        (
+            "",
+            True,
+            [(7, 0)],
+            "auto",
+            None,
+            "compiles for compute capability 75 and",
+            "Name an older one",
+        ),
+        ("80", True, [(9, 0)], "0", None, "PYG_SCALE_CUDA=0 forbids", "Unset it"),
+        ("80", True, [(9, 0)], "yes", False, "must be one of auto", "unset PYG_SCALE_NVRTC and"),
+        ("", True, [], "auto", True, "NVRTC 13.0 compiles them at first use", ""),
+        (
+            "",
+            False,
+            [],
+            "auto",
+            None,
+            "of compute capability 9.0 take the plain torch path",
+            "pip in",
+        ),
+        ("", False, None, "auto", None, "this torch is for the CPU and needs none", ""),
+    ],
+)
+def test_doctor_says_which_way_kernels_for_cuda_come_about(
+    held, there, devices, switch, ok, said, fix, monkeypatch
+):
+    import torch
+
+    from pyg_scale.ops import cuda_modules, library, nvrtc
+
+    if not library.compiled():
+        pytest.skip("the kernels are not compiled")
+    compiler = object.__new__(nvrtc.Compiler)
+    compiler.path, compiler.version = "/lib/libnvrtc.so", (13, 0)
+    compiler.architectures = (75, 80, 90)
+    monkeypatch.setenv("PYG_SCALE_CUDA", switch)
+    monkeypatch.setattr(nvrtc, "find", lambda: compiler if there else None)
+    for module in (library, cuda_modules):
+        monkeypatch.setattr(module, "built_for", lambda path: held)
+    monkeypatch.setattr(torch.version, "cuda", None if devices is None else "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: devices[device])
+    found = checks.cuda_kernels()
+    assert found.ok is ok
+    assert said in found.detail
+    assert fix in found.fix and bool(found.fix) == bool(fix)
 
 
 def test_doctor_runs_the_checks_of_plugins_and_survives_them(adds, capsys):

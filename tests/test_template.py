@@ -13,6 +13,7 @@ import pyg_scale
 from pyg_scale import plugins
 from pyg_scale.cli import main
 from pyg_scale.cli.new import only_hooks, renamed, template
+from tests import preloaded
 
 ROOT = Path(pyg_scale.__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -157,9 +158,10 @@ def test_it_is_found(made):
 def test_it_conforms(made):
     _, site = made
     out = run(
-        sys.executable,
-        "-m",
-        "pyg_scale.cli",
+        preloaded.python(),
+        "-c",
+        preloaded.CLI,
+        preloaded.python(),
         "plugins",
         "check",
         "pyg-scale-mine",
@@ -176,7 +178,7 @@ def test_it_conforms(made):
 def test_its_own_tests_pass(made):
     project, site = made
     out = run(
-        sys.executable,
+        preloaded.python(),
         "-m",
         "pytest",
         "-q",
@@ -219,7 +221,7 @@ def test_it_is_used_by_name(made):
         assert not all(torch.equal(a.e_id, b.e_id) for a, b in zip(mine, native))
         print(type(NeighborLoader(data, [1], neighbor_sampler="mine").node_sampler).__name__)
     """)
-    out = run(sys.executable, "-c", script, cwd=site, path=[site])
+    out = run(preloaded.python(), "-c", script, cwd=site, path=[site])
     assert out.split() == ["MineSampler"]
 
 
@@ -228,14 +230,11 @@ def test_its_command_and_its_check_run(made, tmp_path):
 
     _, site = made
     np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 1]]))
-    out = run(
-        sys.executable, "-m", "pyg_scale.cli", "mine", tmp_path / "edges.npy", cwd=site, path=[site]
-    )
+    command = [preloaded.python(), "-m", "pyg_scale.cli"]
+    out = run(*command, "mine", tmp_path / "edges.npy", cwd=site, path=[site])
     assert out == "2 nodes, 1.0 in-edges on average, 2 at most\n"
     assert "can be written" in run(
-        sys.executable,
-        "-m",
-        "pyg_scale.cli",
+        *command,
         "doctor",
         cwd=site,
         path=[site],

@@ -118,8 +118,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.epochs, args.batch_size = 2, 256
+    if args.tiny:  # what else was asked for counts
+        parser.set_defaults(epochs=2, batch_size=256)
+        args = parser.parse_args(argv)
     parts = Path(args.run) / "parts"
     if args.prepare:
         prepare(args, parts)

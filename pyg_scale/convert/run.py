@@ -31,7 +31,7 @@ from pyg_scale.store.directory.meta import META, Meta
 LEAST = 32 << 20
 """Bytes that a conversion needs beside what Python, torch and PyG take."""
 
-_RESERVE = 24 << 20  # of allocators and stacks
+_RESERVE = 48 << 20  # of allocators and stacks; what the peak went beyond the limit by, at most
 _TEMPORARY = "temporary"
 _COMPLETE = "complete"
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from pyg_scale.comm import Communicator, connect
-from pyg_scale.comm.connect import num_ranks
-from pyg_scale.distributed.features_hot import check_cache
-from pyg_scale.distributed.graph import RankData, RankHeteroData, graph_of
-from pyg_scale.distributed.owners import THROUGH, Owners
-from pyg_scale.distributed.ranks import Ranks
-from pyg_scale.distributed.served_graph import connect_graph, refuse_for_servers
-from pyg_scale.distributed.serving import handlers_of
+import torch.distributed as dist
+
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.directory import GraphDirectory, Part
 from pyg_scale.store.directory import opening as alone
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.verify import verify as verify_directory
 
+if TYPE_CHECKING:  # what talks to others is loaded where there are any
+    from pyg_scale.comm import Communicator
+    from pyg_scale.distributed.graph import RankData, RankHeteroData
+
 SCHEMES = ("tcp://", "ipc://")
 """What the addresses of servers begin with."""
 
-Opened = DirectoryData | DirectoryHeteroData | RankData | RankHeteroData
+Opened: TypeAlias = "DirectoryData | DirectoryHeteroData | RankData | RankHeteroData"
 
 
 @overload
@@ -117,8 +116,13 @@ def open_graph(
         CommTimeoutError: If not all ranks come in time; names them.
     """
     options = {"cache": cache, "cache_ratio": cache_ratio, "policy": cache_policy}
-    check_cache(**options)
+    if options != {"cache": None, "cache_ratio": None, "policy": "placed"}:
+        from pyg_scale.distributed.features_hot import check_cache
+
+        check_cache(**options)
     if str(path).startswith(SCHEMES):
+        from pyg_scale.distributed.served_graph import connect_graph, refuse_for_servers
+
         refuse_for_servers(part=part, verify=verify, comm=comm)
         if cache is not None or cache_ratio is not None:
             raise ValueError(
@@ -129,12 +133,14 @@ def open_graph(
     if token is not None or transport is not None:
         raise ValueError(f"token= and transport= are of servers, tcp://host:port (got {path})")
     timeout = 300.0 if timeout is None else timeout
-    if through not in THROUGH:
-        raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
+    if through not in ("mappings", "requests"):
+        raise ValueError(f"through must be one of mappings, requests (got {through!r})")
     if part is not None:
         return alone.open_graph(path, part, verify=verify)
-    if comm == "local" or (comm is None and num_ranks() == 1):
+    if comm == "local" or (comm is None and _num_ranks() == 1):
         return alone.open_graph(path, verify=verify)
+    from pyg_scale.comm import connect
+
     ranks = connect(comm, timeout=timeout)
     if ranks.world_size == 1:
         return alone.open_graph(path, verify=verify)
@@ -147,6 +153,14 @@ def open_graph(
         raise
 
 
+def _num_ranks() -> int:
+    if "WORLD_SIZE" not in os.environ and not (dist.is_available() and dist.is_initialized()):
+        return 1
+    from pyg_scale.comm.connect import num_ranks
+
+    return num_ranks()
+
+
 def _open_on_ranks(
     path: Path,
     comm: Communicator,
@@ -156,6 +170,11 @@ def _open_on_ranks(
     owns_comm: bool,
     options: dict[str, Any],
 ) -> Opened:
+    from pyg_scale.distributed.graph import graph_of
+    from pyg_scale.distributed.owners import Owners
+    from pyg_scale.distributed.ranks import Ranks
+    from pyg_scale.distributed.serving import handlers_of
+
     directory, error = None, ""
     try:
         directory = GraphDirectory.shared(path)

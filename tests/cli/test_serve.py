@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import torch
 import pyg_scale
 from pyg_scale.datasets import load
 from pyg_scale.loader import NeighborLoader
+from tests import preloaded
 from tests.distributed.served import graph
 from tests.loader.batches import assert_same_batches
 
@@ -36,7 +36,7 @@ class Server:
     def __init__(self, path: Path, token: Path, *options: str, bind: str = "tcp://127.0.0.1:0"):
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pyg_scale.cli", "serve", str(path), "--bind", bind),
+                *(preloaded.python(), "-m", "pyg_scale.cli", "serve", str(path), "--bind", bind),
                 *("--token-file", str(token), "--threads", "1", *options),
             ],
             stdout=subprocess.PIPE,
@@ -99,7 +99,7 @@ def test_two_servers_and_two_clients_in_processes(
     where = ",".join(server.address for server in started)
     assert os.stat(token).st_mode & 0o077 == 0
     clients = [
-        subprocess.Popen([sys.executable, "-c", CLIENT, where, str(tmp_path / f"{s}"), str(s)])
+        subprocess.Popen([preloaded.python(), "-c", CLIENT, where, str(tmp_path / f"{s}"), str(s)])
         for s in (1, 2)
     ]
     for client in clients:
@@ -148,12 +148,12 @@ def test_a_server_that_stops_moving_is_replaced(
     with pyg_scale.open(where, timeout=4.0) as served:
         iterator = iter(NeighborLoader(served, **NODES))
         found = [next(iterator)]
-        started[0].process.send_signal(signal.SIGSTOP)
+        os.kill(preloaded.pid_behind(started[0].process), signal.SIGSTOP)
         start = time.monotonic()
         found += list(iterator)
         assert time.monotonic() - start < PATIENCE
         assert_same_batches(NeighborLoader(data, **NODES), found)
-    started[0].process.send_signal(signal.SIGCONT)
+    os.kill(preloaded.pid_behind(started[0].process), signal.SIGCONT)
 
 
 def test_worker_processes_ask_for_themselves(
@@ -189,7 +189,9 @@ def test_servers_that_are_ranks_hold_only_their_own_parts(
         shutil.rmtree(tmp_path / f"rank{rank}" / f"part-{1 - rank}")
     (tmp_path / "serve.py").write_text(RANK)
     port = free_ports(2)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = [preloaded.python(), "-m", "torch.distributed.run", "--standalone"]
+    launch.append("--nproc-per-node=2")
+    monkeypatch.setenv("PYTHON_EXEC", preloaded.python())
     servers = subprocess.Popen([*launch, tmp_path / "serve.py", str(tmp_path), str(port)])
     limit = threading.Timer(PATIENCE, servers.kill)
     limit.start()

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pyg_scale.convert.npy import NpyReader
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.run import run
 from pyg_scale.store.directory import GraphDirectory
+from tests import preloaded
 from tests.convert.graphs import raw
 
 ROOT = Path(pyg_scale.__file__).parents[1]
@@ -119,7 +119,7 @@ def test_killed_again_and_again(inputs, options, first):
     run(reader(inputs), wanted, Options(**options), 1 << 26, overwrite=False, quiet=True)
     code = textwrap.dedent(DRIVER).replace("MEMORY", str(MEMORY))
     done = subprocess.run(
-        [sys.executable, "-c", code, str(inputs), str(first), json.dumps(options)],
+        [preloaded.python(), "-c", code, str(inputs), str(first), json.dumps(options)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -209,7 +209,7 @@ def test_ctrl_c_leaves_what_can_be_gone_on_with(inputs):
         " '--memory', '2GB']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [preloaded.python(), "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

@@ -8,12 +8,13 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +93,7 @@ class Hosts:
             "MASTER_ADDR": self.addresses[0],
             "MASTER_PORT": "29500",
         }
-        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+        command = [preloaded.python(), "-c", textwrap.dedent(code), *arguments]
         started = []
         try:
             for rank, name in enumerate(self.names):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def start(folder: Path, code: str, world_size: int) -> list[subprocess.Popen[str
     }
     return [
         subprocess.Popen(
-            [sys.executable, str(script)],
+            [preloaded.python(), str(script)],
             env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pyg_scale import comm, distributed
 from pyg_scale.distributed import DistContext, DistRole
 from pyg_scale.distributed.device import check_gpus, choose_backend, choose_device
 from pyg_scale.errors import CommError, CommTimeoutError
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = (
@@ -47,7 +47,7 @@ def start(code: str, environs: list[dict[str, str]], timeout: float = 100) -> li
     base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)],
+            [preloaded.python(), "-c", textwrap.dedent(code)],
             env=base | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from pyg_scale.distributed.findings import find, name_ranks
 from pyg_scale.distributed.pairs import Pair, measure_pairs, rounds
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ranks import run_ranks
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -239,10 +239,16 @@ def test_under_torchrun(tmp_path: Path) -> None:
     data = graphs.hostile()
     pyg_scale.save(data, tmp_path / "graph")
     pyg_scale.partition(tmp_path / "graph", 2, "random", tmp_path / "parts")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [preloaded.python(), "-m", "torch.distributed.run", "--standalone"]
+    command.append("--nproc-per-node=2")
     done = subprocess.run(
         [*command, "-m", "pyg_scale.cli", "doctor", "--json", "--dist", str(tmp_path / "parts")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHON_EXEC": preloaded.python(),
+        },
         capture_output=True,
         text=True,
         timeout=110,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -205,3 +207,18 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
             _neighbors(changed, "item")
 
     on_ranks(spread(in_parts(data, tmp_path, 2), [[0], [1]]), work)
+
+
+def test_a_process_alone_loads_nothing_that_talks_to_others(tmp_path: Path) -> None:
+    """Most of the time that a first ``open`` takes is that of what it imports."""
+    pyg_scale.save(everything(), tmp_path / "graph")
+    code = (
+        "import sys, pyg_scale; pyg_scale.open(sys.argv[1]); "
+        "print(*(m for m in sys.modules if m.startswith('pyg_scale.')))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "graph")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    loaded = set(done.stdout.split())
+    assert "pyg_scale.store.directory.reader" in loaded
+    others = ("pyg_scale.comm", "pyg_scale.loader", "pyg_scale.sampler", "pyg_scale.store.cache")
+    assert not [name for name in loaded if name.startswith(others)]

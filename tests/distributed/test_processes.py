@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from pyg_scale.testing import graphs
+from tests import preloaded
 from tests.distributed.across import in_parts, shares, spread
 from tests.distributed.processes import end, start
 
@@ -93,7 +95,7 @@ while True:
     assert processes[1].stdout is not None
     try:
         assert processes[1].stdout.readline() == "open\n"
-        processes[1].send_signal(signal.SIGSTOP)
+        os.kill(preloaded.pid_behind(processes[1]), signal.SIGSTOP)
         output, _ = processes[0].communicate(timeout=60)
     finally:
         for process in processes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
+
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.2"]
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+TORCHRUN = ["-m", "torch.distributed.run", "--monitor-interval=0.2"]
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
@@ -36,6 +36,12 @@ with distributed.init(device="cpu", start_timeout=60) as context:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+def environ() -> dict[str, str]:
+    """For torchrun, which starts its ranks by ``PYTHON_EXEC``."""
+    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": preloaded.python()}
+    return {**os.environ, **given}
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> list[str]:
     path = tmp_path / "script.py"
@@ -46,8 +52,11 @@ def script(tmp_path: Path) -> list[str]:
 def test_each_restart_succeeds_at_once(script: list[str]) -> None:
     """Without a fresh place to meet, a restart fails more often than not, and needs another."""
     done = subprocess.run(
-        [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=3", *script, "3"],
-        env=ENVIRON,
+        [
+            *(preloaded.python(), *TORCHRUN),
+            *("--standalone", "--nproc-per-node=2", "--max-restarts=3", *script, "3"),
+        ],
+        env=environ(),
         capture_output=True,
         text=True,
         timeout=150,
@@ -61,6 +70,7 @@ def test_machines_that_count_restarts_differently_meet(script: list[str]) -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = [
+        preloaded.python(),
         *TORCHRUN,
         "--nnodes=2",
         "--nproc-per-node=1",
@@ -73,7 +83,7 @@ def test_machines_that_count_restarts_differently_meet(script: list[str]) -> Non
     ]
     agents = [
         subprocess.Popen(
-            command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for _ in range(2)
     ]

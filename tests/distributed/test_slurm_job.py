@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import preloaded
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
 
@@ -61,10 +63,11 @@ def test_the_script_is_one() -> None:
 def test_a_job_that_is_told_to_stop_is_requeued_and_goes_on(tmp_path: Path) -> None:
     for name, code in (("srun", SRUN), ("scontrol", SCONTROL)):
         command(tmp_path, name, code)
+    (tmp_path / "python").symlink_to(preloaded.python())
     run = tmp_path / "run"
     environ = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     environ |= {
-        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{environ['PATH']}",
+        "PATH": f"{tmp_path}:{environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "ENVIRONMENT": "BATCH",
         "RUN": str(run),
@@ -79,7 +82,7 @@ def test_a_job_that_is_told_to_stop_is_requeued_and_goes_on(tmp_path: Path) -> N
 
     def job(**extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", str(SCRIPT), "--tiny"],
+            ["bash", str(SCRIPT), "--tiny", "--epochs", "6"],
             env=environ | extra,
             capture_output=True,
             text=True,
@@ -93,5 +96,5 @@ def test_a_job_that_is_told_to_stop_is_requeued_and_goes_on(tmp_path: Path) -> N
     assert second.returncode == 0, second.stdout + second.stderr
     (step,) = re.findall(r"2 ranks, from step (\d+)", second.stdout)
     (last,) = re.findall(r"done after (\d+) steps", second.stdout)
-    assert int(last) == 8 and 4 <= int(step) < 8, second.stdout
-    assert "epoch 1" not in second.stdout and "epoch 2" in second.stdout
+    assert int(last) == 24 and 4 <= int(step) < 24, second.stdout
+    assert "epoch 1" not in second.stdout and "epoch 6" in second.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ import torch.distributed as dist
 
 from pyg_scale import distributed
 from pyg_scale.errors import CommError, CommTimeoutError
+from tests import preloaded
+
+
+@pytest.fixture(autouse=True)
+def soon() -> Iterator[None]:
+    """Processes begin soon."""
+    with preloaded.spawning():
+        yield
 
 
 def work(folder: str, how: str) -> None:

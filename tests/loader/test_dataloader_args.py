@@ -22,6 +22,7 @@ from torch_geometric.data import Data
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import colptr
 from pyg_scale.testing import graphs
+from tests import preloaded
 from tests.cases import shown
 from tests.loader.batches import assert_same_batches
 
@@ -129,7 +130,8 @@ def test_worker_init_fn_runs_in_every_worker_process(tmp_path: Any) -> None:
 @pytest.mark.slow
 def test_spawned_processes() -> None:
     spawned = loader(num_workers=1, multiprocessing_context="spawn", shuffle=True)
-    assert_same_batches(loader(shuffle=True), spawned)
+    with preloaded.spawning():
+        assert_same_batches(loader(shuffle=True), spawned)
 
 
 def test_prefetch_factor_bounds_what_is_ahead() -> None:

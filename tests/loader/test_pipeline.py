@@ -20,6 +20,7 @@ import pytest
 from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import num_threads
+from tests import preloaded
 
 NAME = "pyg_scale-loader"
 
@@ -353,19 +354,20 @@ def start(n):
 """
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
+def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT + script], capture_output=True, text=True, timeout=60
+        [python, "-c", SCRIPT + script], capture_output=True, text=True, timeout=60
     )
 
 
 def test_the_interpreter_exits_with_an_iterator_alive() -> None:
-    done = run("source = start(1000); next(source); print('end')")
+    done = run(sys.executable, "source = start(1000); next(source); print('end')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 def test_ctrl_c_while_waiting_reaches_the_consumer_at_once() -> None:
     done = run(
+        preloaded.python(),
         "import os\n"
         # What a shell starts in the background ignores it, and so would all that comes after.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -379,7 +381,7 @@ def test_ctrl_c_while_waiting_reaches_the_consumer_at_once() -> None:
         "    source.pause(); release.set(); end = time.time() + 20\n"
         "    while any('pyg' in t.name for t in threading.enumerate()) and time.time() < end:\n"
         "        time.sleep(0.01)\n"
-        "    print([t for t in threading.enumerate() if 'pyg' in t.name], len(source._pending))\n"
+        "    print([t for t in threading.enumerate() if 'pyg' in t.name], len(source._pending))\n",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[] 4\n", "")
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, SamplingOptions
 from pyg_scale.loader.ring_workers import WorkerDiedError
+from tests import preloaded
 from tests.cases import shown
 from tests.distributed.served import graph, hetero
 from tests.loader.batches import assert_same_batches
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_a_killed_consumer() -> None:
     before = set(os.listdir("/dev/shm"))
     root = Path(__file__).resolve().parents[2]
     consumer = subprocess.Popen(
-        [sys.executable, "-c", CONSUMER],
+        [preloaded.python(), "-c", CONSUMER],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(root)},

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import preloaded
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SUITE = """
@@ -89,7 +91,7 @@ def run(tmp_path: Path, drop_in: str, suite: str) -> str:
     (tmp_path / "test_suite.py").write_text(suite)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [
-        sys.executable,
+        sys.executable if drop_in == "loaders" else preloaded.python(),
         "-m",
         "pytest",
         "-q",

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 import pyg_scale
 from pyg_scale.train import EXIT_CODE, Checkpoint
+from tests import preloaded
 from tests.train.run_of_ranks import EPOCHS, STEPS, loss_of, pieces
 
 ROOT = Path(pyg_scale.__file__).parents[1]
@@ -28,10 +28,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 def torchrun(folder, out, *faults, restarts=0):
     """What both ranks found, and what torchrun said."""
     out.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [preloaded.python(), "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--monitor-interval"]
     command += ["0.1", str(SCRIPT), str(folder), str(out), *faults]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env["PYTHON_EXEC"] = preloaded.python()
     process = subprocess.Popen(
         command,
         env=env,
