@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,18 +64,26 @@ POOLED = 256 << 10
 """Bytes of a tensor from which on the pool has it."""
 
 
-def poison(found: list[Tensor]) -> None:
-    """Put NaN into the memory that results of these sizes will get.
+_PERTURB = -6
+"""What glibc's ``mallopt`` calls M_PERTURB: the bytes that new memory is filled with, inverted."""
 
-    malloc, which small ones come from, may take any free piece that fits: all of them are filled.
-    """
+
+@contextlib.contextmanager
+def poisoned(found: list[Tensor]) -> Iterator[None]:
+    """NaN is in the memory that results of these sizes get: that of malloc, and of the pool."""
     held = []
     for tensor in found:
-        for _ in range(2 if tensor.nbytes >= POOLED else 64):
-            if fused.usable(tensor):
+        if tensor.nbytes >= POOLED and fused.usable(tensor):
+            for _ in range(2):
                 empty = torch.ops.pyg_scale.pool_empty([tensor.numel()], tensor.dtype)
                 held.append(empty.fill_(float("nan")))
-            held.append(torch.full_like(tensor, float("nan")))
+    held.clear()
+    libc = ctypes.CDLL(None)
+    assert libc.mallopt(_PERTURB, 0x100)  # bytes of 0xff; 0 would turn it off
+    try:
+        yield
+    finally:
+        libc.mallopt(_PERTURB, 0)
 
 
 @pytest.mark.parametrize("name", graphs.NAMES)
@@ -83,17 +93,19 @@ def test_every_number_is_written(compiled, op, name):  # noqa: F811
     f = inputs(op, adjacency)
     first = everything(op, adjacency, f)
     for _ in range(2):
-        poison(first)
-        again = everything(op, adjacency, f)
+        with poisoned(first):
+            again = everything(op, adjacency, f)
         assert not any(bool(t.isnan().any()) for t in again)
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
-@pytest.mark.parametrize("size", [1000, POOLED])
+@pytest.mark.parametrize("size", [300, 1000, POOLED])
 def test_poisoned_memory_is_what_results_get(compiled, size):  # noqa: F811
     """Or else the test above would see nothing."""
-    poison([torch.empty(size)])
-    assert bool(torch.ops.pyg_scale.pool_empty([size], torch.float32).isnan().any())
+    for make_empty in (torch.empty, torch.ops.pyg_scale.pool_empty):
+        with poisoned([torch.empty(size)]):
+            found = make_empty([size], dtype=torch.float32)
+        assert bool(found.isnan().any())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
