@@ -12,6 +12,8 @@ EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
+# Hundreds of processes import what one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test pyg-suite lint format kernels wheel peers bench gpu clean
 .DELETE_ON_ERROR:

@@ -23,7 +23,7 @@ WAYS = ("exit", "error")
     [
         ["in_memory-exit", "ranks-error", "meeting-error"],
         pytest.param(
-            [f"{name}-{way}" for name in SCENARIOS for way in WAYS if name != "meeting"] * 2
+            [f"{name}-{way}" for name in SCENARIOS for way in WAYS if name != "meeting"]
             + ["services-error", "meeting-error", "meeting-error"],
             marks=[pytest.mark.slow, pytest.mark.timeout(400)],
         ),
