@@ -73,6 +73,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
     args = parser.parse_args(argv)
+    if args.tiny:
+        parser.set_defaults(epochs=1)
+        args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
 
     if args.data is not None:
@@ -99,7 +102,7 @@ def main(argv=None):
     with torch.no_grad():
         model(next(iter(test_loader)))  # sets the sizes of lazily made layers
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for epoch in range(1 if args.tiny else args.epochs):
+    for epoch in range(args.epochs):
         model.train()
         for batch in train_loader:
             optimizer.zero_grad()

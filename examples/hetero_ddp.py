@@ -104,7 +104,7 @@ def fit(args, data, rank, world_size):
         core(next(iter(loader_of("train"))))
     model = parallel.wrap(core, "ddp", find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for epoch in range(1 if args.tiny else args.epochs):
+    for epoch in range(args.epochs):
         core.train()
         with model.join(optimizer):
             for batch in train:
@@ -129,6 +129,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
     args = parser.parse_args(argv)
+    if args.tiny:
+        parser.set_defaults(epochs=1)
+        args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
         parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(parts)  # and nobody goes on before it is done

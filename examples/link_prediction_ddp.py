@@ -99,7 +99,7 @@ def fit(args, data, folder, ranks):
     test = loader_of("test", edge_label=read("test_labels.npy"))
     model = parallel.wrap(Encoder(data.num_features, 64), "ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    for epoch in range(1 if args.tiny else args.epochs):
+    for epoch in range(args.epochs):
         model.train()
         with model.join(optimizer):
             for batch in train:
@@ -123,6 +123,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and one epoch")
     args = parser.parse_args(argv)
+    if args.tiny:
+        parser.set_defaults(epochs=1)
+        args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
         made = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(made)  # and nobody goes on before it is done

@@ -111,7 +111,8 @@ def main(argv=None):
         return train(args.address, args)
     if not args.tiny:
         parser.error("give the address of servers, or --tiny")
-    args.epochs, args.batch_size = 2, 256
+    parser.set_defaults(epochs=2, batch_size=256)
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, own_servers(Path(folder), 2, args.seed) as where:
         args.token = (Path(folder) / "token").read_text().strip()
         train(where, args)

@@ -136,8 +136,8 @@ def main(argv=None):
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
     if args.tiny:
-        args.epochs, args.batch_size = 2, 256
-
+        parser.set_defaults(epochs=2, batch_size=256)
+        args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
         parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
         dist.broadcast_object_list(parts)  # and nobody goes on before it is done

@@ -168,7 +168,8 @@ def main(argv=None):
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
     if args.tiny:
-        args.epochs, args.batch_size = 2, 256
+        parser.set_defaults(epochs=2, batch_size=256)
+        args = parser.parse_args(argv)
 
     warnings.filterwarnings("ignore", "Sparse ")  # torch says that its sparse tensors are new
     data = open_graph(args)

@@ -193,17 +193,19 @@ def test_system_exit_in_a_worker_reaches_the_consumer() -> None:
 
 def test_a_timeout_names_what_was_waited_for() -> None:
     began, release = threading.Event(), threading.Event()
+    of_first: list[str] = []
 
     def work(item: int, stats: Stats) -> int:
         with stats.stage("fetch"):
             if item == 0:
+                of_first.append(threading.current_thread().name)
                 began.set()
             release.wait(10)
         return item
 
     source = pipeline(work, timeout=0.5)
     assert began.wait(10)
-    message = r"0 was not ready after timeout=0\.5 .*-0, stage 'fetch'"
+    message = rf"0 was not ready after timeout=0\.5 .*in thread {of_first[0]}, stage 'fetch'"
     with pytest.raises(RuntimeError, match=message):
         next(source)
     release.set()
