@@ -53,7 +53,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pyg_scale
 # One environment for the eight builds, as each of its own takes seconds.
 $(VENV)/.test: $(VENV)/.demo $(wildcard plugins/*/pyproject.toml)
 	@echo "installing what tests need into $(VENV): half a minute"
-	$(INSTALL) hatchling
+	$(INSTALL) hatchling editables
 	$(INSTALL) --no-build-isolation --editable ".[dev]" $(EDITABLE)
 	@touch $@
 
