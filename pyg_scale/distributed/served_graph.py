@@ -243,8 +243,8 @@ def connect_graph(
             a batch that one does not answer is asked of another.
         token: Their secret; by default that of the variable ``PYG_SCALE_TOKEN`` or in the file
             ``PYG_SCALE_TOKEN_FILE``.
-        timeout: Seconds after which a request that no server has answered raises, 60 by default.
-            Each server has its share of them before another one is asked.
+        timeout: Seconds that are waited for a request before it raises because no server has
+            answered, 60 by default. Each server has its share of them before another is asked.
         transport: A name of the kind ``comm`` (``"zmq"`` by default), or such a class.
 
     Raises:
