@@ -119,14 +119,14 @@ def test_time_that_went_to_a_server_that_hangs_is_not_taken_from_the_other() -> 
     handlers = {"nodes": nodes, "agree": lambda _: agreed.set() or []}
     listeners = [network.listen(f"tcp://{i}", handlers, token=TOKEN) for i in range(2)]
     network.fault["tcp://0"] = lambda *_: None
-    servers = Servers(["tcp://0", "tcp://1"], TOKEN, timeout=1.0, transport=network)
+    servers = Servers(["tcp://0", "tcp://1"], TOKEN, timeout=3.0, transport=network)
 
     def agree(server: int, seconds: float) -> None:
         servers.call_one(server, "agree", seconds=seconds)
 
     asked = [servers.ask("nodes", [torch.tensor(i)], agree=agree) for i in range(2)]
     until(lambda: asked[1].answered)
-    time.sleep(1.1)
+    time.sleep(3.1)
     assert asked[1].wait() == [torch.tensor(1)]
     assert asked[0].wait() == [torch.tensor(0)]
     assert network.asked.count(("tcp://0", "nodes")) == 1
