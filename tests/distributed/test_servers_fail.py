@@ -95,7 +95,7 @@ def test_servers_that_forget_loaders(serve: Callable[..., Any]) -> None:
 def test_a_server_that_hangs(serve: Callable[..., Any]) -> None:
     data = graph()
     servers = serve(data, 2)
-    served = servers.open(timeout=2.0)
+    served = servers.open(timeout=4.0)
     hang = {"nodes": 0}
 
     def fault(_: int, name: str, answer: Any) -> Any:
