@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # what talks to others is loaded where there are any
 
 SCHEMES = ("tcp://", "ipc://")
 """What the addresses of servers begin with."""
+THROUGH = ("mappings", "requests")
+"""How parts are read that another rank of this machine owns."""
 
 Opened: TypeAlias = "DirectoryData | DirectoryHeteroData | RankData | RankHeteroData"
 
@@ -133,8 +135,8 @@ def open_graph(
     if token is not None or transport is not None:
         raise ValueError(f"token= and transport= are of servers, tcp://host:port (got {path})")
     timeout = 300.0 if timeout is None else timeout
-    if through not in ("mappings", "requests"):
-        raise ValueError(f"through must be one of mappings, requests (got {through!r})")
+    if through not in THROUGH:
+        raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
     if part is not None:
         return alone.open_graph(path, part, verify=verify)
     if comm == "local" or (comm is None and _num_ranks() == 1):

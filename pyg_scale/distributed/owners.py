@@ -19,8 +19,6 @@ from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.directory import GraphDirectory
 
-THROUGH = ("mappings", "requests")
-
 
 @dataclass(frozen=True)
 class Owners:
