@@ -132,7 +132,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     const char* data = static_cast<const char*>(view.indices.data);
     // Whoever takes more than this from one node reads memory in order.
     for (int64_t i = 0; i < std::min<int64_t>(n, 64); ++i) {
-      __builtin_prefetch(data + position[i] * stride);
+      __builtin_prefetch(data + position[i] * stride, 0, 2);
     }
   }
 

@@ -14,6 +14,7 @@
 #include "graph_view.h"
 #include "pool.h"
 #include "prefetch.h"
+#include "row_writer.h"
 
 namespace pyg_scale {
 namespace {
@@ -49,9 +50,36 @@ int64_t copy_rows(const Rows& rows, const Index* index, int64_t index_stride, in
   return end;
 }
 
+// The same, past the caches.
+template <typename Index>
+int64_t write_rows(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
+                   int64_t end, char* out) {
+  const int64_t ahead = rows_ahead(rows.bytes);
+  const auto at = [&](int64_t i) {
+    const auto row = static_cast<int64_t>(index[i * index_stride]);
+    return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count)
+               ? rows.data + row * rows.stride
+               : nullptr;
+  };
+  RowWriter writer(out + begin * rows.bytes);
+  for (int64_t i = begin; i < end; ++i) {
+    // The page is looked for once, before all lines of the row need it.
+    if (i + 2 * ahead < end) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
+    if (i + ahead < end) {
+      if (const char* coming = at(i + ahead)) prefetch_row_start(coming, rows.bytes);
+    }
+    const char* row = at(i);
+    if (!row) [[unlikely]] return i;
+    writer.put(row, rows.bytes);
+  }
+  writer.finish();
+  return end;
+}
+
 template <typename Index>
 int64_t copy_any(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
-                 int64_t end, char* out) {
+                 int64_t end, bool past, char* out) {
+  if (past) return write_rows(rows, index, index_stride, begin, end, out);
   switch (rows.bytes) {
     case 1: return copy_rows<Index, 1>(rows, index, index_stride, begin, end, out);
     case 2: return copy_rows<Index, 2>(rows, index, index_stride, begin, end, out);
@@ -80,13 +108,14 @@ Tensor gather(Tensor x, Tensor index, int64_t num_threads) {
   Tensor out = pool_empty(sizes, x.scalar_type());
   auto* to = static_cast<char*>(out.mutable_data_ptr());
 
+  const bool past = RowWriter::suits(rows.bytes, count * rows.bytes);
   std::atomic<int64_t> wrong{count};
   const auto copy = [&](int64_t begin, int64_t end) {
     const int64_t stop =
         column.wide ? copy_any(rows, static_cast<const int64_t*>(column.data), column.stride,
-                               begin, end, to)
+                               begin, end, past, to)
                     : copy_any(rows, static_cast<const int32_t*>(column.data), column.stride,
-                               begin, end, to);
+                               begin, end, past, to);
     if (stop == end) return;
     int64_t before = wrong.load();
     while (stop < before && !wrong.compare_exchange_weak(before, stop)) {

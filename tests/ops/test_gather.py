@@ -102,6 +102,30 @@ def test_large_output_for_any_number_of_threads(kernels: str) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("row_bytes", [65, 96, 400, 1601, 9000])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_outputs_larger_than_the_caches(
+    kernels: str, row_bytes: int, index_dtype: torch.dtype
+) -> None:
+    """They are written by lines, of which several rows and threads may have a part."""
+    num_rows = 3000
+    x = bytes_like((num_rows, row_bytes + 7), torch.uint8)[:, :row_bytes]  # rows lie apart
+    generator = torch.Generator().manual_seed(row_bytes)
+    index = torch.randint(0, num_rows, ((9 << 20) // row_bytes,), generator=generator)
+    index = index.to(index_dtype)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert np.array_equal(raw(gather(x, index)), raw(x)[index.numpy()])
+            wrong = index.clone()
+            wrong[-2] = num_rows
+            with pytest.raises(IndexError, match=str(num_rows)):
+                gather(x, wrong)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_never_aliases_and_carries_a_graph_only_where_asked(kernels: str) -> None:
     x = torch.randn(300, 300)
     whole = gather(x, torch.arange(300))
