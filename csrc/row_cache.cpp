@@ -136,7 +136,7 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
     if (source && i + ahead < count) from.prefetch(source[i + ahead]);
     put_row(to[at[i]], from[source ? source[i] : i], to.bytes);
   }
-  rows_are_put();
+  streams_end();
 }
 
 }  // namespace

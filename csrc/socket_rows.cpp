@@ -233,7 +233,7 @@ class Receiver {
       }
       i = end;
     }
-    rows_are_put();
+    streams_end();
     return 0;
   }
 

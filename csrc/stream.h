@@ -1,0 +1,72 @@
+// Whole cache lines, written past the caches.
+//
+// A batch is larger than they are: what its lines held before need not be fetched to be
+// overwritten, and nothing that is used again has to make room.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#define PYG_SCALE_WIDE_STORES 1
+#include <immintrin.h>
+#endif
+
+namespace pyg_scale {
+
+constexpr int64_t kLine = 64;  // bytes
+
+inline int64_t offset_in_line(const char* at) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % kLine);
+}
+
+// Whether the processor stores a line at a time.
+inline bool has_wide_stores() {
+#ifdef PYG_SCALE_WIDE_STORES
+  static const bool found = __builtin_cpu_supports("avx512f");
+  return found;
+#else
+  return false;
+#endif
+}
+
+#ifdef PYG_SCALE_WIDE_STORES
+[[gnu::target("avx512f")]] inline void stream_wide(char* to, const char* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kLine) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+  }
+}
+#endif
+
+// Copies whole lines to where one begins. Call `streams_end` after the last one.
+inline void stream_lines(char* to, const char* from, int64_t bytes) {
+#ifdef PYG_SCALE_WIDE_STORES
+  if (has_wide_stores()) return stream_wide(to, from, bytes);
+#endif
+#ifdef __SSE2__
+  for (int64_t at = 0; at < bytes; at += kLine) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + at);
+    auto* target = reinterpret_cast<__m128i*>(to + at);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+#else
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+#endif
+}
+
+// Before another thread is told of what was written.
+inline void streams_end() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+}  // namespace pyg_scale
