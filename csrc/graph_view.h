@@ -44,6 +44,30 @@ inline IntColumn int_column(const Tensor& tensor, const char* name) {
   return {tensor.const_data_ptr(), tensor.numel() ? tensor.stride(0) : 1, wide};
 }
 
+// Whether all of `n` numbers are in [0, count): one that is not has a sign bit, or leaves one.
+template <typename T>
+bool all_within(const T* numbers, int64_t n, int64_t count) {
+  uint64_t signs = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto number = static_cast<uint64_t>(static_cast<int64_t>(numbers[i]));
+    signs |= number | (static_cast<uint64_t>(count - 1) - number);
+  }
+  return signs >> 63 == 0;
+}
+
+// The first of `n` numbers that is not in [0, count), or n.
+inline int64_t first_outside(const IntColumn& column, int64_t n, int64_t count) {
+  if (column.stride == 1 &&
+      (column.wide ? all_within(static_cast<const int64_t*>(column.data), n, count)
+                   : all_within(static_cast<const int32_t*>(column.data), n, count))) {
+    return n;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (column[i] < 0 || column[i] >= count) return i;
+  }
+  return n;
+}
+
 // A contiguous int64 tensor of `size` numbers; null if it is empty and may be absent.
 inline const int64_t* int64_data(const Tensor& tensor, int64_t size, const char* name) {
   check(tensor.is_cpu() && tensor.dim() == 1 && tensor.is_contiguous() &&

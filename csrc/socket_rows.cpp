@@ -128,6 +128,8 @@ class Sender {
     char* to = buffer_.data() + buffer_.size();
     prefetch(out, begin, std::min(begin + ahead, end));
     for (int64_t i = begin; i < end; ++i, to += bytes) {
+      // The page is looked for once, before all lines of the row need it.
+      if (i + 2 * ahead < end) __builtin_prefetch(out.data + out.index[i + 2 * ahead] * bytes, 0, 2);
       if (i + ahead < end) prefetch(out, i + ahead, i + ahead + 1);
       std::memcpy(to, out.data + out.index[i] * bytes, static_cast<size_t>(bytes));
     }
@@ -173,13 +175,11 @@ int64_t socket_send(int64_t fd, std::vector<Tensor> data, std::vector<Tensor> in
       out.row_bytes = matrix.bytes;
       out.bytes = out.rows * matrix.bytes;
       // before anything is sent: half a message would be the end of the connection
-      for (int64_t i = 0; i < out.rows; ++i) {
-        const int64_t row = out.index[i];
-        if (row < 0 || row >= matrix.count) [[unlikely]] {
-          throw std::out_of_range("index[" + std::to_string(i) + "] is " + std::to_string(row) +
-                                  ", but there are only " + std::to_string(matrix.count) +
-                                  " rows");
-        }
+      if (const int64_t i = first_outside(out.index, out.rows, matrix.count); i < out.rows)
+          [[unlikely]] {
+        throw std::out_of_range("index[" + std::to_string(i) + "] is " +
+                                std::to_string(out.index[i]) + ", but there are only " +
+                                std::to_string(matrix.count) + " rows");
       }
     }
     total += out.bytes;
@@ -245,11 +245,12 @@ void check_places(const Matrix& out, int64_t count, const int64_t* position, con
                   int64_t places) {
   check(position || count <= out.count, "there are more rows than out has");
   check(take || !position || places == count, "position must have an entry for each row");
-  for (int64_t k = 0; position && k < places; ++k) {
-    check(position[k] >= 0 && position[k] < out.count, "a position is out of range");
-    check(!take || (take[k] >= (k ? take[k - 1] : 0) && take[k] < count),
-          "take must ascend, and be rows that come");
-  }
+  if (!position) return;
+  check(all_within(position, places, out.count), "a position is out of range");
+  if (!take) return;
+  bool ascends = all_within(take, places, count);
+  for (int64_t k = 1; k < places; ++k) ascends &= take[k] >= take[k - 1];
+  check(ascends, "take must ascend, and be rows that come");
 }
 
 int64_t socket_receive(int64_t fd, std::vector<Tensor> out, std::vector<int64_t> rows,

@@ -94,6 +94,29 @@ def test_nothing_is_sent_of_rows_that_do_not_exist(
         ends[1].recv(1)
 
 
+@pytest.mark.parametrize(
+    ("position", "take"),
+    [
+        ([0, 9, 1], None),
+        ([0, -1, 1], None),
+        ([0, -(2**63), 1], None),
+        ([0, 2**63 - 1, 1], None),
+        ([0, 1, 2], [0, 2, 1]),
+        ([0, 1, 2], [0, 1, 3]),
+        ([0, 1, 2], [-1, 1, 2]),
+    ],
+)
+def test_places_that_do_not_exist(
+    ends: tuple[socket.socket, socket.socket], position: list[int], take: list[int] | None
+) -> None:
+    if not library.compiled():
+        pytest.skip("without kernels torch sees to it")
+    out = torch.zeros(9, 4, dtype=torch.uint8)
+    taken = None if take is None else torch.tensor(take)
+    with pytest.raises(ValueError, match="a position is out of range|take must ascend"):
+        receive(ends[1], [Places(out, 3, torch.tensor(position), taken)])
+
+
 def test_connections_that_end(ends: tuple[socket.socket, socket.socket]) -> None:
     here, there = ends
     here.sendall(b"abc")
