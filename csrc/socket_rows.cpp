@@ -22,7 +22,7 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kChunk = int64_t{1} << 20;   // bytes; a system call for less costs more than a miss
+constexpr int64_t kChunk = int64_t{1} << 18;  // bytes: with what the kernel has, in a core's cache
 constexpr int64_t kSmall = int64_t{16} << 10;   // below, a copy is cheaper than a system call
 constexpr int64_t kClosed = -1;
 
