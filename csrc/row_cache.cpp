@@ -29,9 +29,7 @@ ByteRows byte_rows(Tensor& tensor, const char* name) {
 }
 
 void check_positions(const int64_t* position, int64_t count, int64_t size) {
-  for (int64_t i = 0; i < count; ++i) {
-    check(position[i] >= 0 && position[i] < size, "a position is out of range");
-  }
+  check(all_within(position, count, size), "a position is out of range");
 }
 
 Tensor cache_lookup(Tensor slot_of, Tensor ids) {

@@ -93,6 +93,8 @@ def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None
         parts: Contiguous tensors on the CPU, or places in some; written to.
 
     Raises:
+        ValueError: If a place does not exist; nothing was received then. Only the compiled op
+            looks: who asks for rows makes their places.
         ConnectionResetError: If the connection was closed before all had come.
         OSError: If it is gone.
     """

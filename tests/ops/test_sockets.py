@@ -110,7 +110,7 @@ def test_places_that_do_not_exist(
     ends: tuple[socket.socket, socket.socket], position: list[int], take: list[int] | None
 ) -> None:
     if not library.compiled():
-        pytest.skip("without kernels torch sees to it")
+        pytest.skip("places are checked where they are written without torch")
     out = torch.zeros(9, 4, dtype=torch.uint8)
     taken = None if take is None else torch.tensor(take)
     with pytest.raises(ValueError, match="a position is out of range|take must ascend"):
