@@ -168,3 +168,16 @@ def test_rows_that_do_not_exist_change_nothing(kernels: str, name: str, row: int
     for field, value in vars(before).items():
         now = vars(policy)[field]
         assert torch.equal(value, now) if isinstance(value, torch.Tensor) else value == now
+
+
+@pytest.mark.parametrize("wrong", [5, 2**40, -6, -(2**63)])
+def test_rows_are_not_written_where_there_is_no_place(kernels: str, wrong: int) -> None:
+    rows, out, places = torch.ones(3, 64), torch.zeros(5, 64), torch.tensor([0, 1, 2])
+    rows, out = rows.view(torch.uint8), out.view(torch.uint8)
+    bad = torch.tensor([0, wrong, 2])
+    with pytest.raises((ValueError, IndexError), match="out of range|out of bounds"):
+        row_cache.scatter(rows, bad, out)
+    with pytest.raises((ValueError, IndexError), match="out of range|out of bounds"):
+        row_cache.scatter(rows, places, out, take=bad)
+    if kernels == "require":  # torch writes what comes before
+        assert not out.any()
