@@ -11,16 +11,15 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "graph_view.h"
+#include "pool.h"
+#include "stream.h"
 
 namespace pyg_scale {
 namespace {
@@ -92,10 +91,6 @@ int64_t read_fully(int fd, char* to, int64_t size, int64_t at, int64_t block) {
   return got;
 }
 
-struct Free {
-  void operator()(char* data) const { std::free(data); }
-};
-
 class Reader {
  public:
   Reader(int fd, int64_t offset, int64_t row_bytes, int64_t block, std::vector<Wanted> wanted,
@@ -108,16 +103,21 @@ class Reader {
   void read(int64_t num_threads) {
     std::vector<std::thread> threads;
     const auto count = std::min(num_threads, static_cast<int64_t>(runs_.size()));
+    const int64_t align = std::max<int64_t>(block_, kLine);
+    const int64_t size = (largest_ + align - 1) / align * align;
+    // recycled, as the next call needs as much: fresh pages cost as much as what is read into them
+    Tensor buffers = pool_empty({count * size + align}, ScalarType::Byte);
+    char* data = static_cast<char*>(buffers.mutable_data_ptr());
+    data += (align - static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % align)) % align;
     for (int64_t t = 1; t < count; ++t) {
       try {
-        threads.emplace_back([this] { work(); });
+        threads.emplace_back([this, buffer = data + t * size] { work(buffer); });
       } catch (const std::system_error&) {
         break;  // those that there are do it
       }
     }
-    work();
+    work(data);
     for (std::thread& thread : threads) thread.join();
-    if (no_memory_) throw std::bad_alloc();
   }
 
   // Reads, bytes, error (0: none, -1: the file is too short), rows that could not be read.
@@ -130,25 +130,17 @@ class Reader {
   }
 
  private:
-  void work() {
-    const int64_t align = std::max<int64_t>(block_, 64);
-    const std::unique_ptr<char, Free> buffer(static_cast<char*>(std::aligned_alloc(
-        static_cast<size_t>(align), static_cast<size_t>((largest_ + align - 1) / align * align))));
-    if (!buffer) {
-      no_memory_ = true;
-      stop_ = true;
-      return;
-    }
+  void work(char* buffer) {
     for (int64_t r; !stop_ && (r = next_++) < static_cast<int64_t>(runs_.size());) {
       const Run& run = runs_[static_cast<size_t>(r)];
-      const int64_t got = read_fully(fd_, buffer.get(), run.last - run.first, run.first, block_);
+      const int64_t got = read_fully(fd_, buffer, run.last - run.first, run.first, block_);
       if (got < 0) return fail(r, errno);
       bytes_ += got;
       for (int64_t i = run.begin; i < run.end; ++i) {
         const Wanted& each = wanted_[static_cast<size_t>(i)];
         const int64_t at = offset_ + each.row * row_bytes_ - run.first;
         if (at + row_bytes_ > got) return fail(r, -1);
-        std::memcpy(out_ + each.position * row_bytes_, buffer.get() + at,
+        std::memcpy(out_ + each.position * row_bytes_, buffer + at,
                     static_cast<size_t>(row_bytes_));
       }
     }
@@ -170,7 +162,7 @@ class Reader {
   char* out_;
   int64_t largest_ = 0;
   std::atomic<int64_t> next_{0}, bytes_{0};
-  std::atomic<bool> stop_{false}, no_memory_{false};
+  std::atomic<bool> stop_{false};
   std::mutex mutex_;
   int64_t failed_ = -1, error_ = 0;
 };

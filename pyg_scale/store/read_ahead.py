@@ -2,15 +2,14 @@
 
 What several requests miss is read in one pass over the file, section by section: the more rows of a
 section are wanted, the closer they lie, and the less is read for nothing. A section is read once
-there is room for it. The memory of a request goes back to the system as soon as its rows were
-taken, so that one pass fills what the pass before it leaves. No thread waits for room: it ends,
+there is room for it. As soon as the rows of a request were taken, the next pass fills their memory,
+which goes back to the system when nothing is coming any more. No thread waits for room: it ends,
 and whoever makes room begins another one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.cache.together import Read
 from pyg_scale.store.cache.turns import LIMIT
+from pyg_scale.store.row_blocks import Held, RowBlocks
 
 SECTIONS = 16
 """A pass has so many sections at most."""
@@ -45,6 +45,8 @@ class ReadAhead:
         self.held = 0
         self._lock = threading.Lock()
         self._passes: list[_Pass] = []
+        self._coming = 0  # requests whose rows were neither taken nor forgotten
+        self._blocks: dict[int, RowBlocks] = {}  # by the bytes of a row
         self._reader: threading.Thread | None = None
 
     def ask(self, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int) -> list[Coming]:
@@ -62,6 +64,7 @@ class ReadAhead:
         made = _Pass(self, rows, row_bytes, read, room)
         with self._lock:
             self._passes.append(made)
+            self._coming += len(made.coming)
             self._go_on()
         return made.coming
 
@@ -77,9 +80,16 @@ class ReadAhead:
     def let_go(self, coming: Coming) -> None:
         """Give back the memory of a request."""
         with self._lock:
+            if coming.forgotten:
+                return
             coming.forgotten = True
-            found = coming.of
-            self.held -= found.release(coming)
+            for held in coming.held:
+                self.held -= held.num_bytes
+                held.give_back()
+            coming.held.clear()
+            self._coming -= 1
+            if not self._coming:
+                self._blocks.clear()
             self._go_on()
 
     # The thread that reads ###################################################################
@@ -112,6 +122,14 @@ class ReadAhead:
             with self._lock:
                 self.held += found.count_section()
 
+    def room_for(self, counts: Sequence[int], row_bytes: int, room: int) -> list[Held]:
+        """Memory for so many rows each."""
+        with self._lock:
+            blocks = self._blocks.get(row_bytes)
+            if blocks is None:
+                blocks = self._blocks[row_bytes] = RowBlocks(row_bytes, room)
+            return blocks.take(counts)
+
 
 class Coming:
     """The rows of one request.
@@ -120,13 +138,12 @@ class Coming:
         of: The pass that brings them.
         number: Which of its requests this is.
         rows: ``int64``.
-        begin: The first of its rows in the memory of the pass.
     """
 
-    def __init__(self, of: _Pass, number: int, rows: Tensor, begin: int) -> None:
-        self.of, self.number, self.rows, self.begin = of, number, rows, begin
+    def __init__(self, of: _Pass, number: int, rows: Tensor) -> None:
+        self.of, self.number, self.rows = of, number, rows
         self.order: Tensor = rows  # until it is sorted
-        self.read = 0  # rows
+        self.held: list[Held] = []  # what was read, in that order
         self.failed = self.forgotten = False
         self.there = threading.Event()
 
@@ -150,16 +167,18 @@ class Coming:
                 reads = not (given_up() or time.monotonic() > deadline)
             if not self.there.is_set() or self.failed or self.forgotten:
                 return False
-            if self.rows.numel():
-                row_cache.scatter(self.of.values(self), gather(position, self.order), out)
+            end = 0
+            for held in self.held:
+                begin, end = end, end + held.position.numel()
+                to = gather(position, self.order[begin:end])
+                row_cache.scatter(held.rows, to, out, take=held.position)
             return True
         finally:
             self.forget()
 
     def forget(self) -> None:
         """Say that nobody needs the rows any more."""
-        if not self.forgotten:
-            self.of.ahead.let_go(self)
+        self.of.ahead.let_go(self)
 
 
 class _Pass:
@@ -171,10 +190,8 @@ class _Pass:
         self.ahead, self.room = ahead, room
         self.wanted = False
         self._read, self._row_bytes = read, row_bytes
-        counts = [each.numel() for each in rows]
-        begins = np.cumsum([0, *counts])
-        self._num_rows = int(begins[-1])
-        self.coming = [Coming(self, i, each, int(begins[i])) for i, each in enumerate(rows)]
+        self._num_rows = sum(each.numel() for each in rows)
+        self.coming = [Coming(self, i, each) for i, each in enumerate(rows)]
         for each in self.coming:
             if not each.rows.numel():
                 each.there.set()
@@ -182,7 +199,7 @@ class _Pass:
         self._num_sections = max(1, min(SECTIONS, size // LEAST))
         self._section = 0
         self._ends: list[np.ndarray] = []  # rows of each request by section
-        self._memory: _Memory | None = None
+        self._section_held: list[tuple[Coming, Held]] = []
 
     @property
     def section_bytes(self) -> int:
@@ -194,64 +211,45 @@ class _Pass:
         left = self._section < self._num_sections and self._num_rows > 0
         return left and any(not each.forgotten for each in self.coming)
 
-    def values(self, coming: Coming) -> Tensor:
-        """The rows of a request, in the order of the file."""
-        assert self._memory is not None
-        end = coming.begin + coming.rows.numel()
-        return self._memory.rows(self._row_bytes)[coming.begin : end]
-
-    def release(self, coming: Coming) -> int:
-        """Give back the memory of a request; how many bytes of rows that were."""
-        count, coming.read = coming.read, 0
-        if self._memory is not None:
-            begin = coming.begin * self._row_bytes
-            self._memory.release(begin, begin + coming.rows.numel() * self._row_bytes)
-        if all(each.forgotten for each in self.coming):
-            self._memory = None
-        return count * self._row_bytes
-
     def read_section(self) -> None:
         """Read the next section for those who still want it."""
         mine = [each for each in self.coming if not (each.forgotten or each.failed)]
         if not mine:
             return
         try:
-            memory = self._memory
-            if memory is None:
-                memory = self._memory = self._begin()
+            if not self._ends:
+                self._find_sections()
             begin, end = self._ends[self._section : self._section + 2]
             mine = [each for each in mine if begin[each.number] < end[each.number]]
-            index, position = [], []
-            for each in mine:
-                first, last = begin[each.number], end[each.number]
-                index.append(each.rows.numpy()[each.order[first:last].numpy()])
-                position.append(np.arange(first, last) + each.begin)
-            if index:
-                self._read(
-                    torch.from_numpy(np.concatenate(index)),
-                    torch.from_numpy(np.concatenate(position)),
-                    memory.rows(self._row_bytes),
-                )
+            if mine:
+                counts = [int(end[each.number] - begin[each.number]) for each in mine]
+                made = self.ahead.room_for(counts, self._row_bytes, self.room)
+                self._section_held = list(zip(mine, made))
+                index = [
+                    gather(each.rows, each.order[begin[each.number] : end[each.number]])
+                    for each in mine
+                ]
+                self._read(_joined(index), _joined([h.position for h in made]), made[0].rows)
         except Exception:  # whose rows those are finds out when it reads them itself
             for each in mine:
                 each.failed = True
 
     def count_section(self) -> int:
         """Say who has all of its rows now; how many bytes are held in addition."""
-        held, self._section = 0, self._section + 1
-        last = self._section == self._num_sections
+        bytes_held, self._section = 0, self._section + 1
+        for each, held in self._section_held:
+            if each.forgotten or each.failed:
+                held.give_back()
+            else:
+                each.held.append(held)
+                bytes_held += held.num_bytes
+        self._section_held = []
         for each in self.coming:
-            if each.forgotten:
-                self.release(each)  # what was written meanwhile
-            elif not each.failed:
-                begin, end = self._ends[self._section - 1 : self._section + 1]
-                each.read += int(end[each.number] - begin[each.number])
-                held += int(end[each.number] - begin[each.number])
-            if each.failed or last:
+            if each.failed or self._section == self._num_sections:
                 each.there.set()
-        return held * self._row_bytes
+        return bytes_held
 
-    def _begin(self) -> _Memory:
+    def _find_sections(self) -> None:
         """Find out where the sections end."""
         # NumPy, as torch would start threads for this beside those of the loader.
         rows = [each.rows.numpy() for each in self.coming]
@@ -273,24 +271,7 @@ class _Pass:
             )
         ends.append(np.array([mine.size for mine in rows]))
         self._ends = ends
-        return _Memory(self._num_rows * self._row_bytes)
 
 
-class _Memory:
-    """Memory that is taken when it is written, and can be given back piece by piece."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._mapped.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._mapped, dtype=torch.uint8)
-
-    def rows(self, row_bytes: int) -> Tensor:
-        return self._bytes.view(-1, row_bytes)
-
-    def release(self, begin: int, end: int) -> None:
-        """Give back the whole pages of some bytes, which are not used any more."""
-        page = mmap.PAGESIZE
-        begin, end = -(-begin // page) * page, end // page * page
-        if begin < end and hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+def _joined(each: Sequence[Tensor]) -> Tensor:
+    return torch.from_numpy(np.concatenate([one.numpy() for one in each]))

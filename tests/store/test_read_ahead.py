@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from itertools import chain
 
@@ -104,27 +105,31 @@ def test_no_more_is_held_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
     assert ahead.held == 0
 
 
-def test_memory_is_given_back_with_the_rows_of_each() -> None:
+def test_memory_is_used_again_and_given_back_in_the_end() -> None:
     ahead, row, count = ReadAhead(), 1 << 12, 1024
+    asked, out = torch.arange(count), torch.zeros(count, row, dtype=torch.uint8)
 
     def read(rows: Tensor, position: Tensor, out: Tensor) -> None:
         out[position] = 1
 
-    asked = torch.arange(count)
     found = ahead.ask([asked] * 4, row, read, 1 << 30)
     settle(ahead)
-    out, resident = torch.zeros(count, row, dtype=torch.uint8), []
+    rows = weakref.ref(found[0].held[0].rows)
+    assert 0 <= _resident(rows()) - 4 * count * row < 2 << 20  # in whole huge pages
+    for _ in range(5):
+        found += ahead.ask([asked], row, read, 1 << 30)
+        settle(ahead)
+        assert found.pop(0).take(asked, out, never)
+    assert all(held.rows is rows() for each in found for held in each.held)
+    assert _resident(rows()) - 5 * count * row < 2 << 20
     for each in found:
-        values = each.of.values(each)
-        resident.append(_resident(values))
         assert each.take(asked, out, never)
-        resident.append(_resident(values))
-    assert resident == [count * row, 0] * 4
-    assert found[0].of._memory is None  # all of it is gone before the garbage collector comes
+    assert rows() is None  # all of it is gone before the garbage collector comes
 
 
-def _resident(values: Tensor) -> int:
+def _resident(values: Tensor | None) -> int:
     """Bytes of a tensor that are in memory."""
+    assert values is not None
     pages = -(-values.numel() // mmap.PAGESIZE)
     found = (ctypes.c_ubyte * pages)()
     size = ctypes.c_size_t(values.numel())

@@ -1,0 +1,91 @@
+"""Memory for rows that come and go, in blocks that are used again.
+
+Memory that goes back to the system is cleared before anybody has it again, which costs more than
+reading the rows does.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+BLOCK = 128 << 10
+"""Bytes of a block, unless a single row has more."""
+
+
+class Held:
+    """Room for some rows, until it is given back.
+
+    Attributes:
+        rows: ``uint8`` ``[n, row_bytes]``, the memory that they are part of.
+        position: ``int64`` ``[count]``, which rows of it.
+    """
+
+    def __init__(self, of: _Segment, blocks: list[int], count: int) -> None:
+        self._of, self._blocks, self.rows = of, blocks, of.rows
+        first = torch.tensor(blocks, dtype=torch.int64).mul_(of.block_rows)
+        within = torch.arange(of.block_rows, dtype=torch.int64)
+        self.position = (first[:, None] + within).view(-1)[:count]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows."""
+        return self.position.numel() * self.rows.size(1)
+
+    def give_back(self) -> None:
+        """Say that nobody reads or writes them any more."""
+        self._of.free += reversed(self._blocks)
+        self._blocks = []
+
+
+class RowBlocks:
+    """Blocks for rows of one size. Callers take turns.
+
+    Args:
+        row_bytes: Bytes of a row.
+        room: Bytes that are expected to be in use at most; they cost nothing before they are.
+    """
+
+    def __init__(self, row_bytes: int, room: int) -> None:
+        self._row_bytes = row_bytes
+        self._block_rows = max(1, BLOCK // row_bytes)
+        self._expected = -(-room // (self._block_rows * row_bytes))
+        self._segments: list[_Segment] = []
+
+    def take(self, counts: Sequence[int]) -> list[Held]:
+        """Room for so many rows each, all in the same memory."""
+        blocks = [-(-count // self._block_rows) for count in counts]
+        needed = sum(blocks)
+        # what was more than expected goes back to the system when it is free
+        self._segments[1:] = [each for each in self._segments[1:] if each.in_use]
+        segment = next((each for each in self._segments if len(each.free) >= needed), None)
+        if segment is None:
+            expected = 0 if self._segments else self._expected
+            segment = _Segment(max(needed, expected), self._block_rows, self._row_bytes)
+            self._segments.append(segment)
+        return [segment.take(number, count) for number, count in zip(blocks, counts)]
+
+
+class _Segment:
+    """Blocks one after the other; the one that was given back last is used first."""
+
+    def __init__(self, num_blocks: int, block_rows: int, row_bytes: int) -> None:
+        self.block_rows, self._num_blocks = block_rows, num_blocks
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mapped = mmap.mmap(-1, max(1, num_blocks * block_rows * row_bytes), flags=flags)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        self.rows = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, row_bytes)
+        self.free = list(reversed(range(num_blocks)))
+
+    @property
+    def in_use(self) -> bool:
+        return len(self.free) < self._num_blocks
+
+    def take(self, number: int, count: int) -> Held:
+        first = len(self.free) - number
+        blocks = self.free[first:][::-1]
+        del self.free[first:]
+        return Held(self, blocks, count)
