@@ -16,6 +16,7 @@
 #include "parts.h"
 #include "pool.h"
 #include "prefetch.h"
+#include "row_writer.h"
 
 namespace pyg_scale {
 namespace {
@@ -36,6 +37,7 @@ struct Matrix {
   std::vector<Part> parts;
   int64_t bytes;  // of a row
   char* out;
+  bool past;      // whether they pass the caches
 };
 
 // A part and a row of it, in one word.
@@ -95,7 +97,26 @@ void copy_rows(const Matrix& matrix, const Place* places, int64_t n, char* out) 
   }
 }
 
+// The same, past the caches.
+void write_rows(const Matrix& matrix, const Place* places, int64_t n, char* out) {
+  const int64_t bytes = matrix.bytes;
+  const int64_t ahead = rows_ahead(bytes);
+  const Part* parts = matrix.parts.data();
+  for (int64_t i = 0; i < std::min(ahead, n); ++i) {
+    prefetch_row_start(places[i].of(parts, bytes), bytes);
+  }
+  RowWriter writer(out);
+  for (int64_t i = 0; i < n; ++i) {
+    // The page is looked for once, before all lines of the row need it.
+    if (i + 2 * ahead < n) __builtin_prefetch(places[i + 2 * ahead].of(parts, bytes), 0, 2);
+    if (i + ahead < n) prefetch_row_start(places[i + ahead].of(parts, bytes), bytes);
+    writer.put(places[i].of(parts, bytes), bytes);
+  }
+  writer.finish();
+}
+
 void copy(const Matrix& matrix, const Place* places, int64_t n, char* out) {
+  if (matrix.past) return write_rows(matrix, places, n, out);
   switch (matrix.bytes) {
     case 0: return;
     case 1: return copy_rows<1>(matrix, places, n, out);
@@ -134,6 +155,7 @@ std::vector<Tensor> gather_parts(std::vector<Tensor> x, Tensor part, Tensor loca
     all_bytes += matrix.bytes;
     out.push_back(pool_empty({count, matrix.bytes}, ScalarType::Byte));
     matrix.out = static_cast<char*>(out.back().mutable_data_ptr());
+    matrix.past = RowWriter::suits(matrix.bytes, count * matrix.bytes);
   }
   if (matrices.empty()) return out;
   const Places book = places_of({part}, {local}, {offsets}, {num_rows})[0];

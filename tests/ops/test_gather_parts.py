@@ -52,6 +52,25 @@ def test_many_rows() -> None:
         gather_parts([_split(x, book)], book.part, book.local, book.offsets, index)
 
 
+@pytest.mark.parametrize("row_bytes", [65, 400, 1601])
+def test_outputs_larger_than_the_caches(row_bytes: int) -> None:
+    """They are written by lines, of which several rows, blocks and threads may have a part."""
+    generator = torch.Generator().manual_seed(row_bytes)
+    x = torch.randint(256, (2000, row_bytes), dtype=torch.uint8, generator=generator)
+    part = torch.randint(3, (2000,), generator=generator)
+    book = PartitionBook.from_assignment(part, 3)
+    index = torch.randint(2000, ((9 << 20) // row_bytes,), generator=generator)
+    both = [_split(x, book), _split(x[:, :5].contiguous(), book)]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            wide, narrow = gather_parts(both, book.part, book.local, book.offsets, index)
+            assert torch.equal(wide, x[index]) and torch.equal(narrow, x[index][:, :5])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_what_is_no_row_is_refused() -> None:
     x = torch.arange(40, dtype=torch.uint8).view(10, 4)
     book = PartitionBook.from_assignment(torch.tensor([0, 1] * 5), 2)
