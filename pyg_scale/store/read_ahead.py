@@ -78,7 +78,7 @@ class ReadAhead:
             return self._reader is not None
 
     def let_go(self, coming: Coming) -> None:
-        """Give back the memory of a request."""
+        """Give back the memory of a request, once."""
         with self._lock:
             if coming.forgotten:
                 return
@@ -169,9 +169,9 @@ class Coming:
                 return False
             end = 0
             for held in self.held:
-                begin, end = end, end + held.position.numel()
+                begin, end = end, end + held.count
                 to = gather(position, self.order[begin:end])
-                row_cache.scatter(held.rows, to, out, take=held.position)
+                row_cache.scatter(held.rows, to, out, take=held.positions())
             return True
         finally:
             self.forget()
@@ -225,11 +225,10 @@ class _Pass:
                 counts = [int(end[each.number] - begin[each.number]) for each in mine]
                 made = self.ahead.room_for(counts, self._row_bytes, self.room)
                 self._section_held = list(zip(mine, made))
-                index = [
-                    gather(each.rows, each.order[begin[each.number] : end[each.number]])
-                    for each in mine
-                ]
-                self._read(_joined(index), _joined([h.position for h in made]), made[0].rows)
+                order = [each.order[begin[each.number] : end[each.number]] for each in mine]
+                index = [each.rows.numpy()[one.numpy()] for each, one in zip(mine, order)]
+                position = [held.positions().numpy() for held in made]
+                self._read(_joined(index), _joined(position), made[0].rows)
         except Exception:  # whose rows those are finds out when it reads them itself
             for each in mine:
                 each.failed = True
@@ -273,5 +272,5 @@ class _Pass:
         self._ends = ends
 
 
-def _joined(each: Sequence[Tensor]) -> Tensor:
-    return torch.from_numpy(np.concatenate([one.numpy() for one in each]))
+def _joined(each: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(each))

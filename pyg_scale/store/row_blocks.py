@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 BLOCK = 128 << 10
 """Bytes of a block, unless a single row has more."""
@@ -19,20 +21,25 @@ class Held:
     """Room for some rows, until it is given back.
 
     Attributes:
+        count: How many.
         rows: ``uint8`` ``[n, row_bytes]``, the memory that they are part of.
-        position: ``int64`` ``[count]``, which rows of it.
     """
 
     def __init__(self, of: _Segment, blocks: list[int], count: int) -> None:
-        self._of, self._blocks, self.rows = of, blocks, of.rows
-        first = torch.tensor(blocks, dtype=torch.int64).mul_(of.block_rows)
-        within = torch.arange(of.block_rows, dtype=torch.int64)
-        self.position = (first[:, None] + within).view(-1)[:count]
+        self.count, self.rows = count, of.rows
+        self._of, self._blocks = of, blocks
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows."""
-        return self.position.numel() * self.rows.size(1)
+        """Bytes of them."""
+        return self.count * self.rows.size(1)
+
+    def positions(self) -> Tensor:
+        """Which of ``rows`` they are, ``int64`` ``[count]``."""
+        # NumPy, as torch would start threads for this in whatever thread it is.
+        first = np.array(self._blocks, dtype=np.int64) * self._of.block_rows
+        found = first[:, None] + np.arange(self._of.block_rows)
+        return torch.from_numpy(found.reshape(-1)[: self.count])
 
     def give_back(self) -> None:
         """Say that nobody reads or writes them any more."""

@@ -17,13 +17,13 @@ def test_rows_belong_to_one_holder_at_a_time(row_bytes: int) -> None:
     held: list[tuple[Held, int]] = []
     for turn in range(60):
         for made in blocks.take([chance.randrange(1, most) for _ in range(chance.randrange(1, 4))]):
-            made.rows[made.position] = turn
+            made.rows[made.positions()] = turn
             held.append((made, turn))
         while len(held) > 6:
             made, turn = held.pop(chance.randrange(len(held)))
-            assert made.rows.shape[1] == row_bytes
-            assert made.num_bytes == made.position.numel() * row_bytes
-            assert bool((made.rows[made.position] == turn).all())
+            assert made.positions().numel() == made.count
+            assert made.num_bytes == made.count * row_bytes
+            assert bool((made.rows[made.positions()] == turn).all())
             made.give_back()
 
 
@@ -32,7 +32,7 @@ def test_the_rows_of_a_call_lie_in_the_same_memory() -> None:
     for _ in range(5):
         one, two = blocks.take([5000, 1])
         assert one.rows is two.rows
-        assert torch.cat([one.position, two.position]).unique().numel() == 5001
+        assert torch.cat([one.positions(), two.positions()]).unique().numel() == 5001
 
 
 def test_memory_is_used_again_and_what_was_too_much_is_dropped() -> None:
@@ -41,8 +41,8 @@ def test_memory_is_used_again_and_what_was_too_much_is_dropped() -> None:
     more = blocks.take([2])[0]
     assert more.rows is not kept.rows
     expected = blocks.take([1])[0]
-    assert expected.rows is kept.rows and expected.position.tolist() == [3]
+    assert expected.rows is kept.rows and expected.positions().tolist() == [3]
     expected.give_back()
     more.give_back()
     again = blocks.take([1])[0]
-    assert again.position.tolist() == [3] and len(blocks._segments) == 1
+    assert again.positions().tolist() == [3] and len(blocks._segments) == 1
