@@ -16,10 +16,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale.ops import keys
+from pyg_scale.ops.cut_edges import cut_edges
 from pyg_scale.ops.refine_partition import refine_partition
 from pyg_scale.ops.stream_partition import FRACTION, breadth_first, stream_partition
 from pyg_scale.partitioner.base import Partitioner, PartitionGraph
-from pyg_scale.partitioner.quick_cut import cut_edges
 
 _AT_ONCE = 1 << 22
 ORDERS = ("natural", "random", "degree", "bfs")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.ops.cut_edges import cut_edges
 from pyg_scale.partitioner import (
     BALANCES,
     Partitioner,
@@ -21,7 +22,6 @@ from pyg_scale.partitioner import (
     partition,
     partition_graph,
 )
-from pyg_scale.partitioner.quick_cut import cut_edges
 from pyg_scale.partitioner.random import RandomPartitioner
 from pyg_scale.testing import graphs, shapes
 

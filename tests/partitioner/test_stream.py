@@ -7,9 +7,9 @@ from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale.ops import library
+from pyg_scale.ops.cut_edges import cut_edges
 from pyg_scale.ops.undirected import undirected
 from pyg_scale.partitioner import equal_shares, imbalance, partition_graph
-from pyg_scale.partitioner.quick_cut import cut_edges
 from pyg_scale.partitioner.stream import LDG, Fennel
 from pyg_scale.testing import shapes
 
