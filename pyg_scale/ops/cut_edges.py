@@ -18,13 +18,14 @@ def cut_edges(indptr: Tensor, indices: Tensor, part: Tensor) -> int:
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions.
-        part: ``int32`` ``[num_nodes]``.
+        part: ``int32`` or ``int64`` ``[num_nodes]``.
 
     Raises:
         ValueError: Compiled, if these are no graph, or do not fit each other.
     """
     if library.compiled():
-        return torch.ops.pyg_scale.cut_edges(indptr, indices, part, num_threads())
+        narrow = part.to(torch.int32).contiguous()
+        return torch.ops.pyg_scale.cut_edges(indptr, indices, narrow, num_threads())
     cut = 0
     for begin in range(0, part.numel(), _NODES):
         end = min(part.numel(), begin + _NODES)
