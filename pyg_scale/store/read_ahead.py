@@ -168,11 +168,11 @@ class Coming:
             if not self.there.is_set() or self.failed or self.forgotten:
                 return False
             end = 0
-            for held in self.held:
+            for held in list(self.held):
                 begin, end = end, end + held.count
                 to = gather(position, self.order[begin:end])
                 row_cache.scatter(held.rows, to, out, take=held.positions())
-            return True
+            return not self.forgotten  # others may have had the memory meanwhile
         finally:
             self.forget()
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,22 @@ def test_who_forgot_rows_does_not_wait_for_them() -> None:
     assert not coming.take(torch.arange(4), out, lambda: pytest.fail("it waited"))
     disk.go.set()
     assert take(other) == [0, 1, 2, 3] and take(before) is not None
+
+
+def test_rows_that_are_forgotten_while_they_are_taken_are_read_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may fill their memory before all of them are copied."""
+    ahead, disk, scatter = ReadAhead(), Disk(), read_ahead.row_cache.scatter
+    one, _ = ahead.ask([torch.arange(4), torch.arange(9)], ROW, disk.read, 1 << 20)
+    settle(ahead)
+
+    def late(*args: Any, **kwargs: Any) -> None:
+        one.forget()
+        scatter(*args, **kwargs)
+
+    monkeypatch.setattr(read_ahead.row_cache, "scatter", late)
+    assert take(one) is None
 
 
 @pytest.mark.parametrize("given_up", [False, True])
