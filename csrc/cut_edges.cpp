@@ -19,12 +19,12 @@ constexpr int64_t kTaskNodes = 4096;  // fewer are not worth a thread
 
 int64_t cut_edges(Tensor indptr, Tensor indices, Tensor part, int64_t num_threads) {
   const int64_t num_nodes = indptr.numel() - 1;
-  check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() &&
-            part.scalar_type() == ScalarType::Int && part.numel() == num_nodes,
-        "part must be a contiguous int32 tensor with an entry for each node");
+  const bool narrow = part.scalar_type() == ScalarType::Char;
+  check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() && part.numel() == num_nodes &&
+            (narrow || part.scalar_type() == ScalarType::Int),
+        "part must be a contiguous int8 or int32 tensor with an entry for each node");
   const Tensor no_weights = pool_empty({0}, ScalarType::Long);
-  return with_adjacency(indptr, indices, no_weights, [&](const auto& graph) {
-    const int32_t* of = num_nodes ? part.const_data_ptr<int32_t>() : nullptr;
+  const auto run = [&](const auto& graph, const auto* of) {
     std::atomic<int64_t> entries{0};
     const auto count = [&](int64_t begin, int64_t end) {
       int64_t mine = 0;
@@ -42,6 +42,11 @@ int64_t cut_edges(Tensor indptr, Tensor indices, Tensor part, int64_t num_thread
       count(0, num_nodes);
     }
     return entries / 2;  // each edge is there in both directions
+  };
+  return with_adjacency(indptr, indices, no_weights, [&](const auto& graph) {
+    const void* of = part.const_data_ptr();
+    return narrow ? run(graph, static_cast<const int8_t*>(of))
+                  : run(graph, static_cast<const int32_t*>(of));
   });
 }
 

@@ -4,9 +4,11 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "graph_view.h"
@@ -14,8 +16,11 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kAhead = 32;     // entries whose part is asked for
-constexpr int kFraction = 20;      // bits behind the point of scores and shares
+constexpr int64_t kAhead = 32;         // entries whose part is asked for
+constexpr int64_t kRowsAhead = 6;      // nodes whose entries are asked for
+constexpr int64_t kRowEntries = 256;   // of one node
+constexpr int kFraction = 20;          // bits behind the point of scores and shares
+constexpr int64_t kNarrowParts = 127;  // that int8 can name
 constexpr int64_t kNever = INT64_MIN;
 
 // A contiguous table of `rows` by `columns`.
@@ -32,18 +37,26 @@ int64_t floor_div(int64_t a, int64_t b) {  // b > 0; as Python's //
   return q - (a % b < 0);
 }
 
-struct Stream {
-  const int64_t* indptr;
-  IntColumn indices;
+// What is placed by, whatever the types of the neighbours and parts are.
+struct Loads {
   const int64_t* weights;
   int64_t weight_row, weight_column;  // strides
-  int32_t* part;
   int64_t num_parts, columns;
   int64_t *load, *capacity;
   double* coefficient;
   bool ldg;
-  std::vector<int64_t> penalty, count;
+  std::vector<int64_t> penalty;
+  std::vector<int64_t> count;   // neighbours of the node: those without a part, then by part
   std::vector<int64_t> active;  // columns in which the node weighs something
+
+  int64_t neighbors(int64_t p) const { return count[p + 1]; }
+
+  void set_active(int64_t v) {
+    active.clear();
+    for (int64_t c = 0; c < columns; ++c) {
+      if (weight(v, c) > 0) active.push_back(c);
+    }
+  }
 
   int64_t weight(int64_t v, int64_t c) const {
     return weights[v * weight_row + c * weight_column];
@@ -83,32 +96,22 @@ struct Stream {
   }
 
   int64_t score(int64_t v, int64_t p, int64_t room) const {
-    if (ldg) return count[p] ? count[p] * (room + 1) : 0;
-    int64_t found = count[p] << kFraction;
+    if (ldg) return neighbors(p) ? neighbors(p) * (room + 1) : 0;
+    int64_t found = neighbors(p) << kFraction;
     for (const int64_t c : active) found -= weight(v, c) * penalty[p * columns + c];
     return found;
   }
 
-  // Places a node; whether it is elsewhere than before.
-  bool place(int64_t v) {
-    active.clear();
-    for (int64_t c = 0; c < columns; ++c) {
-      if (weight(v, c) > 0) active.push_back(c);
-    }
-    const int64_t before = part[v];
-    if (before >= 0) add(v, before, -1);
-    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-      const int64_t p = part[indices[e]];
-      if (p >= 0) ++count[p];
-    }
+  // The part for a node that has been counted for, and was in `before`, or nowhere (-1).
+  int64_t best_part(int64_t v, int64_t before) const {
     // its own part first, then from one that differs from node to node: the first of equals wins
     const int64_t start = before >= 0 ? before : v % num_parts;
     int64_t best = -1, best_score = kNever, best_room = kNever;
     for (int64_t i = 0, p = start; i < num_parts; ++i, p = p + 1 < num_parts ? p + 1 : 0) {
       if (!fits(v, p)) continue;
       // room costs a division, so it is only looked at where it decides
-      if (ldg && best_score > 0 && count[p] == 0) continue;
-      int64_t left = ldg && count[p] ? room(v, p) : kNever;
+      if (ldg && best_score > 0 && neighbors(p) == 0) continue;
+      int64_t left = ldg && neighbors(p) ? room(v, p) : kNever;
       const int64_t found = score(v, p, left);
       if (found < best_score || (found == best_score && best == before)) continue;
       if (found == best_score) {
@@ -124,13 +127,79 @@ struct Stream {
         if (best < 0 || left > best_room) best = p, best_room = left;
       }
     }
-    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-      const int64_t p = part[indices[e]];
-      if (p >= 0) count[p] = 0;
+    return best;
+  }
+};
+
+template <typename Index, typename Part>
+struct Stream {
+  Loads& loads;
+  const int64_t* indptr;
+  const Index* indices;
+  int64_t stride, size;
+  Part* part;
+  static constexpr int64_t kLineEntries = 64 / sizeof(Index);
+
+  void ask_for_row(int64_t v) const {
+    if (v < 0 || v >= size) return;
+    const int64_t last = std::min(indptr[v + 1], indptr[v] + kRowEntries);
+    for (int64_t e = indptr[v]; e < last; e += kLineEntries) {
+      __builtin_prefetch(indices + e * stride);
     }
-    part[v] = static_cast<int32_t>(best);
-    add(v, best, 1);
+  }
+
+  // Looks at the neighbours of a node that is to come, and asks for the memory of their parts.
+  void coming(int64_t v) const {
+    if (v < 0 || v >= size) fail("order: there is no node " + std::to_string(v));
+    if (indptr[v] > indptr[v + 1]) fail("the pointers go down");
+    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+      const auto u = static_cast<int64_t>(indices[e * stride]);
+      if (static_cast<uint64_t>(u) >= static_cast<uint64_t>(size)) [[unlikely]] {
+        fail("there is no node " + std::to_string(u));
+      }
+      __builtin_prefetch(part + u);
+    }
+  }
+
+  // Places a node; whether it is elsewhere than before.
+  bool place(int64_t v) {
+    loads.set_active(v);
+    const int64_t before = part[v];
+    if (before >= 0) loads.add(v, before, -1);
+    const int64_t first = indptr[v], last = indptr[v + 1];
+    int64_t* count = loads.count.data();
+    for (int64_t e = first; e < last; ++e) ++count[part[indices[e * stride]] + 1];
+    const int64_t best = loads.best_part(v, before);
+    if (last - first < loads.num_parts) {
+      for (int64_t e = first; e < last; ++e) count[part[indices[e * stride]] + 1] = 0;
+    } else {
+      std::fill_n(count, loads.num_parts + 1, 0);
+    }
+    part[v] = static_cast<Part>(best);
+    loads.add(v, best, 1);
     return best != before;
+  }
+
+  template <typename Node>
+  int64_t run(int64_t begin, int64_t end, bool ordered, const Node& node) {
+    int64_t moved = 0, asked = begin, entries = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      if (ordered) {  // else rows follow one another
+        if (asked + 2 * kRowsAhead < end) {
+          __builtin_prefetch(indptr + node(asked + 2 * kRowsAhead));
+        }
+        if (asked + kRowsAhead < end) ask_for_row(node(asked + kRowsAhead));
+      }
+      while (asked < end && (asked <= i || entries < kAhead)) {
+        const int64_t v = node(asked++);
+        coming(v);
+        entries += indptr[v + 1] - indptr[v];
+      }
+      const int64_t v = node(i);
+      entries -= indptr[v + 1] - indptr[v];
+      moved += place(v);
+    }
+    return moved;
   }
 };
 
@@ -139,62 +208,54 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
                          Tensor load, Tensor capacity, Tensor coefficient, bool ldg, int64_t begin,
                          int64_t end) {
   const int64_t size = indptr.numel() - 1;
-  Stream stream;
-  stream.indptr = int64_data(indptr, size + 1, "indptr");
-  stream.indices = int_column(indices, "indices");
-  check(stream.indptr[0] >= 0 && stream.indptr[size] <= indices.numel(),
-        "indptr does not fit indices");
+  const int64_t* pointers = int64_data(indptr, size + 1, "indptr");
+  const IntColumn neighbors = int_column(indices, "indices");
+  check(pointers[0] >= 0 && pointers[size] <= indices.numel(), "indptr does not fit indices");
   check(weights.is_cpu() && weights.dim() == 2 && weights.size(0) == size &&
             weights.scalar_type() == ScalarType::Long,
         "weights must be an int64 table with a row for each node");
-  stream.weights = static_cast<const int64_t*>(weights.const_data_ptr());
-  stream.weight_row = weights.stride(0);
-  stream.weight_column = weights.stride(1);
-  stream.columns = weights.size(1);
-  stream.num_parts = load.dim() == 2 ? load.size(0) : 0;
-  check(stream.num_parts >= 1, "load must have a row for each part");
-  const int64_t parts = stream.num_parts, columns = stream.columns;
-  stream.load = table<int64_t>(load, parts, columns, ScalarType::Long, "load");
-  stream.capacity = table<int64_t>(capacity, parts, columns, ScalarType::Long, "capacity");
-  stream.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double,
-                                     "coefficient");
+  Loads loads;
+  loads.weights = static_cast<const int64_t*>(weights.const_data_ptr());
+  loads.weight_row = weights.stride(0);
+  loads.weight_column = weights.stride(1);
+  loads.columns = weights.size(1);
+  loads.num_parts = load.dim() == 2 ? load.size(0) : 0;
+  check(loads.num_parts >= 1, "load must have a row for each part");
+  const int64_t parts = loads.num_parts, columns = loads.columns;
+  loads.load = table<int64_t>(load, parts, columns, ScalarType::Long, "load");
+  loads.capacity = table<int64_t>(capacity, parts, columns, ScalarType::Long, "capacity");
+  loads.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double,
+                                    "coefficient");
+  loads.ldg = ldg;
+  loads.penalty.resize(static_cast<size_t>(parts * columns));
+  loads.count.assign(static_cast<size_t>(parts + 1), 0);
+  for (int64_t p = 0; p < parts; ++p) {
+    for (int64_t c = 0; c < columns; ++c) loads.set_penalty(p, c);
+  }
+  const bool narrow = part.scalar_type() == ScalarType::Char;
   check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() && part.numel() == size &&
-            part.scalar_type() == ScalarType::Int,
-        "part must be a contiguous int32 tensor with an entry for each node");
-  stream.part = static_cast<int32_t*>(part.mutable_data_ptr());
+            (narrow || part.scalar_type() == ScalarType::Int),
+        "part must be a contiguous int8 or int32 tensor with an entry for each node");
+  check(!narrow || parts <= kNarrowParts, "there are too many parts for int8");
   const bool ordered = order.numel() > 0;
   const IntColumn nodes = int_column(order, "order");
   check(!ordered || order.numel() == size, "order must name every node");
   check(0 <= begin && begin <= end && end <= size, "there are no such nodes");
-  stream.ldg = ldg;
-  stream.penalty.resize(static_cast<size_t>(parts * columns));
-  stream.count.assign(static_cast<size_t>(parts), 0);
-  for (int64_t p = 0; p < parts; ++p) {
-    for (int64_t c = 0; c < columns; ++c) stream.set_penalty(p, c);
-  }
-  const auto checked = [&](int64_t v) {
-    if (v < 0 || v >= size) fail("order: there is no node " + std::to_string(v));
-    if (stream.indptr[v] > stream.indptr[v + 1]) fail("the pointers go down");
-    for (int64_t e = stream.indptr[v]; e < stream.indptr[v + 1]; ++e) {
-      const int64_t u = stream.indices[e];
-      if (u < 0 || u >= size) fail("there is no node " + std::to_string(u));
-      __builtin_prefetch(stream.part + u);
+  const auto run = [&](const auto* index, auto* of) {
+    for (int64_t v = 0; v < size; ++v) {
+      if (of[v] < -1 || of[v] >= parts) fail("part: there is no such part");
     }
-    if (stream.part[v] < -1 || stream.part[v] >= parts) fail("part: there is no such part");
+    using Index = std::remove_cv_t<std::remove_pointer_t<decltype(index)>>;
+    using Part = std::remove_pointer_t<decltype(of)>;
+    Stream<Index, Part> stream{loads, pointers, index, neighbors.stride, size, of};
+    return stream.run(begin, end, ordered, [&](int64_t i) { return ordered ? nodes[i] : i; });
   };
-  int64_t moved = 0, asked = begin, entries = 0;
-  const auto node = [&](int64_t i) { return ordered ? nodes[i] : i; };
-  for (int64_t i = begin; i < end; ++i) {
-    while (asked < end && (asked <= i || entries < kAhead)) {
-      const int64_t v = node(asked++);
-      checked(v);
-      entries += stream.indptr[v + 1] - stream.indptr[v];
-    }
-    const int64_t v = node(i);
-    entries -= stream.indptr[v + 1] - stream.indptr[v];
-    moved += stream.place(v);
-  }
-  return moved;
+  const auto with_parts = [&](const auto* index) {
+    void* of = part.mutable_data_ptr();
+    return narrow ? run(index, static_cast<int8_t*>(of)) : run(index, static_cast<int32_t*>(of));
+  };
+  return neighbors.wide ? with_parts(static_cast<const int64_t*>(neighbors.data))
+                        : with_parts(static_cast<const int32_t*>(neighbors.data));
 }
 
 // The nodes breadth first: component after component, each from its smallest node.
@@ -212,6 +273,7 @@ Tensor breadth_first(Tensor indptr, Tensor indices) {
     seen[static_cast<size_t>(start)] = true;
     queue[tail++] = start;
     for (; head < tail; ++head) {
+      const int64_t before = tail;
       for (int64_t e = pointer[queue[head]]; e < pointer[queue[head] + 1]; ++e) {
         const int64_t u = neighbor[e];
         if (u < 0 || u >= size) fail("there is no node " + std::to_string(u));
@@ -219,6 +281,7 @@ Tensor breadth_first(Tensor indptr, Tensor indices) {
         seen[static_cast<size_t>(u)] = true;
         queue[tail++] = u;
       }
+      std::sort(queue + before, queue + tail);  // whatever the order of neighbours
     }
   }
   return out;

@@ -48,6 +48,28 @@ std::vector<int64_t> ranges(const int64_t* indptr, int64_t begin, int64_t end, i
   return out;
 }
 
+// Whether some numbers are there more than once: a hash table that small rows keep in the cache.
+class Repeats {
+ public:
+  template <typename F>
+  bool any(int64_t size, const F& number) {
+    const int bits = 64 - __builtin_clzll(static_cast<uint64_t>(2 * size));  // at most half full
+    slot_.assign(size_t{1} << bits, -1);
+    const uint64_t mask = slot_.size() - 1;
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t x = number(i);
+      uint64_t at = (static_cast<uint64_t>(x) * kGolden) >> (64 - bits);
+      while (slot_[at] >= 0 && slot_[at] != x) at = (at + 1) & mask;
+      if (slot_[at] == x) return true;
+      slot_[at] = x;
+    }
+    return false;
+  }
+
+ private:
+  std::vector<int64_t> slot_;
+};
+
 // What is true of the nodes [begin, end): ascending, self-loops, duplicates, and sums of hashes of
 // their entries (v, u) and of the same turned round.
 std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Tensor indices,
@@ -66,7 +88,7 @@ std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Te
   std::vector<Found> found(static_cast<size_t>(tasks));
   for_each_task(tasks, [&](int64_t task) {
     Found mine;
-    std::vector<int64_t> row;
+    Repeats repeats;
     for (int64_t v = bound[task]; v < bound[task + 1]; ++v) {
       check_pointers(pointer, v);
       const uint64_t of_v = mix(static_cast<uint64_t>(v) + kGolden);
@@ -89,10 +111,8 @@ std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Te
       if (rises) continue;
       mine.ascending = false;
       if (mine.copies) continue;
-      row.clear();
-      for (int64_t i = pointer[v]; i < pointer[v + 1]; ++i) row.push_back(column[i]);
-      std::sort(row.begin(), row.end());
-      mine.copies = std::adjacent_find(row.begin(), row.end()) != row.end();
+      const int64_t first = pointer[v];
+      mine.copies = repeats.any(pointer[v + 1] - first, [&](int64_t i) { return column[first + i]; });
     }
     found[static_cast<size_t>(task)] = mine;
   });

@@ -18,13 +18,14 @@ def cut_edges(indptr: Tensor, indices: Tensor, part: Tensor) -> int:
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions.
-        part: ``int32`` or ``int64`` ``[num_nodes]``.
+        part: ``int8``, ``int32`` or ``int64`` ``[num_nodes]``, at least 0.
 
     Raises:
         ValueError: Compiled, if these are no graph, or do not fit each other.
     """
     if library.compiled():
-        narrow = part.to(torch.int32).contiguous()
+        few = part.numel() == 0 or int(part.max()) <= torch.iinfo(torch.int8).max
+        narrow = part.to(torch.int8 if few else torch.int32).contiguous()
         return torch.ops.pyg_scale.cut_edges(indptr, indices, narrow, num_threads())
     cut = 0
     for begin in range(0, part.numel(), _NODES):

@@ -50,7 +50,8 @@ def stream_partition(
             strided.
         weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0; may be strided.
         order: ``int64`` or ``int32`` ``[num_nodes]``; empty for 0, 1, ...
-        part: ``int32`` ``[num_nodes]``, -1 for what has none yet; written to.
+        part: ``int32``, or ``int8`` for at most 127 parts, ``[num_nodes]``, -1 for what has none
+            yet; written to.
         load: ``int64`` ``[num_parts, num_constraints]``, what ``part`` says; written to.
         capacity: As ``load``, the most that a part may hold.
         coefficient: ``float64``, as ``load``, with ``FRACTION`` bits behind the point (Fennel).
@@ -121,7 +122,7 @@ def stream_partition_plain(
             loads[best][c] += weight[c]
         where[v] = best
         moved += best != before
-    part.copy_(torch.tensor(where, dtype=torch.int32))
+    part.copy_(torch.tensor(where, dtype=part.dtype))
     load.copy_(torch.tensor(loads, dtype=torch.int64).view(parts, columns))
     return moved
 
@@ -129,7 +130,8 @@ def stream_partition_plain(
 def breadth_first(indptr: Tensor, indices: Tensor) -> Tensor:
     """The nodes in breadth-first order, ``int64`` ``[num_nodes]``.
 
-    Component after component, each from its smallest node; neighbours in their order.
+    Component after component, each from its smallest node; the neighbours of a node in ascending
+    order, whatever theirs in ``indices`` is.
     """
     if library.compiled():
         return torch.ops.pyg_scale.breadth_first(indptr, indices)
@@ -143,7 +145,7 @@ def breadth_first(indptr: Tensor, indices: Tensor) -> Tensor:
         queue = [start]
         for v in queue:  # grows while it is walked
             near = indices[pointer[v] : pointer[v + 1]].to(torch.int64)
-            near = near[~seen[near]]
+            near = near[~seen[near]].unique()
             seen[near] = True
             queue += near.tolist()
         out += queue

@@ -45,6 +45,7 @@ class StreamPartitioner(Partitioner):
     """
 
     minimises_cut = True
+    needs_sorted = False
     ldg = False
 
     def __init__(
@@ -73,8 +74,6 @@ class StreamPartitioner(Partitioner):
         self.max_imbalance = max_imbalance
         self.order = order if isinstance(order, str) else list(order)
         self._orders = tuple(dict.fromkeys(orders))
-        # which neighbour is met first is all that their order can change
-        self.needs_sorted = "bfs" in orders
         self.needs_simple = orders != ("natural",) or refine > 0
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
@@ -95,13 +94,14 @@ class StreamPartitioner(Partitioner):
         if len(found) > 1:
             cuts = [cut_edges(graph.indptr, graph.indices, part) for part in found]
             found = [found[cuts.index(min(cuts))]]
-        if not self.refine and _fits(found[0], graph.weights, capacity):
-            return found[0]
+        part = found[0].to(torch.int32)
+        if not self.refine and _fits(part, graph.weights, capacity):
+            return part
         # also without passes: several columns at a time may have left a part too full
         return refine_partition(
             graph.indptr,
             graph.indices,
-            found[0],
+            part,
             capacity,
             node_weights=graph.weights,
             passes=self.refine,
@@ -117,7 +117,9 @@ class StreamPartitioner(Partitioner):
         name: str,
     ) -> Tensor:
         size = graph.num_nodes
-        part = torch.full((size,), -1, dtype=torch.int32)
+        # looked up for every edge: one byte a node stays in the cache of a core for longer
+        dtype = torch.int8 if capacity.size(0) <= torch.iinfo(torch.int8).max else torch.int32
+        part = torch.full((size,), -1, dtype=dtype)
         load = torch.zeros_like(capacity)
         total = size * self.passes
         what = f"Placing nodes ({name})"

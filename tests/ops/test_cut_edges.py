@@ -20,12 +20,14 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 7, 30_000])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_it_counts_edges_between_parts(num_nodes: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("num_parts", "dtype"), [(3, torch.int32), (3, torch.int64), (300, torch.int64)]
+)
+def test_it_counts_edges_between_parts(num_nodes: int, num_parts: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(num_nodes)
     edges = torch.randint(max(1, num_nodes), (2, 5 * num_nodes), generator=generator)
     row, col = to_undirected(edges[:, edges[0] != edges[1]], num_nodes=num_nodes)
-    part = torch.randint(3, (num_nodes,), generator=generator).to(dtype)
+    part = torch.randint(num_parts, (num_nodes,), generator=generator).to(dtype)
     graph = build_csc(col, row, num_nodes, num_nodes)
     expected = int((part[row] != part[col]).sum()) // 2
     plain = graph.indices.to(dtype)

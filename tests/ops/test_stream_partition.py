@@ -99,17 +99,19 @@ def test_compiled_is_plain(ldg, num_parts, columns):
     order = torch.randperm(120, generator=generator)
     found = []
     variants = [
-        (stream_partition_plain, indices, order, weights),
-        (torch.ops.pyg_scale.stream_partition, indices, order, weights),
+        (stream_partition_plain, indices, order, weights, torch.int32),
+        (stream_partition_plain, indices, order, weights, torch.int8),
+        (torch.ops.pyg_scale.stream_partition, indices, order, weights, torch.int32),
         (
             torch.ops.pyg_scale.stream_partition,
             torch.stack([indices.int(), -indices.int()], 1)[:, 0],
             order.int(),
             weights.t().contiguous().t(),
+            torch.int8,
         ),
     ]
-    for op, neighbors, nodes, weight in variants:
-        part = torch.full((120,), -1, dtype=torch.int32)
+    for op, neighbors, nodes, weight, dtype in variants:
+        part = torch.full((120,), -1, dtype=dtype)
         load = torch.zeros_like(capacity)
         moved = [
             op(indptr, neighbors, weight, nodes, part, load, capacity, price, ldg, begin, end)
@@ -117,7 +119,7 @@ def test_compiled_is_plain(ldg, num_parts, columns):
             for begin, end in ((0, 50), (50, 51), (51, 120))
         ]
         found.append((part.tolist(), load.tolist(), moved))
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
     assert len(set(found[0][0])) == num_parts
 
 
@@ -126,7 +128,11 @@ def test_breadth_first(path):
     indptr, indices = undirected(edges, 8)
     assert breadth_first(indptr, indices).tolist() == [0, 3, 6, 1, 2, 5, 4, 7]
     indptr, indices = random_graph(60, 70, 1)
-    assert sorted(breadth_first(indptr, indices).tolist()) == list(range(60))
+    found = breadth_first(indptr, indices)
+    assert sorted(found.tolist()) == list(range(60))
+    for v in range(60):  # the order of neighbours is of no account
+        indices[indptr[v] : indptr[v + 1]] = indices[indptr[v] : indptr[v + 1]].flip(0)
+    assert torch.equal(breadth_first(indptr, indices), found)
 
 
 @needs_kernels
@@ -136,6 +142,16 @@ def test_breadth_first(path):
         ({"indices": torch.full((10,), 6)}, "no node 6"),
         ({"indices": torch.zeros(3, dtype=torch.int64)}, "indptr does not fit"),
         ({"part": torch.full((6,), 2, dtype=torch.int32)}, "no such part"),
+        ({"part": torch.tensor([-1] * 5 + [-2], dtype=torch.int8), "end": 1}, "no such part"),
+        (
+            {
+                "load": torch.zeros(128, 1).long(),
+                "capacity": torch.ones(128, 1).long(),
+                "coefficient": torch.zeros(128, 1).double(),
+                "part": torch.full((6,), -1, dtype=torch.int8),
+            },
+            "too many parts",
+        ),
         ({"part": torch.full((6,), -1)}, "part must be"),
         ({"order": torch.tensor([0, 1, 2, 3, 4, 6])}, "no node 6"),
         ({"order": torch.tensor([0])}, "order must name every node"),

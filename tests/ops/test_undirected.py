@@ -108,6 +108,20 @@ def test_facts_of_others(path, rows, undirected, simple):
     assert facts(indptr, indices)[1:] == (undirected, simple)
 
 
+def test_one_copy_among_many_neighbours(path):
+    """A star whose centre has its neighbours in no order, and one of them twice."""
+    near = torch.randperm(3000, generator=torch.Generator().manual_seed(5)) + 1
+    indptr, indices = csr(
+        *torch.cat([torch.stack([near * 0, near]), torch.stack([near, near * 0])], 1), 3001
+    )
+    assert facts(indptr, indices) == (False, True, True)
+    once = near[[*range(3000), 7]]
+    indptr, indices = csr(
+        *torch.cat([torch.stack([once * 0, once]), torch.stack([once, once * 0])], 1), 3001
+    )
+    assert facts(indptr, indices) == (False, True, False)
+
+
 def test_facts_refuse_what_is_no_graph(path):
     with pytest.raises(ValueError, match="neighbour"):
         facts(torch.tensor([0, 1]), torch.tensor([1]))

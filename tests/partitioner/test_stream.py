@@ -82,10 +82,14 @@ def test_placing_again_and_moving_single_nodes_lower_the_cut():
     assert cuts[0] > cuts[1] >= cuts[2]
 
 
-def test_only_what_walks_the_graph_needs_neighbours_in_order():
-    assert Fennel().needs_sorted and LDG(order=["degree", "bfs"]).needs_sorted
-    assert not Fennel(order="natural").needs_sorted
-    assert not Fennel(order=["random", "degree"]).needs_sorted
+@pytest.mark.parametrize("num_parts", [127, 128])
+def test_as_many_parts_as_a_byte_has_and_one_more(num_parts):
+    graph = partition_graph(shapes.blocks(4, 100))
+    part = Fennel(passes=2).assign(graph, num_parts, seed=0, shares=equal_shares(num_parts))
+    assert part.dtype == torch.int32
+    held = part.bincount(minlength=num_parts)
+    assert held.numel() == num_parts and held.max() <= -(-1.1 * graph.num_nodes // num_parts)
+    assert part[part > 100].numel() > 0
 
 
 def test_seeds_change_a_random_order():
