@@ -6,7 +6,6 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.aggr import (
     MaxAggregation,
@@ -21,6 +20,7 @@ from torch_geometric.typing import SparseTensor
 from pyg_scale.nn.conv.base import check_features, check_weight, untouched
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
+from pyg_scale.nn.linear import apply_linear, apply_weight
 from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.aggregate import aggregate
 
@@ -126,9 +126,10 @@ def mapped_neighbors(
         return linear(reduce_neighbors(layer, graph, x, weight, how)), None
     graph = _with_in_edges(graph)
     if movable(linear, how) and product_first(linear, graph, x):
-        out = reduce_neighbors(layer, graph, F.linear(x, linear.weight), weight, how)
+        out = reduce_neighbors(layer, graph, apply_weight(x, linear.weight), weight, how)
         return (out if linear.bias is None else out + linear.bias), linear.bias
-    return linear(reduce_neighbors(layer, graph, x, weight, how)), linear.bias
+    out = reduce_neighbors(layer, graph, x, weight, how)
+    return apply_linear(linear, out), linear.bias
 
 
 def plus_root(
@@ -143,7 +144,7 @@ def plus_root(
         dst: These, ``[num_dst, in_channels]``, or ``None``.
         num_dst: Number of destinations.
     """
-    root = None if linear is None or dst is None else linear(dst)
+    root = None if linear is None or dst is None else apply_linear(linear, dst)
     lacking = num_dst - out.size(0)
     if lacking == 0:
         return out if root is None else out + root

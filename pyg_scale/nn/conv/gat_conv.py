@@ -8,6 +8,7 @@ from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_scale.nn.attending import attended, heads_joined
 from pyg_scale.nn.conv.base import FusedConv, untouched
+from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import gat_attention
 
 
@@ -47,16 +48,18 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             add_loops=self.add_self_loops,
             keep_edge_index=bool(return_attention_weights),
         )
-        skip = None if self.res is None or dst is None else self.res(dst)
+        skip = None if self.res is None or dst is None else apply_linear(self.res, dst)
         shape = (-1, self.heads, self.out_channels)
-        x_src = (self.lin if self.lin is not None else self.lin_src)(src).view(shape)
+        lin = self.lin if self.lin is not None else self.lin_src
+        x_src = apply_linear(lin, src).view(shape)
         if dst is None:
             a_dst = x_src.new_zeros(edges.num_dst, self.heads)
         else:
             if isinstance(x, Tensor) and self.lin is not None:
                 x_dst = x_src
             else:
-                x_dst = (self.lin if self.lin is not None else self.lin_dst)(dst).view(shape)
+                lin = self.lin if self.lin is not None else self.lin_dst
+                x_dst = apply_linear(lin, dst).view(shape)
             a_dst = (x_dst * self.att_dst).sum(dim=-1)
         out = gat_attention(
             edges.graph,

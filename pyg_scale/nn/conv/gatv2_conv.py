@@ -7,6 +7,7 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor
 from pyg_scale.nn.attending import attended, heads_joined
 from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import gatv2_attention
 
 
@@ -48,11 +49,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             add_loops=self.add_self_loops,
             keep_edge_index=bool(return_attention_weights),
         )
-        skip = None if self.res is None else self.res(dst)
+        skip = None if self.res is None else apply_linear(self.res, dst)
         shape = (-1, self.heads, self.out_channels)
-        x_src = self.lin_l(src).view(shape)
+        x_src = apply_linear(self.lin_l, src).view(shape)
         same = isinstance(x, Tensor) and self.share_weights
-        x_dst = x_src if same else self.lin_r(dst).view(shape)
+        x_dst = x_src if same else apply_linear(self.lin_r, dst).view(shape)
         x_edge = None if edges.edge_attr is None else self.lin_edge(edges.edge_attr).view(shape)
         out = gatv2_attention(
             edges.graph,

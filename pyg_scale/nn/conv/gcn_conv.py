@@ -11,6 +11,7 @@ from pyg_scale.nn.aggregation import movable, product_first, reduce_neighbors, r
 from pyg_scale.nn.conv.base import FusedConv, check_features, check_weight, scriptable
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
+from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace
 
 
@@ -47,9 +48,9 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             and movable(self.lin, how)
             and not product_first(self.lin, graph, x)
         ):
-            out = self.lin(reduce_neighbors(self, graph, x, weight, how)[:size])
+            out = apply_linear(self.lin, reduce_neighbors(self, graph, x, weight, how)[:size])
         else:
-            out = reduce_neighbors(self, graph, self.lin(x), weight, how)[:size]
+            out = reduce_neighbors(self, graph, apply_linear(self.lin, x), weight, how)[:size]
         return out if self.bias is None else out + self.bias
 
     def _edges(self, x, edge_index, edge_weight):  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.linear import apply_linear
 
 
 class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
@@ -39,7 +40,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
         how = reductions(self)
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         if self.project:
-            src = self.lin(src).relu()
+            src = apply_linear(self.lin, src).relu()
         out, rest = mapped_neighbors(self, self.lin_l, graph, src, weight, how)
         out = plus_root(out, rest, self.lin_r if self.root_weight else None, dst, graph.num_dst)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out

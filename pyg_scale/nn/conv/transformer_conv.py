@@ -8,6 +8,7 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor
 from pyg_scale.nn.attending import attended, heads_joined
 from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import dot_product_attention
 
 
@@ -47,9 +48,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             raise NotFused("edge_attr without edge_dim, or the other way round")
         edges = attended(self, edge_index, edge_attr, (src, dst))
         shape = (-1, self.heads, self.out_channels)
-        query = self.lin_query(dst).view(shape)
-        key = self.lin_key(src).view(shape)
-        value = self.lin_value(src).view(shape)
+        query = apply_linear(self.lin_query, dst).view(shape)
+        key = apply_linear(self.lin_key, src).view(shape)
+        value = apply_linear(self.lin_value, src).view(shape)
         edge = None if edges.edge_attr is None else self.lin_edge(edges.edge_attr).view(shape)
         wanted = isinstance(return_attention_weights, bool)
         dropout = self.dropout if self.training else 0.0
@@ -61,7 +62,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             out = dot_product_attention(*terms, dropout=dropout)
         out = heads_joined(self, out)
         if self.root_weight:
-            skip = self.lin_skip(dst)
+            skip = apply_linear(self.lin_skip, dst)
             if self.lin_beta is not None:
                 beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
                 out = beta * skip + (1 - beta) * out

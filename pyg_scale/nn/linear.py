@@ -1,0 +1,96 @@
+"""Linear maps in a batch, whose gradients are of the first rows alone.
+
+Nodes of a batch are numbered hop by hop, and the loss is of the seeds, the first. So the gradients
+that arrive at a layer end in rows of zeros: all but the seeds in the last layer, all but the seeds
+and their neighbours in the one before. Products with these rows are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn.dense.linear import Linear
+
+from pyg_scale.nn.conv.base import untouched
+from pyg_scale.ops import library
+from pyg_scale.ops.aggregate import FLOATS
+from pyg_scale.ops.nonzero_rows import nonzero_rows
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
+    """``layer(x)``, by :func:`apply_weight` if it is a plain linear layer and nobody listens to it.
+
+    Args:
+        layer: Of ``torch.nn`` or of PyG.
+        x: ``[num_rows, in_channels]``.
+    """
+    if untouched(layer, Linear) or untouched(layer, torch.nn.Linear):
+        return apply_weight(x, layer.weight, layer.bias)
+    return layer(x)  # type: ignore[no-any-return]
+
+
+def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, as :func:`torch.nn.functional.linear` has it.
+
+    Gradients are those of torch, but for rows of ``x`` behind the last one that has a gradient:
+    torch multiplies them by zero, here they are not looked at, finite or not.
+
+    Args:
+        x: ``[num_rows, in_channels]``.
+        weight: ``[out_channels, in_channels]``.
+        bias: ``[out_channels]``, or ``None``.
+
+    Returns:
+        ``[num_rows, out_channels]``.
+    """
+    mine = (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and x.device.type == weight.device.type == "cpu"
+        and x.dim() == 2
+        and x.dtype == weight.dtype
+        and x.dtype in FLOATS
+        and library.compiled()
+    )
+    return _Linear.apply(x, weight, bias) if mine else F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        out = torch.ops.pyg_scale.pool_empty([x.size(0), weight.size(0)], x.dtype)
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(bias, x, weight.t(), out=out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated again
+            return (
+                grad @ weight if of_x else None,
+                grad.t() @ x if of_weight else None,
+                grad.sum(dim=0) if of_bias else None,
+            )
+        rows = nonzero_rows(grad) if grad.is_contiguous() else grad.size(0)
+        some = grad[:rows]
+        before = None
+        if of_x:
+            before = torch.ops.pyg_scale.pool_empty([grad.size(0), weight.size(1)], grad.dtype)
+            torch.mm(some, weight, out=before[:rows])
+            before[rows:] = 0
+        return (
+            before,
+            some.t() @ x[:rows] if of_weight else None,
+            some.sum(dim=0) if of_bias else None,
+        )

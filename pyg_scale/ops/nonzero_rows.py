@@ -1,0 +1,26 @@
+"""How far a matrix goes before nothing but zeros follows (``csrc/nonzero_rows.cpp``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+
+def nonzero_rows(x: Tensor) -> int:
+    """The number of rows up to the last one that is not all zeros.
+
+    Looked at from the end, so that it costs next to nothing where there are no such rows.
+
+    Args:
+        x: ``[num_rows, num_columns]``, on the CPU, ``float32``, ``float64``, ``float16`` or
+            ``bfloat16``.
+
+    Raises:
+        ValueError: Compiled, if it is something else, or not contiguous.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.nonzero_rows(x)
+    rows = (x != 0).any(dim=1).nonzero()
+    return int(rows[-1]) + 1 if rows.numel() else 0

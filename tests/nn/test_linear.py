@@ -1,0 +1,91 @@
+"""Linear maps whose gradients end in rows of zeros: torch's own, row by row."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+
+from pyg_scale.nn.linear import apply_linear, apply_weight
+from pyg_scale.ops import library
+
+needs_kernels = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
+
+
+def operands(rows, bias, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(rows, 12), (7, 12), (7,)]
+    x, weight, b = (
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes
+    )
+    return (x, weight, b) if bias else (x, weight)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "used"), [(500, 20), (500, 500), (500, 0), (1, 1), (0, 0)])
+def test_gradients_are_those_of_torch(rows, used, bias):
+    given = operands(rows, bias)
+    out, expected = apply_weight(*given), F.linear(*given)
+    assert torch.equal(out, expected)
+    weights = torch.rand(used, 7, dtype=torch.float64)
+    found, right = (torch.autograd.grad((y[:used] * weights).sum(), given) for y in (out, expected))
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_is_one_number_everywhere():
+    """Expanded, so not contiguous."""
+    given = operands(30, True)
+    found = torch.autograd.grad(apply_weight(*given).sum(), given)
+    right = torch.autograd.grad(F.linear(*given).sum(), given)
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_differentiated_again():
+    given = operands(6, True)
+    assert torch.autograd.gradcheck(apply_weight, given)
+    assert torch.autograd.gradgradcheck(apply_weight, given)
+
+
+@needs_kernels
+def test_rows_that_have_no_gradient_are_not_multiplied():
+    x, weight = operands(100, False)
+    with torch.no_grad():
+        x[60:] = float("inf")
+    out = apply_weight(x, weight)
+    found = torch.autograd.grad(out[:60].sum(), (x, weight))
+    assert all(bool(each.isfinite().all()) for each in found)
+    assert bool((found[0][60:] == 0).all()) and bool((found[0][:60] != 0).any())
+
+
+def test_nobody_who_listens_is_passed_by():
+    heard = []
+    for make in (torch_geometric.nn.Linear, torch.nn.Linear):
+        layer = make(12, 7)
+        layer.register_forward_hook(lambda *_: heard.append(1))
+        apply_linear(layer, torch.randn(3, 12))
+    assert len(heard) == 2
+
+
+def test_other_layers_are_called():
+    layer = torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.ReLU())
+    x = torch.randn(3, 12)
+    assert torch.equal(apply_linear(layer, x), layer(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_autocast_and_short_types(dtype):
+    x, weight, bias = operands(40, True, dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, expected = apply_weight(x, weight, bias), F.linear(x, weight, bias)
+    assert out.dtype == expected.dtype and torch.equal(out, expected)
+    out, expected = apply_weight(x, weight, bias), F.linear(x, weight, bias)
+    assert torch.equal(out, expected)
+    found = torch.autograd.grad(out[:9].float().square().sum(), (x, weight, bias))
+    right = torch.autograd.grad(expected[:9].float().square().sum(), (x, weight, bias))
+    torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
+
+
+def test_it_compiles_whole():
+    given = operands(20, True, torch.float32)
+    compiled = torch.compile(apply_weight, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), F.linear(*given))
