@@ -18,6 +18,7 @@
 #include "graph_view.h"
 #include "parts.h"
 #include "pool.h"
+#include "vectors.h"
 
 namespace pyg_scale {
 namespace {
@@ -39,7 +40,7 @@ class Ranks {
 
   // Writes what is in `from` to `to` in the order of ids, keeping that of equal ones.
   template <typename Id>
-  void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
+  PYG_SCALE_INLINE void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
     const int64_t words = largest / 64 + 1;
     word_.reserve(words);
     before_.reserve(words);
@@ -75,13 +76,22 @@ class Ranks {
   static constexpr int64_t kMost = int64_t{1} << 31;
 
   template <typename Id>
-  int64_t rank(Id id) const {
+  PYG_SCALE_INLINE int64_t rank(Id id) const {
     const auto w = static_cast<int64_t>(id / 64);
     return before_[w] + std::popcount(word_[w] & ((uint64_t{1} << (id % 64)) - 1));
   }
 
   Buffer<uint64_t> word_;
   Buffer<uint32_t> before_, next_;
+};
+
+// As compiled for machines that count bits by an instruction.
+template <typename Id>
+struct SortByRank {
+  PYG_SCALE_INLINE void operator()(Ranks* ranks, const Entry<Id>* from, Entry<Id>* to, int64_t n,
+                                   int64_t largest) const {
+    ranks->sort(from, to, n, largest);
+  }
 };
 
 // What a thread keeps between calls.
@@ -196,7 +206,7 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
     if (dedupe) {
       Entry<Id>* free = scratch.other.data() + begin;
       if (Ranks::suit(group.count, group.largest)) {
-        scratch.ranks.sort(list, free, group.count, group.largest);
+        dispatch(SortByRank<Id>{}, &scratch.ranks, list, free, group.count, group.largest);
         list = free;
       } else {
         list = sorted(list, free, group.count, group.largest);

@@ -30,8 +30,9 @@ def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
         x: ``[num_rows, in_channels]``.
     """
     if untouched(layer, Linear) or untouched(layer, torch.nn.Linear):
-        return apply_weight(x, layer.weight, layer.bias)
-    return layer(x)  # type: ignore[no-any-return]
+        parameters: Any = layer
+        return apply_weight(x, parameters.weight, parameters.bias)
+    return layer(x)
 
 
 def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,10 +68,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        out = torch.ops.pyg_scale.pool_empty([x.size(0), weight.size(0)], x.dtype)
-        if bias is None:
-            return torch.mm(x, weight.t(), out=out)
-        return torch.addmm(bias, x, weight.t(), out=out)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -86,7 +84,7 @@ class _Linear(torch.autograd.Function):
         some = grad[:rows]
         before = None
         if of_x:
-            before = torch.ops.pyg_scale.pool_empty([grad.size(0), weight.size(1)], grad.dtype)
+            before = grad.new_empty(grad.size(0), weight.size(1))
             torch.mm(some, weight, out=before[:rows])
             before[rows:] = 0
         return (
