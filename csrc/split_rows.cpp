@@ -18,7 +18,6 @@
 #include "graph_view.h"
 #include "parts.h"
 #include "pool.h"
-#include "vectors.h"
 
 namespace pyg_scale {
 namespace {
@@ -32,30 +31,42 @@ struct Entry {
   Id id, at;
 };
 
+template <typename Id>
+bool same_id(const Entry<Id>& a, const Entry<Id>& b) {
+  return a.id == b.id;
+}
+
 // Sorts ids by how many different ones are smaller, which a bit for every id tells.
 class Ranks {
  public:
   // Whether there are not too many bits beside `n` ids.
   static bool suit(int64_t n, int64_t largest) { return largest / 64 < 2 * n && n < kMost; }
 
-  // Writes what is in `from` to `to` in the order of ids, keeping that of equal ones.
+  // Sets the bits of `n` ids; whether no two are equal.
   template <typename Id>
-  PYG_SCALE_INLINE void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
-    const int64_t words = largest / 64 + 1;
-    word_.reserve(words);
-    before_.reserve(words);
-    std::fill_n(word_.data(), words, uint64_t{0});
+  bool mark(const Entry<Id>* from, int64_t n, int64_t largest) {
+    words_ = largest / 64 + 1;
+    word_.reserve(words_);
+    std::fill_n(word_.data(), words_, uint64_t{0});
+    uint64_t twice = 0;
     for (int64_t i = 0; i < n; ++i) {
-      word_[static_cast<int64_t>(from[i].id / 64)] |= uint64_t{1} << (from[i].id % 64);
+      uint64_t& word = word_[static_cast<int64_t>(from[i].id / 64)];
+      const uint64_t bit = uint64_t{1} << (from[i].id % 64);
+      twice |= word & bit;
+      word |= bit;
     }
+    return twice == 0;
+  }
+
+  // Writes what is in `from`, whose bits are set, to `to` in the order of ids, keeping that of
+  // equal ones.
+  template <typename Id>
+  void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n) {
+    before_.reserve(words_);
     uint32_t sum = 0;
-    for (int64_t w = 0; w < words; ++w) {
+    for (int64_t w = 0; w < words_; ++w) {
       before_[w] = sum;
       sum += static_cast<uint32_t>(std::popcount(word_[w]));
-    }
-    if (sum == n) {  // no two are equal
-      for (int64_t i = 0; i < n; ++i) to[rank(from[i].id)] = from[i];
-      return;
     }
     next_.reserve(int64_t{sum} + 1);
     std::fill_n(next_.data(), int64_t{sum} + 1, uint32_t{0});
@@ -76,22 +87,14 @@ class Ranks {
   static constexpr int64_t kMost = int64_t{1} << 31;
 
   template <typename Id>
-  PYG_SCALE_INLINE int64_t rank(Id id) const {
+  int64_t rank(Id id) const {
     const auto w = static_cast<int64_t>(id / 64);
     return before_[w] + std::popcount(word_[w] & ((uint64_t{1} << (id % 64)) - 1));
   }
 
+  int64_t words_ = 0;
   Buffer<uint64_t> word_;
   Buffer<uint32_t> before_, next_;
-};
-
-// As compiled for machines that count bits by an instruction.
-template <typename Id>
-struct SortByRank {
-  PYG_SCALE_INLINE void operator()(Ranks* ranks, const Entry<Id>* from, Entry<Id>* to, int64_t n,
-                                   int64_t largest) const {
-    ranks->sort(from, to, n, largest);
-  }
 };
 
 // What a thread keeps between calls.
@@ -99,7 +102,7 @@ template <typename Id>
 struct Scratch {
   Buffer<int32_t> group;
   Buffer<Id> id;
-  Buffer<Entry<Id>> entry, other;
+  Buffer<Entry<Id>> entry, other, order;
   Ranks ranks;
 
   void reserve(int64_t n) {
@@ -107,16 +110,18 @@ struct Scratch {
     id.reserve(n);
     entry.reserve(n);
     other.reserve(n);
+    order.reserve(n);
   }
 
   // A call of unusual size must not hold its memory for ever.
   void trim() {
-    const size_t lists = group.bytes() + id.bytes() + entry.bytes() + other.bytes();
+    const size_t lists = group.bytes() + id.bytes() + entry.bytes() + other.bytes() + order.bytes();
     if (lists + ranks.bytes() <= size_t{1} << 26) return;
     group.release();
     id.release();
     entry.release();
     other.release();
+    order.release();
     ranks.release();
   }
 };
@@ -201,15 +206,20 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
   for (size_t g = 0; g < groups.size(); begin += groups[g++].count) {
     const Group& group = groups[g];
     const int64_t before = written;
-    const bool dedupe = once[g] && !group.ascending;
+    bool dedupe = once[g] && !group.ascending;
     Entry<Id>* list = entries + begin;
     if (dedupe) {
       Entry<Id>* free = scratch.other.data() + begin;
-      if (Ranks::suit(group.count, group.largest)) {
-        dispatch(SortByRank<Id>{}, &scratch.ranks, list, free, group.count, group.largest);
-        list = free;
-      } else {
+      if (!Ranks::suit(group.count, group.largest)) {
+        std::copy_n(list, group.count, scratch.order.data() + begin);
         list = sorted(list, free, group.count, group.largest);
+        dedupe = std::adjacent_find(list, list + group.count, same_id<Id>) != list + group.count;
+        if (!dedupe) list = scratch.order.data() + begin;
+      } else if (scratch.ranks.mark(list, group.count, group.largest)) {
+        dedupe = false;
+      } else {
+        scratch.ranks.sort(list, free, group.count);
+        list = free;
       }
     }
     for (int64_t i = 0; i < group.count; ++i) {

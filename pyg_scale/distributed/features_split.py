@@ -22,7 +22,7 @@ class Piece:
 
     Attributes:
         part: The part.
-        ids: What is asked for: local ids of nodes, original ids of edges, ascending.
+        ids: What is asked for, each once: local ids of nodes, original ids of edges.
         position: Where rows go, ``int64`` ``[n]``.
         take: Which of ``ids`` goes to each of these, ascending; in order if ``None``.
     """

@@ -17,9 +17,9 @@ class Share(NamedTuple):
 
     Attributes:
         group: Which one.
-        ids: Its rows, ``int64`` ``[k]``: ascending and different if that was asked for, else one
-            for each position.
-        position: Where in ``index`` they are, ``int64`` ``[m]``.
+        ids: Its rows, ``int64`` ``[k]``, one for each position; if each was wanted once and some
+            are there more often, different and ascending.
+        position: Where in ``index`` they are, ``int64`` ``[m]``; ascending, unless ``ids`` is.
         take: Which of ``ids`` is at each of these, ascending, ``int64`` ``[m]``; ``None`` if they
             go together one by one.
     """
@@ -55,8 +55,7 @@ def split_rows(
         original: Whether a row goes by its own number, not by its place in its part.
 
     Returns:
-        The groups that have any of the rows, in their order. Positions ascend where rows are not
-        wanted once.
+        The groups that have any of the rows, in their order.
 
     Raises:
         IndexError: If an index is no row.
@@ -113,7 +112,7 @@ def _plain(
         position = (of == number).nonzero().view(-1)
         ids = row[position]
         take = torch.arange(ids.numel())
-        if once:
+        if once and ids.unique().numel() < ids.numel():
             ordered, order = ids.sort(stable=True)
             ids, take = torch.unique_consecutive(ordered, return_inverse=True)
             position = position[order]
