@@ -50,36 +50,18 @@ int64_t copy_rows(const Rows& rows, const Index* index, int64_t index_stride, in
   return end;
 }
 
-// The same, past the caches.
-template <typename Index>
-int64_t write_rows(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
-                   int64_t end, char* out) {
-  const int64_t ahead = rows_ahead(rows.bytes);
-  const auto at = [&](int64_t i) {
-    const auto row = static_cast<int64_t>(index[i * index_stride]);
-    return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count)
-               ? rows.data + row * rows.stride
-               : nullptr;
-  };
-  RowWriter writer(out + begin * rows.bytes);
-  for (int64_t i = begin; i < end; ++i) {
-    // The page is looked for once, before all lines of the row need it.
-    if (i + 2 * ahead < end) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
-    if (i + ahead < end) {
-      if (const char* coming = at(i + ahead)) prefetch_row_start(coming, rows.bytes);
-    }
-    const char* row = at(i);
-    if (!row) [[unlikely]] return i;
-    writer.put(row, rows.bytes);
-  }
-  writer.finish();
-  return end;
-}
-
 template <typename Index>
 int64_t copy_any(const Rows& rows, const Index* index, int64_t index_stride, int64_t begin,
                  int64_t end, bool past, char* out) {
-  if (past) return write_rows(rows, index, index_stride, begin, end, out);
+  if (past) {
+    const auto at = [&](int64_t i) __attribute__((always_inline)) {
+      const auto row = static_cast<int64_t>(index[(begin + i) * index_stride]);
+      return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.count)
+                 ? rows.data + row * rows.stride
+                 : nullptr;
+    };
+    return begin + write_rows(end - begin, rows.bytes, out + begin * rows.bytes, at);
+  }
   switch (rows.bytes) {
     case 1: return copy_rows<Index, 1>(rows, index, index_stride, begin, end, out);
     case 2: return copy_rows<Index, 2>(rows, index, index_stride, begin, end, out);

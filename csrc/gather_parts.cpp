@@ -97,26 +97,15 @@ void copy_rows(const Matrix& matrix, const Place* places, int64_t n, char* out) 
   }
 }
 
-// The same, past the caches.
-void write_rows(const Matrix& matrix, const Place* places, int64_t n, char* out) {
-  const int64_t bytes = matrix.bytes;
-  const int64_t ahead = rows_ahead(bytes);
-  const Part* parts = matrix.parts.data();
-  for (int64_t i = 0; i < std::min(ahead, n); ++i) {
-    prefetch_row_start(places[i].of(parts, bytes), bytes);
-  }
-  RowWriter writer(out);
-  for (int64_t i = 0; i < n; ++i) {
-    // The page is looked for once, before all lines of the row need it.
-    if (i + 2 * ahead < n) __builtin_prefetch(places[i + 2 * ahead].of(parts, bytes), 0, 2);
-    if (i + ahead < n) prefetch_row_start(places[i + ahead].of(parts, bytes), bytes);
-    writer.put(places[i].of(parts, bytes), bytes);
-  }
-  writer.finish();
-}
-
 void copy(const Matrix& matrix, const Place* places, int64_t n, char* out) {
-  if (matrix.past) return write_rows(matrix, places, n, out);
+  if (matrix.past) {
+    const Part* parts = matrix.parts.data();
+    const auto at = [&](int64_t i) __attribute__((always_inline)) {
+      return places[i].of(parts, matrix.bytes);
+    };
+    write_rows(n, matrix.bytes, out, at);
+    return;
+  }
   switch (matrix.bytes) {
     case 0: return;
     case 1: return copy_rows<1>(matrix, places, n, out);

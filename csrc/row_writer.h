@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "prefetch.h"
 #include "stream.h"
 
 namespace pyg_scale {
@@ -67,5 +68,27 @@ class RowWriter {
   int64_t size_;   // the end of what is held
   alignas(kLine) char held_[kHeld];
 };
+
+// Writes the rows at(0), at(1), ... one after the other; returns which is the first that is null,
+// or `n`. `at` must always be inlined, see prefetch.h.
+template <typename At>
+int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
+  const int64_t ahead = rows_ahead(bytes);
+  const auto prefetch = [&](int64_t i) __attribute__((always_inline)) {
+    if (const char* coming = i < n ? at(i) : nullptr) prefetch_row_start(coming, bytes);
+  };
+  for (int64_t i = 0; i < ahead; ++i) prefetch(i);
+  RowWriter writer(out);
+  for (int64_t i = 0; i < n; ++i) {
+    // The page is looked for once, before all lines of the row need it.
+    if (i + 2 * ahead < n) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
+    prefetch(i + ahead);
+    const char* row = at(i);
+    if (!row) [[unlikely]] return i;
+    writer.put(row, bytes);
+  }
+  writer.finish();
+  return n;
+}
 
 }  // namespace pyg_scale
