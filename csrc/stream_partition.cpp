@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "graph_view.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
@@ -140,7 +141,7 @@ struct Stream {
   Part* part;
   static constexpr int64_t kLineEntries = 64 / sizeof(Index);
 
-  void ask_for_row(int64_t v) const {
+  PYG_SCALE_PREFETCH void ask_for_row(int64_t v) const {
     if (v < 0 || v >= size) return;
     const int64_t last = std::min(indptr[v + 1], indptr[v] + kRowEntries);
     for (int64_t e = indptr[v]; e < last; e += kLineEntries) {
@@ -242,9 +243,9 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
   check(!ordered || order.numel() == size, "order must name every node");
   check(0 <= begin && begin <= end && end <= size, "there are no such nodes");
   const auto run = [&](const auto* index, auto* of) {
-    for (int64_t v = 0; v < size; ++v) {
-      if (of[v] < -1 || of[v] >= parts) fail("part: there is no such part");
-    }
+    bool known = true;  // of all nodes at once, as this is done for every chunk
+    for (int64_t v = 0; v < size; ++v) known &= of[v] >= -1 && of[v] < parts;
+    check(known, "part: there is no such part");
     using Index = std::remove_cv_t<std::remove_pointer_t<decltype(index)>>;
     using Part = std::remove_pointer_t<decltype(of)>;
     Stream<Index, Part> stream{loads, pointers, index, neighbors.stride, size, of};
