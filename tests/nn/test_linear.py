@@ -66,6 +66,13 @@ def test_nobody_who_listens_is_passed_by():
     assert len(heard) == 2
 
 
+def test_a_forward_of_the_instance_is_called():
+    layer, x = torch.nn.Linear(12, 7), torch.randn(3, 12)
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+    assert torch.equal(apply_linear(layer, x), 2 * F.linear(x, layer.weight, layer.bias))
+
+
 def test_other_layers_are_called():
     layer = torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.ReLU())
     x = torch.randn(3, 12)

@@ -185,7 +185,8 @@ def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> N
 def untouched(module: torch.nn.Module, kind: type) -> bool:
     """Whether a submodule is exactly of a class, and nobody listens to its calls."""
     return type(module) is kind and not (
-        module._forward_pre_hooks
+        "forward" in module.__dict__  # of this instance, as libraries that wrap layers put one
+        or module._forward_pre_hooks
         or module._forward_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
