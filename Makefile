@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install -qq --no-compile --constraint constraints.txt
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin))
+EDITABLE := $(foreach plugin,$(PLUGINS),--editable plugins/$(plugin)[test])
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH

