@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch.distributed as dist
@@ -148,7 +150,7 @@ def open_graph(
         return alone.open_graph(path, verify=verify)
     owns_comm = ranks is not comm
     try:
-        return _open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm, options)
+        return open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm, options)
     except BaseException:
         if owns_comm:
             ranks.close()
@@ -163,15 +165,30 @@ def _num_ranks() -> int:
     return num_ranks()
 
 
-def _open_on_ranks(
-    path: Path,
+def open_on_ranks(
+    source: Path | GraphDirectory,
     comm: Communicator,
-    verify: bool,
-    through: str,
-    num_threads: int,
-    owns_comm: bool,
-    options: dict[str, Any],
+    verify: bool = False,
+    through: str = "mappings",
+    num_threads: int = 2,
+    owns_comm: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Opened:
+    """Open a graph on several ranks, all of which call it; see :func:`open_graph`.
+
+    Args:
+        source: The directory, or its path.
+        comm: The ranks.
+        verify: As there.
+        through: As there.
+        num_threads: As there.
+        owns_comm: Whether to close ``comm`` with the graph.
+        options: Of :class:`~pyg_scale.distributed.features.RankFeatures`.
+
+    Raises:
+        GraphDirectoryError: As there.
+        CommTimeoutError: As there.
+    """
     from pyg_scale.distributed.graph import graph_of
     from pyg_scale.distributed.owners import Owners
     from pyg_scale.distributed.ranks import Ranks
@@ -179,7 +196,7 @@ def _open_on_ranks(
 
     directory, error = None, ""
     try:
-        directory = GraphDirectory.shared(path)
+        directory = source if isinstance(source, GraphDirectory) else GraphDirectory.shared(source)
         if verify:
             verify_directory(directory)
     except (GraphDirectoryError, OSError) as found:

@@ -81,6 +81,7 @@ class _Dist:
         num_rpc_threads: int,
         async_sampling: bool,
         device: Any,
+        time_attr: str | None,
         kwargs: dict[str, Any],
     ) -> Any:
         """The graph; ``kwargs`` become those of our loaders."""
@@ -110,7 +111,16 @@ class _Dist:
         by_hand = not _are_all(seeds) and kwargs.get("sampler") is None
         if by_hand and kwargs.get("split_seeds") is None:
             kwargs["split_seeds"] = False
-        graph = open_together(graph_store, address, current_ctx, num_rpc_threads, timeout)
+        graph = open_together(
+            features,
+            graph_store,
+            address,
+            current_ctx,
+            num_rpc_threads,
+            timeout,
+            time_attr,
+            kwargs.get("weight_attr"),
+        )
         self.current_ctx = current_ctx
         self.master_addr, self.master_port = address
         return with_labels(graph, features, _node_type(seeds))
@@ -192,6 +202,7 @@ class DistNeighborLoader(_Dist, NeighborLoader):
             num_rpc_threads,
             async_sampling,
             device,
+            time_attr,
             kwargs,
         )
         super().__init__(
@@ -286,6 +297,7 @@ class DistLinkNeighborLoader(_Dist, LinkNeighborLoader):
             num_rpc_threads,
             async_sampling,
             device,
+            time_attr,
             kwargs,
         )
         super().__init__(

@@ -13,8 +13,11 @@ from torch_geometric.data import HeteroData
 from pyg_scale import plugins
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.meeting import meet, open_store
-from pyg_scale.distributed.opening import open_graph
+from pyg_scale.distributed.opening import open_graph, open_on_ranks
+from pyg_scale.distributed.pyg_memory import directory_in_memory
+from pyg_scale.distributed.pyg_part import PartInfo
 from pyg_scale.distributed.pyg_stores import LocalFeatureStore, LocalGraphStore
+from pyg_scale.store.directory.opening import graph_of
 
 
 def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:
@@ -57,31 +60,43 @@ def stores_of(data: Any) -> tuple[LocalFeatureStore, LocalGraphStore]:
             f"{data if not isinstance(data, tuple | list) else [type(v).__name__ for v in data]})"
         )
     features, graph = data
-    if features.directory.path != graph.directory.path or (
-        features.partition_idx != graph.partition_idx
-    ):
+    in_memory = [not isinstance(each, PartInfo) for each in data]
+    differ = in_memory[0] != in_memory[1] or (
+        # Whoever made the stores of tensors says which part they are of the graph store alone.
+        not in_memory[0]
+        and (features.directory.path, features.partition_idx)
+        != (graph.directory.path, graph.partition_idx)
+    )
+    if differ:
         raise ValueError(f"data are different parts: {features!r} and {graph!r}")
     return features, graph
 
 
 def open_together(
+    features: LocalFeatureStore,
     graph_store: LocalGraphStore,
     address: tuple[str, int],
     context: Any,
     num_threads: int,
     timeout: float,
+    time_attr: str | None,
+    weight_attr: str | None,
 ) -> Any:
     """The graph, opened by all ranks of a context; the same for loaders with the same address.
 
     Args:
-        graph_store: Of the directory.
+        features: Of the part.
+        graph_store: Of the part.
         address: Where they meet; rank 0 listens there.
         context: Who this process is: ``rank``, ``world_size`` and ``group_name``.
         num_threads: How many requests of other ranks this one answers at a time.
         timeout: Seconds that the others may take to come and to answer.
+        time_attr: Of the loader: stores of tensors are put in that order.
+        weight_attr: Of the loader.
 
     Raises:
-        ValueError: If the context contradicts itself, or loaders at one address differ.
+        ValueError: If the context contradicts itself, loaders at one address differ, or stores of
+            tensors do not fit together.
         CommError: If rank 0 cannot use the port.
         CommTimeoutError: If not all ranks come in time; names them.
         GraphDirectoryError: If a part is nowhere.
@@ -89,16 +104,20 @@ def open_together(
     rank, world_size = context.rank, context.world_size
     if not 0 <= rank < world_size:
         raise ValueError(f"current_ctx: rank {rank} of {world_size} ranks is none of them")
-    path = graph_store.directory.path
+    path = graph_store.directory.path if isinstance(graph_store, PartInfo) else None
+    order = {"time_attr": time_attr, "weight_attr": weight_attr}
     if world_size == 1:
-        return open_graph(path, comm="local")
-    options = (rank, world_size, num_threads, timeout)
+        if path is not None:
+            return open_graph(path, comm="local")
+        return graph_of(directory_in_memory(features, graph_store, None, **order))
+    options = (rank, world_size, num_threads, timeout, *(order.values() if path is None else ()))
     known = graph_store.opened.get(address)
     if known is not None and not known[0].ranks.closed:
         if known[1] != options:
             raise ValueError(
-                f"a loader at {address[0]}:{address[1]} has another current_ctx, num_rpc_threads "
-                "or rpc_timeout: loaders share the connection there; take another master_port"
+                f"a loader at {address[0]}:{address[1]} has another current_ctx, num_rpc_threads, "
+                "rpc_timeout or (of stores of tensors) time_attr or weight_attr: loaders share the "
+                "connection there; take another master_port"
             )
         return known[0]
     store = open_store(*address, rank, hosted=_is_agents(address), timeout=timeout)
@@ -106,7 +125,8 @@ def open_together(
     store = meet(store, rank, world_size, timeout=timeout).store
     comm = plugins.get("comm", "gloo").join(Group(store, rank, world_size, timeout))
     try:
-        graph = open_graph(path, comm=comm, num_threads=num_threads, timeout=timeout)
+        source = path or directory_in_memory(features, graph_store, comm, **order)
+        graph: Any = open_on_ranks(source, comm, num_threads=num_threads)
     except BaseException:
         comm.close()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,60 +18,16 @@ READ_ONLY = (
     "before it is partitioned, or write the attribute with "
     "pyg_scale.store.directory.additions.add_node_attribute"
 )
-_FROM_MEMORY = (
-    "{}.{}() has no other ranks to share with, as tensors of one process have no partition book: "
-    "write the graph with pyg_scale.distributed.Partitioner(data, num_parts, root)"
-    ".generate_partition() and take from_partition(root, pid), or give Data to "
-    "pyg_scale.loader.NeighborLoader"
-)
 
 
 class PartInfo:
-    """Mixin: a part, and the partition books of its graph. Nothing is read before it is asked for.
+    """Mixin: a part and the books of its graph. Nothing is read before it is asked for."""
 
-    Attributes:
-        num_partitions: Number of parts of the graph.
-        partition_idx: The number of this part.
-    """
-
-    def __init__(self, root: str | PathLike[str], pid: int) -> None:
-        super().__init__()
+    def _open(self, root: str | PathLike[str], pid: int) -> None:
         self.directory = GraphDirectory.shared(root)
         self.part: Part = self.directory.part(pid)
         self.num_partitions = self.directory.meta.num_parts
         self.partition_idx = pid
-
-    @classmethod
-    def from_partition(cls, root: str | PathLike[str], pid: int) -> Self:
-        """One part of a graph directory.
-
-        Args:
-            root: The directory.
-            pid: The number of the part.
-
-        Raises:
-            GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
-            IndexError: If there is no such part.
-        """
-        return cls(root, pid)
-
-    @classmethod
-    def from_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_data"))
-
-    @classmethod
-    def from_hetero_data(cls, *args: Any, **kwargs: Any) -> Self:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Says what to do instead.
-        """
-        raise NotImplementedError(_FROM_MEMORY.format(cls.__name__, "from_hetero_data"))
 
     @property
     def is_hetero(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,22 @@ def _check(found: list[list[Any]], expected: list[list[Any]]) -> None:
             assert_same(one, other)
 
 
-@pytest.mark.parametrize("name", ["Partitioner", "DistNeighborLoader", "DistLinkNeighborLoader"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Partitioner",
+        "DistNeighborLoader",
+        "DistLinkNeighborLoader",
+        *(
+            f"{store}{method}"
+            for store in ("LocalGraphStore", "LocalFeatureStore")
+            for method in ("", ".from_data", ".from_hetero_data", ".from_partition")
+        ),
+    ],
+)
 def test_arguments_are_those_of_pyg(name: str) -> None:
-    theirs = list(inspect.signature(getattr(pyg, name)).parameters)
-    mine = list(inspect.signature(getattr(ours, name)).parameters)
+    theirs = list(inspect.signature(operator.attrgetter(name)(pyg)).parameters)
+    mine = list(inspect.signature(operator.attrgetter(name)(ours)).parameters)
     theirs = [each for each in theirs if each != "kwargs"]
     assert mine[: len(theirs)] == theirs
 
@@ -344,9 +357,12 @@ def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     data = planted_communities(60, 300)
     _cut(data, tmp_path)
     stores = _stores(tmp_path / "parts", 0)
-    for method in (LocalGraphStore.from_data, LocalFeatureStore.from_hetero_data):
-        with pytest.raises(NotImplementedError, match="Partitioner"):
-            method(torch.arange(3))
+    for method in (stores[1].put_edge_id, stores[0].put_global_id):
+        with pytest.raises(NotImplementedError, match="read-only"):
+            method(torch.arange(3), None)
+    in_memory = LocalGraphStore.from_data(torch.arange(3), data.edge_index[:, :3], 60)
+    with pytest.raises(ValueError, match="different parts"):
+        DistNeighborLoader((stores[0], in_memory), [2], "127.0.0.1", 1, _context(0, 1))
     monkeypatch.delenv("MASTER_PORT", raising=False)
 
     def make(stores: Any = stores, port: Any = None, rank: int = 1, **options: Any) -> None:

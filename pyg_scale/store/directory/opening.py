@@ -76,6 +76,11 @@ def open_graph(
             f"{', '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} not here: open "
             "one that is here with part=, or copy the others"
         )
+    return graph_of(directory)
+
+
+def graph_of(directory: GraphDirectory) -> DirectoryData | DirectoryHeteroData:
+    """The graph of a directory, all parts of which are here."""
     if directory.meta.is_hetero:
         return fill_hetero(directory, DirectoryHeteroData())
     return fill_homogeneous(directory, DirectoryData())
