@@ -59,8 +59,9 @@ def found_of(seconds: list[tuple[float, float]], **extra: Any) -> dict[str, Any]
     return {
         "command": "pyg-scale bench store --dir DIR",
         "settings": {
-            "nodes": 10, "edges": 20, "features": 4, "cache": 0.15, "policy": "belady", "hidden": 8,
-            "batches": 2, "batch_size": 4, "num_neighbors": [2], "workers": 2, "trim": False,
+            "nodes": 10, "edges": 20, "features": 4, "dtype": "float32", "cache": 0.15,
+            "policy": "belady", "hidden": 8, "batches": 2, "batch_size": 4,
+            "num_neighbors": [2], "workers": 2, "trim": False,
         },
         "environment": {
             "quiet": True, "cpu": "a", "cpus": 2, "memory_bytes": 2**30, "system": "s",

@@ -24,6 +24,7 @@ from pyg_scale.cli.bench import environment, files, memory, store_report
 from pyg_scale.cli.bench.memory_limit import MemoryLimit
 
 QUICK = {"nodes": 30_000, "edges": 600_000, "features": 32, "batches": 6, "batch_size": 128}
+_CLASSES = 47  # as of ogbn-products
 _SECONDS = 3600.0
 
 
@@ -166,16 +167,16 @@ def _measure(found: dict[str, Any], graph: Path, args: argparse.Namespace) -> No
 
 
 def _make(graph: Path, args: argparse.Namespace) -> None:
-    """Generate the graph in a process of its own, whose memory is gone afterwards."""
+    """Compute the graph while it is converted: it may be larger than memory."""
     if graph.exists() and args.reuse:
         return
     graph.parent.mkdir(parents=True, exist_ok=True)
-    code = (
-        "import sys, pyg_scale; from pyg_scale.datasets import planted_communities as make; "
-        "pyg_scale.save(make(*map(int, sys.argv[2:])), sys.argv[1], overwrite=True)"
+    source = (
+        f"generated:nodes={args.nodes},edges={args.edges},features={args.features},"
+        f"dtype={args.dtype},classes={_CLASSES},seed=0"
     )
-    numbers = map(str, (args.nodes, args.edges, 47, args.features))
-    subprocess.run([sys.executable, "-c", code, str(graph), *numbers], check=True, timeout=_SECONDS)
+    convert = [sys.executable, "-m", "pyg_scale.cli", "convert", source, str(graph), "--overwrite"]
+    subprocess.run(convert, check=True, timeout=_SECONDS, stdout=subprocess.DEVNULL)
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -187,7 +188,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     graph = parser.add_argument_group("graph")
     graph.add_argument("--nodes", type=files.count, default=6_000_000)
     graph.add_argument("--edges", type=files.count, default=120_000_000, help="directed")
-    graph.add_argument("--features", type=int, default=128, help="columns of fp32")
+    graph.add_argument("--features", type=int, default=128, help="columns")
+    graph.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     how = parser.add_argument_group("how")
     how.add_argument("--dir", required=True, help="a folder with room for the files")
     how.add_argument("--keep", action="store_true", help="do not delete that folder afterwards")

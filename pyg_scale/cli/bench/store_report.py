@@ -45,8 +45,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         ),
         (
             f"graph: generated, power law, planted communities: {settings['nodes']:,} nodes, "
-            f"{settings['edges']:,} directed edges, {settings['features']} fp32 features; "
-            f"{found['file_bytes'] / _GB:.2f} GB of files"
+            f"{settings['edges']:,} directed edges, {settings['features']} {settings['dtype']} "
+            f"features; {found['file_bytes'] / _GB:.2f} GB of files"
         ),
         (
             f"memory limit of the side with features on disk: {limit}"

@@ -119,7 +119,7 @@ class Side:
 
     def _forward(self, batch: Any) -> Tensor:
         hops = (batch.num_sampled_nodes, batch.num_sampled_edges) if self.trim else ()
-        return self.model(batch.x, batch.edge_index, *hops)
+        return self.model(batch.x.float(), batch.edge_index, *hops)
 
     def _counts(self) -> dict[str, int]:
         if self.store is None:
