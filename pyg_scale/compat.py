@@ -9,7 +9,8 @@ PyG's samplers call ``torch.ops.pyg.neighbor_sample`` and ``hetero_neighbor_samp
 that pyg-lib is there. :func:`install` puts functions of that signature there and lets PyG's
 sampler module, and only that, think so: what else PyG does with pyg-lib stays as it is. Node and
 link loaders, disjoint, weighted and temporal (by nodes and by edges), forward and backward
-sampling work; ``subgraph_type="induced"`` raises as before, for PyG does it without pyg-lib.
+sampling work; ``subgraph_type="induced"`` and ``HGTLoader`` raise as before, for PyG does these
+with torch-sparse.
 
 What is drawn depends on a key from torch's default generator, so that ``torch.manual_seed`` works
 as it does with pyg-lib. What else ``pyg_scale.loader`` promises (equal batches for any number of

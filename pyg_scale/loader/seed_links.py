@@ -151,7 +151,11 @@ def _edges(data: Any, edge_type: EdgeType) -> Tensor:
 
 def _tensor(links: Any) -> Tensor:
     if not isinstance(links, Tensor):
-        links = torch.as_tensor(links)
+        ends = isinstance(links, list | tuple) and all(isinstance(end, Tensor) for end in links)
+        try:
+            links = torch.stack(tuple(links)) if ends and links else torch.as_tensor(links)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{_WHAT} (got {type(links).__name__}: {error})") from None
         if links.numel() == 0:
             links = links.to(torch.int64)
     links = links.as_subclass(Tensor)

@@ -139,7 +139,13 @@ def _tensor(nodes: Any, name: str = "input_nodes") -> Tensor:
     if not isinstance(nodes, Tensor):
         if isinstance(nodes, range):
             nodes = np.arange(nodes.start, nodes.stop, nodes.step)
-        nodes = torch.as_tensor(nodes)
+        try:
+            nodes = torch.as_tensor(nodes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{name} must be ids, a bool mask, a node type, or a node type and one of these "
+                f"(got {type(nodes).__name__}: {error})"
+            ) from None
         if nodes.numel() == 0:
             nodes = nodes.reshape(-1).to(torch.int64)
     if nodes.dim() != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,10 +71,18 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
             feature_store = data[0]
         if feature_store is None:
             return None
+    elif isinstance(feature_store, FeatureStore) and not feature_store.get_all_tensor_attrs():
+        raise ValueError(
+            f"feature_store={feature_store!r} holds no features: put some into it, check its path, "
+            "or leave it out"
+        )
     if not isinstance(feature_store, FeatureStore):
         raise TypeError(
             f"feature_store must be a name or a FeatureStore (got {type(feature_store).__name__})"
         )
+    path = getattr(feature_store, "path", None)
+    if path is not None and not Path(path).exists():
+        raise ValueError(f"{feature_store!r}: there is nothing at {path}")
     num_nodes, num_edges = sizes_of(data, sampler)
     return Features(feature_store, num_nodes, num_edges)
 

@@ -106,7 +106,8 @@ def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor 
         of is None or (entry[0] is not None and entry[0]() is of and entry[1] == of._version)
     ):
         return entry[2]
-    made = make()
+    with torch.inference_mode(False):  # what is kept may be needed by a backward pass later
+        made = make()
     stamp = (None, 0) if of is None else (weakref.ref(of), of._version)
     kept[name] = (*stamp, made)
     return made
@@ -134,5 +135,6 @@ def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
         entry = _of_tensor[key] = (weakref.ref(tensor, forget), tensor._version, {})
     kept = entry[2]
     if name not in kept:
-        kept[name] = make()
+        with torch.inference_mode(False):  # as in `derived`
+            kept[name] = make()
     return kept[name]

@@ -254,7 +254,8 @@ def _recall(
         if held is not None and any(ref is one for one in held.refs):
             _known.pop(name, None)
 
-    adjacency = make()
+    with torch.inference_mode(False):  # what is kept may be needed by a backward pass later
+        adjacency = make()
     refs = tuple(None if tensor is None else weakref.ref(tensor, forget) for tensor in tensors)
     _known[name] = _Known(refs, versions, adjacency)
     return adjacency

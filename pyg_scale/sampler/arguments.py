@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch_geometric.sampler import NumNeighbors
 
 
@@ -16,7 +18,7 @@ def number_of_neighbors(value: Any) -> NumNeighbors | None:
         raise TypeError(
             f"num_neighbors must be one integer per hop, such as [15, 10] (got {value!r})"
         )
-    return NumNeighbors(value)
+    return NumNeighbors(value.tolist() if isinstance(value, Tensor | np.ndarray) else value)
 
 
 def integers(num_neighbors: Any) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -71,6 +71,11 @@ class HGTSampler(NeighborSampler):
     def _per_type(self, num_samples: Any) -> dict[str, list[int]]:
         graph = self.topology
         assert graph is not None
+        if isinstance(num_samples, str) or not isinstance(num_samples, Iterable):
+            raise TypeError(
+                "num_samples must be one integer per hop, such as [512, 512], or such a list for "
+                f"every node type (got {num_samples!r})"
+            )
         if not isinstance(num_samples, Mapping):
             return {str(t): list(num_samples) for t in graph.node_types}
         unknown = set(num_samples) - set(graph.node_types)

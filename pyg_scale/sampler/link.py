@@ -94,7 +94,7 @@ def sample_links(
         positive, negative = seeds.dst_index[:num_links], seeds.dst_index[num_links:]
         if neg_sampling.amount > 1:
             negative = (
-                negative.view(-1, num_links).t()
+                negative.view(-1, num_links).t().contiguous()
                 if num_links
                 else negative.view(0, neg_sampling.amount)
             )

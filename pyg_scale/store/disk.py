@@ -70,6 +70,7 @@ class Disk(Cached):
         direct: bool | None = None,
         threads: int = THREADS,
     ) -> None:
+        cache = byte_size(cache, "cache")
         features = DiskFeatures(path, attributes, direct=direct, threads=threads)
         if isinstance(hot, str) and hot in ("degree", "listed"):
             directory = features.directory

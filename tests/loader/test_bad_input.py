@@ -15,6 +15,7 @@ from pyg_scale.errors import UnknownPluginError
 from pyg_scale.loader import NeighborLoader, NodeLoader
 from pyg_scale.loader import node_loader as module
 from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.store import Mmap
 from pyg_scale.testing import graphs
 
 DATA = graphs.hostile()
@@ -37,6 +38,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input_nodes": [-1]}, IndexError, "input_nodes has node -1"),
     ({"input_nodes": torch.tensor([1.0])}, TypeError, "input_nodes must be integer ids.*float32"),
     ({"input_nodes": [0.5]}, TypeError, "input_nodes must be integer ids"),
+    ({"input_nodes": {1, 2}}, TypeError, "input_nodes must be ids, a bool mask.*got set"),
+    ({"input_nodes": (None, [1])}, TypeError, "input_nodes must be ids, a bool mask.*got tuple"),
     ({"input_nodes": torch.ones(99, dtype=torch.bool)}, ValueError, "mask of 99 .* 100 nodes"),
     ({"input_nodes": np.ones(101, dtype=bool)}, ValueError, "mask of 101 .* 100 nodes"),
     ({"input_nodes": torch.zeros(2, 2, dtype=torch.int64)}, ValueError, "one-dimensional"),
@@ -68,6 +71,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sampler": "native"}, TypeError, "sampler= is torch's"),
     ({"feature_store": "memori"}, UnknownPluginError, "memory"),
     ({"feature_store": 3}, TypeError, "feature_store must be a name or a FeatureStore"),
+    ({"feature_store": MyFeatureStore()}, ValueError, "holds no features"),
+    ({"feature_store": Mmap("no-such-directory")}, ValueError, "no-such-directory.*no features"),
     ({"seed": "7"}, TypeError, "seed must be an integer"),
     ({"seed": 0.5}, TypeError, "seed must be an integer"),
     ({"worker_type": "fibre"}, ValueError, "worker_type must be 'thread', 'process', 'ring' or"),
@@ -128,6 +133,12 @@ def test_are_refused_before_the_graph_is_touched(
         (graphs.stores(graphs.hetero()), {"input_nodes": [0]}, ValueError, "of which type"),
         (graphs.stores(graphs.hostile()), {"input_nodes": "item"}, ValueError, "no types"),
         (3, {}, TypeError, "data must be Data, HeteroData"),
+        (
+            (Mmap("no-such-directory"), graphs.stores(graphs.hostile())[1]),
+            {},
+            ValueError,
+            "there is nothing at .*no-such-directory",
+        ),
         ((1, 2), {}, TypeError, "data must be .* tuple of int and int"),
         (
             graphs.stores(graphs.hostile()),

@@ -100,6 +100,9 @@ def test_refuses(data):
         HGTLoader(data, [2], "paper", input_time=torch.zeros(100))
     with pytest.raises(NotImplementedError, match="needs a graph with node types"):
         HGTLoader(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2), [2], None)
+    for wrong in (8, "8"):
+        with pytest.raises(TypeError, match="num_samples must be one integer per hop"):
+            HGTLoader(data, wrong, "paper")
     with pytest.raises(ValueError, match="num_samples has 'shop'"):
         HGTLoader(data, {"shop": [1]}, "paper")
     with pytest.raises(ValueError, match="of which type"):

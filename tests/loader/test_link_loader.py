@@ -108,6 +108,7 @@ def test_triplets(data, amount):
         assert torch.equal(batch.n_id[batch.src_index], links[0])
         assert torch.equal(batch.n_id[batch.dst_pos_index], links[1])
         assert batch.dst_neg_index.shape == ((16,) if amount == 1 else (16, amount))
+        assert batch.dst_neg_index.is_contiguous()
         assert "edge_label_index" not in batch
         assert "seed_time" not in batch
 
@@ -376,6 +377,14 @@ def test_transforms(data):
         batches = list(loader)
         assert batches[0].input_id[0] == 1000
         assert len({float(batch.extra) for batch in batches}) == 4
+
+
+def test_links_as_two_tensors(data):
+    links = data.edge_index[:, :40]
+    whole = LinkNeighborLoader(data, [2], links, batch_size=16, seed=1)
+    assert_same_batches(whole, LinkNeighborLoader(data, [2], tuple(links), batch_size=16, seed=1))
+    with pytest.raises(TypeError, match="edge_label_index must be"):
+        LinkNeighborLoader(data, [2], (links[0], links[1, 1:]))
 
 
 def test_no_links(data):

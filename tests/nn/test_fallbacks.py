@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import pyg_scale.nn
 from pyg_scale.cli.doctor import examine
@@ -223,6 +224,20 @@ def test_func_transforms(x, edge_index):
     layer(value, edge_index).sum().backward()
     assert distance(grad, value.grad) < 1e-5
     assert reasons(layer) == ["torch.func"]
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GraphConv", "GATConv", "TransformerConv"])
+def test_forward_mode(x, edge_index, name):
+    torch.manual_seed(0)
+    ours, tangents = getattr(pyg_scale.nn, name)(6, 4).requires_grad_(False), []
+    theirs = type(ours).replaces(6, 4).requires_grad_(False)
+    theirs.load_state_dict(ours.state_dict())
+    for layer in (ours, theirs):
+        with forward_ad.dual_level():
+            out = layer(forward_ad.make_dual(x, torch.ones_like(x)), edge_index)
+            tangents.append(forward_ad.unpack_dual(out).tangent)
+    assert torch.equal(*tangents)
+    assert reasons(ours) == ["forward-mode differentiation"]
 
 
 def test_traces_do_not_keep_the_edges(x, edge_index):

@@ -266,6 +266,33 @@ def test_large_logits(conv, x, edge_index):
     assert_equal(conv, lambda cls: cls(6, 4, heads=2), arguments, tolerance=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("conv", "form"), [*((conv, "edges") for conv in ALL), (SAGEConv, "coo"), (GraphConv, "coo")]
+)
+def test_training_after_a_look_under_inference_mode(conv, form, x, edge_index):
+    """What is kept of a graph is good for a backward pass, whoever needed it first."""
+    if form == "coo":
+        size = (x.size(0), x.size(0))
+        edge_index = torch.sparse_coo_tensor(
+            edge_index.flip(0), torch.ones(edge_index.size(1)), size
+        ).coalesce()
+    layer = build(conv)
+    arguments = arguments_of(conv, x.clone().requires_grad_(), edge_index)
+    with torch.inference_mode():
+        layer(*arguments)
+    layer(*arguments).sum().backward()
+    assert arguments[0].grad is not None
+
+
+def test_edge_weights_after_a_look_under_inference_mode(x, edge_index):
+    weight = torch.rand(edge_index.size(1))
+    for conv in (GCNConv, GraphConv):
+        layer = conv(6, 4)
+        with torch.inference_mode():
+            layer(x, edge_index, weight)
+        layer(x.clone().requires_grad_(), edge_index, weight).sum().backward()
+
+
 def test_empty_graphs_and_no_nodes():
     for conv in ALL:
         for size in (0, 3):
@@ -273,4 +300,9 @@ def test_empty_graphs_and_no_nodes():
             plain.load_state_dict(layer.state_dict())
             nothing = torch.empty(2, 0, dtype=torch.int64)
             arguments = arguments_of(conv, torch.randn(size, 6), nothing)
-            assert distance(layer(*arguments), plain(*arguments)) < 1e-5
+            out, expected = layer(*arguments), plain(*arguments)
+            assert distance(out, expected) < 1e-5
+            out.sum().backward()
+            expected.sum().backward()
+            for mine, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+                assert (mine.grad is None) == (theirs.grad is None)

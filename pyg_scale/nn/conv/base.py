@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.nn.fallback import NotFused, record
@@ -113,6 +114,8 @@ def unfusable(layer: Any) -> str | None:
         return "propagate is overridden"
     if torch._C._functorch.maybe_current_level() is not None:
         return "torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
     return None
 
 

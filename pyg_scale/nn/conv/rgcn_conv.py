@@ -88,17 +88,17 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     def _transform(self, rows, weight, row_counts):  # type: ignore[no-untyped-def]
         """Rows ``[num_rows, in_channels]`` times the matrix of their relation."""
+        pairs = list(zip(rows.split(row_counts), weight.unbind(0)))
+        used = [pair for pair in pairs if pair[0].size(0)]
         parts = []
-        for part, matrix in zip(rows.split(row_counts), weight.unbind(0)):
-            if part.size(0) == 0:
-                continue
+        for part, matrix in used or pairs[:1]:  # weights have a gradient of zeros without edges
             if self.num_blocks is not None:
                 blocks = part.view(part.size(0), matrix.size(0), matrix.size(1))
                 part = torch.einsum("abc,bcd->abd", blocks, matrix)
                 parts.append(part.reshape(part.size(0), self.out_channels))
             else:
                 parts.append(part @ matrix)
-        return torch.cat(parts) if parts else rows.new_zeros(0, self.out_channels)
+        return torch.cat(parts)
 
     def _check(self, src, dst, edge_index, edge_type):  # type: ignore[no-untyped-def]
         """Let only input pass that the fused path covers."""

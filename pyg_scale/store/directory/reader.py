@@ -173,7 +173,21 @@ class GraphDirectory:
         """
         if name not in self.meta.files:
             raise GraphDirectoryError(f"{self.path / META} does not list {name}")
-        return map_array(self.path / name, dtype, shape, open_file=partial(self.file, name))
+        try:
+            return map_array(self.path / name, dtype, shape, open_file=partial(self.file, name))
+        except GraphDirectoryError:
+            if self._was_replaced():
+                raise GraphDirectoryError(
+                    f"the graph at {self.path} was replaced or removed since it was opened, and "
+                    f"{name} was not read before: open it again"
+                ) from None
+            raise
+
+    def _was_replaced(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+        except OSError:
+            return True
 
     def part(self, number: int) -> Part:
         """A part that this machine holds.

@@ -60,6 +60,12 @@ def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
             k: encode(v, f"{file}-{quoted(k)}", f"{name}[{k!r}]", writer) for k, v in value.items()
         }
         return {"$dict": found} if found.keys() & set(_TAGS) else found
+    if type(value) is dict:
+        key = next(key for key in value if not isinstance(key, str))
+        raise TypeError(
+            f"{name} is a dictionary with the key {key!r}, and a graph directory holds those by "
+            "strings only: use str(key), or delete it"
+        )
     raise TypeError(
         f"{name} is a {type(value).__name__}, which a graph directory cannot hold: make it a "
         "tensor, a number or a string, or delete it"

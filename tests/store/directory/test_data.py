@@ -328,7 +328,7 @@ def test_a_replaced_directory_is_never_mixed_with_the_new_one(tmp_path: Path) ->
     other.edge_index = other.edge_index.flip(0)  # files of the same lengths
     pyg_scale.save(other, tmp_path / "graph", overwrite=True)
     assert torch.equal(found.x, data.x)  # was mapped before
-    with pytest.raises(pyg_scale.errors.GraphDirectoryError, match="missing"):
+    with pytest.raises(pyg_scale.errors.GraphDirectoryError, match="was replaced or removed"):
         topology_of(found)
     assert torch.equal(pyg_scale.open(tmp_path / "graph").edge_index, other.edge_index)
 
@@ -488,6 +488,13 @@ def test_what_cannot_be_held_is_named(tmp_path: Path, value: Any, typed: bool) -
     with pytest.raises(TypeError, match="'strange'" + (" of 'item'" if typed else "")):
         pyg_scale.save(data, tmp_path / "graph")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dictionary_by_numbers_is_named_so(tmp_path: Path) -> None:
+    data = graphs.hostile()
+    data.names = {"a": 1, 0: "b"}
+    with pytest.raises(TypeError, match="'names' is a dictionary with the key 0, .* use str"):
+        pyg_scale.save(data, tmp_path / "graph")
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
