@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyg_scale.store.directory.array import as_array, numpy_dtype
+from pyg_scale.store.directory.array import as_array, npy_header, numpy_dtype
 
 Array = NDArray[Any]
 
@@ -114,7 +114,7 @@ class ArrayReader:
 
 
 class ArrayWriter:
-    """A ``.npy`` file of known shape, written in pieces; the bytes are those that NumPy writes.
+    """A ``.npy`` file of known shape, written in pieces.
 
     Args:
         file: Its path.
@@ -133,8 +133,7 @@ class ArrayWriter:
         file.parent.mkdir(parents=True, exist_ok=True)
         if fresh or not file.exists():
             with file.open("wb") as out:
-                header = {"descr": npy.dtype_to_descr(stored), "fortran_order": False}
-                npy.write_array_header_1_0(out, {**header, "shape": shape})
+                out.write(npy_header(dtype, shape))
                 if size := self._row * shape[0]:
                     out.flush()
                     os.posix_fallocate(out.fileno(), out.tell(), size)

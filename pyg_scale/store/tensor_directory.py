@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.array import as_array, dtype_name, map_array, numpy_dtype
+from pyg_scale.store.directory.array import as_array, dtype_name, map_array, npy_header
 
 FORMAT = "pyg_scale tensor directory"
 VERSION = 1
@@ -273,10 +272,9 @@ def save_array(file: Path, tensor: Tensor, *, durable: bool = True) -> None:
         OSError: If the disk is full.
     """
     tensor = tensor.detach()
-    stored = numpy_dtype(dtype_name(tensor.dtype))
-    header = {"descr": npy.dtype_to_descr(stored), "fortran_order": False}
+    header = npy_header(dtype_name(tensor.dtype), tuple(tensor.shape))
     with file.open("wb") as out:
-        npy.write_array_header_1_0(out, {**header, "shape": tuple(tensor.shape)})
+        out.write(header)
         row = max(1, tensor[:1].numel() * tensor.element_size()) if tensor.dim() else 1
         for begin in range(0, tensor.size(0), max(1, _CHUNK // row)):
             rows = tensor[begin : begin + max(1, _CHUNK // row)].cpu().contiguous()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.loader.layerwise.inputs import some
@@ -22,8 +21,8 @@ from pyg_scale.store.directory.array import (
     as_array,
     dtype_name,
     map_array,
+    npy_header,
     num_bytes,
-    numpy_dtype,
 )
 
 FORMAT = "pyg_scale layerwise inference"
@@ -234,8 +233,7 @@ class Progress:
     def _create(self, step: int, kind: tuple[str, tuple[int, ...]], size: int) -> None:
         dtype, row = kind
         with self._file(step).open("wb") as out:
-            header = {"descr": npy.dtype_to_descr(numpy_dtype(dtype)), "fortran_order": False}
-            npy.write_array_header_1_0(out, {**header, "shape": (size, *row)})
+            out.write(npy_header(dtype, (size, *row)))
             length = num_bytes(dtype, (size, *row))
             if length:
                 os.posix_fallocate(out.fileno(), out.tell(), length)  # a full disk is said here

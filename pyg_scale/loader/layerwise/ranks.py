@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.loader.agreement import Agreement
 from pyg_scale.loader.layerwise.progress import FORMAT, JOURNAL, RESULT, VERSION, Progress
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.directory.array import as_array, map_array, num_bytes, numpy_dtype
+from pyg_scale.store.directory.array import as_array, map_array, npy_header, num_bytes
 
 NOTE = "RANKS.json"
 _CHUNK = 1 << 26
@@ -200,8 +199,7 @@ class Together:
         staged = self._out / f".{RESULT}.partial"
         if self.rank == 0:
             with staged.open("wb") as out:
-                header = {"descr": npy.dtype_to_descr(numpy_dtype(dtype)), "fortran_order": False}
-                npy.write_array_header_1_0(out, {**header, "shape": (self._num_nodes, *row)})
+                out.write(npy_header(dtype, (self._num_nodes, *row)))
                 length = num_bytes(dtype, (self._num_nodes, *row))
                 if length:
                     os.posix_fallocate(out.fileno(), out.tell(), length)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import NodeType
-from pyg_scale.store.directory.array import dtype_name
+from pyg_scale.store.directory.array import dtype_name, npy_header
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.meta import META, Attribute, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, node_dir, set_file
 from pyg_scale.store.directory.place import Lock, sync
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.values import as_plain_tensor
-from pyg_scale.store.directory.writer import header_of, refused, write_rows
+from pyg_scale.store.directory.writer import refused, write_rows
 from pyg_scale.store.source import of
 
 
@@ -186,7 +186,7 @@ class _Adding:
             file.parent.mkdir(parents=True, exist_ok=True)
             # what lies there is of somebody who died before META.json listed it
             with file.open("wb") as out:
-                header = header_of(value.dtype, tuple(value.shape))
+                header = npy_header(dtype_name(value.dtype), tuple(value.shape))
                 out.write(header)
                 crc, size = write_rows(out, value, value.dtype, zlib.crc32(header))
                 out.flush()

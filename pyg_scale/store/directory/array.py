@@ -7,6 +7,7 @@ and ``META.json`` has the dtype.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -25,7 +26,9 @@ from pyg_scale.store.directory.file_view import FileView
 LONGEST_HEADER = 12 + 65536
 """Bytes that the header of a file can have at most."""
 
-_LOOK = 512  # bytes that hold every usual header
+_LOOK = 4096  # bytes that hold every usual header
+_PAGE = 4096
+_LARGE = 1 << 20
 _USUAL_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
     rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
@@ -132,6 +135,26 @@ def map_array(
     array = np.asarray(view)
     with torch.inference_mode(False):  # whose tensors do not count changes
         return as_tensor(array, dtype)
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The first bytes of a ``.npy`` file.
+
+    The data of a file of 1 MiB or more begins at a page: a row of a page is then read by one, and
+    shorter rows whose size divides it lie in one.
+
+    Args:
+        dtype: One of :data:`DTYPES`.
+        shape: Of the tensor.
+    """
+    out = io.BytesIO()
+    stored = npy.dtype_to_descr(numpy_dtype(dtype))
+    npy.write_array_header_1_0(out, {"descr": stored, "fortran_order": False, "shape": shape})
+    found = out.getvalue()
+    if num_bytes(dtype, shape) < _LARGE or len(found) > _PAGE:
+        return found
+    padded = found[:-1].ljust(_PAGE - 1) + b"\n"  # NumPy's own padding is spaces, too
+    return padded[:8] + (_PAGE - 10).to_bytes(2, "little") + padded[10:]
 
 
 def check_header(

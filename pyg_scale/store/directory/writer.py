@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 import zlib
@@ -14,7 +13,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
@@ -23,6 +21,7 @@ from pyg_scale.store.directory.array import (
     as_tensor,
     check_header,
     dtype_name,
+    npy_header,
     num_bytes,
     numpy_dtype,
 )
@@ -116,7 +115,7 @@ class DirectoryWriter:
         """
         stored = dtype_name(dtype)
         with self._file(name) as out:
-            offset = out.write(header_of(dtype, shape))
+            offset = out.write(npy_header(stored, shape))
             out.flush()
             size = num_bytes(stored, shape)
             if not size:
@@ -147,7 +146,7 @@ class DirectoryWriter:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
         tensor, dtype = tensor.detach(), dtype or tensor.dtype
         with self._file(name) as out:
-            header = header_of(dtype, tuple(tensor.shape))
+            header = npy_header(dtype_name(dtype), tuple(tensor.shape))
             out.write(header)
             crc, size = write_rows(out, tensor, dtype, zlib.crc32(header), progress)
             out.flush()
@@ -272,14 +271,6 @@ def write_rows(
         if progress is not None:
             progress(data.nbytes)
     return crc, size
-
-
-def header_of(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """The first bytes of a ``.npy`` file."""
-    out = io.BytesIO()
-    stored = npy.dtype_to_descr(numpy_dtype(dtype_name(dtype)))
-    npy.write_array_header_1_0(out, {"descr": stored, "fortran_order": False, "shape": shape})
-    return out.getvalue()
 
 
 @contextlib.contextmanager

@@ -22,11 +22,10 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.store import topology_of
+from pyg_scale.store import Disk, Mmap, topology_of
 from pyg_scale.store.directory import Attribute, EdgeMeta, FileMeta, Meta, NodeMeta
-from pyg_scale.store.directory.array import num_bytes, torch_dtype
+from pyg_scale.store.directory.array import npy_header, num_bytes
 from pyg_scale.store.directory.layout import expected_files
-from pyg_scale.store.directory.writer import header_of
 from pyg_scale.testing import graphs
 from tests import preloaded
 from tests.cases import shown
@@ -258,6 +257,20 @@ def test_mappings_reserve_no_memory_and_hold_no_file_open(tmp_path: Path) -> Non
     assert not [name for name in files if name.startswith(str(tmp_path)) and name.endswith(".npy")]
 
 
+def test_rows_of_large_files_begin_at_pages(tmp_path: Path) -> None:
+    x = torch.randn(300, 1024)
+    small = torch.randn(300, 8)
+    data = Data(x=x, small=small, edge_index=torch.tensor([[0], [1]]))
+    part = pyg_scale.save(data, tmp_path / "graph") / "part-0/nodes/attributes"
+    assert (part / "x.npy").stat().st_size == 4096 + x.numel() * 4
+    assert (part / "small.npy").stat().st_size == 128 + small.numel() * 4
+    assert np.array_equal(np.load(part / "x.npy"), x.numpy())
+    found = pyg_scale.open(tmp_path / "graph", verify=True)
+    assert torch.equal(found.x, x) and found.x.data_ptr() % 4096 == 0
+    for features in (Disk(tmp_path / "graph", "1MB"), Mmap(tmp_path / "graph")):
+        assert torch.equal(features.get_tensor(None, "x", index=torch.arange(0, 300, 7)), x[::7])
+
+
 def test_a_directory_of_any_size_opens_and_nothing_is_copied(tmp_path: Path) -> None:
     """A graph of terabytes, whose files have no content: opening reads none of it."""
     nodes, edges = 2**29, 2**31 + 7
@@ -265,7 +278,7 @@ def test_a_directory_of_any_size_opens_and_nothing_is_copied(tmp_path: Path) -> 
     edge = EdgeMeta(None, edges, edge_id_dtype="int64", part_edges=[edges])
     meta = Meta({None: node}, {None: edge})
     for name, dtype, shape in expected_files(meta, [0]):
-        file, header = tmp_path / name, header_of(torch_dtype(dtype), shape)
+        file, header = tmp_path / name, npy_header(dtype, shape)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(header)
         os.truncate(file, len(header) + num_bytes(dtype, shape))
