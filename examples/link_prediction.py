@@ -1,7 +1,7 @@
 """Predict missing links with GraphSAGE and sampled neighbours.
 
     python examples/link_prediction.py                            # a generated graph
-    python examples/link_prediction.py --data facebook_pages.npz  # an archive
+    python examples/link_prediction.py --data cora.npz            # an archive
     python examples/link_prediction.py --tiny                     # seconds, to see that it runs
 
 A tenth of the links is hidden, the model learns from the others to tell links from random

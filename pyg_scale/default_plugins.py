@@ -44,6 +44,7 @@ def pyg_scale_readers() -> dict[str, str]:
         "npz": "pyg_scale.convert.npz:NpzReader",
         "pyg": "pyg_scale.convert.pyg:PyGReader",
         "tsv": "pyg_scale.convert.csv_table:CsvReader",
+        "txt": "pyg_scale.convert.csv_table:CsvReader",
     }
 
 

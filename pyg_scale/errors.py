@@ -25,6 +25,13 @@ class GraphDirectoryError(ValueError):
     """A graph directory is damaged, incomplete, or of another version; says which file."""
 
 
+def is_failure(error: BaseException | None) -> bool:
+    """Whether what ends a block or a script is a failure: ``sys.exit()`` with status 0 is none."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return error is not None
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or none can be read; says which file or rank."""
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pyg_scale.cli.key_value import option
+
 _EPILOG = """\
 examples:
   pyg-scale convert edges.npy graph --nodes x=features.npy --nodes y=labels.npy
@@ -27,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         edges, edge_attributes = _edges(args.edges)
         nodes = _nodes(args.nodes, edges is not None and None not in edges)
-        options = dict(map(_option, args.option))
+        options = dict(args.option)
         if args.root is not None:
             options["root"] = args.root
         numbers = dict(_number(each) for each in args.num_nodes)
@@ -123,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--num-nodes", **many, metavar="[TYPE=]N", help="number of nodes")
     add("--index-set", **many, metavar="[TYPE:]NAME=FILE", help="a named set of nodes, .npy or .pt")
-    add("--option", "-o", **many, metavar="KEY=VALUE", help="an option of the reader")
+    add("--option", "-o", **many, type=option, metavar="KEY=VALUE", help="an option of the reader")
     add("--root", metavar="DIR", help="where data sets are, for ogb:NAME and pyg:NAME")
     add("--memory", default="4GB", help="the most memory to use (default: 4GB)")
     add("--time-attr", metavar="NAME", help="order edges by this attribute of nodes or edges")
@@ -189,16 +191,6 @@ def _index_set(value: str) -> tuple[tuple[str | None, str], str]:
     if not equals or not name or not file:
         raise ValueError(f"--index-set {value}: write [TYPE:]NAME=FILE")
     return (kind if colon else None, name), file
-
-
-def _option(value: str) -> tuple[str, Any]:
-    key, equals, text = value.partition("=")
-    if not equals or not key.isidentifier():
-        raise ValueError(f"--option {value}: write KEY=VALUE")
-    try:
-        return key, json.loads(text)
-    except ValueError:
-        return key, text
 
 
 def _name(kind: Any) -> str:

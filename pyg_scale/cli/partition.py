@@ -10,7 +10,6 @@ methods are. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pyg_scale.cli.key_value import option
 from pyg_scale.errors import PluginError
 
 _EXPECTED = (PluginError, ValueError, TypeError, LookupError, OSError, ImportError)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--option",
         metavar="KEY=VALUE",
-        type=_option,
+        type=option,
         action="append",
         default=[],
         help="an option of the method, such as passes=10; may be repeated",
@@ -214,17 +214,6 @@ def _file(text: str) -> tuple[str | None, str]:
     if not equals or Path(text).is_file():
         return None, text
     return node_type, path
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """``key=value``; a value that is no Python literal is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.isidentifier():
-        raise argparse.ArgumentTypeError(f"write it as key=value (got {text!r})")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def _numbers(text: str) -> list[float]:

@@ -173,6 +173,12 @@ class Conversion:
         for node_type, nodes in self.description.nodes.items():
             if nodes.num_nodes is not None:
                 counts[node_type] = nodes.num_nodes
+            elif 8 * counts[node_type] > (free := shutil.disk_usage(self.root).free):
+                raise ValueError(
+                    f"ids of nodes{of(node_type)} reach {counts[node_type] - 1:,}, and 8 bytes for "
+                    f"each node up to there are more than the {free / 1e9:.0f} GB that are free: "
+                    "correct the edge, number the nodes anew, or write to a larger disk"
+                )
         return counts
 
     def _write_edges(self, edge_type: EdgeType, each: EdgeWork, found: Scan, meta: Meta) -> None:

@@ -18,6 +18,7 @@ from pyg_scale.convert.array_file import Array
 from pyg_scale.convert.table import Column, Table
 from pyg_scale.convert.tables import Tables
 
+_WHITESPACE = "whitespace"
 _LOOK = 1000  # rows that dtypes are inferred from
 _DTYPES = ("int64", "int32", "float64", "float32", "text")
 
@@ -25,13 +26,16 @@ _DTYPES = ("int64", "int32", "float64", "float32", "text")
 class CsvTable(Table):
     """A text file with a header and one row a line.
 
-    Columns are ``int64`` if the first 1,000 rows hold integers only, ``float64`` if numbers only,
-    else text, of which only ids can be made.
+    Lines at the beginning that are empty or begin with ``#``, as in edge lists of SNAP, are passed
+    over, and empty ones at the end. Columns are ``int64`` if the first 1,000 rows hold integers
+    only, ``float64`` if numbers only, else text, of which only ids can be made.
 
     Args:
         path: The file; unpacked while it is read if it ends in ``.gz``.
-        delimiter: Between columns: by default a comma, in ``.tsv`` a tab.
-        header: Whether the first line names the columns; else they are ``"0"``, ``"1"``, ...
+        delimiter: Between columns: by default a comma, in ``.tsv`` a tab; ``"whitespace"`` for any
+            number of spaces and tabs, the default in ``.txt``.
+        header: Whether the first line names the columns; else they are ``"0"``, ``"1"``, ... By
+            default ``True``, in ``.txt`` ``False``. Numbers alone name no columns.
         dtypes: The dtype of some columns, ``int64``, ``int32``, ``float64``, ``float32`` or
             ``text``, where another one is wanted.
 
@@ -46,20 +50,22 @@ class CsvTable(Table):
         self,
         path: str | os.PathLike[str],
         delimiter: str | None = None,
-        header: bool = True,
+        header: bool | None = None,
         dtypes: Mapping[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"there is no file {str(path)!r}")
         stem = self.path.with_suffix("") if self.path.suffix == ".gz" else self.path
-        default = "\t" if stem.suffix.lower() == ".tsv" else ","
+        default = {".tsv": "\t", ".txt": _WHITESPACE}.get(stem.suffix.lower(), ",")
         self._delimiter = default if delimiter is None else delimiter
-        if len(self._delimiter) != 1:
-            raise ValueError(f"delimiter must be one character (got {delimiter!r})")
-        if not isinstance(header, bool):
+        if not isinstance(self._delimiter, str) or (
+            len(self._delimiter) != 1 and self._delimiter != _WHITESPACE
+        ):
+            raise ValueError(f"delimiter must be one character or 'whitespace' (got {delimiter!r})")
+        if header is not None and not isinstance(header, bool):
             raise ValueError(f"header must be True or False (got {header!r})")
-        self._header = header
+        self._header = stem.suffix.lower() != ".txt" if header is None else header
         self.columns = self._look(dict(dtypes or {}))
 
     def row_name(self, row: int) -> str:
@@ -70,6 +76,11 @@ class CsvTable(Table):
             first = next(self._reader(lines), None)
         if first is None:
             raise ValueError(f"{self.path} is empty: it must have a header, or header=False")
+        if self._header and first and all(_fits(name, "float64") for name in first):
+            raise ValueError(
+                f"{self.path} begins with numbers ({', '.join(first[:4])}), where names of columns "
+                "are expected: pass header=False, or -o header=False to `pyg-scale convert`"
+            )
         names = (
             [name.strip() for name in first] if self._header else list(map(str, range(len(first))))
         )
@@ -110,7 +121,8 @@ class CsvTable(Table):
                         if len(row) != width:
                             raise ValueError(
                                 f"{self.row_name(at + number)} has {len(row)} columns, expected "
-                                f"{width}: correct the row, or set delimiter"
+                                f"{width}: correct the row, or set delimiter (it is "
+                                f"{self._delimiter!r})"
                             )
                     yield chunk
                     at += len(chunk)
@@ -136,14 +148,17 @@ class CsvTable(Table):
         return self.path.open(encoding="utf-8-sig", newline="")
 
     def _reader(self, lines: Any) -> Iterator[list[str]]:
-        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+        lines = itertools.dropwhile(lambda line: line.startswith("#") or not line.strip(), lines)
+        if self._delimiter == _WHITESPACE:
+            return _without_end(map(str.split, lines))
+        return _without_end(csv.reader(lines, delimiter=self._delimiter, strict=True))
 
 
 class CsvReader(Tables):
     """``edges.csv``: two columns or more, with a header; ids are anything.
 
     Args:
-        source: The file; ``.csv``, ``.tsv``, either of them with ``.gz``.
+        source: The file; ``.csv``, ``.tsv`` or ``.txt``, each of them with ``.gz``, too.
         **options: Of :class:`~pyg_scale.convert.tables.Tables` and :class:`CsvTable`.
     """
 
@@ -161,6 +176,19 @@ class CsvReader(Tables):
     def open_nodes(cls, source: str, options: Mapping[str, Any]) -> Table:
         """The table in a file."""
         return CsvTable(source, **options)
+
+
+def _without_end(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Rows, but for empty ones behind the last that is not."""
+    empty = 0
+    for row in rows:
+        if not row:
+            empty += 1
+            continue
+        for _ in range(empty):
+            yield []
+        empty = 0
+        yield row
 
 
 def _int(value: str) -> int:

@@ -16,6 +16,7 @@ from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory.array import as_array, dtype_name
 from pyg_scale.store.directory.meta import Attribute
+from pyg_scale.store.grouped import GroupedEdges
 from pyg_scale.store.read_data import read_data, read_hetero_data
 from pyg_scale.store.source import Edges, of
 
@@ -38,7 +39,10 @@ class DataReader(Reader):
 
     def __init__(self, data: Data | HeteroData) -> None:
         if not isinstance(data, Data | HeteroData):
-            raise TypeError(f"source must be Data or HeteroData (got {type(data).__name__})")
+            raise TypeError(
+                f"source must be Data or HeteroData (got {type(data).__name__}): in Python, "
+                "pyg_scale.convert(data, path) or pyg_scale.save(data, path)"
+            )
         hetero = isinstance(data, HeteroData)
         source = read_hetero_data(data, None, None) if hetero else read_data(data, None, None)
         self._ends = {each: _coo(edges, each) for each, edges in source.edges.items()}
@@ -122,6 +126,8 @@ class DataReader(Reader):
 
 def _coo(edges: Edges, edge_type: EdgeType) -> tuple[Tensor, Tensor]:
     """Sources and destinations in the order of edge ids."""
+    if isinstance(edges, GroupedEdges):  # of an opened graph
+        edges = edges.as_coo(edge_type)
     src, dst = edges.row, edges.col
     if edges.layout == "csr":
         src = expand_pointers(edges.row.to(torch.int64), edges.num_edges)

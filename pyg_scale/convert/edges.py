@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.lib import format as npy
+from torch import Tensor
 
 from pyg_scale.convert.bucket_files import BucketFiles, scatter
 from pyg_scale.convert.edge_stream import EdgeStream, Position
@@ -17,7 +18,7 @@ from pyg_scale.convert.group import GroupedFiles, Piece, group, sorted_pointers
 from pyg_scale.convert.journal import Work
 from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.plan import Plan, make_plan, too_large
-from pyg_scale.convert.scan import Scan, refine, scan
+from pyg_scale.convert.scan import Scan, refine, scan, widened
 from pyg_scale.ops import memory as pool
 from pyg_scale.store.directory.meta import edge_dir
 
@@ -82,8 +83,21 @@ class EdgeWork:
                 bar,
                 time_attr=self.time_attr,
                 weight_attr=self.weight_attr,
-                most_bins=max(1 << 6, min(1 << 18, self.work.memory // 256)),
+                most_bins=self._most_bins,
             )
+
+    @property
+    def _most_bins(self) -> int:
+        return max(1 << 6, min(1 << 18, self.work.memory // 256))
+
+    def _bins(self, found: Scan, num_dst: int) -> tuple[Tensor, int]:
+        """The edges of every so many destinations, few also where there are more than edges name.
+
+        Returns:
+            The bins, and the width of one: ``2**shift`` destinations.
+        """
+        bins = torch.from_numpy(np.load(self._bins_file, allow_pickle=False))
+        return widened(bins, found.shift, num_dst, self._most_bins)
 
     @property
     def _bins_file(self) -> Path:
@@ -127,7 +141,7 @@ class EdgeWork:
             return None
         plan = Plan(**journal.once(f"plan {self.key}", lambda: self._plan(found, out)._asdict()))
         files = self._files(plan, out)
-        journal.once(f"distribute {self.key}", lambda: self._scatter(files, found.shift))
+        journal.once(f"distribute {self.key}", lambda: self._scatter(files, found))
         pool.trim()
         step = f"group {self.key}"
         identity = journal.once(step, lambda: group(files, out, self.work, step))
@@ -142,16 +156,17 @@ class EdgeWork:
         return BucketFiles(self.work.folder, self.key, plan, wide, self.extra)
 
     def _plan(self, found: Scan, out: GroupedFiles) -> Plan:
-        bins = torch.from_numpy(np.load(self._bins_file, allow_pickle=False))
+        bins, shift = self._bins(found, out.num_dst)
         cost = out.cost(self._files(Plan([0, 0], [0], [False]), out).edge_bytes)
-        large = too_large(bins, found.shift, cost, self.work.memory)
+        large = too_large(bins, shift, cost, self.work.memory)
         refined = {}
         if large.numel():
             with self._bar("Looking closer at large destinations") as bar:
-                refined = refine(self.stream, large, found.shift, self.rows, bar)
-        return make_plan(bins, found.shift, refined, out.num_dst, cost, self.work.memory)
+                refined = refine(self.stream, large, shift, self.rows, bar)
+        return make_plan(bins, shift, refined, out.num_dst, cost, self.work.memory)
 
-    def _scatter(self, files: BucketFiles, shift: int) -> None:
+    def _scatter(self, files: BucketFiles, found: Scan) -> None:
+        _, shift = self._bins(found, files.plan.bounds[-1])
         extra = []
         if self.time_attr is not None:
             extra.append(("time", self.time_attr))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
-_VERSION = 1
+_VERSION = 2
 
 
 class Journal:

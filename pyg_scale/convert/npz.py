@@ -71,10 +71,10 @@ class NpzReader(Reader):
         self._edges[None] = edges, False
         if "num_nodes" in members:
             size = members["num_nodes"].number()
-        elif "y" in members:
-            size = members["y"].shape[0]
+        elif named := [members[name] for name in ("y", "x") if name in members]:
+            size = named[0].shape[0]
         else:
-            raise ValueError(f"{self._path} must have 'num_nodes' or 'y'")
+            raise ValueError(f"{self._path} must have 'num_nodes', 'x' or 'y'")
         self._sizes[None] = size
         nodes: dict[str, Member | str] = {}
         if "x" in members:

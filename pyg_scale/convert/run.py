@@ -217,6 +217,16 @@ def reader_of(source: Any, options: Mapping[str, Any]) -> Reader:
     name = suffix(Path(text))
     if not Path(text).exists() and name not in plugins.names("reader"):
         raise FileNotFoundError(f"there is no file {text!r}, and no reader of that name")
+    if (Path(text) / META).is_file():
+        raise ValueError(
+            f"{text!r} is a graph directory already: pyg_scale.convert(pyg_scale.open({text!r}), "
+            "path, ...) writes another one of it"
+        )
+    if name in ("pt", "pth") and name not in plugins.names("reader"):
+        raise ValueError(
+            f"{text!r} is a file of torch, which can hold anything: load it in Python, and hand "
+            "over what it holds: pyg_scale.save(torch.load(...), path)"
+        )
     if not name:
         raise ValueError(f"{text!r} has no suffix that says how to read it: give 'name:{text}'")
     return _made(name, text, options)

@@ -37,14 +37,28 @@ class Bins:
 
     def add(self, node: Tensor, largest: int) -> None:
         """Count nodes, of which none is larger than ``largest``."""
-        while largest >> self.shift >= self.most:
-            self.shift += 1
-            padded = torch.cat([self.counts, self.counts.new_zeros(self.counts.numel() % 2)])
-            self.counts = padded.view(-1, 2).sum(1)
-        size = max(self.counts.numel(), (largest >> self.shift) + 1)
-        counts = torch.bincount(node >> self.shift, minlength=size)
-        counts[: self.counts.numel()] += self.counts
-        self.counts = counts
+        self.counts, self.shift = widened(self.counts, self.shift, largest + 1, self.most)
+        self.counts += torch.bincount(node >> self.shift, minlength=self.counts.numel())
+
+
+def widened(bins: Tensor, shift: int, num_nodes: int, most: int) -> tuple[Tensor, int]:
+    """Bins so wide that a number of nodes has at most ``most`` of them.
+
+    Args:
+        bins: Edges of every ``2**shift`` nodes.
+        shift: The width of a bin.
+        num_nodes: Number of nodes.
+        most: Number of bins.
+
+    Returns:
+        Bins of all nodes, and the width of one.
+    """
+    while (num_nodes - 1) >> shift >= most:
+        shift += 1
+        padded = torch.cat([bins, bins.new_zeros(bins.numel() % 2)])
+        bins = padded.view(-1, 2).sum(1)
+    missing = ((num_nodes - 1) >> shift) + 1 - bins.numel()
+    return torch.cat([bins, bins.new_zeros(max(0, missing))]), shift
 
 
 def scan(

@@ -7,6 +7,8 @@ from enum import Enum
 
 import torch
 
+from pyg_scale.errors import is_failure
+
 
 class DistRole(Enum):
     """What a process does.
@@ -98,8 +100,12 @@ class DistContext:
     def __enter__(self) -> DistContext:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        from pyg_scale.distributed import start
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        from pyg_scale.distributed import ranks, start
 
-        failed = kind is not None and not issubclass(kind, SystemExit)
+        failed = is_failure(error)
+        if failed:
+            ranks.script_failed()
         start.shutdown(wait=0.0 if failed else None)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
+from pyg_scale import plugins
 from pyg_scale.comm.service import Handler
 from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.loader_record import HGT, LoaderRecord, RowsOf, digest, json_of
@@ -67,6 +68,7 @@ class GraphServer:
 
     Raises:
         TypeError: If the graph was not opened from a directory.
+        UnknownPluginError: If there is no feature store of that name.
 
     Attributes:
         finished: Is set when all clients have said goodbye.
@@ -85,6 +87,8 @@ class GraphServer:
             raise TypeError(
                 f"a server serves what pyg_scale.open(path) returns (got {type(graph).__name__})"
             )
+        if isinstance(feature_store, str):
+            plugins.get("feature_store", feature_store)  # before clients come
         self._graph, self._directory = graph, graph.graph_directory
         self._feature_store, self._parallel = feature_store, parallel
         self._fingerprint = Fingerprint.of(self._directory.meta)

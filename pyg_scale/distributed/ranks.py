@@ -27,6 +27,7 @@ _NOTICE = 10.0  # seconds after which it says for whom
 _lock = threading.Lock()
 _serving: set[_Serving] = set()
 _waiter: threading.Thread | None = None
+_failed = False  # which Python itself does not tell of sys.exit(1)
 
 
 class Ranks:
@@ -155,6 +156,12 @@ class _Serving:
                     _serving.discard(self)
 
 
+def script_failed() -> None:
+    """Serve nobody any more when the script has ended: it is about to fail."""
+    global _failed
+    _failed = True
+
+
 def _begin(serving: _Serving) -> None:
     global _waiter
     with _lock:
@@ -175,7 +182,7 @@ def _serve_after_the_end() -> None:
                 _waiter = None
                 return
         script.join(0.2)
-    failed = getattr(sys, "last_value", None) is not None
+    failed = _failed or getattr(sys, "last_value", None) is not None
     with _lock:
         left = list(_serving)
     threads = [threading.Thread(target=_finish_all, args=(each, failed)) for each in left]
@@ -187,20 +194,21 @@ def _finish_all(serving: _Serving, failed: bool) -> None:
     if failed:
         serving.finish(0.0)
         return
-    timer = threading.Timer(_NOTICE, _say, args=(serving,))
+    timer = threading.Timer(_NOTICE, _say, args=(serving.path,))
     timer.daemon = True
     timer.start()
     start = time.monotonic()
     missing = serving.finish(_LONGEST)
     timer.cancel()
+    timer.join()  # a daemon thread that drops what it has while the interpreter ends aborts it
     if missing:
         _log.warning(
             "rank %s did not close %s in %.0f s", missing, serving.path, time.monotonic() - start
         )
 
 
-def _say(serving: _Serving) -> None:
-    _log.warning("the script has ended; serving %s until all ranks are done", serving.path)
+def _say(path: Path) -> None:
+    _log.warning("the script has ended; serving %s until all ranks are done", path)
 
 
 def _dropped(serving: _Serving) -> None:

@@ -222,8 +222,9 @@ class Sharing:
 
 
 _ADVICE = (
-    "but its seeds are shared by all ranks; what one rank does alone, such as evaluation, needs a "
-    "loader with split_seeds=False"
+    "but its seeds are shared by all ranks: it has failed or ended (see what it printed), or this "
+    "is something that one rank does alone, such as evaluation, which needs a loader with "
+    "split_seeds=False"
 )
 _LOCAL = ("batch_size", "drop_last")  # which who splits by hand may choose for each rank
 

@@ -227,6 +227,7 @@ def free_ports(count: int) -> int:
         (("nowhere", "--bind", "tcp://127.0.0.1:0"), "no graph directory"),
         ((".", "--bind", "here"), "tcp://host:5555"),
         ((".", "--bind", "tcp://127.0.0.1:0", "--transport", "pigeons"), "unknown comm"),
+        ((".", "--bind", "tcp://127.0.0.1:0", "--feature-store", "attic"), "unknown feature_store"),
     ],
 )
 def test_what_cannot_be_served_is_said(

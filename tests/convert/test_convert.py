@@ -206,6 +206,50 @@ def test_index_sets(tmp_path):
     assert opened.index_set("test").tolist() == [2]
 
 
+@pytest.mark.parametrize("memory", [1 << 12, 1 << 26])
+def test_few_destinations_of_many_nodes(tmp_path, memory):
+    """Bins that are as wide as the edges need are made as wide as the number of nodes needs."""
+    edge_index = torch.randint(0, 50, (2, 4000), generator=torch.Generator().manual_seed(1))
+    edge_index[0, 7] = 300_000
+    data = Data(edge_index=edge_index, num_nodes=700_001)
+    converted(DataReader(data), tmp_path / "a", memory)
+    pyg_scale.save(data, tmp_path / "b")
+    same(topology(tmp_path / "a"), topology(tmp_path / "b"))
+
+
+def test_an_id_that_is_far_too_large_is_said_before_anything_is_written(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0, 10**13], [1, 2]]))
+    with pytest.raises(ValueError, match="ids of nodes reach 10,000,000,000,000, and 8 bytes"):
+        convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["edges.npy"]
+
+
+def test_a_directory_within_a_directory_is_refused(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0], [1]]))
+    convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)
+    with pytest.raises(FileExistsError, match="is inside of the graph directory"):
+        convert(tmp_path / "edges.npy", tmp_path / "graph" / "more", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("graph", "is a graph directory already"), ("data.pt", "load it in")]
+)
+def test_what_is_no_list_of_edges_is_said(tmp_path, name, message):
+    pyg_scale.save(Data(edge_index=torch.tensor([[0], [1]])), tmp_path / "graph")
+    (tmp_path / "data.pt").touch()
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / name, tmp_path / "other", quiet=True)
+
+
+@pytest.mark.parametrize("make", [graph, hetero])
+def test_an_opened_graph_is_converted_as_the_one_that_was_saved(tmp_path, make):
+    data = make()
+    opened = pyg_scale.open(pyg_scale.save(data, tmp_path / "graph"))
+    for name, each in (("a", data), ("b", opened)):
+        convert(each, tmp_path / name, undirected=True, feature_dtype="float16", quiet=True)
+    same(content(tmp_path / "b"), content(tmp_path / "a"))
+
+
 def test_the_largest_id_is_the_number_of_nodes(tmp_path):
     np.save(tmp_path / "edges.npy", np.array([[0, 9], [4, 1]]))
     done = convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)

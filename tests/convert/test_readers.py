@@ -96,6 +96,28 @@ def test_options_of_csv(tmp_path):
     assert part.edge_attribute(None, "2").dtype == torch.float32
 
 
+SNAP = "# Directed graph\n# FromNodeId\tToNodeId\n30\t10\n10   20\n30 20\n\n"
+
+
+def test_edge_lists_of_snap(tmp_path):
+    convert(csv(tmp_path / "roads.txt", SNAP), tmp_path / "g", quiet=True)
+    assert np.load(tmp_path / "g/ids/nodes.npy").tolist() == [10, 20, 30]
+    assert pyg_scale.open(tmp_path / "g").edge_index.tolist() == [[2, 0, 2], [0, 1, 1]]
+    edges = csv(tmp_path / "e.csv", "# said\n\na,b\n#1,2\n2,#1\n\n")
+    done = convert(edges, tmp_path / "h", quiet=True)  # only what is above the header
+    assert done.num_edges == {None: 2}
+    with pytest.raises(ValueError, match="row 2 has 0 columns"):
+        convert(csv(tmp_path / "gap.csv", "a,b\n1,2\n\n2,1\n"), tmp_path / "i", quiet=True)
+
+
+def test_options_of_the_command_line(tmp_path):
+    edges = csv(tmp_path / "e.csv", "0,1\n1,2\n2,0\n")
+    for number, value in enumerate(("False", "false")):
+        arguments = ["convert", str(edges), str(tmp_path / f"{number}"), "--quiet"]
+        assert main([*arguments, "-o", f"header={value}"]) == 0
+        assert pyg_scale.open(tmp_path / f"{number}").num_edges == 3
+
+
 def test_graph_of_several_files(tmp_path):
     np.save(tmp_path / "cites.npy", np.array([[0, 1], [1, 1]]))
     csv(tmp_path / "writes.csv", "author,paper\n2,0\n1,1\n")
@@ -129,6 +151,8 @@ BAD = {
         {"ids": "position", "num_nodes": 4},
         "row 2 has destination 9, but there are 4",
     ),
+    "no header": ("0,1\n1,2\n2,0\n", {}, r"begins with numbers \(0, 1\).*header=False"),
+    "delimiter": ("a,b\n1,2\n", {"delimiter": "--"}, "one character or 'whitespace'"),
     "one column": ("a\n1\n", {}, "two columns"),
     "empty": ("", {}, "is empty"),
     "same names": ("a,a\n1,2\n", {}, "its own name"),
@@ -226,7 +250,13 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["only"], ["a", "b", "--edges", "e.npy"], ["a", "b", "c"], ["a", "b", "--num-nodes", "x"]],
+    [
+        ["only"],
+        ["a", "b", "--edges", "e.npy"],
+        ["a", "b", "c"],
+        ["a", "b", "--num-nodes", "x"],
+        ["a", "b", "-o", "c"],
+    ],
 )
 def test_wrong_usage(arguments):
     with pytest.raises(SystemExit) as error:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pyg_scale.errors import is_failure
 from tests.distributed.across import in_parts, spread
 from tests.distributed.ends import SCENARIOS, SEVERAL
-from tests.distributed.processes import ROOT
+from tests.distributed.processes import ROOT, end, start
 from tests.distributed.served import graph
 
 WAYS = ("exit", "error")
@@ -66,3 +67,35 @@ def _is_right(text: str, code: int) -> bool:
 
 def _has_zmq() -> bool:
     return importlib.util.find_spec("pyg_scale_zmq") is not None
+
+
+def test_a_script_that_leaves_by_a_status_takes_the_others_with_it(tmp_path: Path) -> None:
+    """``sys.exit(3)``, of which Python tells nobody, within the context of ``init()``."""
+    data = graph(num_nodes=400, num_edges=4000)
+    paths = [str(path) for path in spread(in_parts(data, tmp_path, 2), [[0], [1]])]
+    code = f"""
+        import sys, time, pyg_scale
+        from pyg_scale.loader import NeighborLoader
+
+        with pyg_scale.distributed.init() as context:
+            data = pyg_scale.open({paths!r}[context.rank], timeout=60)
+            data.comm.barrier()
+            if context.rank == 1:
+                sys.exit(3)
+            started = time.monotonic()
+            try:
+                while time.monotonic() < started + 60:
+                    list(NeighborLoader(data, [5], batch_size=50, split_seeds=False))
+            except pyg_scale.errors.CommError as error:
+                assert "rank 1" in str(error), error
+                print("told after", time.monotonic() - started)
+                raise SystemExit(0)
+    """
+    (first, said), (second, _) = end(start(tmp_path, code, 2))
+    assert (first, second) == (0, 3), said
+    assert float(said.split("told after ")[1].split()[0]) < 30
+
+
+def test_what_is_a_failure() -> None:
+    assert not any(map(is_failure, (None, SystemExit(), SystemExit(0))))
+    assert all(map(is_failure, (SystemExit(3), SystemExit("why"), ValueError())))

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.typing import TensorFrame
 
+from pyg_scale.errors import is_failure
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
@@ -210,8 +211,8 @@ class _Opened:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self.close(None if kind is None else 0.0)
+    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
+        self.close(0.0 if is_failure(error) else None)
 
     def to(self, device: Any, *args: str, non_blocking: bool = False) -> Self:
         """As in PyG; to the CPU, what nobody asked for stays in its file."""

@@ -194,6 +194,12 @@ class DirectoryWriter:
         self._lock.release()
 
     def _check_target(self, overwrite: bool) -> None:
+        for outer in self.path.parents:
+            if (outer / META).is_file():
+                raise FileExistsError(
+                    f"{self.path} is inside of the graph directory {outer}, which is replaced as a "
+                    "whole: choose another path"
+                )
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
         if not (self.path / META).is_file():
