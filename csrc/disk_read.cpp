@@ -18,11 +18,17 @@
 #include <vector>
 
 #include "graph_view.h"
+#include "io_ring.h"
 #include "pool.h"
 #include "stream.h"
 
 namespace pyg_scale {
 namespace {
+
+constexpr int64_t kThreads = 16;            // a fast device wants many reads under way
+constexpr int64_t kFewRuns = 32;            // to make a ring takes as long as a few reads
+constexpr int64_t kRingBytes = 16 << 20;    // of buffers, as sixteen threads have at most
+constexpr int64_t kLeastDepth = 16, kMostDepth = 128;
 
 struct Wanted {
   int64_t row;       // of the file
@@ -100,15 +106,30 @@ class Reader {
     for (const Run& run : runs_) largest_ = std::max(largest_, run.last - run.first);
   }
 
+  // By a ring where there is one, unless a number of threads was asked for.
   void read(int64_t num_threads) {
+    if (num_threads == 0 && static_cast<int64_t>(runs_.size()) >= kFewRuns && is_direct() &&
+        read_by_ring()) {
+      return;
+    }
+    read_by_threads(num_threads == 0 ? kThreads : num_threads);
+  }
+
+  // Reads through the page cache are done by threads of the kernel, one for each.
+  bool is_direct() const {
+#ifdef O_DIRECT
+    return (fcntl(fd_, F_GETFL) & O_DIRECT) != 0;
+#else
+    return false;
+#endif
+  }
+
+  void read_by_threads(int64_t num_threads) {
     std::vector<std::thread> threads;
     const auto count = std::min(num_threads, static_cast<int64_t>(runs_.size()));
-    const int64_t align = std::max<int64_t>(block_, kLine);
-    const int64_t size = (largest_ + align - 1) / align * align;
-    // recycled, as the next call needs as much: fresh pages cost as much as what is read into them
-    Tensor buffers = pool_empty({count * size + align}, ScalarType::Byte);
-    char* data = static_cast<char*>(buffers.mutable_data_ptr());
-    data += (align - static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % align)) % align;
+    const int64_t size = buffer_bytes();
+    Tensor buffers = buffers_for(count);
+    char* data = aligned(buffers);
     for (int64_t t = 1; t < count; ++t) {
       try {
         threads.emplace_back([this, buffer = data + t * size] { work(buffer); });
@@ -130,19 +151,86 @@ class Reader {
   }
 
  private:
+  int64_t align() const { return std::max<int64_t>(block_, kLine); }
+
+  int64_t buffer_bytes() const { return (largest_ + align() - 1) / align() * align(); }
+
+  // Recycled, as the next call needs as much: fresh pages cost as much as what is read into them.
+  Tensor buffers_for(int64_t count) const {
+    return pool_empty({count * buffer_bytes() + align()}, ScalarType::Byte);
+  }
+
+  char* aligned(Tensor& buffers) const {
+    char* data = static_cast<char*>(buffers.mutable_data_ptr());
+    return data + (align() - static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % align())) % align();
+  }
+
+  // Returns whether there was a ring; then all is read, or has failed.
+  bool read_by_ring() {
+    const int64_t size = buffer_bytes();
+    const int64_t depth = std::clamp<int64_t>(kRingBytes / size, kLeastDepth, kMostDepth);
+    IoRing ring(static_cast<unsigned>(depth));
+    if (!ring.usable()) return false;
+    Tensor buffers = buffers_for(depth);
+    char* data = aligned(buffers);
+    std::vector<int64_t> run_of(static_cast<size_t>(depth)), free;
+    for (int64_t b = 0; b < depth; ++b) free.push_back(b);
+    const auto count = static_cast<int64_t>(runs_.size());
+    bool fine = true;
+    for (;;) {
+      while (fine && !stop_ && !free.empty() && next_ < count) {
+        const int64_t r = next_++, b = free.back();
+        free.pop_back();
+        run_of[static_cast<size_t>(b)] = r;
+        const Run& run = runs_[static_cast<size_t>(r)];
+        ring.read(fd_, data + b * size, static_cast<unsigned>(run.last - run.first), run.first,
+                  static_cast<uint64_t>(b));
+      }
+      const int64_t under_way = depth - static_cast<int64_t>(free.size());
+      if (under_way == (fine ? 0 : ring.queued())) break;
+      const auto least = static_cast<unsigned>(std::max<int64_t>(1, under_way / 4));
+      fine &= ring.wait(fine ? least : 1, [&](uint64_t tag, int64_t got) {
+        const auto b = static_cast<int64_t>(tag);
+        const int64_t r = run_of[static_cast<size_t>(b)];
+        const Run& run = runs_[static_cast<size_t>(r)];
+        if (got != run.last - run.first) {  // the end of the file, or what another try may settle
+          got = read_fully(fd_, data + b * size, run.last - run.first, run.first, block_);
+        }
+        take(r, data + b * size, got);
+        free.push_back(b);
+      });
+    }
+    if (!fine && !stop_) {  // the kernel would not go on: what it did not begin, and all others
+      std::vector<bool> begun(static_cast<size_t>(depth), true);
+      for (int64_t b : free) begun[static_cast<size_t>(b)] = false;
+      for (int64_t b = 0; b < depth; ++b) {
+        if (!begun[static_cast<size_t>(b)]) continue;
+        const int64_t r = run_of[static_cast<size_t>(b)];
+        const Run& run = runs_[static_cast<size_t>(r)];
+        take(r, data, read_fully(fd_, data, run.last - run.first, run.first, block_));
+      }
+      work(data);
+    }
+    return true;
+  }
+
   void work(char* buffer) {
     for (int64_t r; !stop_ && (r = next_++) < static_cast<int64_t>(runs_.size());) {
       const Run& run = runs_[static_cast<size_t>(r)];
-      const int64_t got = read_fully(fd_, buffer, run.last - run.first, run.first, block_);
-      if (got < 0) return fail(r, errno);
-      bytes_ += got;
-      for (int64_t i = run.begin; i < run.end; ++i) {
-        const Wanted& each = wanted_[static_cast<size_t>(i)];
-        const int64_t at = offset_ + each.row * row_bytes_ - run.first;
-        if (at + row_bytes_ > got) return fail(r, -1);
-        std::memcpy(out_ + each.position * row_bytes_, buffer + at,
-                    static_cast<size_t>(row_bytes_));
-      }
+      take(r, buffer, read_fully(fd_, buffer, run.last - run.first, run.first, block_));
+    }
+  }
+
+  // Puts the rows of a run where they belong; `got` is what `read_fully` returned.
+  void take(int64_t r, const char* buffer, int64_t got) {
+    const Run& run = runs_[static_cast<size_t>(r)];
+    if (got < 0) return fail(r, errno);
+    bytes_ += got;
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      const Wanted& each = wanted_[static_cast<size_t>(i)];
+      const int64_t at = offset_ + each.row * row_bytes_ - run.first;
+      if (at + row_bytes_ > got) return fail(r, -1);
+      std::memcpy(out_ + each.position * row_bytes_, buffer + at, static_cast<size_t>(row_bytes_));
     }
   }
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pyg_scale.distributed.opening import open_graph
     from pyg_scale.distributed.options import SamplingOptions
     from pyg_scale.distributed.owners import Owners
+    from pyg_scale.distributed.pyg_feature_store import LocalFeatureStore
+    from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
     from pyg_scale.distributed.pyg_loaders import DistLinkNeighborLoader, DistNeighborLoader
     from pyg_scale.distributed.pyg_partitioner import Partitioner
-    from pyg_scale.distributed.pyg_stores import LocalFeatureStore, LocalGraphStore
     from pyg_scale.distributed.ranks import Ranks
     from pyg_scale.distributed.spawning import spawn
     from pyg_scale.distributed.start import get_context, init, shutdown
@@ -35,8 +36,8 @@ _HOME = {
     "DistNeighborLoader": "pyg_loaders",
     "DistRole": "context",
     "GraphServer": "graph_server",
-    "LocalFeatureStore": "pyg_stores",
-    "LocalGraphStore": "pyg_stores",
+    "LocalFeatureStore": "pyg_feature_store",
+    "LocalGraphStore": "pyg_graph_store",
     "Owners": "owners",
     "Partitioner": "pyg_partitioner",
     "Ranks": "ranks",

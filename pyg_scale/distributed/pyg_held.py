@@ -10,12 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.pyg_stores import (
-    OF_EDGES,
-    LocalFeatureStore,
-    LocalGraphStore,
-    places_of,
-)
+from pyg_scale.distributed.pyg_feature_store import OF_EDGES, LocalFeatureStore, places_of
+from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import PartitionBook
 from pyg_scale.store.directory.array import dtype_name

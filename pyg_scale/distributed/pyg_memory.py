@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale.comm import Communicator
+from pyg_scale.distributed.pyg_feature_store import LocalFeatureStore
+from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
 from pyg_scale.distributed.pyg_held import Held, HeldEdges, Rows, read_held
-from pyg_scale.distributed.pyg_stores import (
-    LocalFeatureStore,
-    LocalGraphStore,
-)
 from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
 from pyg_scale.store.base import EdgeType, NodeType

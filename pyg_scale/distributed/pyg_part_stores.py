@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, TensorAttr
 
+from pyg_scale.distributed.pyg_feature_store import OF_EDGES, LocalFeatureStore, LocalTensorAttr
+from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
 from pyg_scale.distributed.pyg_part import READ_ONLY, PartInfo
-from pyg_scale.distributed.pyg_stores import (
-    OF_EDGES,
-    LocalFeatureStore,
-    LocalGraphStore,
-    LocalTensorAttr,
-)
 from pyg_scale.store.base import EdgeType, NodeType
 
 

@@ -22,13 +22,11 @@ BLOCK = 4096
 GAP = 32 << 10
 """Bytes that are read and dropped rather than begin another read: what a device delivers in the
 time that one more read takes. Measured on a virtual disk: 1.5 GB/s, and with 16 (64) reads of 4 KB
-under way 42,000 (90,000) of them per second, so 36 (17) KB; each also takes 7 us of a CPU."""
+under way 42,000 (90,000) of them per second, so 36 (17) KB; each by a thread also takes 7 us of a
+CPU."""
 
 LONGEST = 1 << 20
 """Bytes of a read at most, unless a single row is longer."""
-
-THREADS = 16
-"""Reads under way at a time; a fast device wants many."""
 
 TRUNCATED = -1
 
@@ -59,7 +57,7 @@ def disk_read(
     block: int = BLOCK,
     gap: int = GAP,
     longest: int = LONGEST,
-    num_threads: int = THREADS,
+    num_threads: int | None = None,
 ) -> Read:
     """Write row ``rows[i]`` of a file to ``out[position[i]]``.
 
@@ -73,7 +71,8 @@ def disk_read(
         block: Reads begin and end at multiples of this many bytes.
         gap: Rows at most so many bytes apart are read together.
         longest: Bytes of a read at most.
-        num_threads: Reads under way at a time.
+        num_threads: So many threads have a read under way each. ``None``: with ``O_DIRECT`` one
+            thread has up to 128 under way by io_uring, where the kernel lets it; else 16 threads.
 
     Returns:
         What was read. After an error ``out`` may be partly written.
@@ -84,7 +83,7 @@ def disk_read(
     if library.compiled():
         return Read(
             *torch.ops.pyg_scale.disk_read(
-                fd, offset, num_rows, rows, position, out, block, gap, longest, num_threads
+                fd, offset, num_rows, rows, position, out, block, gap, longest, num_threads or 0
             )
         )
     return _plain(fd, offset, num_rows, rows, position, out, block, gap, longest)

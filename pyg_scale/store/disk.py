@@ -9,7 +9,6 @@ from typing import Any
 
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.ops.disk_read import THREADS
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.cached import Cached
 from pyg_scale.store.cache.of_parts import by_degree, listed
@@ -43,7 +42,8 @@ class Disk(Cached):
         attributes: Names of the features to serve; ``None`` for all.
         direct: Whether reads pass by the page cache: ``True`` or an error, ``False``, or ``None``
             for where the file system can.
-        threads: Reads under way at a time.
+        threads: So many threads have a read under way each. ``None``: one has up to 128 under way
+            by io_uring, where reads pass by the page cache and the kernel lets it; else 16.
 
     Raises:
         GraphDirectoryError: If it is no graph directory, or damaged.
@@ -68,7 +68,7 @@ class Disk(Cached):
         read_ahead: int | str | None = None,
         attributes: Sequence[str] | None = None,
         direct: bool | None = None,
-        threads: int = THREADS,
+        threads: int | None = None,
     ) -> None:
         cache = byte_size(cache, "cache")
         features = DiskFeatures(path, attributes, direct=direct, threads=threads)

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.ops.disk_read import THREADS
 from pyg_scale.store.directory import Attribute, GraphDirectory
 from pyg_scale.store.directory.array import check_header, numpy_dtype, torch_dtype
 from pyg_scale.store.directory.meta import attribute_file, edge_dir, node_dir
@@ -64,12 +63,12 @@ class DiskFeatures(FeatureStore):
         attributes: Sequence[str] | None = None,
         *,
         direct: bool | None = None,
-        threads: int = THREADS,
+        threads: int | None = None,
     ) -> None:
         super().__init__()
         if direct is not None and not isinstance(direct, bool):
             raise TypeError(f"direct must be True, False or None (got {direct!r})")
-        if not isinstance(threads, int) or threads < 1:
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be a number of at least 1 (got {threads!r})")
         self.directory = path if isinstance(path, GraphDirectory) else GraphDirectory(path)
         self._arguments = (self.directory.path, attributes, direct, threads)
@@ -77,7 +76,7 @@ class DiskFeatures(FeatureStore):
         self._ids: dict[tuple[Any, int], Tensor | None] = {}
 
     def _find_tensors(
-        self, attributes: Sequence[str] | None, direct: bool | None, threads: int
+        self, attributes: Sequence[str] | None, direct: bool | None, threads: int | None
     ) -> dict[Key, _Tensor]:
         meta, found = self.directory.meta, {}
         types: list[Any] = [(False, node) for node in meta.nodes.values()]
@@ -110,7 +109,7 @@ class DiskFeatures(FeatureStore):
         return found
 
     def _file(
-        self, name: str, spec: Attribute, rows: int, direct: bool | None, threads: int
+        self, name: str, spec: Attribute, rows: int, direct: bool | None, threads: int | None
     ) -> DiskFile:
         directory = self.directory
         path, opened = directory.path / name, partial(directory.open_file, name)
@@ -240,7 +239,9 @@ class DiskFeatures(FeatureStore):
         return _opened, (type(self), path, attributes, direct, threads)
 
 
-def _opened(cls: Any, path: Path, attributes: Any, direct: Any, threads: int) -> DiskFeatures:
+def _opened(
+    cls: Any, path: Path, attributes: Any, direct: Any, threads: int | None
+) -> DiskFeatures:
     return cls(path, attributes, direct=direct, threads=threads)
 
 

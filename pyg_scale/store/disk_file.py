@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.ops.disk_read import THREADS, TRUNCATED, Read, disk_read
+from pyg_scale.ops.disk_read import TRUNCATED, Read, disk_read
 
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -28,7 +28,8 @@ class DiskFile:
         row_bytes: Bytes of a row.
         direct: Whether to read past the page cache: ``True`` or an error, ``False``, or ``None``
             for where the file system can.
-        threads: Reads under way at a time.
+        threads: So many threads have a read under way each. ``None``: one has up to 128 under way
+            by io_uring, where reads pass by the page cache and the kernel lets it; else 16.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class DiskFile:
         num_rows: int,
         row_bytes: int,
         direct: bool | None = None,
-        threads: int = THREADS,
+        threads: int | None = None,
     ) -> None:
         self.path = path
         self.num_rows = num_rows

@@ -109,6 +109,45 @@ def test_a_file_that_was_truncated(kernels: str, make, left: int) -> None:
     assert (done.first, done.last) == ((4, 4) if left < 6000 else (40, 41))
 
 
+@pytest.mark.parametrize("num_threads", [None, 1, 16])
+@pytest.mark.parametrize("row_bytes", [600, 4096, 300_000])
+def test_many_reads(kernels: str, make, row_bytes: int, num_threads: int | None) -> None:
+    """More than a ring has room for, and blocks that several rows need."""
+    num_rows = min(20_000, 60_000_000 // row_bytes)
+    file = make(num_rows, row_bytes, 4096)
+    index = torch.randperm(num_rows, generator=torch.Generator().manual_seed(2))[: num_rows // 2]
+    out = torch.empty(index.numel(), row_bytes, dtype=torch.uint8)
+    position = torch.arange(index.numel()).flip(0)
+    done = disk_read(
+        file.fd,
+        4096,
+        num_rows,
+        index,
+        position,
+        out,
+        gap=0,
+        longest=4 * BLOCK,
+        num_threads=num_threads,
+    )
+    assert done.error == 0 and done.reads > 40
+    assert torch.equal(out[position], file.values[index])
+
+
+@pytest.mark.parametrize("num_threads", [None, 4])
+@pytest.mark.parametrize("left", [0, 3_000_000, 4_000_100])
+def test_many_reads_of_a_file_that_was_truncated(
+    kernels: str, make, left: int, num_threads: int | None
+) -> None:
+    file = make(1000, 8192, 0)
+    os.truncate(file.path, left)
+    index = torch.arange(0, 1000, 3)
+    out = torch.zeros(index.numel(), 8192, dtype=torch.uint8)
+    position = torch.arange(index.numel())
+    done = disk_read(file.fd, 0, 1000, index, position, out, gap=0, num_threads=num_threads)
+    assert done.error == TRUNCATED
+    assert done.first == done.last and done.first * 8192 + 8192 > left and done.first in index
+
+
 def test_a_file_that_is_closed(kernels: str, make) -> None:
     file = make(50, 400)
     out, index = torch.zeros(1, 400, dtype=torch.uint8), torch.tensor([7])
