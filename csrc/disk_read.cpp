@@ -25,9 +25,9 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kThreads = 16;            // a fast device wants many reads under way
-constexpr int64_t kFewRuns = 32;            // to make a ring takes as long as a few reads
-constexpr int64_t kRingBytes = 16 << 20;    // of buffers, as sixteen threads have at most
+constexpr int64_t kThreads = 16;          // a fast device wants many reads under way
+constexpr int64_t kFewRuns = 32;          // to make a ring takes as long as a few reads
+constexpr int64_t kRingBytes = 16 << 20;  // of buffers, as sixteen threads have at most
 constexpr int64_t kLeastDepth = 16, kMostDepth = 128;
 
 struct Wanted {
@@ -162,7 +162,8 @@ class Reader {
 
   char* aligned(Tensor& buffers) const {
     char* data = static_cast<char*>(buffers.mutable_data_ptr());
-    return data + (align() - static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % align())) % align();
+    const auto beyond = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % align());
+    return data + (align() - beyond) % align();
   }
 
   // Returns whether there was a ring; then all is read, or has failed.
@@ -201,10 +202,10 @@ class Reader {
       });
     }
     if (!fine && !stop_) {  // the kernel would not go on: what it did not begin, and all others
-      std::vector<bool> begun(static_cast<size_t>(depth), true);
-      for (int64_t b : free) begun[static_cast<size_t>(b)] = false;
+      std::vector<bool> left(static_cast<size_t>(depth), true);
+      for (int64_t b : free) left[static_cast<size_t>(b)] = false;
       for (int64_t b = 0; b < depth; ++b) {
-        if (!begun[static_cast<size_t>(b)]) continue;
+        if (!left[static_cast<size_t>(b)]) continue;
         const int64_t r = run_of[static_cast<size_t>(b)];
         const Run& run = runs_[static_cast<size_t>(r)];
         take(r, data, read_fully(fd_, data, run.last - run.first, run.first, block_));

@@ -28,7 +28,7 @@ class IoRing {
  public:
   explicit IoRing(unsigned depth) {
     io_uring_params params{};
-#ifdef IORING_SETUP_DEFER_TASKRUN  // what is done is looked at when somebody waits: no interruptions
+#ifdef IORING_SETUP_DEFER_TASKRUN  // what is done is looked at when somebody waits for it
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     fd_ = static_cast<int>(syscall(__NR_io_uring_setup, depth, &params));
 #endif

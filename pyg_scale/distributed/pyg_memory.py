@@ -54,7 +54,7 @@ def directory_in_memory(
     try:
         own = read_held(features, graph, 1 if comm is None else comm.world_size)
         said = own.said()
-    except (ValueError, IndexError, TypeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError) as error:
         if comm is not None:
             comm.all_gather(to_record({"error": str(error)}))
         raise
@@ -125,10 +125,11 @@ def _assemble(
     )
     tensors: dict[str, Tensor] = {}
     halo = _halo(own)
-    part_halo = _gathered(comm, {str(k): v.numel() for k, v in halo.items()})
-    by_part = {each["part"]: numbers for each, numbers in zip(found, part_halo, strict=True)}
+    sizes_of_halo = [each.numel() for each in halo.values()]
+    gathered = _gathered(comm, {"part": own.part, "halo": sizes_of_halo})
+    part_halo = {each["part"]: each["halo"] for each in gathered}
     times: dict[NodeType, Tensor] = {}
-    for name, book in own.books.items():
+    for number, (name, book) in enumerate(own.books.items()):
         rows, folder = own.nodes[name], node_dir(name, own.part)
         meta.nodes[name] = NodeMeta(
             name,
@@ -136,7 +137,7 @@ def _assemble(
             attributes=_attributes(rows),
             book=book.part is not None,
             part_nodes=book.offsets.diff().tolist(),
-            part_halo=[by_part[part][str(name)] for part in range(own.num_parts)],
+            part_halo=[part_halo[part][number] for part in range(own.num_parts)],
         )
         tensors |= {attribute_file(folder, key): value for key, value in rows.items()}
         if halo[name].numel():
