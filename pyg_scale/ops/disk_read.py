@@ -19,7 +19,7 @@ from pyg_scale.ops import library
 BLOCK = 4096
 """Reads begin and end at multiples of this, which suits every common device."""
 
-GAP = 32 << 10
+GAP = 20 << 10
 """Bytes that are read and dropped rather than begin another read: what a device delivers in the
 time that one more read takes. Measured on a virtual disk: 1.5 GB/s, and with 16 (64) reads of 4 KB
 under way 42,000 (90,000) of them per second, so 36 (17) KB; each by a thread also takes 7 us of a
