@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +12,7 @@ from pyg_scale import plugins
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds import num_nodes_of
 from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.mmap import Mmap
 
 
 @runtime_checkable
@@ -80,9 +80,8 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         raise TypeError(
             f"feature_store must be a name or a FeatureStore (got {type(feature_store).__name__})"
         )
-    path = getattr(feature_store, "path", None)
-    if path is not None and not Path(path).exists():
-        raise ValueError(f"{feature_store!r}: there is nothing at {path}")
+    if isinstance(feature_store, Mmap) and not feature_store.path.exists():
+        raise ValueError(f"{feature_store!r}: there is nothing at {feature_store.path}")
     num_nodes, num_edges = sizes_of(data, sampler)
     return Features(feature_store, num_nodes, num_edges)
 

@@ -114,7 +114,7 @@ def unfusable(layer: Any) -> str | None:
         return "propagate is overridden"
     if torch._C._functorch.maybe_current_level() is not None:
         return "torch.func"
-    if forward_ad._current_level >= 0:
+    if getattr(forward_ad, "_current_level", -1) >= 0:
         return "forward-mode differentiation"
     return None
 
