@@ -1,5 +1,6 @@
-// hgt_sample: as many nodes of every type, drawn from a budget of neighbours. The meaning, to the
-// bit, is in pyg_scale/ops/hgt.py.
+// hgt_sample: as many nodes of every type, drawn from a budget of neighbours. hgt_take: one such
+// draw, where the in-edges come from elsewhere. The meaning of both, to the bit, is in
+// pyg_scale/ops/hgt.py.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -82,13 +83,19 @@ class Budget {
   void begin(int64_t num_nodes) {
     table_.begin(static_cast<uint64_t>(std::max<int64_t>(num_nodes, 1)));
     entries_.clear();
+    num_nodes_ = num_nodes;
     node_bits_ = std::bit_width(static_cast<uint64_t>(num_nodes));
   }
 
   static constexpr int64_t kBlock = 64;  // table slots that are prefetched together
 
-  // Adds to the scores of up to kBlock nodes, which may repeat.
+  // Adds to the scores of up to kBlock nodes, which may repeat. Raises if one is no node.
   void add(const int64_t* nodes, int64_t count, uint64_t score) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (nodes[i] < 0 || nodes[i] >= num_nodes_) [[unlikely]] {
+        fail("indices: neighbour " + std::to_string(nodes[i]) + " is not a node");
+      }
+    }
     table_.reserve(entries_.size() + count);
     table_.wide() ? add_block<true>(nodes, count, score) : add_block<false>(nodes, count, score);
   }
@@ -173,6 +180,7 @@ class Budget {
 
   RelabelTable table_;  // from nodes to places in entries_
   Buffer<Entry> entries_, left_, sorted_;
+  int64_t num_nodes_ = 0;
   int node_bits_ = 0;
   FenwickTree tree_;
 };
@@ -191,12 +199,7 @@ void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int
     int64_t block[Budget::kBlock];
     for (int64_t from = first; from < first + degree; from += Budget::kBlock) {
       const int64_t count = std::min(Budget::kBlock, first + degree - from);
-      for (int64_t i = 0; i < count; ++i) {
-        block[i] = view.indices[from + i];
-        if (block[i] < 0 || block[i] >= view.num_neighbors) [[unlikely]] {
-          fail("indices: neighbour " + std::to_string(block[i]) + " is not a node");
-        }
-      }
+      for (int64_t i = 0; i < count; ++i) block[i] = view.indices[from + i];
       budget.add(block, count, score);
     }
   }
@@ -307,6 +310,36 @@ Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id,
   return {node, row, col, edge, colptr};
 }
 
+Tensor hgt_take(Tensors neighbor, Tensors counts, Tensors score, Tensor taken, int64_t num_nodes,
+                int64_t k, int64_t key) {
+  check(counts.size() == neighbor.size() && score.size() == neighbor.size(),
+        "neighbor, counts and score must have as many entries");
+  NodeList nodes;
+  nodes.begin(num_nodes, taken.numel(), false, std::numeric_limits<uint32_t>::max() - 256);
+  nodes.add_seeds(int64_data(taken, taken.numel(), "taken"), taken.numel(), 0);
+  const int64_t before = nodes.size();
+  Budget budget;
+  budget.begin(num_nodes);
+  for (size_t r = 0; r < neighbor.size(); ++r) {
+    const int64_t total = neighbor[r].numel(), rows = counts[r].numel();
+    const int64_t* from = int64_data(neighbor[r], total, "neighbor");
+    const int64_t* count = int64_data(counts[r], rows, "counts");
+    const int64_t* adds = int64_data(score[r], rows, "score");
+    int64_t begin = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      check(count[i] >= 0 && count[i] <= total - begin, "counts must add up to neighbor");
+      for (const int64_t end = begin + count[i]; begin < end;) {
+        const int64_t block = std::min(Budget::kBlock, end - begin);
+        if (adds[i]) budget.add(from + begin, block, static_cast<uint64_t>(adds[i]));
+        begin += block;
+      }
+    }
+    check(begin == total, "counts must add up to neighbor");
+  }
+  budget.take(k, static_cast<uint64_t>(key), nodes);
+  return to_tensor(nodes.node() + before, nodes.size() - before, false);
+}
+
 }  // namespace
 }  // namespace pyg_scale
 
@@ -316,8 +349,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "int[] dst_type, int[] src_type, int[] node_type_hash, Tensor[] seed, int[] num_samples, "
       "int key, bool int32_output) -> (Tensor[] node, Tensor[] row, Tensor[] col, "
       "Tensor[] edge, Tensor[] colptr)");
+  m.def(
+      "hgt_take(Tensor[] neighbor, Tensor[] counts, Tensor[] score, Tensor taken, int num_nodes, "
+      "int k, int key) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("hgt_sample", TORCH_BOX(&pyg_scale::hgt_sample));
+  m.impl("hgt_take", TORCH_BOX(&pyg_scale::hgt_take));
 }

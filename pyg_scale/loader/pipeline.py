@@ -9,6 +9,7 @@ finalizer in one of our own threads never waits for another.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -24,6 +25,9 @@ from pyg_scale.ops.threads import serial
 
 JOIN_SECONDS = 5.0
 """How long closing waits for threads that are in the middle of a batch."""
+
+EXIT_SECONDS = 60.0
+"""How long the end of the process waits for them."""
 
 _local = threading.local()
 
@@ -102,17 +106,42 @@ def _stop(crew: _Crew, wait: bool) -> None:
         crew.jobs.put(None)
     if not wait or getattr(_local, "is_worker", False):
         return
-    deadline = time.monotonic() + JOIN_SECONDS
-    for thread in crew.threads:
+    if busy := _join(crew.threads, JOIN_SECONDS):
+        _warn(f"{_still_busy(busy, JOIN_SECONDS)}; they end when what they called returns")
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> list[str]:
+    """Wait for threads to end; returns the names of those that have not."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    busy = [thread.name for thread in crew.threads if thread.is_alive()]
-    if busy:
-        warnings.warn(
-            f"loader threads {', '.join(busy)} are still busy after {JOIN_SECONDS:g} seconds; "
-            f"they end when what they called returns",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+def _still_busy(names: list[str], seconds: float) -> str:
+    return f"loader threads {', '.join(names)} are still busy after {seconds:g} seconds"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+_started: weakref.WeakSet[_Crew] = weakref.WeakSet()
+"""Those whose threads may run; a thread keeps its crew."""
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    # What returns from a compiled op into an interpreter that is gone aborts the process (until
+    # Python 3.13: its thread is ended by unwinding, which C++ does not let through).
+    crews = [crew for crew in _started if crew.pid == os.getpid()]
+    for crew in crews:
+        _stop(crew, wait=False)
+    threads = [thread for crew in crews for thread in crew.threads]
+    if busy := _join(threads, JOIN_SECONDS):
+        _warn(f"{_still_busy(busy, JOIN_SECONDS)}; the process ends when what they called returns")
+        if busy := _join(threads, EXIT_SECONDS):
+            _warn(f"{_still_busy(busy, EXIT_SECONDS)}; the process ends, which may abort it")
 
 
 class WorkerThreads:
@@ -139,6 +168,7 @@ class WorkerThreads:
         self._crew.jobs.put((job, finished, cancelled))
 
     def _start(self) -> None:
+        _started.add(self._crew)
         for i in range(self.num_threads):
             thread = threading.Thread(
                 target=_serve, args=(self._crew,), name=f"pyg_scale-loader-{i}", daemon=True

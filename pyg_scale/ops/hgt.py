@@ -133,8 +133,8 @@ def hgt_sample_reference(
     for hop in range(len(num_samples[0])):
         for r, pointers in enumerate(indptr):
             place, position = in_edges(pointers, new[dst_type[r]])
-            degree = pointers.diff()[new[dst_type[r]]][place]
-            budget[src_type[r]].add(indices[r][position], (2**_SCORE_BITS // degree).clamp(min=1))
+            degree = pointers.diff()[new[dst_type[r]]]
+            budget[src_type[r]].add(indices[r][position], score_of(degree)[place])
         for t, word in enumerate(node_type_hash):
             budget[t].remove(node[t])
             new[t] = budget[t].pick(num_samples[t][hop], fold(key, HGT, hop, word))
@@ -152,6 +152,75 @@ def hgt_sample_reference(
         out.edge.append((edge_id[r][position] if edge_id[r].numel() else position).to(torch.int64))
         out.colptr.append(torch.cat([count.new_zeros(1), count.cumsum(0)]))
     return out
+
+
+def score_of(degree: Tensor) -> Tensor:
+    """What a node adds to the score of the source of each of its in-edges.
+
+    Args:
+        degree: How many in-edges of the type nodes have, ``int64`` ``[n]``.
+
+    Returns:
+        ``int64`` ``[n]``.
+    """
+    return (2**_SCORE_BITS // degree.clamp(min=1)).clamp(min=1)
+
+
+def hgt_take(
+    neighbor: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    score: Sequence[Tensor],
+    *,
+    taken: Tensor,
+    num_nodes: int,
+    k: int,
+    key: int,
+) -> Tensor:
+    """What one hop takes of a type: the draw of :func:`hgt_sample`, of in-edges that are given.
+
+    The first three have one entry for each edge type that comes from this one, and for each hop
+    until now.
+
+    Args:
+        neighbor: Sources of the in-edges of some nodes, node after node, ``int64`` ``[m]``.
+        counts: How many each of these nodes has, ``int64`` ``[n]``.
+        score: What each of them adds to the scores of its sources, ``int64`` ``[n]``:
+            :func:`score_of`, or 0 for one that counts elsewhere.
+        taken: The nodes that are in the sample, ``int64`` ``[size]``.
+        num_nodes: Nodes of the type.
+        k: How many to take; negative for all there are.
+        key: That of the hop and the type, unsigned: ``fold(K, HGT, h, node_type_hash)``.
+
+    Returns:
+        The nodes in order of the draws, ``int64`` ``[k]`` or fewer.
+    """
+    if library.compiled():
+        out: Tensor = torch.ops.pyg_scale.hgt_take(
+            list(neighbor), list(counts), list(score), taken, num_nodes, k, to_signed(key)
+        )
+        return out
+    return hgt_take_reference(
+        neighbor, counts, score, taken=taken, num_nodes=num_nodes, k=k, key=key
+    )
+
+
+def hgt_take_reference(
+    neighbor: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    score: Sequence[Tensor],
+    *,
+    taken: Tensor,
+    num_nodes: int,
+    k: int,
+    key: int,
+) -> Tensor:
+    """The plain-torch meaning of :func:`hgt_take`."""
+    budget = _Budget()
+    for source, count, adds in zip(neighbor, counts, score, strict=True):
+        each = adds.repeat_interleave(count)
+        budget.add(source[each > 0], each[each > 0])
+    budget.remove(taken)
+    return budget.pick(k, key)
 
 
 class _Budget:

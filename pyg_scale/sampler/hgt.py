@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from pyg_scale.ops import library
 from pyg_scale.ops.hgt import hgt_sample
 from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.hgt_across import sample_across
 from pyg_scale.sampler.output import Sample
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.topology import topology_of
@@ -42,6 +43,8 @@ class HGTSampler(NeighborSampler):
     """
 
     supports: ClassVar[frozenset[str]] = frozenset({"hetero", "links"})
+
+    across_parts = True
 
     def __init__(
         self,
@@ -105,9 +108,13 @@ class HGTSampler(NeighborSampler):
         assert graph is not None
         if not library.compiled():
             library.warn_plain_path(type(self).__name__)
+        nothing = [0] * self.num_hops
+        num_samples = {t: self.num_samples.get(str(t), nothing) for t in graph.node_types}
+        type_hash = {t: _node_type_hash(t) for t in graph.node_types}
+        if graph.router is not None:
+            return sample_across(graph, seed, num_samples, type_hash, key)
         csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
         number = {node_type: i for i, node_type in enumerate(graph.node_types)}
-        nothing = [0] * self.num_hops
         out = hgt_sample(
             indptr=[c.indptr for c in csc],
             indices=[c.indices for c in csc],
@@ -115,9 +122,9 @@ class HGTSampler(NeighborSampler):
             num_nodes=[graph.num_nodes[t] for t in graph.node_types],
             dst_type=[number[graph.expanded_type(e)] for e in graph.edge_types],
             src_type=[number[graph.neighbor_type(e)] for e in graph.edge_types],
-            node_type_hash=[_node_type_hash(t) for t in graph.node_types],
+            node_type_hash=list(type_hash.values()),
             seed=[seed.get(t, _ABSENT).to(torch.int64).contiguous() for t in graph.node_types],
-            num_samples=[self.num_samples.get(str(t), nothing) for t in graph.node_types],
+            num_samples=list(num_samples.values()),
             key=key,
             int32_output=graph.index_dtype == torch.int32,
         )

@@ -20,7 +20,7 @@ from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.output import Sample
-from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
+from pyg_scale.sampler.subgraph import edges_among, swap_directions, to_bidirectional
 from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
 
 
@@ -192,15 +192,13 @@ class HopSampler(NeighborSampler):
             for t in graph.edge_types
         ]
         for edge_type, picked in zip(graph.edge_types, self.expand(asks), strict=True):
-            expanded = nodes[graph.expanded_type(edge_type)]
+            component = nodes[graph.expanded_type(edge_type)].component
             neighbors = nodes[graph.neighbor_type(edge_type)]
             rows = rows_of[graph.expanded_type(edge_type)]
             col = rows.repeat_interleave(picked.counts, output_size=picked.edge.numel())
-            row = neighbors.find(picked.neighbor, expanded.component(col))
-            by_edge = picked.edge.argsort()
-            order = by_edge[col[by_edge].argsort(stable=True)]
-            order = order[row[order] >= 0]
-            out[edge_type] = _Edges([row[order]], [col[order]], [picked.edge[order]])
+            row = neighbors.find(picked.neighbor, component(col))
+            row, col, edge = edges_among(row, col, picked.edge)
+            out[edge_type] = _Edges([row], [col], [edge])
         return out
 
     def _finish(self, sample: Sample) -> Sample:

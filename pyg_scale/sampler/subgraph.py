@@ -1,4 +1,4 @@
-"""What becomes of a directional sample: exchanged directions, both directions of every edge.
+"""What becomes of a directional sample: exchanged directions, both directions, all edges.
 
 Shared by every implementation of the contract, so that they cannot differ in it.
 """
@@ -14,6 +14,24 @@ from torch import Tensor
 
 from pyg_scale.sampler.output import Sample
 from pyg_scale.store.base import EdgeType, NodeType
+
+
+def edges_among(row: Tensor, col: Tensor, edge: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the in-edges of the nodes of a batch those whose sources are in it, too.
+
+    Args:
+        row: Row of the source of each edge, ``int64`` ``[m]``; -1 if it is not in the batch.
+        col: Row of its destination, ``int64`` ``[m]``.
+        edge: Its id, ``int64`` ``[m]``.
+
+    Returns:
+        Rows, columns and ids of these, in order of (column, id).
+    """
+    inside = (row >= 0).nonzero().view(-1)
+    row, col, edge = row[inside], col[inside], edge[inside]
+    by_edge = edge.argsort()
+    order = by_edge[col[by_edge].argsort(stable=True)]
+    return row[order], col[order], edge[order]
 
 
 def swap_directions(sample: Sample) -> Sample:

@@ -20,7 +20,7 @@ import pyg_scale
 from pyg_scale.comm.gloo import Gloo
 from pyg_scale.distributed.graph import RankData, RankHeteroData
 from pyg_scale.errors import CommError, CommTimeoutError, GraphDirectoryError
-from pyg_scale.loader import HGTLoader, NeighborLoader
+from pyg_scale.loader import NeighborLoader
 from pyg_scale.store.directory.data import DirectoryData
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ranks import run_ranks
@@ -193,8 +193,6 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     data = graphs.hetero()
 
     def work(found: Any) -> None:
-        with pytest.raises(NotImplementedError, match="HGTSampler does not sample across"):
-            HGTLoader(found, [4, 4], "item")
         with pytest.raises(ValueError, match="worker_type='thread'"):
             _neighbors(found, "item", num_workers=1, worker_type="process")
         with pytest.raises(ValueError, match="is_sorted"):

@@ -367,6 +367,25 @@ def test_the_interpreter_exits_with_an_iterator_alive() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+def test_a_thread_that_is_busy_at_the_end_does_not_abort_the_process() -> None:
+    done = run(
+        sys.executable,
+        "import torch, pyg_scale.loader.pipeline as pipeline\n"
+        "pipeline.JOIN_SECONDS = 0.05\n"
+        "def compute(item, stats, mm=torch.mm, now=time.monotonic):\n"
+        "    end, a = now() + 1.0 * bool(item), torch.rand(300, 300)\n"
+        "    while now() < end: mm(a, a)\n"
+        "source = Pipeline(iter(range(9)), compute, WorkerThreads(1), owned=True, limit=4)\n"
+        "next(source)\n"
+        "class Late:\n"  # Python takes its time to end: the thread comes back meanwhile
+        "    def __del__(self, sleep=time.sleep): sleep(0.5)\n"
+        "late = Late()\n"
+        "print('end')\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert "still busy after 0.05 seconds" in done.stderr
+
+
 def test_ctrl_c_while_waiting_reaches_the_consumer_at_once() -> None:
     done = run(
         preloaded.python(),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_scale.ops import library
-from pyg_scale.ops.hgt import hgt_sample, hgt_sample_reference
+from pyg_scale.ops.hgt import hgt_sample, hgt_sample_reference, hgt_take, hgt_take_reference
 from pyg_scale.ops.keys import GOLDEN, HGT, fold, mix
 from pyg_scale.sampler.hgt import _node_type_hash
 
@@ -221,3 +221,71 @@ def test_compiled_refuses_what_would_read_out_of_bounds(change, match):
     }
     with pytest.raises(ValueError, match=match):
         hgt_sample(**case | change)
+
+
+def random_take(number):
+    """In-edges of some nodes in three lists, of which some nodes count nothing."""
+    generator, choose = torch.Generator().manual_seed(number), random.Random(number)
+    num_nodes = choose.choice([1, 7, 60, 3000])
+    counts = [
+        torch.randint(choose.choice([1, 3, 200]), (n,), generator=generator) for n in (0, 4, 30)
+    ]
+    return {
+        "neighbor": [
+            torch.randint(num_nodes, (int(c.sum()),), generator=generator) for c in counts
+        ],
+        "counts": counts,
+        "score": [torch.randint(3, (c.numel(),), generator=generator) * 2**30 for c in counts],
+        "taken": torch.randint(num_nodes, (choose.choice([0, 5]),), generator=generator),
+        "num_nodes": num_nodes,
+        "k": choose.choice([-1, 0, 1, 5, 100]),
+        "key": choose.getrandbits(64),
+    }
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_one_draw_to_the_bit(number):
+    case = random_take(number)
+    budget = {}
+    for source, counts, score in zip(case["neighbor"], case["counts"], case["score"], strict=True):
+        adds = [s for c, s in zip(counts.tolist(), score.tolist(), strict=True) for _ in range(c)]
+        for node, each in zip(source.tolist(), adds, strict=True):
+            if each:
+                budget[node] = budget.get(node, 0) + each
+    left = {n: budget[n] for n in sorted(budget) if n not in case["taken"].tolist()}
+    k = case["k"]
+    expected = list(left) if k < 0 or k >= len(left) else naive_picks(left, k, case["key"])
+    lists = [case.pop(name) for name in ("neighbor", "counts", "score")]
+    for function in (hgt_take_reference, hgt_take):
+        assert function(*lists, **case).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"neighbor": [torch.tensor([0, 3])]}, "neighbour 3 is not a node"),
+        ({"neighbor": [torch.tensor([-1, 0])]}, "neighbour -1 is not a node"),
+        ({"counts": [torch.tensor([3])]}, "counts must add up to neighbor"),
+        ({"counts": [torch.tensor([1])]}, "counts must add up to neighbor"),
+        ({"counts": [torch.tensor([-1])]}, "counts must add up to neighbor"),
+        ({"score": [torch.tensor([1, 1])]}, "score has 2 entries, expected 1"),
+        ({"score": []}, "must have as many entries"),
+        ({"taken": torch.tensor([3])}, "3 is out of range"),
+    ],
+)
+def test_a_compiled_draw_refuses_what_would_read_out_of_bounds(change, match):
+    if not library.compiled():
+        pytest.skip("the kernels are not compiled")
+    case = {
+        "neighbor": [torch.tensor([0, 1])],
+        "counts": [torch.tensor([2])],
+        "score": [torch.tensor([1])],
+        "taken": torch.tensor([0]),
+        "num_nodes": 3,
+        "k": 1,
+        "key": 0,
+    }
+    case |= change
+    lists = [case.pop(name) for name in ("neighbor", "counts", "score")]
+    with pytest.raises(ValueError, match=match):
+        hgt_take(*lists, **case)
