@@ -28,7 +28,8 @@ class CsvTable(Table):
 
     Lines at the beginning that are empty or begin with ``#``, as in edge lists of SNAP, are passed
     over, and empty ones at the end. Columns are ``int64`` if the first 1,000 rows hold integers
-    only, ``float64`` if numbers only, else text, of which only ids can be made.
+    only, ``float64`` if numbers only, else text, of which only ids can be made. Integers with
+    leading zeros, as postcodes have, are text, as they would not be told from those without.
 
     Args:
         path: The file; unpacked while it is read if it ends in ``.gz``.
@@ -92,6 +93,7 @@ class CsvTable(Table):
                     f"dtypes: {name}={dtype!r}; columns of {self.path} are {', '.join(names)}, "
                     f"dtypes {', '.join(_DTYPES)}"
                 )
+        self._given = frozenset(dtypes)
         self.columns = {name: Column("text") for name in names}
         rows = next(self._rows(0, _LOOK), [])
         return {
@@ -133,10 +135,13 @@ class CsvTable(Table):
         dtype = self.columns[name].dtype
         if dtype == "text":
             return _text(values)
+        padded = None if name in self._given else next(filter(_is_padded, values), None)
         try:
+            if padded is not None:
+                raise ValueError(padded)
             return np.array(list(map(_PARSE[dtype], values)), dtype=dtype)
         except (ValueError, OverflowError):
-            row = next(i for i, value in enumerate(values) if not _fits(value, dtype))
+            row = next(i for i, v in enumerate(values) if v == padded or not _fits(v, dtype))
             raise ValueError(
                 f"{self.row_name(begin + row)}, column {name!r}: {values[row]!r} is no {dtype}, as "
                 f"the rows at the beginning are: correct it, or set dtypes={{{name!r}: ...}}"
@@ -214,7 +219,14 @@ def _fits(value: str, dtype: str) -> bool:
     return True
 
 
+def _is_padded(value: str) -> bool:
+    """Whether it is an integer with leading zeros."""
+    return value[:1] == "0" and len(value) > 1 and value.isdigit()
+
+
 def _infer(values: Sequence[str]) -> str:
+    if any(map(_is_padded, values)):
+        return "text"
     for dtype in ("int64", "float64"):
         if values and all(_fits(value, dtype) for value in values):
             return dtype

@@ -53,9 +53,10 @@ class IdMap:
         if (ids.dtype.kind == "S") != (self.ids.dtype.kind == "S") and len(self.ids):
             kinds = ["text" if each.dtype.kind == "S" else "numbers" for each in (ids, self.ids)]
             raise TypeError(f"{table.path} has {kinds[0]} as ids, {self.what} has {kinds[1]}")
-        at = np.searchsorted(self._sorted, ids)
+        keys = _bits(ids)
+        at = np.searchsorted(self._sorted, keys)
         if len(self.ids):
-            bad = self._sorted[np.minimum(at, len(self.ids) - 1)] != ids
+            bad = self._sorted[np.minimum(at, len(self.ids) - 1)] != keys
         else:
             bad = np.ones(len(ids), dtype=bool)
         if bad.any():
@@ -125,7 +126,12 @@ def _read(table: Table, name: str, rows: int) -> Iterable[Array]:
     for (chunk,) in table.read([name], 0, rows):
         if chunk.dtype.kind not in "iuS":
             raise TypeError(f"{table.path}, column {name!r}: ids must be integers or text")
-        yield chunk if chunk.dtype.kind == "S" else chunk.astype(np.int64)
+        yield _bits(chunk)
+
+
+def _bits(ids: Array) -> Array:
+    """Ids as they are compared: text, or ``int64``, where those from 2**63 on are negative."""
+    return ids if ids.dtype.kind == "S" else ids.astype(np.int64, copy=False)
 
 
 def _shown(value: object) -> str:

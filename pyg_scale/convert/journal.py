@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
-_VERSION = 2
+_VERSION = 3
 
 
 class Journal:
@@ -71,6 +71,10 @@ class Journal:
     def finished(self, name: str) -> bool:
         """Whether a step is finished."""
         return name in self._done
+
+    def result(self, name: str) -> Any:
+        """What a finished step found."""
+        return self._done[name]
 
     def forget(self) -> None:
         """Begin anew."""

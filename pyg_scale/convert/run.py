@@ -164,7 +164,8 @@ def run(
         return _cleared(path, journal), journal
     with DirectoryWriter(path, overwrite=overwrite, resume=True) as writer:
         root, temporary = writer.staging, writer.staging / _TEMPORARY
-        if not temporary.is_dir() and not journal.finished(_COMPLETE):
+        complete = journal.finished(_COMPLETE)
+        if not complete and not temporary.is_dir():
             journal.forget()  # somebody removed the files
         if not journal.resumed:
             if journal.changed and not quiet:
@@ -175,17 +176,21 @@ def run(
                 )
             journal.write()
             _empty(root)
-        temporary.mkdir(exist_ok=True)
-        work = Work(temporary, memory, journal, quiet)
-        try:
-            meta = Conversion(reader, root, work, options).run()
-        except (ValueError, IndexError, TypeError, NotImplementedError):
-            shutil.rmtree(root)  # what is wrong stays wrong
-            journal.file.unlink(missing_ok=True)
-            raise
-        if not journal.finished(_COMPLETE):
-            journal.finish(_COMPLETE)
-        shutil.rmtree(temporary)
+        if complete:  # temporary files may be gone: nothing is looked at but what was found
+            meta = Meta.from_json(journal.result(_COMPLETE), journal.file, draft=True)
+            journal.skipped = journal.names()
+        else:
+            temporary.mkdir(exist_ok=True)
+            work = Work(temporary, memory, journal, quiet)
+            try:
+                meta = Conversion(reader, root, work, options).run()
+            except (ValueError, IndexError, TypeError, NotImplementedError):
+                shutil.rmtree(root)  # what is wrong stays wrong
+                journal.file.unlink(missing_ok=True)
+                raise
+            journal.finish(_COMPLETE, meta.to_json())
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
         writer.commit(meta)
     journal.file.unlink(missing_ok=True)
     return meta, journal

@@ -221,6 +221,10 @@ class LocalFeatureStore(FeatureStore):
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         return self._features.pop(self.key(attr), None) is not None
 
+    def contents(self) -> list[tuple[Any, Any]]:
+        """Every tensor that loaders read, with its name."""
+        return [*self._features.items(), *self._global_id.items()]
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.partition_idx} of {self.num_partitions}, in memory)"
 

@@ -195,6 +195,10 @@ class LocalGraphStore(GraphStore):
         self._edge_attr.pop(self.key(edge_attr), None)
         return self._edge_index.pop(self.key(edge_attr), None) is not None
 
+    def contents(self) -> list[tuple[Any, Any]]:
+        """Every tensor that loaders read, with its name."""
+        return [*self._edge_index.items(), *self._edge_id.items()]
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.partition_idx} of {self.num_partitions}, in memory)"
 

@@ -158,6 +158,12 @@ def _rows(
     if ids is None:
         raise ValueError(f"features of {group!r} have no ids: put_global_id(ids, {group!r})")
     place, missing = places_of(ids.cpu().to(torch.int64), wanted)
+    distinct, count = ids.unique(return_counts=True)
+    if distinct.numel() < ids.numel():
+        raise ValueError(
+            f"{names[0]!r} of {group!r} has several rows of {int(distinct[count > 1][0])}: each id "
+            "must be there once"
+        )
     if missing is not None:
         raise ValueError(
             f"{names[0]!r} of {group!r} has no row of {missing}, which part {part} owns"

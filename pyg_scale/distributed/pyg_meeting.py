@@ -112,6 +112,7 @@ def open_together(
             return open_graph(path, comm="local")
         return graph_of(directory_in_memory(features, graph_store, None, **order))
     options = (rank, world_size, num_threads, timeout, *(order.values() if path is None else ()))
+    content = [] if path is not None else [*features.contents(), *graph_store.contents()]
     known = graph_store.opened.get(address)
     if known is not None and not known[0].ranks.closed:
         if known[1] != options:
@@ -119,6 +120,12 @@ def open_together(
                 f"a loader at {address[0]}:{address[1]} has another current_ctx, num_rpc_threads, "
                 "rpc_timeout or (of stores of tensors) time_attr or weight_attr: loaders share the "
                 "connection there; take another master_port"
+            )
+        if not _same(known[2], content):
+            raise ValueError(
+                f"a loader at {address[0]}:{address[1]} was made with another feature store, or "
+                "the stores were changed since: loaders share the graph there; take another "
+                "master_port"
             )
         return known[0]
     store = open_store(*address, rank, hosted=_is_agents(address), timeout=timeout)
@@ -132,8 +139,13 @@ def open_together(
         comm.close()
         raise
     graph.ranks.owns(comm)
-    graph_store.opened[address] = (graph, options)
+    graph_store.opened[address] = (graph, options, content)
     return graph
+
+
+def _same(one: list[tuple[Any, Any]], two: list[tuple[Any, Any]]) -> bool:
+    """Whether two stores hold the very same tensors."""
+    return len(one) == len(two) and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(one, two))
 
 
 def _is_agents(address: tuple[str, int]) -> bool:

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +16,15 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.disk_read import TRUNCATED, Read, disk_read
 
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass
+class _Handle:
+    """An open file, closed by whoever uses it last once it is not the one in use any more."""
+
+    fd: int
+    direct: bool
+    users: int = 0
 
 
 class DiskFile:
@@ -54,8 +64,7 @@ class DiskFile:
         self._threads = threads
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._fd = -1
-        self._users = 0
+        self._handle: _Handle | None = None
         self.closed = False
 
     def read(self, rows: Tensor, position: Tensor, out: Tensor) -> None:
@@ -70,12 +79,12 @@ class DiskFile:
             GraphDirectoryError: If the file is gone, or shorter than it was; names it and the rows.
             ValueError: If it was closed, or cannot be read past the page cache and should.
         """
-        with self._open() as fd:
-            done = self._read(fd, rows, position, out)
-        if done.error in _REFUSED and self.direct:  # some file systems say so only now
+        with self._open() as handle:
+            done = self._read(handle.fd, rows, position, out)
+        if done.error in _REFUSED and handle.direct:  # some file systems say so only now
             self._without_direct(os.strerror(done.error))
-            with self._open() as fd:
-                done = self._read(fd, rows, position, out)
+            with self._open() as handle:
+                done = self._read(handle.fd, rows, position, out)
         with self._lock:
             self.reads += done.reads
             self.bytes += done.num_bytes
@@ -96,29 +105,32 @@ class DiskFile:
         )
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[int]:
+    def _open(self) -> Iterator[_Handle]:
         if self._pid != os.getpid():  # a fork may have copied a lock that a thread held
-            self._lock, self._users, self._pid = threading.Lock(), 0, os.getpid()
+            self._lock, self._pid = threading.Lock(), os.getpid()
+            if self._handle is not None:
+                self._handle.users = 0
         with self._lock:
             if self.closed:
                 raise ValueError(f"{self.path} was closed: make another store")
-            if self._fd < 0:
-                self._fd, self.direct = self._opened()
-            self._users += 1
-            fd = self._fd
+            if self._handle is None:
+                self._handle = self._opened()
+                self.direct = self._handle.direct
+            handle = self._handle
+            handle.users += 1
         try:
-            yield fd
+            yield handle
         finally:
             with self._lock:
-                self._users -= 1
-                if self.closed and not self._users:
-                    self._release()
+                handle.users -= 1
+                if handle is not self._handle and not handle.users:
+                    os.close(handle.fd)
 
-    def _opened(self) -> tuple[int, bool]:
+    def _opened(self) -> _Handle:
         direct = getattr(os, "O_DIRECT", 0)
         if self._wanted is not False and direct:
             try:
-                return self._opened_with(direct), True
+                return _Handle(self._opened_with(direct), True)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise self._cannot_open(error) from None
@@ -126,7 +138,7 @@ class DiskFile:
         elif self._wanted:
             self._refuse_if_wanted("this system has no O_DIRECT")
         try:
-            return self._opened_with(0), False
+            return _Handle(self._opened_with(0), False)
         except OSError as error:
             raise self._cannot_open(error) from None
 
@@ -137,8 +149,8 @@ class DiskFile:
         self._refuse_if_wanted(reason)
         with self._lock:
             self._wanted = self.direct = False
-            if not self._users:
-                self._release()
+            if self._handle is not None and self._handle.direct:
+                self._let_go()  # others may still be reading, and be refused as well
 
     def _refuse_if_wanted(self, reason: str | None) -> None:
         if self._wanted:
@@ -147,18 +159,19 @@ class DiskFile:
                 "direct=None allows either"
             )
 
-    def _release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def _let_go(self) -> None:
+        """The next read opens the file anew."""
+        handle, self._handle = self._handle, None
+        if handle is not None and not handle.users:
+            os.close(handle.fd)
 
     def close(self) -> None:
         """Close the file, after reads that are under way; later ones raise."""
         with self._lock:
             self.closed = True
-            if not self._users:
-                self._release()
+            self._let_go()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        handle: _Handle | None = getattr(self, "_handle", None)
+        if handle is not None:
+            os.close(handle.fd)

@@ -96,7 +96,9 @@ class ReadAhead:
 
     def _go_on(self) -> None:
         """Begin a thread if there is something to be read, and none reads."""
-        if self._reader is None and self._next() is not None:
+        # where the script has ended, nothing is begun that the interpreter would wait for
+        ended = not threading.main_thread().is_alive()
+        if self._reader is None and not ended and self._next() is not None:
             reader = threading.Thread(target=self._work, name="pyg_scale-read-ahead")
             with contextlib.suppress(RuntimeError):  # there can be no more threads
                 reader.start()
@@ -113,7 +115,6 @@ class ReadAhead:
     def _work(self) -> None:
         while True:
             with self._lock:
-                # where the script has ended, nothing is begun that the interpreter would wait for
                 found = self._next() if threading.main_thread().is_alive() else None
                 if found is None:
                     self._reader = None
@@ -164,7 +165,8 @@ class Coming:
         try:
             reads = self.there.is_set() or self.of.ahead.want(self.of)
             while reads and not self.there.wait(_LOOK):
-                reads = not (given_up() or time.monotonic() > deadline)
+                late = given_up() or time.monotonic() > deadline
+                reads = not late and self.of.ahead.want(self.of)
             if not self.there.is_set() or self.failed or self.forgotten:
                 return False
             end = 0

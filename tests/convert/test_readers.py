@@ -86,6 +86,18 @@ def test_row_numbers_stay_what_they_are(tmp_path):
     assert GraphDirectory(tmp_path / "g").part(0).csc(None).indices.tolist() == [5]
 
 
+def test_leading_zeros_are_part_of_an_id(tmp_path):
+    text = "a,b,w\n00123,123,1\n123,007,2\n"
+    convert(csv(tmp_path / "e.csv", text), tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g").num_nodes == 3
+    later = "a,b\n" + "1,2\n" * 1500 + "1,02\n"
+    with pytest.raises(ValueError, match=r"row 1501, column 'b': '02' is no int64"):
+        convert(csv(tmp_path / "l.csv", later), tmp_path / "h", quiet=True)
+    numbers = {"dtypes": {"a": "int64", "b": "int64"}}
+    convert(tmp_path / "l.csv", tmp_path / "h", quiet=True, **numbers)
+    assert pyg_scale.open(tmp_path / "h").num_nodes == 2
+
+
 def test_options_of_csv(tmp_path):
     edges = tmp_path / "e.csv.gz"
     edges.write_bytes(gzip.compress(b"7;8;1\n8;7;2\n"))

@@ -12,7 +12,8 @@ import pyg_scale
 from pyg_scale.convert.npy import NpyReader
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.run import run
-from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.convert.tables import Tables
+from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from tests import preloaded
 from tests.convert.graphs import raw
 
@@ -158,6 +159,31 @@ def test_finished_steps_are_not_done_again(inputs, monkeypatch):
     assert {"scan edges-0", "plan edges-0", "distribute edges-0", "group edges-0"} <= {
         *journal.skipped
     }
+
+
+def test_an_end_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
+    """Checksums are made when temporary files are gone, by which ids and times were mapped."""
+    generator = np.random.default_rng(0)
+    ends = generator.integers(0, 30, (2, 200)) * 7 + 5
+    (tmp_path / "e.csv").write_text("a,b\n" + "".join(f"{a},{b}\n" for a, b in ends.T))
+    times = "".join(f"{i * 7 + 5},{i % 4}\n" for i in range(30))
+    (tmp_path / "n.csv").write_text("id,time\n" + times)
+
+    def go(name):
+        source = Tables(tmp_path / "e.csv", tmp_path / "n.csv")
+        options = Options(time_attr="time")
+        _, steps = run(source, tmp_path / name, options, 1 << 26, overwrite=False, quiet=True)
+        return steps
+
+    go("wanted")
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryWriter, "commit", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            go("graph")
+    state = json.loads((tmp_path / ".graph.steps.json").read_text())
+    assert go("graph").skipped == list(state["done"])
+    assert raw(tmp_path / "graph") == raw(tmp_path / "wanted")
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_another_input_or_option_begins_anew(inputs, monkeypatch, capsys):

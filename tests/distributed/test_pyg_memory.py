@@ -236,6 +236,9 @@ def test_what_does_not_fit_is_refused() -> None:
     data: Data = planted_communities(60, 300)
     part = torch.zeros(60, dtype=torch.int64)
     features, graph = _stores(data, part, 0)
+    twice = LocalFeatureStore.from_data(torch.tensor([*range(60), 7]), torch.zeros(61, 2))
+    with pytest.raises(ValueError, match="'x' of None has several rows of 7"):
+        _alone((twice, graph))
     none = LocalFeatureStore.from_data(torch.arange(59), torch.zeros(59, 2))
     with pytest.raises(ValueError, match="'x' of None has no row of 59, which part 0 owns"):
         _alone((none, graph))
@@ -260,6 +263,25 @@ def test_what_does_not_fit_is_refused() -> None:
         _alone(_stores(data, part, 0), time_attr="when")
     with pytest.raises(ValueError, match="node_pb was not set"):
         LocalGraphStore().get_partition_ids_from_nids(torch.arange(3))
+
+
+def test_loaders_that_share_a_graph_have_the_same_stores() -> None:
+    data: Data = planted_communities(60, 300)
+    part = torch.arange(60) % 2
+
+    def work(rank: int, meeting: dict[str, Any]) -> None:
+        features, graph = _stores(data, part, rank)
+        first = DistNeighborLoader((features, graph), [2], **meeting)
+        DistNeighborLoader((features, graph), [2], **meeting)
+        others, _ = _stores(data, part, rank)
+        with pytest.raises(ValueError, match="another feature store, or the stores were changed"):
+            DistNeighborLoader((others, graph), [2], **meeting)
+        features.put_tensor(features.get_tensor(None, "x") + 1, None, "x", None)
+        with pytest.raises(ValueError, match="another feature store, or the stores were changed"):
+            DistNeighborLoader((features, graph), [2], **meeting)
+        assert len(_batches(first))
+
+    _on_ranks(2, work)
 
 
 def test_ranks_that_differ_are_refused_everywhere() -> None:

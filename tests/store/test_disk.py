@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ from torch_geometric.data import TensorAttr
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops.disk_read import Read
 from pyg_scale.store import Disk
 from pyg_scale.store.cache.turns import Turns
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
+from pyg_scale.store.disk_file import DiskFile
 from pyg_scale.testing import graphs
 from tests.store.feature_directories import write_features
 
@@ -122,6 +128,32 @@ def test_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert store.stats()["direct"] is False
     with pytest.raises(ValueError, match="cannot be read past the page cache"):
         rows(Disk(store.path, direct=True), [5])
+
+
+def test_a_file_system_that_refuses_reads_while_others_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some say only then that they have no O_DIRECT: every reader goes on without."""
+    real, both = DiskFile._read, threading.Barrier(2)
+    direct: set[int] = set()
+
+    def refusing(self: DiskFile, fd: int, *rest: Any) -> Any:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            direct.add(fd)
+            both.wait(20)
+            return Read(0, 0, errno.EINVAL, 0, 0)
+        return real(self, fd, *rest)
+
+    monkeypatch.setattr(DiskFile, "_read", refusing)
+    path = directory(tmp_path)
+    if not has_direct(path / "META.json"):
+        pytest.skip("the file system of the tests has no O_DIRECT")
+    store = Disk(path, cache=1000)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda row: rows(store, [row]), [5, 250], timeout=30))
+    assert torch.equal(torch.cat(found), X[[5, 250]])
+    assert torch.equal(rows(store, [299]), X[[299]])
+    assert len(direct) == 1 and store.stats()["direct"] is False
 
 
 def test_a_file_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:

@@ -106,6 +106,25 @@ def test_no_more_is_held_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
     assert ahead.held == 0
 
 
+def test_where_the_script_has_ended_nobody_waits_for_a_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(read_ahead, "LEAST", ROW * 10)
+    ahead, disk = ReadAhead(), Disk()
+    disk.go.clear()
+    found = ahead.ask(random_rows([100]), ROW, disk.read, 1 << 20)
+    assert disk.begun.wait(20)
+    ended = threading.Thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    threading.Timer(0.3, disk.go.set).start()
+    begun = time.monotonic()
+    assert take(found[0]) is None  # it reads them itself
+    assert take(ahead.ask(random_rows([100]), ROW, disk.read, 1 << 20)[0]) is None
+    assert time.monotonic() - begun < 20
+    settle(ahead)
+    assert len(disk.reads) == 1 and ahead.held == 0
+
+
 def test_memory_is_used_again_and_given_back_in_the_end() -> None:
     ahead, row, count = ReadAhead(), 1 << 12, 1024
     asked, out = torch.arange(count), torch.zeros(count, row, dtype=torch.uint8)

@@ -42,6 +42,21 @@ def test_a_graph_is_what_was_written(tmp_path):
     assert data.ok.tolist() == [True, False] * 10
 
 
+def test_ids_may_be_hashes_of_64_bits(tmp_path):
+    ids = np.array([2**63 + 5, 3, 2**64 - 1, 2**63 + 6], dtype="u8")
+    edges = write(tmp_path / "e.parquet", a=ids[[0, 1, 2]], b=ids[[1, 2, 3]])
+    nodes = write(tmp_path / "n.parquet", id=ids, x=[0.0, 1.0, 2.0, 3.0])
+    convert(Tables(ParquetTable(edges), {"": ParquetTable(nodes)}), tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g").edge_index.tolist() == [[0, 1, 2], [1, 2, 3]]
+    convert(edges, tmp_path / "h", quiet=True)
+    assert pyg_scale.open(tmp_path / "h").num_nodes == 4
+    unknown = write(tmp_path / "u.parquet", a=ids[:1], b=np.array([2**63 + 9], dtype="u8"))
+    with pytest.raises(ValueError, match=f"id {2**63 + 9}, which is not in"):
+        convert(
+            Tables(ParquetTable(unknown), {"": ParquetTable(nodes)}), tmp_path / "i", quiet=True
+        )
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -193,8 +193,13 @@ class Meta:
         return json.dumps({**content, "checksum": checksum(content)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str, where: Path) -> Meta:
+    def from_json(cls, text: str, where: Path, *, draft: bool = False) -> Meta:
         """Read ``META.json``.
+
+        Args:
+            text: What is in it.
+            where: What errors call it.
+            draft: Whether it is that of a directory that is not complete, which has no files yet.
 
         Raises:
             GraphDirectoryError: If it is no such file, of a newer version, was altered, or
@@ -221,7 +226,10 @@ class Meta:
                 f"{where} does not fit its own checksum: it was altered; write the directory again"
             )
         try:
-            return cls._from_dict(found)
+            meta = cls._from_dict(found)
+            if not draft:
+                meta.check()
+            return meta
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise GraphDirectoryError(f"{where} is incomplete or wrong: {reason}") from None
@@ -244,7 +252,6 @@ class Meta:
         )
         if len(meta.nodes) != len(nodes) or len(meta.edges) != len(edges):
             raise ValueError("a type is there twice")
-        meta.check()
         return meta
 
     def check(self) -> None:
