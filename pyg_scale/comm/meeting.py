@@ -147,6 +147,25 @@ def meet(
     return Meeting(PrefixStore(f"met/{offer}", store), tuple(each["said"] for each in heard))
 
 
+def part(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
+    """Let rank 0, whose process may hold the store, wait until no other needs it any more.
+
+    Args:
+        store: Of a meeting. All ranks call this, and use it no more.
+        rank: Of this process.
+        world_size: Number of ranks.
+        timeout: Seconds after which rank 0 waits no longer.
+    """
+    if rank != 0:
+        store.set(f"parted/{rank}", "")
+        return
+    others = [f"parted/{other}" for other in range(1, world_size)]
+    deadline, (pause, longest) = time.monotonic() + timeout, _PAUSES
+    while others and not store.check(others) and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(longest, 1.5 * pause)
+
+
 class _Meeting:
     def __init__(
         self, store: Any, rank: int, world_size: int, timeout: float, mine: dict[str, Any]
