@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from tests import preloaded
 
@@ -147,3 +148,13 @@ def test_types_of_nodes_are_told_apart(tmp_path, data_dir):
         named("hetero_dblp"), tmp_path, "--data", data, timeout=500, python=preloaded.python()
     )
     assert max(map(float, re.findall(r"test accuracy ([\d.]+)", printed))) > 0.85
+
+
+@pytest.mark.parametrize(
+    "script", [*EXAMPLES, *EXAMPLES[0].parent.glob("*/*.py")], ids=lambda path: path.name
+)
+def test_options_are_no_beginnings_of_those_of_torchrun(script):
+    """It takes them for its own where they are, even behind the name of the script."""
+    theirs = get_args_parser()._option_string_actions
+    for mine in re.findall(r'add_argument\("(--[a-z-]+)"', script.read_text()):
+        assert not [each for each in theirs if each.startswith(mine)], mine

@@ -6,7 +6,7 @@
     python examples/slurm/train.py --tiny                             # one process, as a trial
 
 `pyg_scale.distributed.init()` finds the other tasks by what srun (or torchrun) says: the first host
-of the node list is where they meet. --run is a folder that all nodes see. `--prepare` makes the
+of the node list is where they meet. --folder is one that all nodes see. `--prepare` makes the
 graph directory in it, in one part for each task or any other number; the batch script does that
 first, as one process. Each rank owns some parts and answers the others for them, and all share the
 training nodes: an epoch has each batch once, whatever the number of ranks.
@@ -78,7 +78,7 @@ def fit(args, data, context):
     validation = loader_of(args, data, context, "val")
     state = {"model": model, "optimizer": optimizer, "loader": train}
     with Checkpoint(
-        Path(args.run) / "checkpoints", state, every=args.save_every, stop_on=["SIGTERM"]
+        Path(args.folder) / "checkpoints", state, every=args.save_every, stop_on=["SIGTERM"]
     ) as checkpoint:
         step = checkpoint.load().step
         if context.rank == 0:
@@ -106,7 +106,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", default="run", help="a folder that all nodes see")
+    parser.add_argument("--folder", default="run", help="one that all nodes see")
     parser.add_argument("--prepare", action="store_true", help="make the graph, and no more")
     parser.add_argument("--data", help="an .npz archive or a data set of PyG; default: generated")
     parser.add_argument("--num-parts", type=int, default=4)
@@ -121,7 +121,7 @@ def main(argv=None):
     if args.tiny:  # what else was asked for counts
         parser.set_defaults(epochs=2, batch_size=256)
         args = parser.parse_args(argv)
-    parts = Path(args.run) / "parts"
+    parts = Path(args.folder) / "parts"
     if args.prepare:
         prepare(args, parts)
         return
