@@ -205,6 +205,8 @@ class Redis(FeatureStore):
             KeyError: If rows are given of a tensor that is not there.
             IndexError: If a row does not exist.
             MemoryError: If the server has no memory left; what was there before still is.
+            OSError: If the server does not answer: what is there now is what was there before, or
+                all of the new tensor if it did what it was asked before it was gone.
         """
         value = dense(tensor, _name(attr))
         if attr.index is not None:
@@ -248,13 +250,10 @@ class Redis(FeatureStore):
                     pipeline.expire(target, _ABANDONED_AFTER)
                     pipeline.execute()
                     bar.update(len(fields) // 2)
-                there = int(client.hlen(target))
-            if there != spec.rows:
-                raise RuntimeError(f"{self!r} holds {there} of the {spec.rows} rows of {key[1]!r}")
             self._replace(key, spec)
         except BaseException:
             self._specs.pop(key, None)
-            self._drop(target)
+            self._drop(key, spec)
             raise
 
     def _write_rows(self, value: Tensor, attr: TensorAttr) -> bool:
@@ -288,27 +287,40 @@ class Redis(FeatureStore):
 
     def _replace(self, key: Key, spec: Spec | None) -> bool:
         """Make a version the tensor's, or remove it; whether there was one before."""
-        field = key_text(key)
+        # The rows, too: what is still on its way to the server when they are dropped must fail.
+        watched = [self._meta_key] if spec is None else [self._meta_key, self._rows_key(spec)]
         for _ in range(_ATTEMPTS):
             with self.connection.client() as client, client.pipeline() as pipeline:
                 try:
-                    pipeline.watch(self._meta_key)
-                    text = pipeline.hget(self._meta_key, field)
-                    pipeline.multi()
-                    if text is not None:
-                        old = Spec.from_json(text, str(key))
-                        pipeline.unlink(self._rows_key(old))
-                    if spec is None:
-                        pipeline.hdel(self._meta_key, field)
-                    else:
-                        pipeline.persist(self._rows_key(spec))
-                        pipeline.hset(self._meta_key, field, spec.to_json())
-                    pipeline.execute()
+                    pipeline.watch(*watched)
+                    text = pipeline.hget(self._meta_key, key_text(key))
+                    # redis-py says WatchError of a lost reply, too: it may have been done before.
+                    if spec is None or text != spec.to_json().encode():
+                        self._exchange(pipeline, key, text, spec)
                 except redis.exceptions.WatchError:
                     continue
             self._specs = {k: v for k, v in self._specs.items() if k != key}
             return text is not None
         raise RuntimeError(f"{key}: {self!r} was changed by others {_ATTEMPTS} times meanwhile")
+
+    def _exchange(self, pipeline: Any, key: Key, text: bytes | None, spec: Spec | None) -> None:
+        field = key_text(key)
+        old = None if text is None else self._rows_key(Spec.from_json(text, str(key)))
+        new = None if spec is None else self._rows_key(spec)
+        if spec is not None and (there := int(pipeline.hlen(new))) != spec.rows:
+            raise RuntimeError(
+                f"{self!r} holds {there} of the {spec.rows} rows of {key[1]!r}: they were evicted, "
+                "or replaced by another writer already"
+            )
+        pipeline.multi()
+        if old is not None and old != new:
+            pipeline.unlink(old)
+        if spec is None:
+            pipeline.hdel(self._meta_key, field)
+        else:
+            pipeline.persist(new)
+            pipeline.hset(self._meta_key, field, spec.to_json())
+        pipeline.execute()
 
     def _commands(self, spec: Spec, chunks: Iterable[Chunk]) -> Iterator[list[Any]]:
         """The fields and values of one command each."""
@@ -320,13 +332,25 @@ class Redis(FeatureStore):
                 fields[1::2] = rows_of(value[begin:end])
                 yield fields
 
-    def _drop(self, key: str) -> None:
-        """Free rows that nobody will see; if the server is gone, it does so by itself."""
-        try:
-            with self.connection.client() as client:
-                client.unlink(key)
-        except (OSError, RuntimeError):
-            pass
+    def _drop(self, key: Key, spec: Spec) -> None:
+        """Free the rows of a version unless it is the tensor's.
+
+        Where that cannot be asked they stay: the server drops by itself what nobody published.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                with self.connection.client() as client, client.pipeline() as pipeline:
+                    pipeline.watch(self._meta_key)
+                    text = pipeline.hget(self._meta_key, key_text(key))
+                    if text != spec.to_json().encode():
+                        pipeline.multi()
+                        pipeline.unlink(self._rows_key(spec))
+                        pipeline.execute()
+                    return
+            except redis.exceptions.WatchError:
+                continue
+            except (OSError, RuntimeError):
+                return
 
     @property
     def _meta_key(self) -> str:
