@@ -27,6 +27,13 @@ DTYPES = (
     torch.float64,
     torch.complex64,
     torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
 )
 """What can be sent; a message has the place in this list."""
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}

@@ -79,20 +79,17 @@ class RingWriter:
             self._free += count
             self._changed.notify()
 
-    def write(self, head: Any, tensors: Sequence[Tensor]) -> None:
+    def write(self, head: bytes, tensors: Sequence[Tensor]) -> None:
         """Write a message; waits while the ring is full.
 
         Args:
-            head: Plain values, as JSON.
-            tensors: On the CPU.
+            head: Of :func:`message_of`.
+            tensors: Of :func:`message_of`.
 
         Raises:
             OSError: If the reader is gone.
         """
-        tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
-        specs = [[dtype_code(tensor.dtype), list(tensor.shape)] for tensor in tensors]
-        text = json.dumps([head, specs], separators=(",", ":")).encode()
-        self._send(HEAD + text)
+        self._send(head)
         for tensor in tensors:
             if tensor.numel():
                 self._write(bytes_of(tensor))
@@ -155,6 +152,26 @@ class RingReader:
     def announced(self, message: bytes) -> None:
         """The writer says that more is there."""
         self.written += _COUNT.unpack(message)[1]
+
+
+def message_of(head: Any, tensors: Sequence[Tensor]) -> tuple[bytes, list[Tensor]]:
+    """A message to write: what it begins with, and its tensors. Only what can be sent becomes one.
+
+    Args:
+        head: Plain values, as JSON.
+        tensors: Of any device.
+
+    Raises:
+        TypeError: If a tensor is of a dtype that cannot be sent.
+        ValueError: If it has too many dimensions.
+    """
+    plain = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    dims = max((tensor.dim() for tensor in plain), default=0)
+    if dims > MAX_DIMS:
+        raise ValueError(f"tensors of up to {MAX_DIMS} dimensions can be sent (got one of {dims})")
+    specs = [[dtype_code(tensor.dtype), list(tensor.shape)] for tensor in plain]
+    text = json.dumps([head, specs], separators=(",", ":")).encode()
+    return HEAD + text, plain
 
 
 def count_of(message: bytes) -> int:

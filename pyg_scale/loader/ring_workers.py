@@ -30,7 +30,16 @@ from pyg_scale.loader import wire
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.pin import pin_batch
 from pyg_scale.loader.process import Work
-from pyg_scale.loader.ring import HEAD, READ, Ring, RingReader, RingWriter, bytes_of, count_of
+from pyg_scale.loader.ring import (
+    HEAD,
+    READ,
+    Ring,
+    RingReader,
+    RingWriter,
+    bytes_of,
+    count_of,
+    message_of,
+)
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import serial
 
@@ -333,13 +342,13 @@ def _run(pipe: Connection, size: int, work: Any, concurrency: int) -> None:
 
 def _make(
     work: Callable[[BatchIndex], Any], batch: BatchIndex, room: threading.Semaphore
-) -> tuple[Any, list[Tensor]]:
+) -> tuple[bytes, list[Tensor]]:
     room.acquire()
     try:
         with serial():
             _, (stage, out), stats = work(batch)
         text, tensors = wire.pack((stage, out))
-        return {"text": text.decode(), "stats": _plain_stats(stats)}, tensors
+        return message_of({"text": text.decode(), "stats": _plain_stats(stats)}, tensors)
     except Exception as error:
         head = {
             "error": type(error).__name__,
@@ -347,7 +356,7 @@ def _make(
             "batch": str(batch),
             "traceback": "".join(traceback.format_exception(error)),
         }
-        return head, []
+        return message_of(head, [])
 
 
 def _send_all(tasks: SimpleQueue[Any], writer: RingWriter, room: threading.Semaphore) -> None:
@@ -360,3 +369,6 @@ def _send_all(tasks: SimpleQueue[Any], writer: RingWriter, room: threading.Semap
             room.release()
     except OSError:
         os._exit(0)
+    except BaseException:  # the parent waits for what this thread alone sends
+        traceback.print_exc()
+        os._exit(1)

@@ -16,6 +16,7 @@ import torch
 
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, SamplingOptions
 from pyg_scale.loader.ring_workers import WorkerDiedError
+from pyg_scale.store.directory.array import DTYPES, torch_dtype
 from tests import preloaded
 from tests.cases import shown
 from tests.distributed.served import graph, hetero
@@ -117,6 +118,43 @@ def test_an_error_keeps_its_type_and_says_where() -> None:
 def test_what_cannot_be_sent_without_pickle_is_said() -> None:
     loader = NeighborLoader(graph(), **NODES | RING, transform=lambda batch: Count())
     with pytest.raises(TypeError, match="Count.*without pickle"):
+        next(iter(loader))
+
+
+def every_dtype(batch: Any) -> Any:
+    batch.some = {name: torch.arange(6).view(2, 3).to(torch_dtype(name)) for name in DTYPES}
+    return batch
+
+
+def test_every_dtype_of_a_graph_directory_is_sent() -> None:
+    loader = NeighborLoader(graph(), **NODES | RING, transform=every_dtype, timeout=30)
+    found = next(iter(loader)).some
+    for name, tensor in every_dtype(graph()).some.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def nine_dimensions(batch: Any) -> Any:
+    batch.x = torch.zeros([1] * 9)
+    return batch
+
+
+def test_a_tensor_that_cannot_be_sent_is_an_error_of_its_batch() -> None:
+    loader = NeighborLoader(graph(), **NODES | RING, transform=nine_dimensions, timeout=30)
+    iterator = iter(loader)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"up to 8 dimensions .*got one of 9") as found:
+            next(iterator)
+        assert "pid" in found.value.__notes__[0]
+
+
+def leave(batch: Any) -> Any:
+    raise SystemExit
+
+
+def test_a_worker_that_can_send_no_more_ends_and_is_named() -> None:
+    loader = NeighborLoader(graph(), **NODES | RING, transform=leave, timeout=30)
+    with pytest.raises(WorkerDiedError, match=r"pyg_scale-sampler-\d, pid \d+, ended by exit code"):
         next(iter(loader))
 
 
