@@ -105,7 +105,8 @@ def _serve(args: argparse.Namespace) -> int:
         try:
             print(f"serving {args.directory} at {listener.address}", flush=True)
             while not server.finished.wait(1.0):  # so that signals are seen
-                pass
+                if listener.error is not None:
+                    raise listener.error
             server.linger()
         finally:
             listener.close()

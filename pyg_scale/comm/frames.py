@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_scale.comm.base import MAX_DIMS
 from pyg_scale.comm.landing import Landing
-from pyg_scale.comm.message import DTYPES, dtype_code
+from pyg_scale.comm.message import DTYPES, announced_bytes, dtype_code
 from pyg_scale.errors import CommError
 from pyg_scale.ops import memory, sockets
 from pyg_scale.ops.sockets import Places, Rows
@@ -134,9 +134,7 @@ def _specs(said: bytes, count: int, max_bytes: int) -> list[tuple[tuple[int, ...
             raise CommError(_NO_TENSOR)
         shape = struct.unpack_from(f"<{dims}Q", said, at)
         at += 8 * dims
-        expected = DTYPES[code].itemsize
-        for extent in shape:
-            expected *= extent
+        expected = announced_bytes(DTYPES[code], shape)
         total += size
         if size != expected or total > max_bytes:
             raise CommError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ DTYPES = (
     torch.float8_e5m2fnuz,
 )
 """What can be sent; a message has the place in this list."""
+_MOST = 1 << 62
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
@@ -81,6 +83,20 @@ def dtype_code(dtype: torch.dtype) -> int:
     if dtype not in _CODES:
         raise TypeError(f"tensors of {dtype} cannot be sent")
     return _CODES[dtype]
+
+
+def announced_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """The bytes of a tensor whose dtype and shape came from the wire.
+
+    Raises:
+        CommError: If there is no such tensor.
+    """
+    span = dtype.itemsize
+    for extent in shape:
+        span *= max(extent, 1)  # strides are products of the others where one is 0
+    if span >= _MOST:
+        raise CommError(f"a tensor of shape {list(shape)} was announced, which none can have")
+    return 0 if 0 in shape else span
 
 
 def _code(name: str) -> int:

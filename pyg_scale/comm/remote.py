@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from torch import Tensor
 
 from pyg_scale.comm.base import Work
-from pyg_scale.errors import CommTimeoutError
+from pyg_scale.errors import CommError, CommTimeoutError
 
 MAX_REQUEST = 1 << 30
 """Bytes that a request may have, if not said otherwise."""
@@ -106,6 +106,11 @@ class Listener(ABC):
     """
 
     address: str
+
+    @property
+    def error(self) -> CommError | None:
+        """Why it answers no more, though nobody closed it; ``None`` where all is well."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 import pyg_scale
+from pyg_scale.comm import Listener
 from pyg_scale.datasets import load
+from pyg_scale.errors import CommError
 from pyg_scale.loader import NeighborLoader
 from tests import preloaded
 from tests.distributed.served import graph
@@ -244,6 +246,35 @@ def test_what_cannot_be_served_is_said(
     monkeypatch.chdir(tmp_path / "graph")
     assert main([*options, "--token-file", str(token)]) == 1
     assert said in capsys.readouterr().err
+
+
+class Ended(Listener):
+    """What listened, and has come to its end by itself."""
+
+    address = "tcp://host:5555"
+    error = CommError("what answers at tcp://host:5555 has ended by OSError: no such socket")
+    closed = False
+
+    def close(self) -> None:
+        type(self).closed = True
+
+
+@pytest.mark.timeout(60)
+def test_it_ends_with_what_listens(
+    tmp_path: Path,
+    token: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyg_scale.cli.serve import main
+    from pyg_scale_zmq.backend import Zmq
+
+    pyg_scale.save(graph(), tmp_path / "graph")
+    monkeypatch.setattr(Zmq, "listen", lambda *_, **__: Ended())
+    bind = ["--bind", "tcp://127.0.0.1:0", "--token-file", str(token)]
+    assert main([str(tmp_path / "graph"), *bind]) == 1
+    assert "has ended by OSError: no such socket" in capsys.readouterr().err
+    assert Ended.closed
 
 
 def test_ranks_of_a_machine_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,10 @@ def spec(code: int, dims: int, size: int, *shape: int) -> bytes:
         (head(2, spec(5, 1, 8, 1)), "no tensor"),
         (head(1, spec(5, 1, 8, 1, 7)), "no tensor"),
         (head(1), "no tensor"),
-        (head(1, spec(5, 1, 8, 2**61)), "was announced with 8"),
+        (head(1, spec(5, 1, 8, 2**32)), "was announced with 8"),
+        (head(1, spec(5, 1, 8, 2**61)), "which none can have"),
+        (head(1, spec(5, 2, 0, 0, 2**64 - 1)), "which none can have"),
+        (head(1, spec(5, 3, 0, 0, 2**32, 2**32)), "which none can have"),
         (head(1, spec(5, 1, 8 << 20, 1 << 20)), "may carry 1000"),
     ],
 )

@@ -11,9 +11,11 @@ import pytest
 import torch
 import zmq
 
-from pyg_scale.errors import CommError
-from pyg_scale_zmq.backend import Zmq
-from pyg_scale_zmq.messages import REQUEST, Message, frames_of, message_of
+from pyg_scale.errors import CommError, CommTimeoutError, RequestError
+from pyg_scale_zmq import listener
+from pyg_scale_zmq.backend import Zmq, _password
+from pyg_scale_zmq.messages import REPLY, REQUEST, Message, frames_of, message_of
+from pyg_scale_zmq.settings import USER
 
 TOKEN = "a token of sixteen or more"
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -85,6 +87,94 @@ def test_other_wrong_arguments():
         pytest.raises(ValueError, match="no server"),
     ):
         client.request(1, "twice", [])
+
+
+# What must not end a thread ####################################################################
+
+
+def malformed() -> bytes:
+    """A request of a tensor without elements whose other extent no tensor can have."""
+    (head,) = frames_of(Message(REQUEST, 0, "twice", [torch.empty(0, 5)]))
+    shape = struct.pack("<2Q", 0, 5)
+    assert head.endswith(shape)
+    return head[: -len(shape)] + struct.pack("<2Q", 0, (1 << 64) - 1)
+
+
+def test_a_malformed_request_is_dropped_and_the_next_one_answered():
+    context = zmq.Context()
+    try:
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.PLAIN_USERNAME, USER)
+        stranger.setsockopt(zmq.PLAIN_PASSWORD, _password(TOKEN))
+        with listen() as server, connect(server) as client:
+            stranger.connect(server.address)
+            stranger.send(malformed())
+            stranger.send_multipart(frames_of(Message(REQUEST, 7, "twice", [])))
+            assert stranger.poll(20_000), "the server is gone"
+            answer = message_of(stranger.recv_multipart(copy=False), 1 << 20)
+            assert (answer.kind, answer.number) == (REPLY, 7)
+            assert client.request(0, "twice", []).wait() == []
+            assert server.error is None
+    finally:
+        context.destroy(linger=0)
+
+
+def no_memory(*_: Any) -> Any:
+    raise MemoryError("there is none")
+
+
+@pytest.mark.parametrize("how", ["malformed", "no memory"])
+def test_an_answer_that_cannot_be_read_fails_no_later_request(how, monkeypatch):
+    with listen() as server, connect(server) as client:
+        with monkeypatch.context() as patch:
+            if how == "malformed":
+                patch.setattr(listener, "frames_of", lambda message: [malformed()])
+            else:
+                patch.setattr("pyg_scale_zmq.connection.message_of", no_memory)
+            with pytest.raises(CommError, match=f"{server.address}: it sent what is no answer"):
+                client.request(0, "twice", []).wait()
+        assert client.request(0, "twice", []).wait() == []
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_error_that_cannot_be_told_is_told_nevertheless():
+    def fail(_: Any) -> Any:
+        raise Unspeakable
+
+    with listen({"fail": fail}) as server, connect(server) as client:
+        with pytest.raises(RequestError, match="no words"):
+            client.request(0, "fail", []).wait()
+        assert client.request(0, "twice", []).wait() == []
+
+
+def broken(*_: Any) -> Any:
+    raise OSError("no such socket")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_whose_thread_has_ended_says_why_at_once(monkeypatch):
+    with listen() as server, connect(server) as client:
+        assert client.request(0, "twice", []).wait() == []
+        monkeypatch.setattr(client._inside._servers[0], "flush", broken)
+        for _ in range(3):
+            with pytest.raises(CommError, match="has ended by OSError: no such socket"):
+                client.request(0, "twice", []).wait()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_thread_has_ended_says_why(monkeypatch):
+    with listen() as server, connect(server) as client:
+        assert client.request(0, "twice", []).wait() == []
+        assert server.error is None
+        monkeypatch.setattr(server._inside, "_receive", broken)
+        with pytest.raises(CommError) as found:
+            client.request(0, "twice", []).wait()
+        assert not isinstance(found.value, CommTimeoutError)
+        assert f"{server.address} has ended by OSError: no such socket" in str(server.error)
 
 
 # What is on the wire ###########################################################################

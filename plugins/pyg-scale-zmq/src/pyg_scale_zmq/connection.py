@@ -173,7 +173,7 @@ class _Server:
                 return
             try:
                 message = message_of(frames, MAX_ANSWER)
-            except CommError as error:
+            except Exception as error:  # also of memory
                 self.lose(f"it sent what is no answer ({error})")
                 continue
             reply = self.waiting.pop(message.number, None)
@@ -210,6 +210,7 @@ class _Inside:
         self._asked: SimpleQueue[tuple[int, int, list[Any], Reply] | None] = SimpleQueue()
         self._wake = Wake()
         self._stopped = False
+        self._end = CommError("this connection was closed")
         self._thread = threading.Thread(target=self._run, name="pyg_scale-zmq", daemon=True)
         self._thread.start()
 
@@ -217,7 +218,7 @@ class _Inside:
         self._asked.put((server, number, frames, reply))
         self._wake.up()
         if self._stopped:
-            reply.fail(CommError("this connection was closed"))
+            reply.fail(self._end)
 
     def stop(self) -> None:
         if self.pid != os.getpid():
@@ -251,10 +252,18 @@ class _Inside:
                     if server.monitor in ready:
                         server.watch()
                     server.flush()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self._end = CommError(f"the thread of this connection has ended by {what}")
+            raise
         finally:
+            self._stopped = True  # first: what is asked from now on fails where it is asked
             self._wake.close()
+            while not self._asked.empty():
+                if (asked := self._asked.get()) is not None:
+                    asked[-1].fail(self._end)
             for server in self._servers:
-                server.fail(CommError("this connection was closed"))
+                server.fail(self._end)
                 with contextlib.suppress(zmq.ZMQError):
                     server.socket.disable_monitor()
             self._context.destroy(linger=0)

@@ -58,6 +58,10 @@ class ZmqListener(Listener):
         # Before PyZMQ's end, after which nothing large can be sent; that of finalizers is later.
         atexit.register(self._finalizer)
 
+    @property
+    def error(self) -> CommError | None:
+        return self._inside.error
+
     def close(self) -> None:
         self._finalizer()
         atexit.unregister(self._finalizer)
@@ -93,6 +97,7 @@ class _Inside:
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self._handlers = Handlers(handlers, num_threads)
         self._waiting = 0
+        self.error: CommError | None = None
         self._answers: SimpleQueue[tuple[bytes, int, Future[list[Tensor]]] | None] = SimpleQueue()
         self._wake = Wake()
         self._process = os.getpid()
@@ -125,6 +130,10 @@ class _Inside:
                         return
                 if self._socket in ready:
                     self._receive()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self.error = CommError(f"what answers at {self.address} has ended by {what}")
+            raise
         finally:
             self._wake.close()
             self._context.destroy(linger=0)
@@ -147,15 +156,16 @@ class _Inside:
             who = bytes(client.buffer)
             try:
                 message = message_of(frames, self._max_bytes)
-            except CommError:
-                continue  # it may not even have a number to answer to
+            except Exception:  # also of memory; it may not even have a number to answer to
+                continue
             if message.kind == REQUEST:
                 self._begin(who, message)
 
     def _begin(self, who: bytes, message: Message) -> None:
         if self._waiting >= MAX_WAITING:
-            reason = f"CommError: {MAX_WAITING} requests are waiting already"
-            self._send(who, Message(ERROR, message.number, reason))
+            refused: Future[list[Tensor]] = Future()
+            refused.set_exception(CommError(f"{MAX_WAITING} requests are waiting already"))
+            self._send(who, message.number, refused)
             return
         self._waiting += 1
         future = self._handlers.submit(message.text, list(message.tensors))
@@ -173,16 +183,16 @@ class _Inside:
             who, number, future = answer
             self._waiting -= 1
             if not future.cancelled():
-                self._send(who, _message(number, future))
+                self._send(who, number, future)
             del answer, future
         return True
 
-    def _send(self, who: bytes, message: Message) -> None:
+    def _send(self, who: bytes, number: int, future: Future[list[Tensor]]) -> None:
         try:
-            frames: list[Any] = frames_of(message)
-        except Exception as refused:  # what the handler returned cannot be sent
+            frames: list[Any] = frames_of(_message(number, future))
+        except Exception as refused:  # what the handler returned or raised cannot be sent
             reason = f"{type(refused).__name__}: {refused}"
-            frames = frames_of(Message(ERROR, message.number, reason))
+            frames = frames_of(Message(ERROR, number, reason))
         # A client that is gone, or has a thousand answers waiting, gets none.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._socket.send_multipart([who, *frames], zmq.NOBLOCK, copy=False)

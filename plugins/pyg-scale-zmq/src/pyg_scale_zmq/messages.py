@@ -18,7 +18,7 @@ import zmq
 from torch import Tensor
 
 from pyg_scale.comm.base import MAX_DIMS
-from pyg_scale.comm.message import DTYPES, dtype_code
+from pyg_scale.comm.message import DTYPES, announced_bytes, dtype_code
 from pyg_scale.errors import CommError
 
 REQUEST, REPLY, ERROR = range(3)
@@ -100,9 +100,7 @@ def message_of(frames: Sequence[zmq.Frame], max_bytes: int) -> Message:
                 raise CommError("what came has a tensor of no known form")
             shape = struct.unpack_from(f"<{dims}Q", head, at)
             at += 8 * dims
-            expected = DTYPES[code].itemsize
-            for extent in shape:
-                expected *= extent
+            expected = announced_bytes(DTYPES[code], shape)
             total += size
             if size != expected or total > max_bytes:
                 raise CommError(
