@@ -74,7 +74,7 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def("gather_cached(Tensor cached, Tensor rest, Tensor index, Tensor? slot_of) -> Tensor");
   m.def("map_rows(Tensor x, int device) -> ()");
-  m.def("unmap_rows(Tensor x, int device) -> ()");
+  m.def("unmap_rows(Tensor x, int device) -> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {

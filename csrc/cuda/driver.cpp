@@ -19,6 +19,7 @@ namespace {
 constexpr int kMajor = 75, kMinor = 76;          // attributes: compute capability
 constexpr int kRelaxed = 2;                      // of captures
 constexpr unsigned kPortableAndMapped = 1u | 2;  // for every device, in its address space
+constexpr int kUnsupported = 900, kCaptured = 907;  // the first and last error of captures
 constexpr int kFailed = -1;
 
 thread_local std::string failure;  // of this thread's last call
@@ -127,7 +128,8 @@ class Within {
   bool pushed_ = false;
 };
 
-// Lets this thread load modules although some stream records a graph.
+// Lets this thread do what may wait for the device although some stream records a graph: that would
+// end the recording.
 class Relaxed {
  public:
   Relaxed() {
@@ -173,6 +175,7 @@ class Device {
       const auto found = functions_.find(kernel);
       if (found != functions_.end()) return found->second;
     }
+    const Relaxed relaxed;  // code is loaded with its module, or when a kernel is asked for
     void* const module = module_of(source);
     void* function = nullptr;
     driver_.check(driver_.function.code(&function, module, kernel.c_str()),
@@ -203,7 +206,6 @@ class Device {
     const std::unique_lock lock(mutex_);
     void*& module = modules_[name];
     if (!module) {
-      const Relaxed relaxed;
       // What nvcc made may be of a later CUDA than the driver's.
       const char* hint = given ? "" : "; PYG_SCALE_CUDA=nvrtc has it compiled by torch's own NVRTC";
       driver_.check(driver_.load.code(&module, image),
@@ -256,12 +258,18 @@ int map_host(int32_t device, void* data, size_t bytes) {
   });
 }
 
-int unmap_host(int32_t device, void* data) {
+int unmap_host(int32_t device, void* data, bool* done) {
+  *done = false;
   return guarded([&] {
     const Driver& driver = Driver::get();
     const Within within(Device::of(device).context());
+    const Relaxed relaxed;  // nobody chooses when Python collects its garbage
+    const auto refused = [](int code) { return code >= kUnsupported && code <= kCaptured; };
     const int waited = driver.synchronize.code();  // kernels that read it may be under way
-    driver.check(driver.unlock_host.code(data), "cuMemHostUnregister");
+    const int unlocked = refused(waited) ? waited : driver.unlock_host.code(data);
+    if (refused(unlocked)) return;
+    driver.check(unlocked, "cuMemHostUnregister");
+    *done = true;
     driver.check(waited, "cuCtxSynchronize");
   });
 }

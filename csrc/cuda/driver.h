@@ -25,9 +25,10 @@ struct Source {
 int launch(const Stream& stream, const Source& source, const std::string& kernel, int64_t blocks,
            int64_t tiles, const void* args, int lanes);
 
-// Memory of the host that every device may read.
+// Memory of the host that every device may read. Where a stream records a graph, it may be that
+// nothing is unmapped, without an error: then it is not done.
 int map_host(int32_t device, void* data, size_t bytes);
-int unmap_host(int32_t device, void* data);
+int unmap_host(int32_t device, void* data, bool* done);
 int mapped(int32_t device, const void* data, const void** there);
 
 // A module that the library holds, as the driver loads it.

@@ -91,9 +91,11 @@ void map_rows(Tensor x, int64_t device) {
              "cuMemHostRegister");
 }
 
-void unmap_rows(Tensor x, int64_t device) {
-  check_code(pyg_scale_cuda_unmap_host(static_cast<int32_t>(device), x.mutable_data_ptr()),
+bool unmap_rows(Tensor x, int64_t device) {
+  bool done = false;
+  check_code(pyg_scale_cuda_unmap_host(static_cast<int32_t>(device), x.mutable_data_ptr(), &done),
              "cuMemHostUnregister");
+  return done;
 }
 
 }  // namespace

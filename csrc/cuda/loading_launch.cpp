@@ -47,8 +47,8 @@ extern "C" int pyg_scale_cuda_map_host(int32_t device, void* data, int64_t bytes
   return map_host(device, data, static_cast<size_t>(bytes));
 }
 
-extern "C" int pyg_scale_cuda_unmap_host(int32_t device, void* data) {
-  return unmap_host(device, data);
+extern "C" int pyg_scale_cuda_unmap_host(int32_t device, void* data, bool* done) {
+  return unmap_host(device, data, done);
 }
 
 extern "C" int pyg_scale_cuda_mapped(int32_t device, const void* data, const void** there) {

@@ -35,6 +35,7 @@ enum : int {
   kInvalidHandle = 400,
   kAlreadyRegistered = 712,
   kNotRegistered = 713,
+  kCaptureUnsupported = 900,
 };
 
 struct Context {
@@ -42,6 +43,7 @@ struct Context {
 };
 Context contexts[2] = {{0}, {1}};
 thread_local std::vector<Context*> stack;
+constexpr int kRelaxed = 2;
 thread_local int capture_mode = 0;
 
 struct Module {
@@ -130,7 +132,10 @@ PYG_SCALE_DRIVER int cuCtxPopCurrent_v2(void** context) {
   return 0;
 }
 
-PYG_SCALE_DRIVER int cuCtxSynchronize() { return stack.empty() ? kInvalidContext : 0; }
+PYG_SCALE_DRIVER int cuCtxSynchronize() {
+  if (stack.empty() || capture_mode != kRelaxed) return kInvalidContext;
+  return std::getenv("PYG_SCALE_EMULATOR_CAPTURES") ? kCaptureUnsupported : 0;
+}
 
 PYG_SCALE_DRIVER int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
@@ -138,7 +143,7 @@ PYG_SCALE_DRIVER int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 PYG_SCALE_DRIVER int cuModuleLoadData(void** module, const void* image) {
-  if (stack.empty() || capture_mode != 2) return kInvalidContext;
+  if (stack.empty() || capture_mode != kRelaxed) return kInvalidContext;
   std::string bytes = image_of(image);
   if (bytes.empty() && std::strcmp(static_cast<const char*>(image), "emulated") != 0) {
     return kInvalidValue;
@@ -149,6 +154,7 @@ PYG_SCALE_DRIVER int cuModuleLoadData(void** module, const void* image) {
 }
 
 PYG_SCALE_DRIVER int cuModuleGetFunction(void** function, void* module, const char* name) {
+  if (capture_mode != kRelaxed) return kInvalidContext;  // its code may be loaded now
   Module* from = static_cast<Module*>(module);
   const Kernel* kernel = Kernel::find(name);
   const std::string entry = std::string("\0", 1) + name + std::string("\0", 1);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -30,12 +31,15 @@ class _Lock:
             raise DeviceError(
                 f"{tensor.nbytes} bytes of the host cannot be locked for {device}: {error}"
             ) from error
+        _locked.add(_range(tensor))
         # The memory lives as long as its pages are locked; at exit CUDA may be gone before us.
         weakref.finalize(self, _unmap, tensor.detach(), index).atexit = False
 
 
 _locks: weakref.WeakValueDictionary[tuple[int, int], _Lock] = weakref.WeakValueDictionary()
 _locking = threading.Lock()
+_locked: set[tuple[int, int]] = set()  # ranges, also of what nobody wants and is not unlocked yet
+_to_unlock: deque[tuple[Tensor, int]] = deque()
 
 
 class MappedRows:
@@ -61,11 +65,16 @@ class MappedRows:
         self._lock: _Lock | None = None
         if tensor.numel() == 0:
             return
-        place = tensor.data_ptr(), tensor.nbytes
+        _unlock()
+        begin, end = _range(tensor)
         with _locking:
-            self._lock = _locks.get(place)
-            if self._lock is None and not tensor.is_pinned():  # what torch pinned is mapped
-                self._lock = _locks[place] = _Lock(tensor, device)
+            for (first, last), lock in _locks.items():
+                if first <= begin and end <= last:
+                    self._lock = lock
+            # What torch pinned is mapped; but to torch, what is locked here is pinned, too.
+            ours = any(first < end and begin < last for first, last in [*_locks, *_locked])
+            if self._lock is None and (ours or not tensor.is_pinned()):
+                self._lock = _locks[begin, end] = _Lock(tensor, device)
 
 
 def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
@@ -99,5 +108,26 @@ def in_file(tensor: Tensor, maps: Path = _MAPS) -> bool:
     return False
 
 
+def _range(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+
 def _unmap(tensor: Tensor, device: int) -> None:
-    torch.ops.pyg_scale.unmap_rows(tensor, device)
+    _to_unlock.append((tensor, device))
+    _unlock()
+
+
+def _unlock() -> None:
+    """Unlock what nobody wants; while a stream records a graph, nothing: the next call tries again.
+
+    May run at any time, within itself, too: it waits for no lock.
+    """
+    for _ in range(len(_to_unlock)):
+        try:
+            tensor, device = _to_unlock.popleft()
+        except IndexError:
+            return
+        if torch.ops.pyg_scale.unmap_rows(tensor, device):
+            _locked.discard(_range(tensor))
+        else:
+            _to_unlock.append((tensor, device))

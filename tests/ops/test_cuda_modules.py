@@ -243,6 +243,8 @@ constexpr bool alike(CUresult (*)(Theirs...), void (*)(Ours...)) {
 static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == kMajor);
 static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == kMinor);
 static_assert(CU_STREAM_CAPTURE_MODE_RELAXED == kRelaxed);
+static_assert(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED == kUnsupported);
+static_assert(CUDA_ERROR_CAPTURED_EVENT == kCaptured);
 static_assert((CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) == kPortableAndMapped);
 """
 
@@ -338,7 +340,7 @@ near(out, means / sums.clamp(min=1e-30).unsqueeze(-1))
 rest = torch.randn(9, 5)
 ops.map_rows(rest, 1)
 near(ops.gather_cached(x[:0, :5], rest, -1 - torch.tensor([3, 8]), None), rest[[3, 8]])
-ops.unmap_rows(rest, 1)
+assert ops.unmap_rows(rest, 1)
 error("device", lambda: ops.map_rows(rest, 7))
 found["seen"] = seen
 print(json.dumps(found))

@@ -71,24 +71,78 @@ def test_rows_of_the_host_that_are_mapped(width, shift):
     assert torch.equal(found, made.expected)
 
 
-def test_memory_is_locked_as_long_as_somebody_wants_it(monkeypatch):
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def mappable(monkeypatch):
+    """Rows of the host can be mapped; none are left mapped."""
     monkeypatch.setattr(mapped_rows, "why_not_mapped", lambda tensor, device: "")
     monkeypatch.setattr(fused, "usable", lambda tensor: True)
-    x, cuda = torch.rand(6, 4), torch.device("cuda", 0)
     with emulated.instead_of():
-        first, second = MappedRows(x, cuda), MappedRows(x, cuda)
-        with pytest.raises(DeviceError, match="32 bytes .* cannot be locked .*registered already"):
-            MappedRows(x[2:4], cuda)
-        found = gather_cached(x[:0], first, -1 - torch.tensor([4, 1]))
-        assert torch.equal(found, x[[4, 1]])
-        del first
-        with pytest.raises(RuntimeError, match="registered already"):
-            torch.ops.pyg_scale.map_rows(x, 0)
-        del second
+        yield
+    assert not mapped_rows._locked and not mapped_rows._to_unlock
+
+
+def test_memory_is_locked_as_long_as_somebody_wants_it(mappable):
+    x = torch.rand(6, 4)
+    first, second = MappedRows(x, CUDA), MappedRows(x, CUDA)
+    found = gather_cached(x[:0], first, -1 - torch.tensor([4, 1]))
+    assert torch.equal(found, x[[4, 1]])
+    del first
+    with pytest.raises(RuntimeError, match="registered already"):
         torch.ops.pyg_scale.map_rows(x, 0)
+    del second
+    torch.ops.pyg_scale.map_rows(x, 0)
+    assert torch.ops.pyg_scale.unmap_rows(x, 0)
+    with pytest.raises(RuntimeError, match="cuMemHostUnregister: it is not registered"):
         torch.ops.pyg_scale.unmap_rows(x, 0)
-        with pytest.raises(RuntimeError, match="cuMemHostUnregister: it is not registered"):
-            torch.ops.pyg_scale.unmap_rows(x, 0)
+
+
+def pinned(monkeypatch, holds):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: holds)
+
+
+def test_who_wants_a_part_of_what_is_locked_shares_it(mappable, monkeypatch):
+    x = torch.rand(12, 4)
+    whole = MappedRows(x[:8], CUDA)
+    pinned(monkeypatch, True)  # to torch it is, whoever registered it
+    part = MappedRows(x[2:4], CUDA)
+    with pytest.raises(DeviceError, match="64 bytes .* cannot be locked .*registered already"):
+        MappedRows(x[6:10], CUDA)
+    del whole
+    found = gather_cached(x[:0], part, -1 - torch.tensor([1, 0]))
+    assert torch.equal(found, x[[3, 2]])
+    del part
+    pinned(monkeypatch, False)
+    MappedRows(x[6:10], CUDA)
+
+
+def test_what_torch_pinned_is_not_locked_again(mappable, monkeypatch):
+    x = torch.rand(12, 4)
+    pinned(monkeypatch, True)
+    torch.ops.pyg_scale.map_rows(x, 0)  # as torch does
+    found = gather_cached(x[:0], MappedRows(x[2:], CUDA), -1 - torch.tensor([1]))
+    assert torch.equal(found, x[[3]])
+    assert torch.ops.pyg_scale.unmap_rows(x, 0)
+
+
+def test_while_a_graph_is_recorded_nothing_is_unlocked_but_later(mappable, monkeypatch):
+    x, y = torch.rand(6, 4), torch.rand(5, 4)
+    rows = MappedRows(x, CUDA)
+    monkeypatch.setenv("PYG_SCALE_EMULATOR_CAPTURES", "1")
+    del rows
+    pinned(monkeypatch, True)
+    with pytest.raises(DeviceError, match="registered already"):
+        MappedRows(x[2:4], CUDA)
+    address = x.data_ptr()
+    del x
+    (left,) = mapped_rows._to_unlock
+    assert left[0].data_ptr() == address, "the memory lives on"
+    del left
+    monkeypatch.delenv("PYG_SCALE_EMULATOR_CAPTURES")
+    pinned(monkeypatch, False)
+    MappedRows(y, CUDA)
 
 
 @pytest.mark.parametrize(
