@@ -45,7 +45,8 @@ class Landed:
 
 
 class OnDevice:
-    """The device of a loader's batches. Each of its threads copies on a stream of its own.
+    """The device of a loader's batches. Each of its threads copies on a stream that no other uses
+    meanwhile.
 
     Args:
         device: See :class:`~pyg_scale.loader.NodeLoader`.
@@ -68,6 +69,8 @@ class OnDevice:
         self._cuda = cuda if cuda is not None else torch.cuda
         self._streams_are_used = cuda is not None or self.device.type == "cuda"
         self._local = threading.local()
+        # Streams outlive threads, which are new in every epoch: torch keeps the memory of each.
+        self._free: list[Any] = []
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
@@ -75,10 +78,22 @@ class OnDevice:
         if not self._streams_are_used:
             yield
             return
-        if not hasattr(self._local, "stream"):
-            self._local.stream = self._cuda.Stream(self.device)
-        with self._cuda.device(self.device), self._cuda.stream(self._local.stream):
-            yield
+        outermost = not hasattr(self._local, "stream")
+        if outermost:
+            self._local.stream = self._free_stream()
+        try:
+            with self._cuda.device(self.device), self._cuda.stream(self._local.stream):
+                yield
+        finally:
+            if outermost:
+                self._free.append(self._local.stream)
+                del self._local.stream
+
+    def _free_stream(self) -> Any:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._cuda.Stream(self.device)
 
     def made(self, fetch: Callable[[Stats], Any], stats: Stats) -> Landed:
         """A batch on the device, as far as this thread is concerned.
@@ -186,7 +201,7 @@ def target_of(kwargs: dict[str, Any], sampling: Any) -> OnDevice | None:
 
 
 def beside_training(loader: Any) -> contextlib.AbstractContextManager[None]:
-    """Where a worker thread of a loader makes a batch: on a stream of its own if it has a
+    """Where a worker thread of a loader makes a batch: on a stream beside the training if it has a
     device."""
     target: OnDevice | None = loader._target
     if target is None or not loader._fetches_in_threads:

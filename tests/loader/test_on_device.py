@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -193,8 +194,10 @@ class Recorded:
         @contextlib.contextmanager
         def stream(stream: Stream) -> Iterator[None]:
             before, recorded.now = recorded.now, stream.name
-            yield
-            recorded.now = before
+            try:
+                yield
+            finally:
+                recorded.now = before
 
         main = SimpleNamespace(wait_event=lambda event: recorded.note("wait"))
         return SimpleNamespace(
@@ -231,7 +234,33 @@ def test_copies_are_on_a_side_stream_and_whoever_takes_the_batch_waits(recorded:
     assert recorded.calls[2:] == ["wait"] + ["record_stream"] * len(tensors)
     assert recorded.now == "main"
     recorded.target.made(fetch, Stats())
-    assert recorded.streams == 1, "a thread has one stream"
+    assert recorded.streams == 1, "the next batch takes the same stream"
+
+
+def test_a_thread_has_a_stream_of_its_own_until_it_is_done(recorded: Recorded) -> None:
+    copying = recorded.target.copying
+
+    def on_a_thread() -> str:
+        found: list[str] = []
+
+        def work() -> None:
+            with copying():
+                found.append(recorded.now)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(30)
+        return found[0]
+
+    with copying():
+        with copying():
+            assert recorded.now == "side 1", "that of the thread, within itself too"
+        assert recorded.now == "side 1"
+        assert on_a_thread() == "side 2"
+    with pytest.raises(ValueError, match="no such row"), copying():
+        raise ValueError("no such row")
+    assert {on_a_thread() for _ in range(5)} <= {"side 1", "side 2"}
+    assert recorded.streams == 2, "those of threads that ended are used again"
 
 
 def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypatch) -> None:
@@ -261,12 +290,13 @@ def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypa
     assert counted["bytes"] == sum(tensor.nbytes for tensor in sent.values())
 
 
-def test_every_worker_thread_has_its_own_stream(recorded: Recorded) -> None:
+def test_worker_threads_of_later_epochs_take_the_same_streams(recorded: Recorded) -> None:
     loader = NeighborLoader(graphs.hostile(), **HOMO, num_workers=1, device="cpu")
     loader._target = recorded.target
-    list(loader)
+    for _ in range(3):
+        list(loader)
     assert recorded.streams == 1
-    assert recorded.calls.count("wait") == len(loader)
+    assert recorded.calls.count("wait") == 3 * len(loader)
 
 
 # Sampling there ################################################################################
