@@ -153,6 +153,7 @@ class DeviceFeatures(FeatureStore):
         found: list[Any] = [None] * len(attrs)
         waiting: list[tuple[int, Table, Tensor, Split]] = []
         asked: list[TensorAttr] = []
+        on_host: dict[int, Tensor] = {}  # what several tensors are asked for by is copied once
         for i, attr in enumerate(attrs):
             table, index = self._tables.get(_key(attr)), _as_rows(attr.index)
             if table is None or index is None:
@@ -163,7 +164,8 @@ class DeviceFeatures(FeatureStore):
             except IndexError as error:
                 raise IndexError(f"{_name(attr)}: {error}") from None
             if index.device.type != "cpu" and table.where == "staged":
-                index = index.cpu()
+                known = on_host.get(id(attr.index))
+                index = on_host[id(attr.index)] = index.cpu() if known is None else known
             split = table.split(index) if index.device.type == "cpu" else None
             if index.device.type == "cpu" or table.place.whole:
                 hits = table.hits(index, split)

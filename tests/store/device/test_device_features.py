@@ -85,6 +85,26 @@ def test_only_missing_rows_are_read_in_one_request_and_hits_are_counted() -> Non
     assert (reads.device_rows, reads.device_bytes) == (4, 3 * 16 + 1 * 24)
 
 
+def test_ids_on_a_device_come_to_the_host_once_for_all_staged_tensors() -> None:
+    copied: list[int] = []
+
+    class There(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+        def cpu(self, *args: Any, **options: Any) -> torch.Tensor:
+            copied.append(self.numel())
+            return self.as_subclass(torch.Tensor)
+
+    index, other = torch.tensor([5, 1, 900, 5]), torch.tensor([7])
+    index, other = index.as_subclass(There), other.as_subclass(There)
+    store = DeviceFeatures(memory(), "cpu", 4096, HOT)
+    asked = [("x", index), ("y", index), ("x", other)]
+    found = store.multi_get_tensor([TensorAttr("paper", name, ids) for name, ids in asked])
+    for (name, ids), rows in zip(asked, found, strict=True):
+        assert torch.equal(rows, CONTENT["paper", name][ids.as_subclass(torch.Tensor)])
+    assert copied == [4, 1]
+
+
 def test_the_most_wanted_rows_are_kept() -> None:
     data = graphs.hostile()
     store = MemoryFeatureStore()
