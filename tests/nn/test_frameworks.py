@@ -1,7 +1,6 @@
 """torch.compile, autocast, short types, threads, and the plain path."""
 
 import io
-import os
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from pyg_scale.nn import (
     forget_fallbacks,
 )
 from pyg_scale.testing import graphs
+from tests import compiling
 from tests.nn.oracle import assert_equal, distance, pair, run
 
 CONVS = [GCNConv, SAGEConv, GraphConv, GATConv, GATv2Conv, TransformerConv]
@@ -79,18 +79,11 @@ def test_two_layers_compile_to_one_graph(conv, x, edge_index):
 
 @pytest.mark.slow
 def test_two_layers_compile_with_inductor(x, edge_index):
-    torch._dynamo.reset()
     torch.manual_seed(0)
     model = Two(SAGEConv)
-    from torch._inductor import config
-
-    before = set(os.environ)
-    with config.patch(compile_threads=1):  # in this process: no pool of others stays behind
+    with compiling.in_this_process():
         out = torch.compile(model, fullgraph=True)(x, edge_index)
-    for written in set(os.environ) - before:  # by torch, for its compiler
-        del os.environ[written]
     assert distance(out, model(x, edge_index)) < 1e-5
-    torch._dynamo.reset()
 
 
 def test_weights_and_loops_in_a_compiled_graph(x, edge_index):
