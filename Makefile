@@ -126,10 +126,13 @@ GPU := PYTHONPATH=.$(if $(GPU_SITE),:$(GPU_SITE)) PYG_SCALE_KERNELS=require PYG_
 gpu:
 	$(GPU) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(GPU) -m pyg_scale.cli build
-	$(GPU) -m pyg_scale.cli bench gpu --sanitize --nvrtc --seconds 180 \
-	  --json docs/benchmarks/gpu.json --report docs/benchmarks/gpu.md
+	failed=0; \
+	$(GPU) -m pyg_scale.cli bench gpu --sanitize --nvrtc --seconds 400 \
+	  --json docs/benchmarks/gpu.json --report docs/benchmarks/gpu.md || failed=1; \
 	! $(GPU) -c 'import pytest, pytest_timeout' 2>/dev/null || \
-	  $(GPU) -m pytest -q -m cuda --continue-on-collection-errors $(shell grep -rl 'mark.cuda' tests)
+	  $(GPU) -m pytest -q -m cuda --continue-on-collection-errors $(shell grep -rl 'mark.cuda' tests) || \
+	  failed=1; \
+	exit $$failed
 
 clean:
 	test ! -e $(VENV)/.pyg_scale || rm -rf $(VENV)

@@ -29,6 +29,7 @@ class Sizes(NamedTuple):
     heads: int = 4
 
 
+_ROOMY_BYTES = 100 << 30
 QUICK = Sizes((3000, 30_000), (2000, 20_000), (1000, 12_000), (900, 300, 1500), 16, 2)
 
 
@@ -83,6 +84,15 @@ GATES = (
     Gate("GAT with hubs", ("gat with hubs", OURS), ("gat with hubs", CONTROL), 1.25, "slower"),
     Gate("sum on a block 2 times PyG", ("sum on a block", OURS), ("sum on a block", PYG), 2),
 )
+
+
+def sizes_for(device: torch.device) -> Sizes:
+    """Sizes of graphs that PyG's layers have the memory for, too, on a device."""
+    if device.type != "cuda":
+        return Sizes()
+    roomy = torch.cuda.get_device_properties(device).total_memory >= _ROOMY_BYTES
+    # PyG's GATv2 makes about ten tensors of edges by channels.
+    return Sizes() if roomy else Sizes(middle=(500_000, 12_000_000))
 
 
 def groups(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, list[Case]]]:

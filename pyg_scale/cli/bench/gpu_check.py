@@ -6,6 +6,7 @@ Every op runs on small hostile graphs, forward and backward, against its plain-t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +26,11 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 WIDTHS = ((1, 1), (1, 17), (3, 4), (4, 32), (1, 132), (2, 150))
 """Heads and channels."""
 
+QUICK_WIDTHS = ((1, 17), (4, 32))
+QUICK_TYPES = (torch.float32, torch.bfloat16)
+
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""The environment variable by which torch asks the driver for the memory of every tensor."""
 
 LAYERS: dict[str, dict[str, Any]] = {
     "GCNConv": {},
@@ -36,25 +42,34 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 class Found(NamedTuple):
-    """What came of one check."""
+    """What came of one check; ``ok`` is ``None`` where it could not be made."""
 
     name: str
-    ok: bool
+    ok: bool | None
     detail: str
 
 
-def check(device: torch.device) -> Iterator[Found]:
-    """Every check, one after the other. A check that fails does not stop the others."""
+def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
+    """Every check, one after the other. A check that fails does not stop the others.
+
+    Args:
+        device: Where.
+        quick: Fewer widths and types of features.
+    """
+    types, widths = (QUICK_TYPES, QUICK_WIDTHS) if quick else (tuple(TOLERANCE), WIDTHS)
     for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
-        for dtype in TOLERANCE:
+        for dtype in types:
             name = f"{op} {str(dtype).removeprefix('torch.')}"
-            yield attempt(name, partial(_op, op, dtype, device))
+            yield attempt(name, partial(_op, op, dtype, widths, device))
     for name in LAYERS:
         yield attempt(name, partial(_layer, name, device))
     yield attempt("the same bits every time", partial(_bits, device))
     if device.type == "cuda":
         yield attempt("another stream", partial(_stream, device))
-        yield attempt("CUDA graph", partial(_graph, device))
+        if UNCACHED in os.environ:
+            yield Found("CUDA graph", None, f"{UNCACHED} is set: a graph cannot hold allocations")
+        else:
+            yield attempt("CUDA graph", partial(_graph, device))
 
 
 def attempt(name: str, run: Callable[[], str]) -> Found:
@@ -122,9 +137,11 @@ def exact(op: str, graph: Adjacency, given: list[Tensor], dropout: float, seed: 
     return out
 
 
-def _op(op: str, dtype: torch.dtype, device: torch.device) -> str:
+def _op(
+    op: str, dtype: torch.dtype, widths: tuple[tuple[int, int], ...], device: torch.device
+) -> str:
     worst = 0.0
-    for number, (heads, channels) in enumerate(WIDTHS):
+    for number, (heads, channels) in enumerate(widths):
         graph = hostile(device, torch.int32 if number % 2 else torch.int64)
         given = inputs(op, graph, heads, channels, dtype, device)
         dropout, seed = (0.3, 11) if number % 2 and op not in REDUCTIONS else (0.0, 0)

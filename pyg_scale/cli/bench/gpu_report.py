@@ -48,15 +48,16 @@ def markdown(found: Mapping[str, Any]) -> str:
     head = ["# `pyg-scale bench gpu`", "", "```", found["command"], "```", ""]
     checks = ["", "## Checks", "", "| check | | |", "|---|---|---|"]
     for check in found["checks"]:
-        passed = "ok" if check["ok"] else "**wrong**"
+        passed = {True: "ok", False: "**wrong**", None: "not checked"}[check["ok"]]
         checks.append(f"| {check['name']} | {passed} | {check['detail']} |")
     return "\n".join([*head, *_body(found), *checks, ""])
 
 
 def _body(found: Mapping[str, Any]) -> list[str]:
-    wrong = [check for check in found["checks"] if not check["ok"]]
     lines = [f"* {line}" for line in _lines(found)]
-    lines += [f"* WRONG: {check['name']}: {check['detail']}" for check in wrong]
+    for ok, what in ((False, "WRONG"), (None, "not checked")):
+        which = [check for check in found["checks"] if check["ok"] is ok]
+        lines += [f"* {what}: {check['name']}: {check['detail']}" for check in which]
     if found["gates"]:
         lines += ["", "| gate | wanted | measured | |", "|---|--:|--:|---|"]
     for gate in found["gates"]:
@@ -84,7 +85,7 @@ def _body(found: Mapping[str, Any]) -> list[str]:
 def _lines(found: Mapping[str, Any]) -> list[str]:
     machine, device = found["environment"], found["device"]
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
-    passed = sum(check["ok"] for check in found["checks"])
+    passed = sum(check["ok"] is True for check in found["checks"])
     lines = [
         "device: " + ", ".join(f"{key} {value}" for key, value in device.items()),
         f"checks: {passed} of {len(found['checks'])} passed",
@@ -98,6 +99,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
                 "median time"
             ),
             f"medians of {found['settings']['rounds']} steps; both: with gradients",
+            "sizes: " + ", ".join(f"{k} {v}" for k, v in found["settings"]["sizes"].items()),
         ]
     if found["settings"]["quick"]:
         lines.append("QUICK: these graphs are too small for numbers")
