@@ -75,7 +75,8 @@ class Service(ABC):
         """Ask no more, and stop to serve.
 
         Args:
-            wait: Seconds to go on serving until every rank has called ``close``.
+            wait: Seconds to go on serving until every rank has called ``close``. A call without
+                any ends one that waits in another thread.
 
         Returns:
             The ranks that had not.

@@ -242,7 +242,7 @@ class TcpService(Service):
                 except (CommError, OSError):  # it is not there any more
                     self.said_bye(rank)
             with self._all_gone:
-                while others - self._gone and time.monotonic() < deadline:
+                while others - self._gone and not self._closed and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
                 missing = sorted(others - self._gone)  # before connections are lost by this
         self._closed = True
@@ -251,6 +251,7 @@ class TcpService(Service):
         self._listener.close()
         with self._lock:
             connections = list(self._connections)
+            self._all_gone.notify_all()  # for a call that waits
         for connection in connections:
             connection.close()
         self._handlers.close()

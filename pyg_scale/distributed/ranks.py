@@ -140,9 +140,14 @@ class _Serving:
         self._done = False
 
     def finish(self, seconds: float) -> list[int]:
-        """Serve until all ranks are done, then stop; the ranks that were not."""
+        """Serve until all ranks are done, then stop; the ranks that were not.
+
+        Without any seconds this ends one that is under way, too.
+        """
         if os.getpid() != self._process:  # a fork has the sockets, which are not its own
             return []
+        if seconds <= 0:
+            self.service.close(0.0)
         with self._finishing:
             if self._done:
                 return []
@@ -163,8 +168,9 @@ def script_failed() -> None:
 
 
 def _begin(serving: _Serving) -> None:
-    global _waiter
+    global _waiter, _failed
     with _lock:
+        _failed = False  # it went on after what failed: it tries again
         _serving.add(serving)
         if _waiter is None:
             # The end of a script is seen from a thread that is no daemon: at exit, when functions
@@ -213,7 +219,9 @@ def _say(path: Path) -> None:
 
 def _dropped(serving: _Serving) -> None:
     """Nobody here has the graph any more; the other ranks may."""
-    thread = threading.Thread(target=serving.finish, args=(_LONGEST,), name="pyg_scale-linger")
+    # What a script that fails has in local variables is dropped before it ends.
+    seconds = 0.0 if _failed else _LONGEST
+    thread = threading.Thread(target=serving.finish, args=(seconds,), name="pyg_scale-linger")
     try:
         thread.start()
     except RuntimeError:  # the interpreter ends

@@ -213,6 +213,20 @@ class ServiceTests:
 
         assert self.with_services(comm, size, work) == [[]] * size
 
+    @pytest.mark.parametrize("size", [3])
+    def test_a_close_that_waits_is_ended_by_one_that_does_not(self, comm: Any, size: int) -> None:
+        def work(service: Service, ranks: Communicator) -> None:
+            if ranks.rank == 0:
+                thread = threading.Thread(target=service.close, args=(CLOSE_SECONDS,))
+                thread.start()
+                time.sleep(0.1)
+                service.close()
+                thread.join(CLOSE_SECONDS / 2)
+                assert not thread.is_alive()
+            ranks.barrier()
+
+        self.with_services(comm, size, work)
+
     @pytest.mark.parametrize("size", [2])
     def test_requests_are_counted_and_can_be_made_to_fail(self, comm: Any, size: int) -> None:
         self.skip_without_requests(comm)

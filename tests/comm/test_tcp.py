@@ -15,7 +15,7 @@ from pyg_scale.comm.frames import REPLY, REQUEST, Frame
 from pyg_scale.comm.gloo import Gloo
 from pyg_scale.comm.landing import Landing, Landings
 from pyg_scale.comm.tcp import TcpService
-from pyg_scale.errors import CommError
+from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.ops.sockets import Places, Rows
 from pyg_scale.testing.ranks import run_ranks
 
@@ -235,6 +235,25 @@ def test_strangers_are_not_listened_to() -> None:
         assert asked == [1]
     finally:
         service.close()
+
+
+def test_waiting_for_a_rank_out_of_reach_is_ended_by_another_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service, tried = TcpService(Group(HashStore(), 0, 2, 5.0), {}, 1), threading.Event()
+
+    def out_of_reach(*_: object) -> None:
+        tried.set()
+        raise CommTimeoutError("rank 1 cannot be reached")
+
+    monkeypatch.setattr(service, "_peer", out_of_reach)
+    missing: list[int] = []
+    waits = threading.Thread(target=lambda: missing.extend(service.close(60.0)), daemon=True)
+    waits.start()
+    assert tried.wait(20)
+    service.close()
+    waits.join(20)
+    assert not waits.is_alive() and missing == [1]
 
 
 def test_a_rank_that_reads_nothing_does_not_keep_all_threads() -> None:

@@ -96,6 +96,42 @@ def test_a_script_that_leaves_by_a_status_takes_the_others_with_it(tmp_path: Pat
     assert float(said.split("told after ")[1].split()[0]) < 30
 
 
+@pytest.mark.parametrize("dropped", ["by the failure", "before it"])
+def test_a_script_that_fails_stops_at_once_without_the_graph(tmp_path: Path, dropped: str) -> None:
+    """One that is in a local variable is gone before the threads of the end come to it."""
+    data = graph(num_nodes=400, num_edges=4000)
+    paths = [str(path) for path in spread(in_parts(data, tmp_path, 2), [[0], [1]])]
+    code = f"""
+        import gc, sys, time, pyg_scale
+        from pyg_scale.comm import connect
+
+        def main(context, comm):
+            data = pyg_scale.open({paths!r}[context.rank], timeout=60)
+            comm.barrier()
+            if {dropped!r} == "before it":
+                del data
+                gc.collect()
+                time.sleep(0.2)
+            sys.exit(3)
+
+        def wait(context, comm):
+            data = pyg_scale.open({paths!r}[context.rank], timeout=60)
+            comm.barrier()
+            started = time.monotonic()
+            try:
+                comm.barrier()
+            except pyg_scale.errors.CommError as error:
+                print("told after", time.monotonic() - started, error)
+
+        with pyg_scale.distributed.init() as context:
+            comm = connect("gloo", timeout=60)
+            (main if context.rank else wait)(context, comm)
+    """
+    (first, said), (second, _) = end(start(tmp_path, code, 2))
+    assert (first, second) == (0, 3), said
+    assert "is lost" in said and float(said.split("told after ")[1].split()[0]) < 30, said
+
+
 def test_what_is_a_failure() -> None:
     assert not any(map(is_failure, (None, SystemExit(), SystemExit(0))))
     assert all(map(is_failure, (SystemExit(3), SystemExit("why"), ValueError())))

@@ -18,6 +18,7 @@ from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
 from pyg_scale.comm.gloo import Gloo
+from pyg_scale.distributed import ranks
 from pyg_scale.distributed.graph import RankData, RankHeteroData
 from pyg_scale.errors import CommError, CommTimeoutError, GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
@@ -149,7 +150,11 @@ def test_an_end_of_use(tmp_path: Path) -> None:
     run_ranks(2, work)
 
 
-def test_a_dropped_graph_serves_the_others_until_they_are_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_dropped_graph_serves_the_others_until_they_are_done(tmp_path: Path, again: bool) -> None:
+    """Also in a script that caught what failed, and has opened the graph once more."""
+    if again:
+        ranks.script_failed()
     data = graphs.hostile()
     expected = list(_neighbors(data))
     paths = spread(in_parts(data, tmp_path, 2), [[0], [1]])
