@@ -217,6 +217,15 @@ def _say(path: Path) -> None:
     _log.warning("the script has ended; serving %s until all ranks are done", path)
 
 
+def _forget() -> None:
+    """A fork has none of the threads: what it opens itself needs one of its own."""
+    global _lock, _serving, _waiter
+    _lock, _serving, _waiter = threading.Lock(), set(), None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _dropped(serving: _Serving) -> None:
     """Nobody here has the graph any more; the other ranks may."""
     # What a script that fails has in local variables is dropped before it ends.

@@ -11,7 +11,7 @@ import pytest
 from pyg_scale.testing import graphs
 from tests import preloaded
 from tests.distributed.across import in_parts, shares, spread
-from tests.distributed.processes import end, start
+from tests.distributed.processes import end, free_port, start
 
 BATCHES = """
 import hashlib, os, sys, time
@@ -57,6 +57,39 @@ if rank > 0:
         assert [d for what, *d in lines if what == "share"] == [[e] for e in expected[rank::3]]
         if rank:
             assert [d for what, *d in lines if what == "all"] == [[e] for e in expected]
+
+
+def test_what_a_fork_has_opened_is_served_until_all_are_done(tmp_path: Path) -> None:
+    """Forks that are ranks as well, of processes that have a graph open on ranks."""
+    data = graphs.hostile()
+    paths = spread(in_parts(data, tmp_path, 2), shares(2, 2))
+    code = f"""{BATCHES}
+import multiprocessing
+rank = int(os.environ["RANK"])
+path = {[str(p) for p in paths]!r}[rank]
+data = pyg_scale.open(path, timeout=60)
+
+def fork():
+    os.environ["MASTER_PORT"] = "{free_port()}"
+    mine = pyg_scale.open(path, timeout=60)
+    mine.comm.barrier()
+    if rank:
+        time.sleep(1)
+        for batch in loader(mine, split_seeds=False):
+            print(digest(batch), flush=True)
+    kept.append(mine)
+
+kept = []
+process = multiprocessing.get_context("fork").Process(target=fork)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+    (first, said), (second, output) = end(start(tmp_path, code, 2))
+    assert (first, second) == (0, 0), said + output
+    scope: dict = {}
+    exec(BATCHES, scope)
+    assert output.split() == [scope["digest"](batch) for batch in scope["loader"](data)]
 
 
 @pytest.mark.slow
