@@ -146,14 +146,21 @@ class Checkpoint:
         Raises:
             CheckpointError: If this one, or the one before, cannot be written; says by which rank.
                 Also if the parameters of a module are not the same on all ranks.
-            TypeError: If something cannot be saved; says what.
+            TypeError: If something cannot be saved; says what. On several ranks this, as whatever
+                a ``state_dict()`` raises, is a :class:`CheckpointError` of all of them.
             ValueError: If ``step`` is negative.
         """
         if step < 0:
             raise ValueError(f"step must not be negative (got {step})")
         self.wait()
-        staged = self._stage(values)
         self._writes += 1
+        staged: Staged | Exception
+        try:
+            staged = self._stage(values)
+        except Exception as error:
+            if self._ranks.world_size == 1:
+                raise
+            staged = error  # raised where the others hear of it, and so by the same call of all
         if not self.asynchronous:
             self._write(step, staged)
             self._raise_error()
@@ -190,7 +197,7 @@ class Checkpoint:
         prints = {n: fingerprint(part) for n, part in modules.items()} if several else {}
         return Staged(states, tensors, prints)
 
-    def _write(self, step: int, staged: Staged) -> None:
+    def _write(self, step: int, staged: Staged | Exception) -> None:
         try:
             write(self.path, step, staged, self._ranks, self._writes, self.keep_last)
         except BaseException as error:

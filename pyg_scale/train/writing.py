@@ -36,25 +36,33 @@ class Staged:
 
 
 def write(
-    path: Path, step: int, staged: Staged, ranks: Communicator, number: int, keep_last: int
+    path: Path,
+    step: int,
+    staged: Staged | Exception,
+    ranks: Communicator,
+    number: int,
+    keep_last: int,
 ) -> None:
     """Write a checkpoint. Every rank calls it, on any thread.
 
     Args:
         path: The folder of the run.
         step: The same on all ranks.
-        staged: What this rank has.
+        staged: What this rank has, or why it has nothing.
         ranks: All of them.
-        number: How many were written through ``ranks``, for its tags.
+        number: How many were begun through ``ranks``, for its tags.
         keep_last: How many to keep.
 
     Raises:
-        CheckpointError: If some rank cannot write, or the steps or parameters differ.
+        CheckpointError: If some rank has nothing or cannot write, or the steps or parameters
+            differ.
         CommError: If a rank is gone or does not answer in time.
     """
     tag = _FIRST_TAG + 4 * (number % _FIRST_TAG)
     made = ""
     with _told(ranks, tag) as begun:
+        if isinstance(staged, Exception):
+            raise staged
         begun.mine.update(step=step, fingerprints=staged.fingerprints)
         if ranks.rank == 0:
             begun.mine["folder"] = made = folders.begin(path, step).name

@@ -452,6 +452,28 @@ def test_a_rank_that_cannot_write_is_named_on_all(tmp_path, monkeypatch):
     assert folders(tmp_path) == ["000001-step-2"]
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("why", ["raises", "holds a set"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_copy_its_state_is_named_on_all(tmp_path, rank, why, asynchronous):
+    """Without waiting for it, which would break the communicator, too."""
+
+    def work(checkpoint, counter, model):
+        checkpoint.asynchronous = asynchronous
+        mine = counter.state_dict
+        if counter.count == 10 + rank:
+            counter.state_dict = (lambda: {}["it"]) if why == "raises" else lambda: {"it": {1}}
+        with pytest.raises(CheckpointError, match=f"rank {rank}: .*it"):  # noqa: PT012
+            checkpoint.save(1)
+            assert asynchronous
+            checkpoint.wait()
+        counter.state_dict = mine
+        checkpoint.save(2)
+
+    on_ranks(3, tmp_path, work)
+    assert folders(tmp_path) == ["000001-step-2"]
+
+
 def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path):
     def rank_of(group):
         with Gloo.join(group) as ranks:
