@@ -61,7 +61,8 @@ class Checkpoint:
         state: What the run consists of, by name: anything with ``state_dict`` and
             ``load_state_dict``.
         every: Have :meth:`step` save whenever the step is a multiple of it; ``None``: never.
-        keep_last: How many checkpoints to keep.
+        keep_last: How many checkpoints to keep, not counting those that :meth:`load` has found
+            damaged.
         stop_on: Names of signals, such as ``["SIGTERM"]``. When one comes to any rank,
             :meth:`step` saves on all ranks and raises ``SystemExit`` with
             :data:`~pyg_scale.train.EXIT_CODE` (75).
@@ -99,6 +100,7 @@ class Checkpoint:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._writes = 0
+        self._damaged: set[str] = set()
         self._closed = False
         alone = num_ranks() == 1
         self._ranks = connect(comm or ("local" if alone else "gloo"), timeout=timeout)
@@ -199,7 +201,8 @@ class Checkpoint:
 
     def _write(self, step: int, staged: Staged | Exception) -> None:
         try:
-            write(self.path, step, staged, self._ranks, self._writes, self.keep_last)
+            number, keep = self._writes, self.keep_last
+            write(self.path, step, staged, self._ranks, number, keep, self._damaged)
         except BaseException as error:
             self._error = error
 
@@ -233,7 +236,8 @@ class Checkpoint:
         """
         self.wait()
         parts = self._parts(only)
-        found = newest(self.path, self._ranks)
+        found, damaged = newest(self.path, self._ranks)
+        self._damaged.update(damaged)
         if found is None:
             return Resumed()
         states = read_states(found.path, parts, self._ranks, exactly=only is None)

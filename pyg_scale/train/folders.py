@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,19 @@ def commit(made: Path, world_size: int, files: dict[str, dict[str, int]]) -> Pat
     return final
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the last checkpoints."""
-    for old in written(folder)[keep_last:]:
+def prune(folder: Path, keep_last: int, damaged: Collection[str]) -> None:
+    """Remove all but the last checkpoints.
+
+    Args:
+        folder: Of the run.
+        keep_last: How many to keep.
+        damaged: Names of those that do not count; they go with what is older than the last ones.
+    """
+    found = written(folder)
+    whole = [each for each in found if each.path.name not in damaged]
+    if len(whole) <= keep_last:
+        return
+    for old in found[found.index(whole[keep_last - 1]) + 1 :]:
         hidden = old.path.with_name(f"{_REMOVING}{old.path.name}")
         os.rename(old.path, hidden)  # half removed, it would look damaged
         shutil.rmtree(hidden)

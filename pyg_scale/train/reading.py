@@ -25,18 +25,19 @@ VALUES, RANDOM = "values", "random"
 """Parts of every checkpoint: what the user gave to ``save``, and the random generators."""
 
 
-def newest(path: Path, ranks: Communicator) -> Folder | None:
+def newest(path: Path, ranks: Communicator) -> tuple[Folder | None, list[str]]:
     """The newest checkpoint whose files are as they were written; ranks share the reading.
 
     Returns:
-        ``None`` if there is no checkpoint.
+        It, or ``None`` if there is no checkpoint, and the names of newer ones, which are damaged:
+        the same on all ranks.
 
     Raises:
         CheckpointError: If there are some, but none is whole.
     """
     mine = [(each.number, each.step, each.path.name) for each in folders.written(path)]
     found = tell(mine if ranks.rank == 0 else None, ranks)[0]
-    damaged = []
+    damaged: dict[str, str] = {}
     for number, step, name in found:
         wrong = None
         try:
@@ -45,8 +46,8 @@ def newest(path: Path, ranks: Communicator) -> Folder | None:
             wrong = str(error)
         told = [each for each in tell(wrong, ranks) if each is not None]
         if not told:
-            return Folder(number, step, path / name)
-        damaged.append(told[0])
+            return Folder(number, step, path / name), list(damaged)
+        damaged[name] = told[0]
         if ranks.rank == 0:
             warnings.warn(
                 f"checkpoint {name} is damaged, the one before is tried: {told[0]}",
@@ -54,10 +55,11 @@ def newest(path: Path, ranks: Communicator) -> Folder | None:
                 stacklevel=3,
             )
     if damaged:
+        first = next(iter(damaged.values()))
         raise CheckpointError(
-            f"none of the {len(damaged)} checkpoints in {path} is whole; the newest: {damaged[0]}"
+            f"none of the {len(damaged)} checkpoints in {path} is whole; the newest: {first}"
         )
-    return None
+    return None, []
 
 
 def read_states(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def write(
     ranks: Communicator,
     number: int,
     keep_last: int,
+    damaged: Collection[str],
 ) -> None:
     """Write a checkpoint. Every rank calls it, on any thread.
 
@@ -52,6 +54,7 @@ def write(
         ranks: All of them.
         number: How many were begun through ``ranks``, for its tags.
         keep_last: How many to keep.
+        damaged: Names of those that do not count.
 
     Raises:
         CheckpointError: If some rank has nothing or cannot write, or the steps or parameters
@@ -78,7 +81,7 @@ def write(
         if ranks.rank == 0:
             files = {name: each for rank in done.all for name, each in rank["files"].items()}
             folders.commit(path / made, ranks.world_size, files)
-            folders.prune(path, keep_last)
+            folders.prune(path, keep_last, damaged)
 
 
 def _write_part(folder: Path, staged: Staged, rank: int) -> dict[str, dict[str, int]]:

@@ -159,6 +159,30 @@ def flip(file):
     file.write_bytes(bytes(data))
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_damaged_one_does_not_count_among_those_that_are_kept(tmp_path, world_size):
+    def save(checkpoint, counter, model):
+        for step in range(1, 6):
+            checkpoint.save(step)
+
+    on_ranks(world_size, tmp_path, save)
+    flip(tmp_path / "000005-step-5" / "rank-0.bin")
+    kept = []
+
+    def go_on(checkpoint, counter, model):
+        assert checkpoint.load().step == 4
+        for step in (5, 6):
+            checkpoint.save(step)
+            checkpoint.load()
+            if checkpoint._ranks.rank == 0:
+                kept.append([name[:6] for name in folders(tmp_path)])
+            checkpoint._ranks.barrier()
+
+    with pytest.warns(RuntimeWarning, match="000005-step-5 is damaged"):
+        on_ranks(world_size, tmp_path, go_on)
+    assert kept == [["000004", "000005", "000006"], ["000006", "000007"]]
+
+
 @pytest.mark.parametrize("name", ["rank-0.bin", "rank-0.json", "manifest.json"])
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flip", "remove"])
 def test_a_damaged_one_is_passed_over_with_a_warning_that_names_it(tmp_path, name, damage):
