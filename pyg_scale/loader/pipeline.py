@@ -9,7 +9,6 @@ finalizer in one of our own threads never waits for another.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -130,18 +129,19 @@ _started: weakref.WeakSet[_Crew] = weakref.WeakSet()
 """Those whose threads may run; a thread keeps its crew."""
 
 
-@atexit.register
 def _wait_at_exit() -> None:
     # What returns from a compiled op into an interpreter that is gone aborts the process (until
     # Python 3.13: its thread is ended by unwinding, which C++ does not let through).
     crews = [crew for crew in _started if crew.pid == os.getpid()]
     for crew in crews:
         _stop(crew, wait=False)
-    threads = [thread for crew in crews for thread in crew.threads]
-    if busy := _join(threads, JOIN_SECONDS):
-        _warn(f"{_still_busy(busy, JOIN_SECONDS)}; the process ends when what they called returns")
-        if busy := _join(threads, EXIT_SECONDS):
-            _warn(f"{_still_busy(busy, EXIT_SECONDS)}; the process ends, which may abort it")
+    if busy := _join([thread for crew in crews for thread in crew.threads], EXIT_SECONDS):
+        _warn(f"{_still_busy(busy, EXIT_SECONDS)}; the process ends, which may abort it")
+
+
+# Finalizers run from the last one made to the first: this one after those that end what threads
+# wait for.
+weakref.finalize(_started, _wait_at_exit)
 
 
 class WorkerThreads:
