@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -52,62 +53,87 @@ class Nccl(Communicator):
         self._group = process_group
         self.rank, self.world_size = process_group.rank(), process_group.size()
         self.timeout, self.device = timeout, device
+        self._lock = threading.RLock()
+        self._last: _Exchange | None = None
 
     def _start(self, name: str, tensors: Sequence[Tensor], tag: int | None) -> Work[list[Tensor]]:
         # barriers and the others of a broadcast have nothing to send
-        moved = [t.to(self.device) if t.numel() == 0 else t for t in tensors]
+        moved = [
+            t.to(self.device) if isinstance(t, Tensor) and t.numel() == 0 else t for t in tensors
+        ]
         return super()._start(name, moved, tag)
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
-        headers = torch.stack([message.header(name, tensor) for tensor in tensors])
-        sent = headers.to(self.device)
-        found = torch.empty_like(sent)
-        self._group.alltoall_base(
-            found.view(-1), sent.view(-1), [], [], dist.AllToAllOptions()
-        ).wait()
-        self._await(name, self.timeout)
-        rows = found.cpu()
-        result = [
-            tensors[rank]
-            if rank == self.rank
-            else message.empty_for(rows[rank], name, rank, self.device)
-            for rank in range(self.world_size)
-        ]
-        flat_in = [_bits(t) if r != self.rank else _nothing(t) for r, t in enumerate(tensors)]
-        flat_out = [_bits(t) if r != self.rank else _nothing(t) for r, t in enumerate(result)]
-        self._group.alltoall(flat_out, flat_in, dist.AllToAllOptions()).wait()
-        return _Queued(self, name, result, tensors)
-
-    def _await(self, name: str, seconds: float) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        deadline = time.monotonic() + seconds
-        while not event.query():
-            if time.monotonic() > deadline:
-                reason = f"{name}: some rank did not answer within {seconds:g} seconds"
-                self._break(reason)
-                raise CommTimeoutError(f"{reason} (waited for by rank {self.rank})")
-            time.sleep(_POLL)
+        with self._lock:
+            # On every rank headers, tensors, headers, tensors: whoever waits for what, and when.
+            if self._last is not None:
+                self._last.send_tensors(self.timeout)
+            self._last = _Exchange(self, name, tensors)
+            return self._last
 
     def close(self) -> None:
         self._break("it was closed")
-        self._group = None
+        self._group = self._last = None
 
 
-class _Queued(Work[list[Tensor]]):
-    """Done when the device has come this far."""
+class _Exchange(Work[list[Tensor]]):
+    """Headers, then tensors, to and from every rank."""
 
-    def __init__(
-        self, comm: Nccl, name: str, result: list[Tensor], tensors: Sequence[Tensor]
-    ) -> None:
-        self._comm, self._name, self._result = comm, name, result
+    def __init__(self, comm: Nccl, name: str, tensors: Sequence[Tensor]) -> None:
+        self._comm, self._name, self._group = comm, name, comm._group
         self._tensors: Sequence[Tensor] | None = tensors
+        self._result: list[Tensor] | None = None
+        headers = torch.stack([message.header(name, tensor) for tensor in tensors])
+        sent = headers.to(comm.device)
+        self._headers = torch.empty_like(sent)
+        self._group.alltoall_base(
+            self._headers.view(-1), sent.view(-1), [], [], dist.AllToAllOptions()
+        ).wait()
+        self._reached = _here()
+
+    def send_tensors(self, seconds: float) -> None:
+        """The second half, once the headers are here."""
+        with self._comm._lock:
+            if self._result is not None:
+                return
+            assert self._tensors is not None
+            self._await(seconds)
+            own, device, rows = self._comm.rank, self._comm.device, self._headers.cpu()
+            result = [
+                tensor if rank == own else message.empty_for(rows[rank], self._name, rank, device)
+                for rank, tensor in enumerate(self._tensors)
+            ]
+            flat_in, flat_out = (
+                [_nothing(t) if rank == own else _bits(t) for rank, t in enumerate(each)]
+                for each in (self._tensors, result)
+            )
+            self._group.alltoall(flat_out, flat_in, dist.AllToAllOptions()).wait()
+            self._reached, self._result = _here(), result
 
     def wait(self, timeout: float | None = None) -> list[Tensor]:
+        deadline = time.monotonic() + (self._comm.timeout if timeout is None else timeout)
+        self.send_tensors(max(0.0, deadline - time.monotonic()))
         if self._tensors is not None:
-            self._comm._await(self._name, self._comm.timeout if timeout is None else timeout)
+            self._await(max(0.0, deadline - time.monotonic()))
             self._tensors = None
+        assert self._result is not None
         return self._result
+
+    def _await(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._reached.query():
+            if time.monotonic() > deadline:
+                reason = f"{self._name}: some rank did not answer within {seconds:g} seconds"
+                self._comm._break(reason)
+                raise CommTimeoutError(f"{reason} (waited for by rank {self._comm.rank})")
+            time.sleep(_POLL)
+
+
+def _here() -> Any:
+    """Where the thread's stream is now, behind what NCCL does."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def _bits(tensor: Tensor) -> Tensor:
