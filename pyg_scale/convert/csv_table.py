@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyg_scale.convert.tables import Tables
 _WHITESPACE = "whitespace"
 _LOOK = 1000  # rows that dtypes are inferred from
 _DTYPES = ("int64", "int32", "float64", "float32", "text")
+_PADDED = re.compile(r"^0[0-9]+$", re.MULTILINE)  # an integer with leading zeros
 
 
 class CsvTable(Table):
@@ -135,13 +137,17 @@ class CsvTable(Table):
         dtype = self.columns[name].dtype
         if dtype == "text":
             return _text(values)
-        padded = None if name in self._given else next(filter(_is_padded, values), None)
+        strict = dtype == "int64" and name not in self._given
         try:
-            if padded is not None:
-                raise ValueError(padded)
+            if strict and _PADDED.search("\n".join(values)):
+                raise ValueError("an integer with leading zeros")
             return np.array(list(map(_PARSE[dtype], values)), dtype=dtype)
         except (ValueError, OverflowError):
-            row = next(i for i, v in enumerate(values) if v == padded or not _fits(v, dtype))
+            row = next(
+                i
+                for i, value in enumerate(values)
+                if (strict and _PADDED.search(value)) or not _fits(value, dtype)
+            )
             raise ValueError(
                 f"{self.row_name(begin + row)}, column {name!r}: {values[row]!r} is no {dtype}, as "
                 f"the rows at the beginning are: correct it, or set dtypes={{{name!r}: ...}}"
@@ -219,13 +225,8 @@ def _fits(value: str, dtype: str) -> bool:
     return True
 
 
-def _is_padded(value: str) -> bool:
-    """Whether it is an integer with leading zeros."""
-    return value[:1] == "0" and len(value) > 1 and value.isdigit()
-
-
 def _infer(values: Sequence[str]) -> str:
-    if any(map(_is_padded, values)):
+    if any(map(_PADDED.search, values)):
         return "text"
     for dtype in ("int64", "float64"):
         if values and all(_fits(value, dtype) for value in values):

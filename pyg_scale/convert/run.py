@@ -164,7 +164,7 @@ def run(
         return _cleared(path, journal), journal
     with DirectoryWriter(path, overwrite=overwrite, resume=True) as writer:
         root, temporary = writer.staging, writer.staging / _TEMPORARY
-        complete = journal.finished(_COMPLETE)
+        complete = journal.finished(_COMPLETE) and any(root.rglob("*.npy"))
         if not complete and not temporary.is_dir():
             journal.forget()  # somebody removed the files
         if not journal.resumed:

@@ -1,6 +1,7 @@
 """A conversion that is killed at any point goes on where it was."""
 
 import json
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -176,14 +177,17 @@ def test_an_end_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
         return steps
 
     go("wanted")
-    with monkeypatch.context() as patched:
-        patched.setattr(DirectoryWriter, "commit", lambda *_: pytest.fail("killed"))
-        with pytest.raises(pytest.fail.Exception):
-            go("graph")
-    state = json.loads((tmp_path / ".graph.steps.json").read_text())
-    assert go("graph").skipped == list(state["done"])
-    assert raw(tmp_path / "graph") == raw(tmp_path / "wanted")
-    assert not list(tmp_path.glob(".*"))
+    for name, deleted in (("graph", False), ("again", True)):
+        with monkeypatch.context() as patched:
+            patched.setattr(DirectoryWriter, "commit", lambda *_: pytest.fail("killed"))
+            with pytest.raises(pytest.fail.Exception):
+                go(name)
+        state = json.loads((tmp_path / f".{name}.steps.json").read_text())
+        if deleted:  # by a user, who leaves the journal
+            shutil.rmtree(tmp_path / f".{name}.partial")
+        assert go(name).skipped == ([] if deleted else list(state["done"]))
+        assert raw(tmp_path / name) == raw(tmp_path / "wanted")
+        assert not list(tmp_path.glob(".*"))
 
 
 def test_another_input_or_option_begins_anew(inputs, monkeypatch, capsys):
