@@ -199,22 +199,6 @@ def hgt_take(
             list(neighbor), list(counts), list(score), taken, num_nodes, k, to_signed(key)
         )
         return out
-    return hgt_take_reference(
-        neighbor, counts, score, taken=taken, num_nodes=num_nodes, k=k, key=key
-    )
-
-
-def hgt_take_reference(
-    neighbor: Sequence[Tensor],
-    counts: Sequence[Tensor],
-    score: Sequence[Tensor],
-    *,
-    taken: Tensor,
-    num_nodes: int,
-    k: int,
-    key: int,
-) -> Tensor:
-    """The plain-torch meaning of :func:`hgt_take`."""
     budget = _Budget()
     for source, count, adds in zip(neighbor, counts, score, strict=True):
         each = adds.repeat_interleave(count)

@@ -56,16 +56,21 @@ def sample_across(
             )
         for into in nodes.values():
             into.node = torch.cat([into.node, into.new])
+            into.first = torch.ones_like(into.new)
     _ask_for_in_edges(graph, nodes, edges)
     return _sample(graph, nodes, edges)
 
 
 class _Nodes:
-    """The nodes of one type in the sample; ``new`` are the last of them, of the hop before."""
+    """The nodes of one type in the sample; ``new`` are the last of them, of the hop before.
+
+    ``first`` is 0 for those of them that are there already, as seeds may be, else 1.
+    """
 
     def __init__(self, num_nodes: int, seed: Tensor) -> None:
         self.num_nodes = num_nodes
         self.node = self.new = seed.to(torch.int64).contiguous()
+        self.first = (self.rows_of(self.node) == torch.arange(self.node.numel())).to(torch.int64)
 
     def rows_of(self, node: Tensor) -> Tensor:
         """The (first) row of each node, -1 where it is not in the sample."""
@@ -83,7 +88,7 @@ class _InEdges:
     edge: list[Tensor] = field(default_factory=list)
 
     def add(self, picked: Picked, first: Tensor) -> None:
-        """Append those of new nodes, which count where they come ``first``."""
+        """Append those of new nodes, which count where ``first`` is 1."""
         self.neighbor.append(picked.neighbor)
         self.counts.append(picked.counts)
         self.score.append(score_of(picked.counts) * first)
@@ -100,10 +105,7 @@ def _ask_for_in_edges(
         for edge_type in graph.edge_types
     ]
     for ask, picked in zip(asks, graph.router.expand(NativeSampler(), asks), strict=True):
-        known = nodes[graph.expanded_type(ask.edge_type)]
-        begin = known.node.numel() - ask.node.numel()
-        place = torch.arange(begin, known.node.numel())
-        edges[ask.edge_type].add(picked, known.rows_of(ask.node) == place)
+        edges[ask.edge_type].add(picked, nodes[graph.expanded_type(ask.edge_type)].first)
 
 
 def _sample(

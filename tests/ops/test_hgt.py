@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_scale.ops import library
-from pyg_scale.ops.hgt import hgt_sample, hgt_sample_reference, hgt_take, hgt_take_reference
+from pyg_scale.ops.hgt import hgt_sample, hgt_sample_reference, hgt_take
 from pyg_scale.ops.keys import GOLDEN, HGT, fold, mix
 from pyg_scale.sampler.hgt import _node_type_hash
 
@@ -243,8 +243,11 @@ def random_take(number):
     }
 
 
+@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("number", range(60))
-def test_one_draw_to_the_bit(number):
+def test_one_draw_to_the_bit(number, plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr(library, "compiled", lambda: False)
     case = random_take(number)
     budget = {}
     for source, counts, score in zip(case["neighbor"], case["counts"], case["score"], strict=True):
@@ -256,8 +259,7 @@ def test_one_draw_to_the_bit(number):
     k = case["k"]
     expected = list(left) if k < 0 or k >= len(left) else naive_picks(left, k, case["key"])
     lists = [case.pop(name) for name in ("neighbor", "counts", "score")]
-    for function in (hgt_take_reference, hgt_take):
-        assert function(*lists, **case).tolist() == expected
+    assert hgt_take(*lists, **case).tolist() == expected
 
 
 @pytest.mark.parametrize(
