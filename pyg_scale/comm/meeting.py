@@ -147,7 +147,7 @@ def meet(
     return Meeting(PrefixStore(f"met/{offer}", store), tuple(each["said"] for each in heard))
 
 
-def part(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
+def leave(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
     """Let rank 0, whose process may hold the store, wait until no other needs it any more.
 
     Args:
@@ -157,9 +157,9 @@ def part(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
         timeout: Seconds after which rank 0 waits no longer.
     """
     if rank != 0:
-        store.set(f"parted/{rank}", "")
+        store.set(f"left/{rank}", "")
         return
-    others = [f"parted/{other}" for other in range(1, world_size)]
+    others = [f"left/{other}" for other in range(1, world_size)]
     deadline, (pause, longest) = time.monotonic() + timeout, _PAUSES
     while others and not store.check(others) and time.monotonic() < deadline:
         time.sleep(pause)

@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale import plugins
 from pyg_scale.comm import Group
-from pyg_scale.comm.meeting import meet, part
+from pyg_scale.comm.meeting import leave, meet
 from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota, read_topology
 from pyg_scale.distributed.device import choose_device
 from pyg_scale.distributed.facts import facts
@@ -67,7 +67,7 @@ def examine(
     met = meet(PrefixStore("said", store), rank, world_size, timeout=timeout, said=mine)
     found = find(met.said)
     if world_size > 1:
-        part(met.store, rank, world_size, timeout=timeout)
+        leave(met.store, rank, world_size, timeout=timeout)
     return {
         "ok": all(finding.ok is not False for finding in found),
         "rank": rank,

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import address as addresses
-from pyg_scale.comm.meeting import Meeting, meet, open_store, part
+from pyg_scale.comm.meeting import Meeting, leave, meet, open_store
 from pyg_scale.distributed.cpu_topology import allowed_cpus
 from pyg_scale.distributed.device import choose_device, gpu_name
 from pyg_scale.distributed.launch import Launch
 
 _GLOO = "GLOO_SOCKET_IFNAME"
-_PART_SECONDS = 10.0
+_LEAVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def gather(
     met = meet(PrefixStore("agreed", first.store), rank, world_size, timeout=timeout, said=said)
     for other, each in enumerate(met.said):  # nobody waits for one that gave up
         if each["error"]:
-            part(met.store, rank, world_size, timeout=_PART_SECONDS)
+            leave(met.store, rank, world_size, timeout=_LEAVE_SECONDS)
             raise ValueError(f"rank {other}: {each['error']}")
     return Gathered(launch, met, chosen, hosts_store, network)
 

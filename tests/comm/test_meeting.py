@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from pyg_scale.comm.meeting import meet, open_store, part
+from pyg_scale.comm.meeting import leave, meet, open_store
 from pyg_scale.errors import CommError, CommTimeoutError
 
 
@@ -109,13 +109,13 @@ def test_rank_0_stays_until_the_others_need_its_store_no_more() -> None:
         else:
             assert waits.wait(20)
             order.append(r)
-        part(met.store, r, 3, timeout=20)
+        leave(met.store, r, 3, timeout=20)
         if r == 0:
             order.append(0)
 
     together(3, rank)
     assert order[-1] == 0 and sorted(order) == [0, 1, 2]
-    part(HashStore(), 0, 2, timeout=0.1)  # one that is gone is not waited for without end
+    leave(HashStore(), 0, 2, timeout=0.1)  # one that is gone is not waited for without end
 
 
 def test_rank_0_says_that_its_port_is_in_use() -> None:
