@@ -124,15 +124,19 @@ void cache_fill(Tensor rows, Tensor held, Tensor slots, Tensor position, Tensor 
 void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
   const int64_t count = position.numel();
   const ByteRows from = byte_rows(rows, "rows"), to = byte_rows(out, "out");
-  const int64_t* source = optional_int64_data(take, count, "take");
+  const bool all = take.numel() == 0;
+  const IntColumn source = int_column(take, "take");
   const int64_t* at = int64_data(position, count, "position");
-  check(to.bytes == from.bytes && (source || count <= from.count), "rows and out do not fit");
-  if (source) check_positions(source, count, from.count);
+  check(to.bytes == from.bytes && (all ? count <= from.count : take.numel() == count),
+        "rows and out do not fit");
+  if (!all) {
+    check(first_outside(source, count, from.count) == count, "a position is out of range");
+  }
   check_positions(at, count, to.count);
   const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
-    if (source && i + ahead < count) from.prefetch(source[i + ahead]);
-    put_row(to[at[i]], from[source ? source[i] : i], to.bytes);
+    if (!all && i + ahead < count) from.prefetch(source[i + ahead]);
+    put_row(to[at[i]], from[all ? i : source[i]], to.bytes);
   }
   streams_end();
 }

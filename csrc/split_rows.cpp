@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -43,17 +44,18 @@ class Ranks {
   static bool suit(int64_t n, int64_t largest) { return largest / 64 < 2 * n && n < kMost; }
 
   // Sets the bits of `n` ids; whether no two are equal.
-  template <typename Id>
-  bool mark(const Entry<Id>* from, int64_t n, int64_t largest) {
+  template <typename Out>
+  bool mark(const Out* ids, int64_t n, int64_t largest) {
     words_ = largest / 64 + 1;
     word_.reserve(words_);
-    std::fill_n(word_.data(), words_, uint64_t{0});
+    uint64_t* words = word_.data();
+    std::fill_n(words, words_, uint64_t{0});
     uint64_t twice = 0;
     for (int64_t i = 0; i < n; ++i) {
-      uint64_t& word = word_[static_cast<int64_t>(from[i].id / 64)];
-      const uint64_t bit = uint64_t{1} << (from[i].id % 64);
-      twice |= word & bit;
-      word |= bit;
+      const auto id = static_cast<uint64_t>(ids[i]);
+      const uint64_t bit = uint64_t{1} << (id % 64);
+      twice |= words[id / 64] & bit;
+      words[id / 64] |= bit;
     }
     return twice == 0;
   }
@@ -102,26 +104,19 @@ template <typename Id>
 struct Scratch {
   Buffer<int32_t> group;
   Buffer<Id> id;
-  Buffer<Entry<Id>> entry, other, order;
+  Buffer<Entry<Id>> entry, other;  // of a group in which rows are there twice
   Ranks ranks;
-
-  void reserve(int64_t n) {
-    group.reserve(n);
-    id.reserve(n);
-    entry.reserve(n);
-    other.reserve(n);
-    order.reserve(n);
-  }
 
   // A call of unusual size must not hold its memory for ever.
   void trim() {
-    const size_t lists = group.bytes() + id.bytes() + entry.bytes() + other.bytes() + order.bytes();
-    if (lists + ranks.bytes() <= size_t{1} << 26) return;
+    if (group.bytes() + id.bytes() + entry.bytes() + other.bytes() + ranks.bytes() <=
+        size_t{1} << 26) {
+      return;
+    }
     group.release();
     id.release();
     entry.release();
     other.release();
-    order.release();
     ranks.release();
   }
 };
@@ -144,18 +139,39 @@ Entry<Id>* sorted(Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
 
 // The rows of each group.
 struct Group {
-  int64_t count = 0, largest = 0, last = -1;
+  int64_t count = 0, largest = 0, last = -1, different = 0;
   bool ascending = true;
 };
 
-template <typename Id>
+// A group's rows in the order of ids, those that are equal in that of their positions; null if no
+// two are equal.
+template <typename Id, typename Out>
+const Entry<Id>* repeats(const Out* id, const int64_t* position, const Group& group,
+                         Scratch<Id>& scratch) {
+  const int64_t n = group.count;
+  const bool by_rank = Ranks::suit(n, group.largest);
+  if (by_rank && scratch.ranks.mark(id, n, group.largest)) return nullptr;
+  scratch.entry.reserve(n);
+  scratch.other.reserve(n);
+  Entry<Id>*list = scratch.entry.data(), *free = scratch.other.data();
+  for (int64_t i = 0; i < n; ++i) list[i] = {static_cast<Id>(id[i]), static_cast<Id>(position[i])};
+  if (by_rank) {
+    scratch.ranks.sort(list, free, n);
+    return free;
+  }
+  list = sorted(list, free, n, group.largest);
+  return std::adjacent_find(list, list + n, same_id<Id>) == list + n ? nullptr : list;
+}
+
+template <typename Id, typename Out>
 std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& index,
                           const int64_t* group_of, const bool* once, int64_t num_groups,
                           bool original) {
   const int64_t n = index.numel();
   const IntColumn row = int_column(index, "index");
   thread_local Scratch<Id> scratch;
-  scratch.reserve(n);
+  scratch.group.reserve(n);
+  scratch.id.reserve(n);
   int32_t* of = scratch.group.data();
   Id* id = scratch.id.data();
   std::vector<Group> groups(static_cast<size_t>(num_groups));
@@ -186,68 +202,58 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
     }
   }
 
+  for (const Group& group : groups) {
+    check(group.largest <= std::numeric_limits<Out>::max(), "a place does not fit into int32");
+  }
+  constexpr ScalarType type = sizeof(Out) == 4 ? ScalarType::Int : ScalarType::Long;
   Tensor counts = pool_empty({num_groups}, ScalarType::Long);
   Tensor different = pool_empty({num_groups}, ScalarType::Long);
-  Tensor ids = pool_empty({n}, ScalarType::Long);
+  Tensor ids = pool_empty({n}, type);
   Tensor position = pool_empty({n}, ScalarType::Long);
   int64_t* counts_out = counts.mutable_data_ptr<int64_t>();
   int64_t* different_out = different.mutable_data_ptr<int64_t>();
-  int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
+  Out* ids_out = ids.mutable_data_ptr<Out>();
   int64_t* position_out = position.mutable_data_ptr<int64_t>();
   std::vector<int64_t> next(groups.size());
   for (size_t g = 1; g < groups.size(); ++g) next[g] = next[g - 1] + groups[g - 1].count;
-  Entry<Id>* entries = scratch.entry.data();
   for (int64_t i = 0; i < n; ++i) {
-    entries[next[static_cast<size_t>(of[i])]++] = {id[i], static_cast<Id>(i)};
+    const int64_t at = next[static_cast<size_t>(of[i])]++;
+    ids_out[at] = static_cast<Out>(id[i]);
+    position_out[at] = i;
   }
+  Tensor take = pool_empty({0}, ScalarType::Long);
   int64_t written = 0, begin = 0;
-  bool all_once = true;
-  std::vector<const Entry<Id>*> mine(groups.size());
   for (size_t g = 0; g < groups.size(); begin += groups[g++].count) {
-    const Group& group = groups[g];
-    const int64_t before = written;
-    bool dedupe = once[g] && !group.ascending;
-    Entry<Id>* list = entries + begin;
-    if (dedupe) {
-      Entry<Id>* free = scratch.other.data() + begin;
-      if (!Ranks::suit(group.count, group.largest)) {
-        std::copy_n(list, group.count, scratch.order.data() + begin);
-        list = sorted(list, free, group.count, group.largest);
-        dedupe = std::adjacent_find(list, list + group.count, same_id<Id>) != list + group.count;
-        if (!dedupe) list = scratch.order.data() + begin;
-      } else if (scratch.ranks.mark(list, group.count, group.largest)) {
-        dedupe = false;
-      } else {
-        scratch.ranks.sort(list, free, group.count);
-        list = free;
+    Group& group = groups[g];
+    const Entry<Id>* list = nullptr;
+    if (once[g] && !group.ascending) {
+      list = repeats(ids_out + begin, position_out + begin, group, scratch);
+    }
+    Out* to = ids_out + written;
+    if (!list) {
+      if (written < begin) std::memmove(to, ids_out + begin, sizeof(Out) * group.count);
+      group.different = group.count;
+    } else {
+      if (!take.numel()) take = pool_empty({n}, ScalarType::Long);
+      int64_t* take_out = take.mutable_data_ptr<int64_t>();
+      for (int64_t i = 0; i < group.count; ++i) {
+        if (i == 0 || list[i].id != list[i - 1].id) {
+          to[group.different++] = static_cast<Out>(list[i].id);
+        }
+        position_out[begin + i] = static_cast<int64_t>(list[i].at);
+        take_out[begin + i] = group.different - 1;
       }
     }
-    for (int64_t i = 0; i < group.count; ++i) {
-      if (!dedupe || i == 0 || list[i].id != list[i - 1].id) {
-        ids_out[written++] = static_cast<int64_t>(list[i].id);
-      }
-      position_out[begin + i] = static_cast<int64_t>(list[i].at);
-    }
-    mine[g] = list;
+    written += group.different;
     counts_out[g] = group.count;
-    different_out[g] = written - before;
-    all_once &= written - before == group.count;
-  }
-  Tensor take = pool_empty({all_once ? 0 : n}, ScalarType::Long);
-  int64_t* take_out = take.mutable_data_ptr<int64_t>();
-  for (size_t g = 0; !all_once && g < groups.size(); ++g) {
-    const bool dedupe = different_out[g] != groups[g].count;
-    for (int64_t i = 0, at = -1; i < groups[g].count; ++i) {
-      at += !dedupe || i == 0 || mine[g][i].id != mine[g][i - 1].id;
-      *take_out++ = at;
-    }
+    different_out[g] = group.different;
   }
   scratch.trim();
   return {counts, different, torch::stable::narrow(ids, 0, 0, written), position, take};
 }
 
 std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor index,
-                               Tensor group, Tensor distinct, bool original) {
+                               Tensor group, Tensor distinct, bool original, bool narrow) {
   const int64_t num_groups = distinct.numel();
   Places book;
   book.num_parts = offsets.numel() - 1;
@@ -278,9 +284,12 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
   for (int64_t p = 0; p < book.num_parts; ++p) {
     check(group_of[p] >= 0 && group_of[p] < num_groups, "a group is out of range");
   }
-  const bool narrow = std::max(num_rows, index.numel()) <= std::numeric_limits<uint32_t>::max();
-  return narrow ? split<uint32_t>(book, num_rows, index, group_of, once, num_groups, original)
-                : split<int64_t>(book, num_rows, index, group_of, once, num_groups, original);
+  const auto run = [&]<typename Id>(Id) {
+    return narrow ? split<Id, int32_t>(book, num_rows, index, group_of, once, num_groups, original)
+                  : split<Id, int64_t>(book, num_rows, index, group_of, once, num_groups, original);
+  };
+  const int64_t most = std::max(num_rows, index.numel());
+  return most <= std::numeric_limits<uint32_t>::max() ? run(uint32_t{}) : run(int64_t{});
 }
 
 }  // namespace
@@ -289,7 +298,7 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "split_rows(Tensor part, Tensor local, Tensor offsets, Tensor index, Tensor group, "
-      "Tensor distinct, bool original) -> Tensor[]");
+      "Tensor distinct, bool original, bool narrow) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

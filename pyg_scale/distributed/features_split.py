@@ -22,7 +22,8 @@ class Piece:
 
     Attributes:
         part: The part.
-        ids: What is asked for, each once: local ids of nodes, original ids of edges.
+        ids: What is asked for, each once: local ids of nodes, original ids of edges; ``int32``
+            where all of the type fit, else ``int64``.
         position: Where rows go, ``int64`` ``[n]``.
         take: Which of ``ids`` goes to each of these, ascending; in order if ``None``.
     """
@@ -103,15 +104,17 @@ class Splitter:
         group = self._each if ask else self._absent_as_one
         once = ~self._here if ask else self._nothing_once
         absent = []
-        for share in split_rows(part, local, offsets, index, group, once, original=of_edges):
+        shares = split_rows(
+            part, local, offsets, index, group, once, original=of_edges, narrow=narrow
+        )
+        for share in shares:
             if share.group < self._parts and bool(self._here[share.group]):
                 whole = share.position.numel() == index.numel()
                 rows.local.append((share.group, None if whole else share.position, share.ids))
                 continue
             absent.append(share.position)
             if ask:
-                ids = share.ids.to(torch.int32) if narrow else share.ids
-                rows.remote.append(Piece(share.group, ids, share.position, share.take))
+                rows.remote.append(Piece(share.group, share.ids, share.position, share.take))
         if absent:
             rows.absent = absent[0] if len(absent) == 1 else torch.cat(absent)
         return rows

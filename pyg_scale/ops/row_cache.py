@@ -179,7 +179,7 @@ def scatter(rows: Tensor, position: Tensor, out: Tensor, take: Tensor | None = N
         rows: ``uint8`` ``[k, row_bytes]``.
         position: ``int64`` ``[m]``.
         out: ``uint8`` ``[n, row_bytes]``, written to; may be ``rows``.
-        take: ``int64`` ``[m]``.
+        take: ``int64`` or ``int32`` ``[m]``.
     """
     if position.numel() == 0:
         return

@@ -17,8 +17,8 @@ class Share(NamedTuple):
 
     Attributes:
         group: Which one.
-        ids: Its rows, ``int64`` ``[k]``, one for each position; if each was wanted once and some
-            are there more often, different and ascending.
+        ids: Its rows, ``int64`` or ``int32`` ``[k]``, one for each position; if each was wanted
+            once and some are there more often, different and ascending.
         position: Where in ``index`` they are, ``int64`` ``[m]``; ascending, unless ``ids`` is.
         take: Which of ``ids`` is at each of these, ascending, ``int64`` ``[m]``; ``None`` if they
             go together one by one.
@@ -39,6 +39,7 @@ def split_rows(
     distinct: Tensor,
     *,
     original: bool = False,
+    narrow: bool = False,
 ) -> list[Share]:
     """Split rows by the group of the part that has them.
 
@@ -53,13 +54,14 @@ def split_rows(
         group: Of each part, ``int64`` ``[num_parts]``.
         distinct: Of which groups each row is wanted once, ``bool`` ``[num_groups]``.
         original: Whether a row goes by its own number, not by its place in its part.
+        narrow: Whether these are ``int32``.
 
     Returns:
         The groups that have any of the rows, in their order.
 
     Raises:
         IndexError: If an index is no row.
-        ValueError: If the book does not go with itself.
+        ValueError: If the book does not go with itself, or ``narrow`` ids do not fit.
     """
     if library.compiled():
         counts, different, ids, position, take = torch.ops.pyg_scale.split_rows(
@@ -70,11 +72,16 @@ def split_rows(
             group,
             distinct,
             original,
+            narrow,
         )
     else:
         counts, different, ids, position, take = _plain(
             part, local, offsets, index.to(torch.int64), group, distinct, original
         )
+        if narrow:
+            if ids.numel() and int(ids.max()) >= 2**31:
+                raise ValueError("a place does not fit into int32")
+            ids = ids.to(torch.int32)
     shares, at, begin = [], 0, 0
     for number, (count, some) in enumerate(zip(counts.tolist(), different.tolist(), strict=True)):
         if count:

@@ -139,8 +139,11 @@ def test_what_a_plan_says_gives_the_rows(kernels: str, name: str) -> None:
         plan, out = policy.plan(index), torch.zeros(len(each), 12, dtype=torch.uint8)
         row_cache.scatter(values[index[plan.miss]], plan.miss, out)
         assert row_cache.copy(rows, held, plan.slot_at, index, out).numel() == 0
+        narrow = out.clone()
         row_cache.scatter(out, plan.again, out, take=plan.same)
         assert torch.equal(out, values[index])
+        row_cache.scatter(narrow, plan.again, narrow, take=plan.same.int())
+        assert torch.equal(narrow, out)
         row_cache.fill(rows, held, plan.fill_slot, plan.fill, index, out)
         assert plan.fill_slot.unique().numel() == plan.fill_slot.numel()
 

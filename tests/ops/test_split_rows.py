@@ -89,6 +89,26 @@ def test_what_repeats_is_sorted_and_the_rest_stays(size: int, repeats: bool) -> 
     assert torch.equal(share.position, index.sort(stable=True).indices)
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_narrow_ids_are_those_that_fit(repeats: bool) -> None:
+    book = PartitionBook.from_assignment(numbers(3, ROWS, 1), 3)
+    index = numbers(ROWS, 4000, 2) if repeats else torch.randperm(ROWS)
+    rest = (
+        book.part, book.local, book.offsets, index, torch.arange(3),
+        torch.tensor([False, True, True]),
+    )  # fmt: skip
+    narrow, wide = split_rows(*rest, narrow=True), split_rows(*rest)
+    for mine, expected in zip(narrow, wide, strict=True):
+        assert mine.ids.dtype == torch.int32 and torch.equal(mine.ids.long(), expected.ids)
+        assert torch.equal(mine.position, expected.position)
+        assert (mine.take is None) == (expected.take is None)
+        if mine.take is not None:
+            assert repeats and torch.equal(mine.take, expected.take)
+    offsets, index = torch.tensor([0, 2**40]), torch.tensor([1, 2**31])
+    with pytest.raises(ValueError, match="does not fit into int32"):
+        split_rows(None, None, offsets, index, torch.tensor([0]), torch.tensor([True]), narrow=True)
+
+
 def test_large_ids_are_sorted() -> None:
     offsets = torch.tensor([0, 2**50])
     index = torch.tensor([2**49 + 5, 3, 2**49 + 5, 2**33, 0, 3])
