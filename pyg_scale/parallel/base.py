@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -50,7 +50,6 @@ class Parallel(ABC):
         """
 
 
-@runtime_checkable
 class ParallelModule(Protocol):
     """What a wrapped module has, besides ``forward`` with the arguments of the module itself.
 
@@ -100,3 +99,11 @@ class ParallelModule(Protocol):
         The next ``backward`` outside makes them the mean over all seeds since the last exchange.
         """
         ...
+
+
+def is_parallel_module(module: Any) -> bool:
+    """Whether a module has what :class:`ParallelModule` says."""
+    # From Python 3.12 on a protocol would not see submodules, which are no attributes of theirs.
+    return isinstance(module, nn.Module) and all(
+        hasattr(module, name) for name in ("module", "backward", "join", "no_sync")
+    )

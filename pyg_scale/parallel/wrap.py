@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from pyg_scale import plugins
-from pyg_scale.parallel.base import Parallel, ParallelModule
+from pyg_scale.parallel.base import Parallel, is_parallel_module
 
 
 def wrap(
@@ -46,7 +46,7 @@ def wrap(
             f"pyg_scale.parallel.Parallel (got {type(method).__name__})"
         )
     wrapped = method.wrap(module, group)
-    if not isinstance(wrapped, ParallelModule):
+    if not is_parallel_module(wrapped):
         raise TypeError(
             f"{type(method).__name__}.wrap returned a {type(wrapped).__name__} without module, "
             f"backward, join and no_sync"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from pyg_scale.parallel import Parallel, ParallelModule, wrap
+from pyg_scale.parallel import Parallel, is_parallel_module, wrap
 from pyg_scale.testing.processes import Processes
 
 CHANNELS, CLASSES = 5, 4
@@ -286,7 +286,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
 def _inspect(parallel: Parallel) -> None:
     model = Net()
     wrapped = wrap(model, parallel)
-    assert isinstance(wrapped, nn.Module) and isinstance(wrapped, ParallelModule)
+    assert is_parallel_module(wrapped)
     assert wrapped.module is model, "the module is used, not copied"
     batch = batch_of(0, 0, 3)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
-from pyg_scale.parallel import ParallelModule
+from pyg_scale.parallel import is_parallel_module
 from pyg_scale.train.random_state import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
 from pyg_scale.train.replicas import fingerprint
@@ -317,7 +317,7 @@ def _check(state: Mapping[str, Any], every: int | None, keep_last: int) -> None:
 def _unwrapped(part: Any) -> Any:
     """The module itself: one rank alone has no wrapper, and shall read what many have saved."""
     while isinstance(part, nn.Module):
-        if isinstance(part, (DistributedDataParallel, ParallelModule)):
+        if isinstance(part, DistributedDataParallel) or is_parallel_module(part):
             part = part.module
         elif hasattr(part, "_orig_mod"):  # torch.compile
             part = part._orig_mod

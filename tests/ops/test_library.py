@@ -54,7 +54,9 @@ def test_unknown_mode(checkout, monkeypatch):
 
 
 @needs_compiler
-def test_compiled(checkout, monkeypatch):
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_compiled(checkout, monkeypatch, cuda):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     assert not library.compiled()
     path = build()  # by another process, say: what runs already finds it
     assert library.compiled()
