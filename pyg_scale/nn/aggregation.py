@@ -127,7 +127,10 @@ def mapped_neighbors(
     graph = _with_in_edges(graph)
     if movable(linear, how) and product_first(linear, graph, x):
         out = reduce_neighbors(layer, graph, apply_weight(x, linear.weight), weight, how)
-        return (out if linear.bias is None else out + linear.bias), linear.bias
+        if linear.bias is None:
+            return out, None
+        # As a linear map does: under autocast parameters are wider than what they are added to.
+        return out + linear.bias.to(out.dtype), linear.bias
     out = reduce_neighbors(layer, graph, x, weight, how)
     return apply_linear(linear, out), linear.bias
 

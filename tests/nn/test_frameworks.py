@@ -161,6 +161,18 @@ def test_autocast(conv, x, edge_index):
     assert not fallbacks(ours)
 
 
+@pytest.mark.parametrize("channels", [(40, 8), (8, 40)])
+@pytest.mark.parametrize("conv", [SAGEConv, GraphConv])
+def test_autocast_gives_one_type_wherever_the_linear_map_is_made(conv, channels, edge_index):
+    x = torch.randn(100, channels[0])
+    ours = conv(*channels)
+    theirs = conv.replaces(*channels)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = ours(x, edge_index), theirs(x, edge_index)
+    assert out.dtype == expected.dtype == torch.bfloat16
+    assert not fallbacks(ours)
+
+
 @pytest.mark.parametrize("conv", ALL)
 def test_the_same_bits_in_every_run_and_for_any_number_of_threads(conv, x, edge_index):
     layer = build(conv)
