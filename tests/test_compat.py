@@ -300,6 +300,21 @@ def test_a_weight_that_changed_is_seen(data, installed):
     assert bool((found == 0).all())
 
 
+@pytest.mark.parametrize("options", [{}, {"time_attr": "time"}, {"weight_attr": "weight"}])
+def test_a_loader_made_under_inference_mode(data, installed, monkeypatch, options):
+    # As Lightning makes those of `predict`: PyG's sampler then holds tensors without a version.
+    made = []
+    build = pyg_tensors._build
+    monkeypatch.setattr(pyg_tensors, "_build", lambda given: made.append(1) or build(given))
+    with torch.inference_mode():
+        loader = pyg_loader.NeighborLoader(data, [-1, -1], batch_size=10, **options)
+        assert len(list(loader)) == 6
+    batch = next(iter(loader))
+    assert torch.equal(batch.x, data.x[batch.n_id])
+    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+    assert len(made) == 1
+
+
 @pytest.mark.skipif(torch_geometric.typing.WITH_TORCH_SPARSE, reason="torch-sparse is installed")
 def test_what_is_not_supported_raises(data, installed):
     with pytest.raises(ImportError, match="requires either"):

@@ -52,7 +52,8 @@ def topology_of_tensors(given: PyGTensors) -> Topology:
     everything = [tensor for each in given[2:] for tensor in each.values()]
     parts = [part for part in everything if part is not None]
     shape = (given.node_types, given.edge_types, [part is not None for part in everything])
-    versions = [part._version for part in parts]
+    # Tensors made under inference mode count no changes. PyG's sampler changes none of its own.
+    versions = [0 if part.is_inference() else part._version for part in parts]
     with _lock:
         for known in _known.get(parts[0], []) if parts else []:
             same = known.shape == shape and known.versions == versions
