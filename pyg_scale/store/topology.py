@@ -101,6 +101,8 @@ _built: dict[Any, tuple[list[weakref.ref], weakref.ref]] = {}
 def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
     """The topology that was built of the same objects before, if somebody still holds it."""
     owners = source.owners
+    if any(isinstance(owner, Tensor) and owner.is_inference() for owner in owners):
+        return build()  # changes of such tensors cannot be seen
     key = (
         tuple((id(owner), _version(owner)) for owner in owners),
         source.node_types,
@@ -128,7 +130,7 @@ def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
 
 def _version(owner: Any) -> int:
     """Changes when the values were changed in place: how often, or for an array a checksum."""
-    if isinstance(owner, Tensor) and not owner.is_inference():
+    if isinstance(owner, Tensor):
         return owner._version
     if isinstance(owner, np.ndarray):  # does not count changes
         return zlib.crc32(np.ascontiguousarray(owner).data)

@@ -48,6 +48,16 @@ def test_a_changed_attribute_is_another_topology(attribute: str) -> None:
     assert topology_of(data, time_attr="t", weight_attr="w") is not graph
 
 
+def test_a_change_that_cannot_be_seen_is_not_missed() -> None:
+    with torch.inference_mode():
+        data = Data(edge_index=edge_index().clone(), num_nodes=N)
+        graph = topology_of(data)
+        data.edge_index[0, 0] = (data.edge_index[0, 0] + 1) % N
+        changed = topology_of(data)
+    assert changed is not graph
+    assert_is(changed.csc[None], *data.edge_index, N)
+
+
 def test_a_changed_array_is_another_topology() -> None:
     data = Data(edge_index=edge_index(), num_nodes=N, w=np.ones(E))
     graph = topology_of(data, weight_attr="w")
