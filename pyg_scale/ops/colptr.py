@@ -76,4 +76,4 @@ def colptr(edge_index: Tensor, num_nodes: int) -> Tensor | None:
         return None
     if int(col[0]) < 0 or int(col[-1]) >= num_nodes:
         raise ValueError(f"edge_index has edges to more than num_nodes={num_nodes} nodes")
-    return index2ptr(col, num_nodes).to(torch.int64)
+    return index2ptr(col.contiguous(), num_nodes).to(torch.int64)  # it reads no strides

@@ -335,6 +335,12 @@ def test_edge_index_of_pyg(x, edge_index, order, conv):
         assert distance(a, b) < 1e-10
 
 
+@pytest.mark.parametrize("conv", [GCNConv, SAGEConv, GraphConv, GATConv, GATv2Conv])
+def test_a_sorted_list_of_pairs_seen_the_other_way_round(x, edge_index, conv):
+    pairs = edge_index.t()[edge_index[1].argsort(stable=True)].contiguous()
+    assert_equal(conv, lambda cls: cls(6, 4), (x, pairs.t()))
+
+
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
 @pytest.mark.parametrize("conv", [GCNConv, SAGEConv, GraphConv, GINConv])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])

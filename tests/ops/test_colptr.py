@@ -48,6 +48,15 @@ def test_a_copy_and_a_view_are_computed() -> None:
         assert found.dtype == torch.int64 and found.tolist() == expected(edge_index, 6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_list_of_pairs_seen_the_other_way_round(dtype: torch.dtype) -> None:
+    # torch's conversion to pointers reads strided memory as if it lay in one piece, and writes
+    # wherever what it finds there says.
+    edge_index = block().to(dtype).t().contiguous().t()
+    assert not edge_index[1].is_contiguous()
+    assert colptr(edge_index, 6).tolist() == expected(edge_index, 6)
+
+
 def test_a_change_in_place_is_noticed() -> None:
     edge_index = block()
     remember(edge_index, torch.full((7,), 99))
