@@ -70,6 +70,14 @@ def test_strides(kernels: str) -> None:
     assert torch.equal(gather(base, index, dim=-2), base[index])
 
 
+def test_no_rows_in_any_order_of_dimensions(kernels: str) -> None:
+    x = torch.empty(2, 10).t()[:0]  # torch calls it contiguous
+    index = torch.empty(0, dtype=torch.int64)
+    assert gather(x, index).shape == (0, 2)
+    with pytest.raises(IndexError, match="only 0 rows"):
+        gather(x, index.new_zeros(1))
+
+
 @pytest.mark.parametrize("bad", [-1, 5, 2**40, -(2**62)])
 @pytest.mark.parametrize("width", [0, 1, 7])
 def test_an_index_out_of_range_is_named(kernels: str, bad: int, width: int) -> None:
