@@ -20,7 +20,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
     Args:
         x: ``[num_rows, ...]``, any dtype.
-        index: ``int64`` or ``int32`` ``[n]``.
+        index: ``int64`` or ``int32`` ``[n]``; of another device than ``x``, it is copied there.
         dim: The dimension to select from.
 
     Returns:
@@ -66,6 +66,7 @@ def _rows_contiguous(x: Tensor) -> bool:
 
 def _plain(x: Tensor, index: Tensor, dim: int) -> Tensor:
     _check_range(index, x.size(dim))
+    index = index.to(x.device)
     if x.dtype.itemsize == 1 and not x.is_quantized and x.layout == torch.strided:
         # index_select knows not every 8-bit type
         return torch.index_select(x.view(torch.uint8), dim, index).view(x.dtype)

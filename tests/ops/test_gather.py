@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_scale.ops import library
 from pyg_scale.ops.gather import gather
@@ -156,3 +157,11 @@ def test_the_result_is_a_tensor_like_any_other() -> None:
     assert torch.equal(torch.from_numpy(out.numpy()), x * 2)
     out.share_memory_()
     assert out.is_shared() and torch.equal(out, x * 2)
+
+
+def test_an_index_of_another_device_is_copied_to_that_of_the_rows() -> None:
+    with FakeTensorMode():  # knows devices, needs none
+        x = torch.empty(5, 2, device="cuda")
+        found = gather(x, torch.empty(0, dtype=torch.int64))
+    assert found.device == x.device
+    assert found.shape == (0, 2)

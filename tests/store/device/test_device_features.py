@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import DeviceError
@@ -216,3 +217,18 @@ def test_what_is_missing_for_cuda_is_said(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match="device='cuda:5': there are only 2 CUDA devices"):
         DeviceFeatures(memory(), "cuda:5")
+
+
+def test_what_is_on_the_device_already_stays_there(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name, value in (("is_available", True), ("device_count", 1), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    store = MemoryFeatureStore()
+    with FakeTensorMode():  # knows devices, needs none
+        store.put_tensor(
+            torch.empty(5, 2, device="cuda"), group_name=None, attr_name="x", index=None
+        )
+        found = DeviceFeatures(store, "cuda", 0)
+    assert found.stats()["tensors"]["x"]["where"] == "device"
+    assert found.used == 0
