@@ -274,6 +274,13 @@ void fail(const char* text) {
 
 const char* last_error() { return message.c_str(); }
 
+#if !defined(__SANITIZE_ADDRESS__)
+// What device code calls that is compiled with -fsanitize=alignment; a sanitizer brings its own.
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(void*, void*) {
+  fail("an address is not a multiple of what is read or written there at once");
+}
+#endif
+
 // Kernels ###################################################################################
 
 namespace {

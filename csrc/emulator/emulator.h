@@ -2,10 +2,11 @@
 //
 // The threads of a block are fibers that give way to each other at collectives only, one block runs
 // after the other. What is looked at: that all lanes named in the mask of a collective arrive at the
-// same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps, and
-// with a sanitizer every access to memory. What is not: races between threads, the order of memory,
-// the time anything takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other
-// order, which must change no result.
+// same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps, the
+// alignment of what is read and written (compiled with -fsanitize=alignment), and with a sanitizer
+// every access to memory. What is not: races between threads, the order of memory, the time anything
+// takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other order, which must
+// change no result.
 #pragma once
 
 #include <cstddef>

@@ -28,6 +28,7 @@ FLAGS = (
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DPYG_SCALE_EMULATED"),
 )
 TORCH_FLAGS = ("-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000")
+OF_DEVICE_CODE = ("-x", "c++", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
 LAUNCHING = ("emulator/emulator.cpp", "emulator/driver.cpp", "cuda/driver.cpp")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
@@ -42,7 +43,7 @@ def compile_objects(paths: Sequence[Path], flags: Sequence[str] = FLAGS, *more: 
     objects.mkdir(parents=True, exist_ok=True)
 
     def one(path: Path) -> Path:
-        command = [*compiler, *flags, *more, *(("-x", "c++") if path.suffix == ".cu" else ())]
+        command = [*compiler, *flags, *more, *(OF_DEVICE_CODE if path.suffix == ".cu" else ())]
         step = building._Step(command, "\0".join([version, *command]))
         return building._compile(step, path, objects, False)
 

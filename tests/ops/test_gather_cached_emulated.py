@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -182,3 +184,46 @@ def test_alone_under_sanitizers_and_with_faults(fault):
         assert FAULTS[fault] in done.stdout + done.stderr
     else:
         assert (done.returncode, done.stdout) == (0, "0 failures\n"), done.stdout + done.stderr
+
+
+class Gather(ctypes.Structure):
+    """``GatherCached`` of ``csrc/cuda/loading.h``."""
+
+    _fields_ = tuple(
+        [(name, ctypes.c_int64) for name in ("cached", "slots", "cached_stride")]
+        + [(name, ctypes.c_int64) for name in ("rest", "rows", "rest_stride", "index")]
+        + [("wide", ctypes.c_bool), ("slot_of", ctypes.c_void_p)]
+        + [(name, ctypes.c_int64) for name in ("count", "row_bytes")]
+        + [("over_the_bus", ctypes.c_bool), ("out", ctypes.c_int64)]
+    )
+
+
+@pytest.mark.parametrize("shift", [0, 4, 8])
+def test_words_that_are_not_aligned_end_the_kernel(shift):
+    """Processors of hosts read them all the same, a GPU does not."""
+    driver = ctypes.CDLL(str(emulated.libcuda()))
+    context, module, kernel, text = (ctypes.c_void_p() for _ in range(4))
+    mode, lanes = ctypes.c_int(2), ctypes.c_int(1)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1)
+    driver.cuCtxPushCurrent_v2(context)
+    try:
+        assert driver.cuModuleLoadData(ctypes.byref(module), b"emulated") == 0
+        assert driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"gather_cached_16") == 0
+        table, index = torch.arange(12.0), torch.tensor([1])
+        out = torch.zeros(4)
+        at = table.data_ptr() + shift
+        rest = (0, 0, 0, index.data_ptr(), True, None, 1, 16, False, out.data_ptr())
+        given = Gather(at, 2, 16, *rest)
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(given), ctypes.addressof(lanes))
+        stream = ctypes.c_void_p(0x5717)
+        code = driver.cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, stream, pointers, None)
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if shift == 0:
+        assert (code, out.tolist()) == (0, [4.0, 5.0, 6.0, 7.0])
+        return
+    assert code == 719
+    driver.cuGetErrorString(code, ctypes.byref(text))
+    assert b"is not a multiple of" in ctypes.string_at(text.value)
