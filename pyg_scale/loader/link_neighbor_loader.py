@@ -104,6 +104,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
                 stacklevel=2,
             )
             subgraph_type = "induced"
+        self._any_sampler = neighbor_sampler is None
         make_sampler = partial(
             foreign.resolve,
             "native" if neighbor_sampler is None else neighbor_sampler,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch_geometric.data import FeatureStore
+from torch_geometric.sampler import EdgeSamplerInput
 
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.on_device import OnDevice
@@ -93,7 +94,8 @@ def why_not_there(loader: Any, sampler: Any, budget: int) -> str:
         return f"{type(sampler).__name__} comes with the data"
     if sampler.topology.router is not None:
         return "the graph is in several parts"
-    for name, wanted in sampler._wanted().items():
+    links = isinstance(loader.input_data, EdgeSamplerInput)
+    for name, wanted in {**sampler._wanted(), "links": links}.items():
         if wanted and name not in CudaSampler.supports:
             return f"the sampler for CUDA does not support {CAPABILITIES[name]}"
     reason = _why_not_made_there(loader)

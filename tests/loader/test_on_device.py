@@ -349,6 +349,15 @@ def test_where_it_samples_on_the_cpu_and_why() -> None:
     )
 
 
+@pytest.mark.usefixtures("like_a_gpu")
+def test_links_are_sampled_on_the_cpu_and_why_is_said() -> None:
+    data = graphs.hostile()
+    links = {**HOMO, "edge_label_index": data.edge_index[:, :50]}
+    loader = LinkNeighborLoader(data, **links, device="cpu", device_memory="1MB")
+    assert_same_batches(LinkNeighborLoader(data, **links), loader)
+    assert "does not support link loaders" in loader.stats()["device"]["sampling"]["why"]
+
+
 def test_a_sampler_for_a_device_by_name_or_instance() -> None:
     data = graphs.hostile()
     sampler = CudaSampler(device="cpu")
