@@ -15,7 +15,6 @@ import functools
 import hashlib
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -103,9 +102,18 @@ def why_not(library: Path, capability: int) -> str:
 
 
 def _serves(held: str, capability: int) -> bool:
-    # Code of a major version runs on its later minor ones, PTX on all devices that are later.
-    known = [int(re.sub(r"\D", "", one)) for one in held.split(";") if one]
-    return bool(known) and capability >= min(known)
+    """Whether a library that was compiled for ``80;90`` has what a device of a capability runs."""
+    names = held.split(";") if held else []
+    for name in names:
+        known = int(name.rstrip("af"))
+        if name.endswith("a"):  # of this device alone, its PTX too
+            runs = capability == known
+        else:  # code runs on later devices of its major version, PTX on all later ones
+            later = known // 10 == capability // 10 or (name == names[-1] and name[-1] != "f")
+            runs = capability >= known and later
+        if runs:
+            return True
+    return False
 
 
 def answer_for(path: Path) -> None:

@@ -160,6 +160,21 @@ def test_which_kernels_a_device_gets(switch, held, there, expected, monkeypatch)
     fused._missing.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("held", "serves", "not_"),
+    [
+        ("", [], [80, 90]),
+        ("80;90", [80, 86, 89, 90, 100, 120], [70, 75]),
+        ("75;90", [75, 90, 103], [70, 80, 89]),  # Turing's code is of no use to Ampere
+        ("90;80", [80, 86, 90, 100], [75]),
+        ("80;90a", [80, 86, 90], [100, 120]),
+        ("100f", [100, 103], [90, 110, 120]),
+    ],
+)
+def test_which_devices_code_and_ptx_run_on(held, serves, not_):
+    assert [each for each in (*serves, *not_) if cuda_modules._serves(held, each)] == serves
+
+
 @pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
 def test_a_compiler_that_fails_is_found_before_the_first_op(monkeypatch):
     def fails(*what):
