@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import DistNetworkError
 
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
@@ -157,6 +158,10 @@ class TcpService(Service):
             raise CommTimeoutError(reason) from None
         except OSError as error:
             raise CommError(f"{where} cannot be reached: {error}") from None
+        except DistNetworkError as error:
+            first = str(error).strip().partition("\n")[0]
+            reason = f"{where} cannot be found: the store of rank 0 is gone ({first})"
+            raise CommError(reason) from None
         except RuntimeError:
             raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
 
@@ -239,8 +244,9 @@ class TcpService(Service):
                     self._peer(rank, left).send(Frame(BYE, 0))
                 except CommTimeoutError:
                     continue
-                except (CommError, OSError):  # it is not there any more
-                    self.said_bye(rank)
+                except (CommError, OSError):  # it is not there any more, or cannot find this one
+                    if not self._hears_from(rank):
+                        self.said_bye(rank)
             with self._all_gone:
                 while others - self._gone and not self._closed and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
@@ -257,6 +263,11 @@ class TcpService(Service):
         self._handlers.close()
         join([self._acceptor, *(connection.reader for connection in connections)])
         return missing
+
+    def _hears_from(self, rank: int) -> bool:
+        """Whether there is a connection whose loss will say that the rank is gone."""
+        with self._lock:
+            return any(each.rank == rank for each in self._connections)
 
     def _share_token(self) -> bytes:
         if self.rank == 0:

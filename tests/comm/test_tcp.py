@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group, frames
 from pyg_scale.comm.frames import REPLY, REQUEST, Frame
@@ -254,6 +255,47 @@ def test_waiting_for_a_rank_out_of_reach_is_ended_by_another_close(
     service.close()
     waits.join(20)
     assert not waits.is_alive() and missing == [1]
+
+
+def test_nobody_is_waited_for_who_can_never_come() -> None:
+    """The store went with rank 0 before this rank spoke to any other: nobody finds it any more."""
+    limit = timedelta(seconds=20)
+    held = [TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)]
+    store = TCPStore("127.0.0.1", held[0].port, None, False, limit)
+    store.set("token", "0" * 32)
+    service, missing = TcpService(Group(store, 1, 3, 5.0), {}, 1), [[-1]]
+    held.clear()
+    waits = threading.Thread(target=lambda: missing.append(service.close(600.0)), daemon=True)
+    waits.start()
+    waits.join(30)
+    ended = not waits.is_alive()
+    service.close()
+    assert ended and missing[-1] == []
+
+
+def test_whoever_is_connected_is_waited_for_without_a_store() -> None:
+    limit = timedelta(seconds=20)
+    held = [TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)]
+    store = TCPStore("127.0.0.1", held[0].port, None, False, limit)
+    store.set("token", "0" * 32)
+    service = TcpService(Group(store, 1, 2, 5.0), {"one": lambda _: [torch.ones(1)]}, 1)
+    host, port = store.get("address/1").decode().split()
+    with socket.create_connection((host, int(port)), timeout=20) as peer:
+        peer.sendall(store.get("token") + struct.pack("<Q", 0))
+        frames.send(peer, Frame(REQUEST, 1, "one"))
+        assert frames.receive(peer, 1000) is not None
+        held.clear()
+        missing: list[list[int]] = []
+        waits = threading.Thread(target=lambda: missing.append(service.close(60.0)), daemon=True)
+        waits.start()
+        waits.join(1.0)
+        assert waits.is_alive()
+        frames.send(peer, Frame(REQUEST, 2, "one"))
+        answer = frames.receive(peer, 1000)
+        assert answer is not None and answer.kind == REPLY
+    waits.join(20)
+    service.close()
+    assert missing == [[]]
 
 
 def test_a_rank_that_reads_nothing_does_not_keep_all_threads() -> None:
