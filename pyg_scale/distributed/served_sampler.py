@@ -54,7 +54,7 @@ class ServedSampler(pyg.BaseSampler):
         if "num_neighbors" in options and not isinstance(options["num_neighbors"], NumNeighbors):
             options["num_neighbors"] = NumNeighbors(options["num_neighbors"])
         self.num_neighbors = options.get("num_neighbors")
-        self._name, self._options = name, options
+        self._name, self.options = name, options
         self._packed: dict[Any, tuple[list[Tensor], Tensor]] = {}
         self._fingerprint = self._directory.fingerprint.pack()
         self.leave_out: frozenset[str] = frozenset()
@@ -165,7 +165,7 @@ class ServedSampler(pyg.BaseSampler):
         known = (links, seed_type, timed, rows, id(negatives))
         if known not in self._packed:
             record = LoaderRecord(
-                self._name, self._options, links, seed_type, timed, rows, negatives
+                self._name, self.options, links, seed_type, timed, rows, negatives
             )
             packed = record.pack()
             self._packed = {known: (packed, digest(packed))}  # the last is the one in use

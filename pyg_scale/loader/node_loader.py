@@ -16,6 +16,7 @@ from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
+from pyg_scale.loader.drawing import publish
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
@@ -177,6 +178,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self._features: Features | None = features_of(data, feature_store, sampler)
         self.node_sampler, self._features = placed(self, sampler, self._features)
         refuse_processes(self)
+        publish(self)
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time

@@ -60,7 +60,7 @@ class Sharing:
             self._split_by_hand = None
             self._agreement = Agreement(group, name, _ADVICE)
             known_as = {"seeds": fingerprint(seeds), "num_seeds": seeds[0].numel()}
-            self._agreement.publish("made", {**options, **known_as})
+            self._made = {**options, **known_as}
 
     @functools.cached_property
     def partition(self) -> int:
@@ -70,6 +70,18 @@ class Sharing:
         return 1 + zlib.crc32(self.part.contiguous().numpy().data.cast("B"))
 
     # What ranks agree on ###################################################################
+
+    def publish(self, draws: Mapping[str, str]) -> None:
+        """Say to the other ranks that this one has made the loader; does not wait.
+
+        Args:
+            draws: What :func:`~pyg_scale.loader.drawing.drawn_by` says of it.
+
+        Raises:
+            CommError: If the store where the ranks met is gone.
+        """
+        if self._agreement is not None:
+            self._agreement.publish("made", {**self._made, _DRAWS: dict(draws)})
 
     def split_by_hand(self) -> bool:
         """Whether ranks gave different seeds: then nobody splits them again.
@@ -135,11 +147,12 @@ class Sharing:
     def _differ(self, made: Sequence[Mapping[str, Any]]) -> bool:
         by_hand = any(each["seeds"] != made[0]["seeds"] for each in made)
         for rank, other in enumerate(made):
-            for name in made[0].keys() - {"seeds", "num_seeds"}:
-                if other.get(name) != made[0][name] and not (by_hand and name in _LOCAL):
+            said, first = _compared(other, by_hand), _compared(made[0], by_hand)
+            for name in [*first, *said]:
+                if said.get(name) != first.get(name):
                     raise CommError(
-                        f"the {self._name} of rank {rank} has {name}={other.get(name)}, that of "
-                        f"rank 0 {name}={made[0][name]}: ranks that share seeds make the same "
+                        f"the {self._name} of rank {rank} has {name}={said.get(name)}, that of "
+                        f"rank 0 {name}={first.get(name)}: ranks that share seeds make the same "
                         "loaders in the same order; one that not all of them make needs "
                         "split_seeds=False"
                     )
@@ -226,7 +239,15 @@ _ADVICE = (
     "is something that one rank does alone, such as evaluation, which needs a loader with "
     "split_seeds=False"
 )
+_DRAWS = "draws"
 _LOCAL = ("batch_size", "drop_last")  # which who splits by hand may choose for each rank
+
+
+def _compared(made: Mapping[str, Any], by_hand: bool) -> dict[str, Any]:
+    """What a rank said of its loader that must be the same on all."""
+    left_out = ("seeds", "num_seeds", _DRAWS, *(_LOCAL if by_hand else ()))
+    found = {name: value for name, value in made.items() if name not in left_out}
+    return found if by_hand else found | made[_DRAWS]
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> str:

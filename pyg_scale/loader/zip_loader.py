@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.drawing import publish
 from pyg_scale.loader.epoch import BatchIndex, call_key
 from pyg_scale.loader.pin import pin_batch
 from pyg_scale.loader.randomness import torch_forked
@@ -112,6 +113,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                     f"{type(loader).__name__} draws from torch's global generator, which threads "
                     f"would share: pass worker_type='process' or num_workers=0"
                 )
+        publish(self)
 
     def _seed_tensors(self) -> list[Tensor]:
         found = [torch.arange(len(self.dataset))]

@@ -1,0 +1,83 @@
+"""What decides the draws of a loader, in words that ranks can compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.sampler import NumNeighbors
+
+from pyg_scale.loader.sharing import fingerprint
+from pyg_scale.sampler.base import NeighborSampler
+
+_OPTIONS = (
+    "num_neighbors",
+    "num_samples",
+    "replace",
+    "subgraph_type",
+    "disjoint",
+    "temporal_strategy",
+    "sample_direction",
+    "time_attr",
+    "weight_attr",
+)
+_NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
+
+
+def drawn_by(loader: Any) -> dict[str, str]:
+    """What ranks that share the seeds of a loader must have in common to draw the same batches.
+
+    Args:
+        loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, or what a ``ZipLoader`` zips.
+
+    Returns:
+        Arguments and their values as text; those that a sampler has not are left out.
+    """
+    found: dict[str, str] = {}
+    for number, part in enumerate(getattr(loader, "_parts", ())):
+        drawn = drawn_by(part)
+        found.update({f"loaders[{number}].{name}": value for name, value in drawn.items()})
+    sampler = getattr(loader, "node_sampler", None) or getattr(loader, "link_sampler", None)
+    if sampler is None:
+        return found
+    if not type(sampler).__module__.startswith("pyg_scale."):  # of those all draw the same
+        found["neighbor_sampler"] = type(sampler).__qualname__
+    options: Mapping[str, Any] = getattr(sampler, "options", {})  # where servers sample
+    for name in _OPTIONS:
+        value = options.get(name, getattr(sampler, name, None))
+        if name == "num_neighbors" and isinstance(sampler, NeighborSampler) and value is not None:
+            value = sampler._hops()
+        if value is not None:
+            found[name] = _text(value)
+    if (negatives := getattr(loader, "neg_sampling", None)) is not None:
+        for name in _NEGATIVES:
+            found[f"neg_sampling.{name}"] = _text(getattr(negatives, name, None))
+    return found
+
+
+def publish(loader: Any) -> None:
+    """Say to the ranks that share the seeds of a loader that this one has made it.
+
+    Args:
+        loader: It, with its sampler.
+
+    Raises:
+        CommError: If the store where the ranks met is gone.
+    """
+    if loader._sharing is not None:
+        loader._sharing.publish(drawn_by(loader))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, NumNeighbors):
+        return f"{_text(value.values)}, else {_text(value.default)}"
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} {fingerprint([value])}"
+    if isinstance(value, Mapping):
+        if list(value) == [None]:  # of a graph without types
+            return _text(value[None])
+        pairs = {str(key): _text(each) for key, each in value.items()}
+        return ", ".join(f"{key}: {pairs[key]}" for key in sorted(pairs))
+    return str(value.value if isinstance(value, Enum) else value)
