@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group
+from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _PAUSES = (0.0005, 0.05)  # seconds between two looks, at first and at last
@@ -64,7 +65,8 @@ class Agreement:
             patient: Whether to wait as long as those that are missed :meth:`beat`.
 
         Raises:
-            CommTimeoutError: Names the ranks that said nothing in time.
+            CommTimeoutError: Names the ranks that said nothing in time; also if the store, which
+                is that of rank 0, does not answer.
             CommError: If the store is gone.
         """
         ranks = range(self.world_size) if ranks is None else ranks
@@ -102,8 +104,14 @@ class Agreement:
         )
 
     def _safe(self, call: Any, *arguments: Any) -> Any:
+        # A store whose process is stopped answers nothing, and has no time limit for that.
         try:
-            return call(*arguments)
+            return within(self.timeout, call, *arguments)
+        except TimeoutError:
+            raise CommTimeoutError(
+                f"the store where the ranks met (that of rank 0) did not answer rank {self.rank} "
+                f"within {self.timeout:g} seconds: its process hangs, or the way to it is lost"
+            ) from None
         except RuntimeError as error:  # what stores raise
             first = str(error).strip().partition("\n")[0]
             raise CommError(

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group
+from pyg_scale.comm.time_limit import within
 from pyg_scale.loader.sharing import fingerprint
 
 _LOOKS = 2  # a rank that comes first cannot see the others before its second epoch
+_SECONDS = 10.0  # for the store, whose process may be stopped
 
 
 class Unsplit:
@@ -36,14 +38,11 @@ class Unsplit:
         self._looks += 1
         if self._looks > _LOOKS or not self._num_seeds:
             return
-        store: Any = PrefixStore("unsplit", self._group.store)
-        ranks = range(self._group.world_size)
         try:
-            store.set(f"{self._topic}/{self._group.rank}", "here")
-            if not store.check([f"{self._topic}/{rank}" for rank in ranks]):
-                return
-            said = int(store.add(f"{self._topic}/said", 1)) > 1
-        except RuntimeError:  # the store is gone, and with it the reason to say something
+            here, said = within(_SECONDS, self._tell)
+        except (RuntimeError, TimeoutError):  # the store is gone, and the reason to say something
+            here, said = True, True
+        if not here:
             return
         self._looks = _LOOKS
         if not said:
@@ -54,6 +53,14 @@ class Unsplit:
                 "split input_nodes yourself",
                 stacklevel=2,
             )
+
+    def _tell(self) -> tuple[bool, bool]:
+        """Whether all ranks have these seeds, and one of them has said so."""
+        store: Any = PrefixStore("unsplit", self._group.store)
+        store.set(f"{self._topic}/{self._group.rank}", "here")
+        if not store.check([f"{self._topic}/{rank}" for rank in range(self._group.world_size)]):
+            return False, False
+        return True, int(store.add(f"{self._topic}/said", 1)) > 1
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_group": None, "_looks": _LOOKS}
