@@ -33,6 +33,7 @@ _ERRORS = {
 }
 """Errors of whoever asks: every server would say the same."""
 _DIRECTORY = GraphDirectoryError.__name__
+_TOKEN = f": it must be what that server has, by token=, {TOKEN} or {TOKEN_FILE}"
 _PAUSES = (0.05, 5.0)  # seconds that a server which failed is left alone, at first and at most
 _TIMES_ASKED = 10  # that a server which fails at once is asked within the time of a request
 
@@ -312,6 +313,9 @@ class Asked:
                 self._told(server, refused)
             except CommError as lost:
                 self._failed(server, lost)
+        elif error.kind == PermissionError.__name__:
+            hint = _TOKEN if "token" in error.reason else ""
+            raise PermissionError(f"{error.where}: {error.reason}{hint}") from error
         elif error.kind in _ERRORS:
             raise _ERRORS[error.kind](error.reason) from error
         else:

@@ -282,7 +282,7 @@ def test_the_edges_stay_with_the_servers(serve: Callable[..., Any], tmp_path: Pa
 
 def test_wrong_tokens(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     servers = serve(graph())
-    with pytest.raises(PermissionError, match="refuses the token"):
+    with pytest.raises(PermissionError, match=r"://.* refuses the token: it must be what .*_FILE"):
         servers.open(token="another one, long enough")
     monkeypatch.delenv("PYG_SCALE_TOKEN", raising=False)
     monkeypatch.delenv("PYG_SCALE_TOKEN_FILE", raising=False)
