@@ -213,7 +213,9 @@ class Checkpoint:
         ):
             raise error
         if error is not None:
-            raise CheckpointError(f"the checkpoint could not be written: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint could not be written to {self.path}: {error}"
+            ) from error
 
     # Loading ###############################################################################
 

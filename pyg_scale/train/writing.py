@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ def write(
 ) -> None:
     """Write a checkpoint. Every rank calls it, on any thread.
 
+    What cannot be finished is removed, as a full disk may be why.
+
     Args:
         path: The folder of the run.
         step: The same on all ranks.
@@ -63,7 +66,7 @@ def write(
     """
     tag = _FIRST_TAG + 4 * (number % _FIRST_TAG)
     made = ""
-    with _told(ranks, tag) as begun:
+    with _told(path, ranks, tag) as begun:
         if isinstance(staged, Exception):
             raise staged
         begun.mine.update(step=step, fingerprints=staged.fingerprints)
@@ -75,13 +78,18 @@ def write(
     if wrong := differing([each["fingerprints"] for each in begun.all]):
         raise CheckpointError(wrong)
     made = begun.all[0]["folder"]
-    with _told(ranks, tag + 1) as done:
-        done.mine["files"] = _write_part(path / made, staged, ranks.rank)
-    with _told(ranks, tag + 2):
+    try:
+        with _told(path, ranks, tag + 1) as done:
+            done.mine["files"] = _write_part(path / made, staged, ranks.rank)
+        with _told(path, ranks, tag + 2):
+            if ranks.rank == 0:
+                files = {name: each for rank in done.all for name, each in rank["files"].items()}
+                folders.commit(path / made, ranks.world_size, files)
+                folders.prune(path, keep_last, damaged)
+    except CheckpointError:  # which all ranks have told: nobody writes any more
         if ranks.rank == 0:
-            files = {name: each for rank in done.all for name, each in rank["files"].items()}
-            folders.commit(path / made, ranks.world_size, files)
-            folders.prune(path, keep_last, damaged)
+            shutil.rmtree(path / made, ignore_errors=True)
+        raise
 
 
 def _write_part(folder: Path, staged: Staged, rank: int) -> dict[str, dict[str, int]]:
@@ -107,8 +115,8 @@ class _told:
         all: What each rank said, afterwards.
     """
 
-    def __init__(self, ranks: Communicator, tag: int | None = None) -> None:
-        self._ranks, self._tag = ranks, tag
+    def __init__(self, path: Path, ranks: Communicator, tag: int | None = None) -> None:
+        self._path, self._ranks, self._tag = path, ranks, tag
         self.mine: dict[str, Any] = {}
         self.all: list[dict[str, Any]] = []
 
@@ -122,7 +130,7 @@ class _told:
         wrong = {r: each["error"] for r, each in enumerate(self.all) if "error" in each}
         if wrong:
             raise CheckpointError(
-                "the checkpoint could not be written: "
+                f"the checkpoint could not be written to {self._path}: "
                 + "; ".join(f"rank {rank}: {text}" for rank, text in wrong.items())
             ) from error
 

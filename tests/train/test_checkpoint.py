@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -266,8 +267,9 @@ def test_an_error_while_writing_is_raised_by_the_next_call(tmp_path, monkeypatch
 
     monkeypatch.setattr("os.fsync", full)
     checkpoint.save(2)
-    with pytest.raises(CheckpointError, match=r"rank 0: .*No space left"):
+    with pytest.raises(CheckpointError, match=rf"to {tmp_path}: rank 0: .*No space left"):
         checkpoint.wait()
+    assert os.listdir(tmp_path) == ["000001-step-1"]  # what is half written takes no room
     checkpoint.save(3)
     with pytest.raises(CheckpointError, match="No space left"):
         for_long(checkpoint)
