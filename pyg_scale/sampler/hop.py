@@ -37,7 +37,8 @@ class HopSampler(NeighborSampler):
             def pick(self, frontier, k):
                 row, position = frontier.candidates()
                 d = frontier.num_candidates[row]
-                keep = bounded(fold_tensor(frontier.key[row], position), 0, d) < k
+                number = position - frontier.begin[row]
+                keep = bounded(fold_tensor(frontier.key[row], number), 0, d) < k
                 return Chosen(row[keep], position[keep])
     """
 
@@ -62,7 +63,9 @@ class HopSampler(NeighborSampler):
         """Choose about ``k`` of the candidates of every row.
 
         Called for every edge type and hop, also where there is no row or ``k`` is 0. It must
-        depend on nothing but its arguments and the options of the sampler.
+        depend on nothing but its arguments and the options of the sampler. Unless
+        ``across_parts = False`` is declared, what a row gets must depend on that row alone, and
+        on positions only as they count from ``frontier.begin``: a part is asked for its own nodes.
 
         Args:
             frontier: The nodes to expand, their candidates and their keys.

@@ -13,6 +13,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
 from pyg_scale.testing import graphs
+from pyg_scale.testing.across_parts import AcrossPartsTests
 from pyg_scale.testing.ask import ask, bind, draw, unbound
 from pyg_scale.testing.draws import DrawTests, assert_equal
 from pyg_scale.testing.oracle import Request, edge_list, first_rows, identities
@@ -48,7 +49,7 @@ def name(value: Any) -> str:
     return str(value)
 
 
-class SamplerTests(DrawTests):
+class SamplerTests(DrawTests, AcrossPartsTests):
     """Tests of a sampler, made without data. What it declares must be right, the rest must raise.
 
     Example::

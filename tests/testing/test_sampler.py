@@ -20,7 +20,8 @@ class Bernoulli(HopSampler):
     def pick(self, frontier, k):
         row, position = frontier.candidates()
         d = frontier.num_candidates[row]
-        keep = bounded(fold_tensor(frontier.key[row], position), 0, d) < k
+        number = position - frontier.begin[row]
+        keep = bounded(fold_tensor(frontier.key[row], number), 0, d) < k
         return Chosen(row[keep], position[keep])
 
 
@@ -65,6 +66,40 @@ def test_what_a_sampler_that_is_not_exact_must_not_do():
             return Chosen(row.repeat(2), position.repeat(2))
 
     assert "more than once" in str(next(failures(SamplerTests, sampler=TakesTwice()))[1])
+
+
+class ByPlaceOfTheEdge(Bernoulli):
+    """Draws by where an edge lies, which differs from part to part."""
+
+    def pick(self, frontier, k):
+        row, position = frontier.candidates()
+        d = frontier.num_candidates[row]
+        keep = bounded(fold_tensor(frontier.key[row], position), 0, d) < k
+        return Chosen(row[keep], position[keep])
+
+
+class ByPlaceOfTheNode(Bernoulli):
+    """Draws by the place in the frontier, which differs from part to part."""
+
+    def pick(self, frontier, k):
+        row, position = frontier.candidates()
+        key = fold_tensor(frontier.batch_key, row)
+        number = fold_tensor(key, position - frontier.begin[row])
+        keep = bounded(number, 0, frontier.num_candidates[row]) < k
+        return Chosen(row[keep], position[keep])
+
+
+@pytest.mark.parametrize("wrong", [ByPlaceOfTheEdge, ByPlaceOfTheNode])
+def test_what_parts_would_draw_differently_is_found(wrong):
+    test = "test_parts_give_the_batches_of_the_whole_graph"
+    found = dict(failures(SamplerTests, sampler=wrong()))
+    assert {name.partition("[")[0] for name in found} == {test}
+    assert "across_parts = False" in str(next(iter(found.values())))
+
+    class ForOnePartOnly(wrong):
+        across_parts = False
+
+    assert not list(failures(SamplerTests, test, sampler=ForOnePartOnly()))
 
 
 @pytest.mark.parametrize(
