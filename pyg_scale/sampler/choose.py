@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
-from pyg_scale.sampler.frontier import Frontier
+from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.store.base import CSC, EdgeType
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.hop import HopSampler
+
+_INTEGERS = (torch.int64, torch.int32)
 
 
 class Ask(NamedTuple):
@@ -87,16 +89,20 @@ def choose(
             own id if ``None``.
         neighbor_time: Times of the neighbours by id, by which ``csc`` is ordered, if ``csc`` has
             no ``time`` of its own.
+
+    Raises:
+        TypeError: If the sampler returned something else than a :class:`Chosen` of tensors.
+        ValueError: If these differ in size.
     """
     frontier = frontier_of(csc, ask, place, neighbor_time)
     if sampler.temporal_strategy == "last" and ask.num_neighbors >= 0 and ask.latest is not None:
         last = torch.maximum(frontier.begin, frontier.end - ask.num_neighbors)
         frontier = replace(frontier, begin=last)
-    chosen = (
-        sampler.pick_all(frontier)
-        if ask.num_neighbors < 0
-        else sampler.pick(frontier, ask.num_neighbors)
-    )
+    if ask.num_neighbors < 0:
+        chosen = _checked(sampler.pick_all(frontier), f"{type(sampler).__name__}.pick_all")
+    else:
+        found = sampler.pick(frontier, ask.num_neighbors)
+        chosen = _checked(found, f"{type(sampler).__name__}.pick")
     order = chosen.row.argsort(stable=True)
     row, position = chosen.row[order], chosen.position[order]
     return Picked(
@@ -105,6 +111,27 @@ def choose(
         csc.original_id(position),
         {name: value[order] for name, value in (chosen.edge_attrs or {}).items()},
     )
+
+
+def _checked(chosen: Any, who: str) -> Chosen:
+    """What a sampler chose; else indexing would cut what is too long, and say nothing."""
+    if not isinstance(chosen, Chosen):
+        raise TypeError(f"{who} must return Chosen(row, position) (got {type(chosen).__name__})")
+    attrs = chosen.edge_attrs or {}
+    named = {"row": chosen.row, "position": chosen.position}
+    named |= {f"edge_attrs[{name!r}]": value for name, value in attrs.items()}
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{who}: {name} must be a tensor (got {type(value).__name__})")
+        size = list(value.shape)
+        if name in ("row", "position") and (len(size) != 1 or value.dtype not in _INTEGERS):
+            raise TypeError(f"{who}: {name} must be int64 [m] (got {value.dtype} {size})")
+        if size[:1] != [chosen.row.numel()]:
+            raise ValueError(
+                f"{who}: {name} must have a row for each of the {chosen.row.numel()} edges that "
+                f"are taken (got shape {size})"
+            )
+    return chosen
 
 
 def frontier_of(

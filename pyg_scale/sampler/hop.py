@@ -171,7 +171,14 @@ class HopSampler(NeighborSampler):
         return nodes, None if seed_time is None else torch.cat(time)
 
     def _check_attrs_are_kept(self, edges: Mapping[EdgeType, _Edges]) -> None:
-        names = {name: None for e in edges.values() for attrs in e.attrs for name in attrs}
+        given = [tuple(sorted(attrs)) for e in edges.values() for attrs in e.attrs]
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"{type(self).__name__} gives edge_attrs {list(given[0])} along one edge type and "
+                f"hop, and {list(next(g for g in given if g != given[0]))} along another: give the "
+                "same names every time, and override pick_all() if num_neighbors has -1"
+            )
+        names = given[0] if given else ()
         if names and self.subgraph_type != SubgraphType.directional:
             raise NotImplementedError(
                 f"{type(self).__name__} has tensors per sampled edge ({', '.join(names)}), which "

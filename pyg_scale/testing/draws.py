@@ -276,5 +276,12 @@ def assert_equal(one: Sample, other: Sample) -> None:
             mine, theirs = left[of_type], right[of_type]
             assert (mine is None) == (theirs is None), f"{name} is there only once"
             assert mine is None or torch.equal(mine, theirs), f"{name} differs"
+    for name in ("node_attrs", "edge_attrs"):
+        left, right = getattr(one, name), getattr(other, name)
+        assert left.keys() == right.keys(), f"{name} has other names"
+        for attr, of_types in left.items():
+            assert of_types.keys() == right[attr].keys(), f"{name}[{attr!r}] has other types"
+            for of_type, value in of_types.items():
+                assert torch.equal(value, right[attr][of_type]), f"{name}[{attr!r}] differs"
     assert one.num_sampled_nodes == other.num_sampled_nodes
     assert one.num_sampled_edges == other.num_sampled_edges

@@ -1,5 +1,8 @@
 """The kit for samplers, on samplers that promise less than the built-in ones."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +103,88 @@ def test_what_parts_would_draw_differently_is_found(wrong):
         across_parts = False
 
     assert not list(failures(SamplerTests, test, sampler=ForOnePartOnly()))
+
+
+class Weighs(ReferenceSampler):
+    """Gives every edge a number; subclasses give it wrongly."""
+
+    supports = ReferenceSampler.supports - {"bidirectional", "induced"}
+
+    def number(self, chosen):
+        return {"edge_weight": torch.ones(chosen.row.numel())}
+
+    def pick(self, frontier, k):
+        chosen = super().pick(frontier, k)
+        return chosen._replace(edge_attrs=self.number(chosen))
+
+    def pick_all(self, frontier):
+        chosen = super().pick_all(frontier)
+        return chosen._replace(edge_attrs=self.number(chosen))
+
+
+class OfAllCandidates(Weighs):
+    def number(self, chosen):
+        return {"edge_weight": torch.ones(chosen.row.numel() + 3)}
+
+
+class NotATensor(Weighs):
+    def number(self, chosen):
+        return {"edge_weight": 1.0}
+
+
+class OfPickAlone(Weighs):
+    def pick_all(self, frontier):
+        return ReferenceSampler.pick_all(self, frontier)
+
+
+class ByChance(Weighs):
+    def number(self, chosen):
+        drawn = np.random.default_rng().random(chosen.row.numel())
+        return {"edge_weight": torch.from_numpy(drawn)}
+
+
+class GivesNone(ReferenceSampler):
+    def pick(self, frontier, k):
+        return None
+
+
+class GivesTwo(ReferenceSampler):
+    def pick(self, frontier, k):
+        return tuple(super().pick(frontier, k)[:2])
+
+
+class Floats(ReferenceSampler):
+    def pick(self, frontier, k):
+        chosen = super().pick(frontier, k)
+        return Chosen(chosen.row, chosen.position.double())
+
+
+class PositionsOfAll(ReferenceSampler):
+    def pick(self, frontier, k):
+        return Chosen(super().pick(frontier, k).row, frontier.candidates()[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (OfAllCandidates, r"edge_attrs\['edge_weight'\] must have a row for each of the"),
+        (NotATensor, r"edge_attrs\['edge_weight'\] must be a tensor \(got float"),
+        (OfPickAlone, r"gives edge_attrs \[\] along .* override pick_all"),
+        (ByChance, r"edge_attrs\['edge_weight'\] differs"),
+        (GivesNone, r"GivesNone.pick must return Chosen\(row, position\) \(got NoneType"),
+        (GivesTwo, r"GivesTwo.pick must return Chosen\(row, position\) \(got tuple"),
+        (Floats, r"position must be int64 \[m\] \(got torch.float64"),
+        (PositionsOfAll, "position must have a row for each of the"),
+    ],
+)
+def test_wrong_choices_are_explained(wrong, message):
+    for sampler, explained in ((Weighs(), False), (wrong(), True)):
+        found = [
+            str(error)
+            for test in ("test_options", "test_same_key_same_batch")
+            for _, error in failures(SamplerTests, test, sampler=sampler)
+        ]
+        assert bool(found) is any(re.search(message, each) for each in found) is explained
 
 
 @pytest.mark.parametrize(
