@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_scale.errors import PluginError, PluginLoadError
+from pyg_scale.hookspecs import Check
 
 KINDS = {
     "sampler": "pyg_scale_samplers",
@@ -54,7 +55,7 @@ class Entry:
             loaded = functools.reduce(
                 getattr, attribute.split("."), importlib.import_module(module)
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may end the process as it is imported
             raise PluginLoadError(
                 f"{self.kind} {self.name!r} (from {self.provider} {self.version}, "
                 f"{self.target}) could not be loaded: {type(error).__name__}: {error}"
@@ -92,6 +93,19 @@ def checked_targets(hook: str, targets: Any) -> dict[str, Any]:
                 f"{hook}() gives {name!r} the target {target!r}: write 'module:attribute'"
             )
     return targets
+
+
+def why_no_check(found: Any) -> str:
+    """What is wrong with what a check of ``doctor`` returned; nothing if it can be printed."""
+    if not isinstance(found, Check):
+        return f"the check returned {found!r} instead of a pyg_scale.hookspecs.Check"
+    if not (found.ok is None or isinstance(found.ok, bool)):
+        return f"the check returned ok={found.ok!r} instead of True, False or None"
+    for name in ("detail", "fix"):
+        value = getattr(found, name)
+        if not isinstance(value, str):
+            return f"the check returned {name}={value!r} instead of a string"
+    return ""
 
 
 def known_kind(kind: str) -> None:

@@ -16,7 +16,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,7 @@ __all__ = [
     "failures",
     "get",
     "names",
+    "normal",
     "register",
     "unregister",
 ]
@@ -92,7 +93,7 @@ class Registry:
         found = [
             entry
             for entry in self.entries(kind)
-            if entry.name == short and entry.provider == (_normal(provider) or entry.provider)
+            if entry.name == short and entry.provider == (normal(provider) or entry.provider)
         ]
         if not found:
             raise UnknownPluginError(self._unknown(kind, name))
@@ -163,7 +164,7 @@ class Registry:
         Raises:
             PluginError: If the plugin is wrong; nothing was added then.
         """
-        provider = _normal(name or _name_of(plugin))
+        provider = normal(name or _name_of(plugin))
         with self._lock:
             self._discover()
             old = self._manager.get_plugin(provider)
@@ -189,7 +190,7 @@ class Registry:
 
     def unregister(self, name: str) -> None:
         """Take away a plugin that ``register`` added."""
-        provider = _normal(name)
+        provider = normal(name)
         with self._lock:
             if provider not in self._by_hand:
                 raise PluginError(
@@ -242,7 +243,7 @@ class Registry:
         entries = []
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == provider:
-                targets = implementation.function()
+                targets = _call(hook, implementation.function)
                 trace(f"{hook}() of {provider} is {targets}")
                 for name, target in checked_targets(hook, targets).items():
                     entries.append(Entry(kind, name, provider, version, target))
@@ -254,7 +255,7 @@ class Registry:
                 return
             self._discovered = True  # now: a plugin that asks for a name must not start over
             allowed = os.environ.get("PYG_SCALE_PLUGINS")
-            wanted = None if allowed is None else {_normal(n) for n in allowed.split(",")} - {""}
+            wanted = None if allowed is None else {normal(n) for n in allowed.split(",")} - {""}
             missing = set(wanted or ())
             for provider, point in _entry_points():
                 distribution = provider.partition("/")[0]
@@ -266,7 +267,8 @@ class Registry:
                 self._failed(name, "", PluginError(message))
 
     def _load(self, provider: str, point: EntryPoint) -> None:
-        version = point.dist.version if point.dist else ""
+        # None where the METADATA of a distribution is damaged or gone
+        version = (point.dist and point.dist.version) or ""
         try:
             self._add(point.load(), provider, version)
         except (Exception, SystemExit) as error:
@@ -288,10 +290,21 @@ def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
     """
     points = []
     for point in entry_points(group="pyg_scale"):
-        points.append((_normal(point.dist.name if point.dist else point.name), point))
+        owner = (point.dist and point.dist.name) or point.name  # without METADATA there is none
+        points.append((normal(owner), point))
     owners = [owner for owner, _ in points]
     for owner, point in sorted(points, key=lambda pair: (pair[0], pair[1].name)):
-        yield (owner if owners.count(owner) == 1 else f"{owner}/{point.name}"), point
+        yield (owner if owners.count(owner) == 1 else f"{owner}/{normal(point.name)}"), point
+
+
+def _call(hook: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        hint = ""
+        if "missing 1 required positional argument" in str(error):
+            hint = "; a class is not made before: leave out self, or register an instance"
+        raise PluginError(f"{hook}() failed: {type(error).__name__}: {error}{hint}") from error
 
 
 def _explain(plugin: Any, error: pluggy.PluginValidationError) -> str:
@@ -310,8 +323,8 @@ def _name_of(plugin: Any) -> str:
     return type(plugin).__name__
 
 
-def _normal(name: str) -> str:
-    """A distribution's name as the packaging specification normalises it."""
+def normal(name: str) -> str:
+    """The name of a distribution as the packaging specification normalises it."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 

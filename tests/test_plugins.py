@@ -156,6 +156,34 @@ def test_a_distribution_with_two_entry_points_is_two_providers(install):
     assert registry.get("sampler", "both/b:same").__name__ == "Counter"
 
 
+def test_entry_points_are_reached_by_any_spelling(install):
+    source = samplers(same="collections:deque")
+    install("pyg-scale-two", source, points={"my_part": "pyg_scale_two", "Other": "two_b"})
+    sys.modules["two_b"] = other = types.ModuleType("two_b")
+    exec(samplers(same="collections:Counter"), vars(other))
+    try:
+        registry = Registry()
+        for name in registry.names("sampler"):
+            assert registry.entry("sampler", name)
+        for part in ("my_part", "my-part", "My.Part"):
+            assert registry.get("sampler", f"pyg_scale_two/{part}:same").__name__ == "deque"
+        assert registry.get("sampler", "pyg-scale-two/Other:same").__name__ == "Counter"
+    finally:
+        del sys.modules["two_b"]
+
+
+@pytest.mark.parametrize("metadata", [None, "Metadata-Version: 2.1\n"])
+def test_a_distribution_with_damaged_metadata_harms_nobody(install, tmp_path, metadata):
+    install("half-gone", samplers(half="collections:deque"), points={"half": "half_gone"})
+    install("zz-good", samplers(good="collections:deque"))
+    file = tmp_path / "half_gone-1.2.dist-info" / "METADATA"
+    file.unlink() if metadata is None else file.write_text(metadata)
+    registry = Registry()
+    assert registry.get("sampler", "good").__name__ == "deque"
+    entry = registry.entry("sampler", "half:half")
+    assert (entry.provider, entry.version) == ("half", "")
+
+
 BROKEN = {
     "does not import": ("import nowhere", "No module named 'nowhere'"),
     "exits": ("import sys; sys.exit(3)", "SystemExit: 3"),
@@ -217,11 +245,13 @@ def test_a_hook_that_fails_does_not_cost_the_others(install):
     assert registry.get("sampler", "good").__name__ == "deque"
 
 
-def test_a_target_that_cannot_be_imported_names_its_distribution(install):
-    install("mine", samplers(a="nowhere.at_all:X", b="collections:Nothing"))
+def test_a_target_that_cannot_be_imported_names_its_distribution(install, tmp_path):
+    install("mine", samplers(a="nowhere.at_all:X", b="collections:Nothing", c="exits_here:X"))
+    (tmp_path / "exits_here.py").write_text("import sys; sys.exit(3)")
     registry = Registry()
-    assert {"a", "b"} <= set(registry.names("sampler"))
-    for name, reason in {"a": "No module named 'nowhere'", "b": "Nothing"}.items():
+    assert {"a", "b", "c"} <= set(registry.names("sampler"))
+    reasons = {"a": "No module named 'nowhere'", "b": "Nothing", "c": "SystemExit: 3"}
+    for name, reason in reasons.items():
         with pytest.raises(PluginLoadError, match=r"from mine 1\.2") as error:
             registry.get("sampler", name)
         assert reason in str(error.value)
@@ -332,6 +362,26 @@ def test_register_is_all_or_nothing(plugin, message):
         registry.register(plugin, name="bad")
     assert registry.entries() == before
     registry.register(Plugin(dict), name="bad")
+
+
+def test_register_says_which_hook_failed_and_how():
+    class Unmade:
+        @pyg_scale.hookimpl
+        def pyg_scale_samplers(self):
+            return {"mine": dict}
+
+    class Fails:
+        @pyg_scale.hookimpl
+        def pyg_scale_checks():
+            raise KeyError("home")
+
+    registry = Registry()
+    with pytest.raises(PluginError, match=r"pyg_scale_samplers\(\) failed.*leave out self"):
+        registry.register(Unmade)
+    with pytest.raises(PluginError, match=r"pyg_scale_checks\(\) failed: KeyError: 'home'"):
+        registry.register(Fails)
+    assert "mine" not in registry.names("sampler")
+    assert registry.register(Unmade()) == "unmade"
 
 
 def test_register_refuses_the_name_of_an_installed_plugin(install):

@@ -79,6 +79,6 @@ def summary(target: object) -> str:
             return f"({target} is missing)"
         with open(spec.origin, encoding="utf-8") as file:
             text = ast.get_docstring(ast.parse(file.read())) or ""
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
-        return f"({target} cannot be read: {error})"
+    except (Exception, SystemExit) as error:  # packages above the module are imported
+        return f"({target} cannot be read: {type(error).__name__}: {error})"
     return text.partition("\n")[0]
