@@ -88,10 +88,13 @@ def _has_kit(entry: Entry) -> bool:
         return False
     if entry.kind != "sampler":
         return entry.kind in KITS
+    from torch_geometric.sampler import BaseSampler
+
     from pyg_scale.sampler.base import NeighborSampler
 
     sampler = entry.load()
-    return isinstance(sampler, type) and issubclass(sampler, NeighborSampler)
+    plain = isinstance(sampler, type) and issubclass(sampler, BaseSampler)
+    return not plain or issubclass(sampler, NeighborSampler)  # what is neither fails the kit
 
 
 def module_source(entries: Sequence[Entry], provider: str | None) -> str:
@@ -104,11 +107,16 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
     ]
     if provider:
         source.append(_PLUGIN_TEST.format(provider=provider.partition("/")[0]))
+    titles: list[str] = []
     for entry in entries:
         words = re.split(r"[^a-z0-9]+", f"{entry.kind} {entry.name}")
+        title = "Test" + "".join(word.capitalize() for word in words)
+        titles.append(title)
+        if titles.count(title) > 1:  # of two entry points; a second class would hide the first
+            title += f"Of{titles.count(title)}"
         source.append(
             _KIT_TEST.format(
-                title="Test" + "".join(word.capitalize() for word in words),
+                title=title,
                 kit=KITS[entry.kind],
                 fixture=entry.kind,
                 kind=entry.kind,

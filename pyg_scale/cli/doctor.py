@@ -19,6 +19,7 @@ from pyg_scale import __version__, plugins
 from pyg_scale.cli.checks import version
 from pyg_scale.cli.doctor_dist import doctor_dist
 from pyg_scale.hookspecs import Check
+from pyg_scale.kinds import why_no_check
 
 DISTRIBUTIONS = ("torch", "torch_geometric", "numpy", "pluggy", "tqdm")
 _MARK = {True: "ok", False: "BROKEN", None: "absent"}
@@ -86,9 +87,8 @@ def _run(name: str) -> Check:
     """What a check found; one that fails is itself a finding."""
     try:
         found = plugins.get("check", name)()
-        if isinstance(found, Check):
-            return found
-        return Check(False, f"the check returned {found!r} instead of a pyg_scale.hookspecs.Check")
+        wrong = why_no_check(found)
+        return Check(False, wrong) if wrong else found
     except (Exception, SystemExit) as error:
         first = str(error).strip().partition("\n")[0]
         return Check(False, f"the check itself failed: {type(error).__name__}: {first}")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyg_scale import plugins
-from pyg_scale.errors import PluginLoadError, UnknownPluginError
+from pyg_scale.errors import AmbiguousPluginError, PluginLoadError, UnknownPluginError
 from pyg_scale.plugins import Entry
 
 
@@ -137,8 +137,9 @@ def _description(entry: Entry) -> dict[str, Any]:
         out["options"] = [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
     except (TypeError, ValueError):  # built in C: no signature to be had
         out["options"] = []
-    if hasattr(target, "supports"):
-        out["supports"] = sorted(target.supports)
+    supports = getattr(target, "supports", None)
+    if isinstance(supports, (set, frozenset, list, tuple)):  # else the conformance tests say so
+        out["supports"] = sorted(supports)
     return out
 
 
@@ -163,10 +164,20 @@ def named(name: str, kind: str | None) -> list[Entry]:
 
     Raises:
         UnknownPluginError: If there is none.
+        AmbiguousPluginError: If several plugins have it; ``provider:name`` says which.
     """
     if kind is not None:
         return [plugins.entry(kind, name)]
-    found = [plugins.entry(each, name) for each in plugins.KINDS if name in plugins.names(each)]
+    found, several = [], None
+    for each in plugins.KINDS:
+        try:
+            found.append(plugins.entry(each, name))
+        except UnknownPluginError:
+            continue
+        except AmbiguousPluginError as error:
+            several = error
+    if several and not found:
+        raise several
     if not found:
         known = sorted({n for each in plugins.KINDS for n in plugins.names(each)})
         close = difflib.get_close_matches(name, known, n=1)
@@ -183,10 +194,15 @@ def named(name: str, kind: str | None) -> list[Entry]:
 def _check(args: argparse.Namespace) -> int:
     from pyg_scale.cli.check import check
 
-    providers = {entry.provider for entry in plugins.entries()} - {plugins.BUILTIN}
-    if args.kind is None and args.name in providers:
-        found = [entry for entry in plugins.entries() if entry.provider == args.name]
-        return check(found, args.name, as_json=args.json, pytest_args=args.pytest_args)
+    distribution = plugins.normal(args.name)
+    if args.kind is None and distribution != plugins.BUILTIN:
+        found = [
+            entry
+            for entry in plugins.entries()
+            if distribution in (entry.provider, entry.provider.partition("/")[0])
+        ]
+        if found:
+            return check(found, distribution, as_json=args.json, pytest_args=args.pytest_args)
     return check(named(args.name, args.kind), None, as_json=args.json, pytest_args=args.pytest_args)
 
 

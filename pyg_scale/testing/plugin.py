@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 from pyg_scale import plugins
-from pyg_scale.hookspecs import Check
+from pyg_scale.kinds import why_no_check
 
 CONTRACTS = {
     "sampler": "torch_geometric.sampler:BaseSampler",
     "feature_store": "torch_geometric.data:FeatureStore",
     "graph_store": "torch_geometric.data:GraphStore",
+    "partitioner": "pyg_scale.partitioner.base:Partitioner",
+    "reader": "pyg_scale.convert.base:Reader",
+    "comm": "pyg_scale.comm.base:Communicator",
     "parallel": "pyg_scale.parallel.base:Parallel",
+    "conv": "pyg_scale.nn.conv.base:FusedConv",
 }
 """The class that a target of each kind must be a subclass of."""
 
@@ -45,13 +49,13 @@ class PluginTests:
     @pytest.fixture
     def provided(self, plugin: str) -> list[plugins.Entry]:
         """What the plugin adds."""
-        return [entry for entry in plugins.entries() if owner(entry) == plugin]
+        return [entry for entry in plugins.entries() if owner(entry) == plugins.normal(plugin)]
 
     def test_is_found_and_not_skipped(self, plugin: str, provided: list[plugins.Entry]) -> None:
         skipped = [
             str(failure)
             for failure in plugins.failures()
-            if failure.provider.partition("/")[0] == plugin
+            if failure.provider.partition("/")[0] == plugins.normal(plugin)
         ]
         assert not skipped
         assert provided, (
@@ -93,11 +97,8 @@ class PluginTests:
             else:
                 assert callable(target), f"{entry.kind} {entry.name!r} must be a function"
             if entry.kind == "check":
-                found = target()
-                assert isinstance(found, Check), (
-                    f"check {entry.name!r} returned {found!r} instead of a "
-                    f"pyg_scale.hookspecs.Check"
-                )
+                wrong = why_no_check(target())
+                assert not wrong, f"check {entry.name!r}: {wrong}"
 
     def test_every_name_is_reachable(self, provided: list[plugins.Entry]) -> None:
         for entry in provided:
@@ -110,7 +111,7 @@ class PluginTests:
                 )
 
     def test_distribution_is_named_as_usual(self, plugin: str) -> None:
-        if not plugin.startswith("pyg-scale-"):
+        if not plugins.normal(plugin).startswith("pyg-scale-"):
             warnings.warn(
                 f"plugins are called pyg-scale-<thing>, this one {plugin}: it is harder to find",
                 stacklevel=1,
