@@ -105,6 +105,63 @@ class ConvTests:
         data = _data(graphs.hostile())
         self._compare(conv, data.x.float(), data.edge_index, torch.float32, 1e-5)
 
+    def test_edge_weights(self, conv: type[FusedConv]) -> None:
+        """Their values, and the gradient that they get."""
+        data = _data(graphs.hostile())
+        given = self.arguments(data.x, data.edge_index)
+        names = list(inspect.signature(conv.replaces.forward).parameters)[1:]  # type: ignore[attr-defined]
+        if "edge_weight" not in names[len(given) :]:
+            pytest.skip("forward has no edge_weight, or arguments() gives it")
+        theirs, ours = self._pair(conv)
+        found = []
+        for layer in (theirs, ours):
+            weight = torch.linspace(0.5, 2, data.edge_index.size(1), dtype=torch.float64)
+            weight.requires_grad_()
+            out = layer(*self.arguments(data.x, data.edge_index), edge_weight=weight)
+            assert out.requires_grad, "edge_weight gets no gradient"
+            (
+                out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+            ).sum().backward()
+            found.append((out.detach(), weight.grad))
+        _close(found[1][0], found[0][0], 1e-11)
+        _close(found[1][1], found[0][1], 1e-11)
+
+    def test_edges_that_are_followed_backwards(self, conv: type[FusedConv]) -> None:
+        data = _data(graphs.hostile())
+        theirs, ours = self._pair(conv)
+        for layer in (theirs, ours):
+            layer.flow = "target_to_source"
+        arguments = self.arguments(data.x, data.edge_index)
+        _close(ours(*arguments), theirs(*arguments), 1e-11)
+
+    def test_sparse_matrices(self, conv: type[FusedConv]) -> None:
+        """What PyG's layer takes instead of an edge list, ours takes as well."""
+        data = _data(graphs.hostile())
+        edge_index = data.edge_index[:, data.edge_index[1].argsort(stable=True)]
+        size = data.x.size(0)
+        values = torch.ones(edge_index.size(1), dtype=torch.float64)
+        theirs, ours = self._pair(conv)
+        given = self.arguments(data.x, edge_index)[:1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, of sparse tensors
+            matrix = torch.sparse_coo_tensor(edge_index.flip(0), values, (size, size)).coalesce()
+            for adj_t in (matrix, matrix.to_sparse_csr()):
+                try:
+                    expected = theirs(*given, adj_t)
+                except Exception as error:
+                    pytest.skip(f"PyG's layer takes no matrix: {type(error).__name__}: {error}")
+                _close(ours(*given, adj_t), expected, 1e-11)
+
+    def test_leaves_its_arguments_alone(self, conv: type[FusedConv]) -> None:
+        data = _data(graphs.hostile())
+        layer = self.make(conv).double()
+        arguments = self.arguments(data.x, data.edge_index)
+        before = copy.deepcopy(arguments)
+        layer(*arguments)
+        for one, other in zip(arguments, before):
+            same = not isinstance(one, Tensor) or torch.equal(one, other)
+            assert same, "forward has changed one of its arguments"
+
     def test_takes_the_fused_path(self, conv: type[FusedConv]) -> None:
         data = _data(graphs.hostile())
         layer = self.make(conv).double()
@@ -215,6 +272,12 @@ class ConvTests:
             _close(other(*self.arguments(data.x, data.edge_index)), expected, 1e-11)
 
     # Parts #################################################################################
+
+    def _pair(self, conv: type[FusedConv]) -> tuple[Any, Any]:
+        """PyG's layer and ours, with the same parameters, in double precision."""
+        theirs, ours = self.make(conv.replaces).double(), self.make(conv).double()
+        ours.load_state_dict(theirs.state_dict())
+        return theirs.eval(), ours.eval()
 
     def _compare(
         self,

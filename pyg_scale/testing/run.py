@@ -21,18 +21,21 @@ def failures(
         kit: A class such as :class:`~pyg_scale.testing.SamplerTests`.
         only: The name of one test; all if ``None``.
         **fixtures: What the fixtures return, such as ``sampler=MySampler()``; a class is called
-            anew for every test.
+            anew for every test, but for ``conv``, which is one.
 
     Yields:
         The name of the test with its parameters, and what it raised.
     """
-    if "sampler" in fixtures:
-        fixtures["unbound"] = unbound(fixtures["sampler"])
     for name, function in inspect.getmembers(kit, inspect.isfunction):
         if name.startswith("test_") and name == (only or name):
             for parameters in _parameters(function):
                 wanted = set(inspect.signature(function).parameters) - {"self", *parameters}
-                made = {n: v() if isinstance(v, type) else v for n, v in fixtures.items()}
+                made = {
+                    n: v() if isinstance(v, type) and n != "conv" else v
+                    for n, v in fixtures.items()
+                }
+                if "sampler" in made:
+                    made["unbound"] = unbound(made["sampler"])
                 arguments = {n: made[n] for n in wanted} | parameters
                 try:
                     function(kit(), **arguments)

@@ -69,6 +69,7 @@ def test_what_a_sampler_that_is_not_exact_must_not_do():
             return Chosen(row.repeat(2), position.repeat(2))
 
     assert "more than once" in str(next(failures(SamplerTests, sampler=TakesTwice()))[1])
+    assert "more than once" in str(next(failures(SamplerTests, sampler=TakesTwice))[1])
 
 
 class ByPlaceOfTheEdge(Bernoulli):
