@@ -72,6 +72,7 @@ def connect(
     Raises:
         ValueError: If the environment is incomplete, or ``timeout`` is not above 0.
         UnknownPluginError: If there is no such backend.
+        TypeError: If the backend is for servers and clients only, or no communicator.
         CommTimeoutError: If not all ranks come in time; names those that did not.
         CommError: If the port of rank 0 is in use.
     """
@@ -83,7 +84,10 @@ def connect(
     if backend is None:
         several = "hybrid" if torch.cuda.is_available() else "gloo"
         backend = "local" if found.world_size == 1 else several
-    joined: Communicator = plugins.get("comm", backend).join(found)
+    join = getattr(plugins.get("comm", backend), "join", None)
+    if join is None:
+        raise TypeError(f"comm {backend!r} cannot join ranks: it has no class method join(group)")
+    joined: Communicator = join(found)
     joined.group = joined.group or found
     return joined
 

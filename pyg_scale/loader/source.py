@@ -62,6 +62,11 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
                 "on other ranks: leave it out, or pass data.rank_features(cache=..., local=...)"
             )
         made = plugins.get("feature_store", feature_store)
+        if not (isinstance(made, type) and issubclass(made, FeatureStore)):
+            raise TypeError(
+                f"feature_store={feature_store!r} must stand for a subclass of FeatureStore (it is "
+                f"{made!r}, a fault of the plugin)"
+            )
         known = getattr(made, "for_data", None)  # a store that is not filled from the data
         feature_store = known(data) if callable(known) else filled(made(), data)
     elif feature_store is None:
@@ -92,6 +97,7 @@ def filled(store: FeatureStore, data: Any) -> FeatureStore:
     A store that has ``accepts(value) -> bool`` gets what it accepts; the rest stays in ``data``.
 
     Raises:
+        RuntimeError: If ``put_tensor`` says that it has not taken a feature.
         ValueError: If ``data`` is a pair of stores, which has a feature store already.
     """
     if isinstance(data, Data):
@@ -121,7 +127,11 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
             if hasattr(store, "accepts") and not store.accepts(value):
                 continue
             group = edge_group if of_edges else node_group
-            store.put_tensor(value, group_name=group, attr_name=name, index=None)
+            if not store.put_tensor(value, group_name=group, attr_name=name, index=None):
+                raise RuntimeError(
+                    f"{type(store).__name__}.put_tensor did not take {name!r} of group {group!r} "
+                    f"(it returned no True): what it does not take it must refuse in accepts(value)"
+                )
 
 
 def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeType, int]]:

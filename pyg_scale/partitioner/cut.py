@@ -210,10 +210,21 @@ def _say_if_unbalanced(
 
 def _partitioner(method: str | Partitioner, options: Mapping[str, Any]) -> Partitioner:
     if isinstance(method, str):
-        return plugins.get("partitioner", method)(**options)
+        made: Partitioner = _named(method)(**options)
+        return made
     if isinstance(method, Partitioner):
         return method
     raise TypeError(f"method must be a name or a Partitioner (got {method!r})")
+
+
+def _named(method: str) -> Any:
+    found = plugins.get("partitioner", method)
+    if not (isinstance(found, type) and issubclass(found, Partitioner)):
+        raise TypeError(
+            f"method={method!r} must stand for a subclass of pyg_scale.partitioner.Partitioner "
+            f"(it is {found!r}, a fault of the plugin)"
+        )
+    return found
 
 
 def _split(
@@ -222,7 +233,7 @@ def _split(
     """The options of the method, and those of the writer."""
     known: list[str] = []
     if assignment is None and isinstance(method, str):
-        known = list(inspect.signature(plugins.get("partitioner", method)).parameters)
+        known = list(inspect.signature(_named(method)).parameters)
     mine = {name: value for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}
     if not rest:

@@ -114,7 +114,13 @@ class NeighborSampler(pyg.BaseSampler):
             ValueError: If the sampler is already bound and an option that the caller set is not
                 what the sampler was built with, or if both set one and differ.
             NotImplementedError: If an option asks for what is not in ``supports``.
+            TypeError: If the constructor of a subclass does not call that of this class.
         """
+        if "share_memory" not in vars(self):
+            raise TypeError(
+                f"{type(self).__name__}.__init__ must call super().__init__(): the sampler has "
+                "none of its arguments"
+            )
         together = self._together(options)
         if self.is_bound:
             return self
