@@ -351,7 +351,7 @@ class CountsCalls(ReferenceSampler):
         return super().sample(seed, seed_time, key + self.calls)
 
 
-@caught_by("test_a_key_leaves_the_generator_of_torch_alone", "test_same_key_same_batch")
+@caught_by("test_a_key_leaves_global_generators_alone", "test_same_key_same_batch")
 class GlobalGenerator(ReferenceSampler):
     """Draws from torch's generator."""
 
