@@ -42,7 +42,13 @@ def run_ranks(
         try:
             group = Group(PrefixStore("ranks", store), rank, world_size, timeout)
             found[rank] = function(group)
-        except Exception as error:
+        except (
+            BaseException
+        ) as found_here:  # such as that of pytest.raises where nothing was raised
+            error = found_here
+            if not isinstance(error, Exception):
+                error = AssertionError(f"{type(found_here).__name__}: {found_here}")
+                error.__cause__ = found_here
             error.add_note(f"(raised by rank {rank})")
             errors.append((rank, error))
 
