@@ -42,13 +42,12 @@ def run_ranks(
         try:
             group = Group(PrefixStore("ranks", store), rank, world_size, timeout)
             found[rank] = function(group)
-        except (
-            BaseException
-        ) as found_here:  # such as that of pytest.raises where nothing was raised
-            error = found_here
-            if not isinstance(error, Exception):
-                error = AssertionError(f"{type(found_here).__name__}: {found_here}")
-                error.__cause__ = found_here
+        except BaseException as raised:  # pytest.raises fails with what is no Exception
+            if isinstance(raised, Exception):
+                error = raised
+            else:
+                error = AssertionError(f"{type(raised).__name__}: {raised}")
+                error.__cause__ = raised
             error.add_note(f"(raised by rank {rank})")
             errors.append((rank, error))
 
