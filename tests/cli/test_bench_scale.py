@@ -17,7 +17,7 @@ from pyg_scale.ops import library
 
 SMALL = shlex.split(
     "--nodes 400000 --edges 800000 --features 16 --parts 3 --batches 3 --warmup 1 "
-    "--num-neighbors 4,3,2 --hidden 8 --limit 4e9 --memory 800e6"
+    "--num-neighbors 4,3,2 --hidden 8 --limit 4e9 --memory 1e9"
 )
 
 
