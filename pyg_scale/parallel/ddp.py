@@ -19,7 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pyg_scale.parallel.base import Parallel
-from pyg_scale.parallel.seed_weights import SeedWeights, reduce
+from pyg_scale.parallel.seed_weights import SeedWeights, counting, reduce
+
+_joined: list[DataParallel] = []
+"""The module whose ``join`` is under way, if there is one."""
 
 
 class DDP(Parallel):
@@ -99,7 +102,8 @@ class DataParallel(DistributedDataParallel):
     """Torch's ``DistributedDataParallel`` with the gradient of the mean over all seeds.
 
     ``loss.backward()`` works, too, and gives the mean over the ranks that have a batch; all ranks
-    must do the same in a step.
+    must do the same in a step. Models that train together are wrapped as one: ``backward`` within
+    the ``join`` of another one, or of a loss that comes from two of them, is a ``RuntimeError``.
     """
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -123,15 +127,35 @@ class DataParallel(DistributedDataParallel):
                 "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
                 "to add up gradients of several batches use no_sync()"
             )
+        self._check_not_beside()
         self._weights.add(num_seeds)
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
-        (loss * num_seeds).backward()
+        with counting(self._weights):
+            (loss * num_seeds).backward()
 
     @contextmanager
     def join(self, *steps: Any) -> Iterator[None]:
         """See :meth:`ParallelModule.join`."""
-        with Join([self], divide_by_initial_world_size=False, steps=_functions(steps)):
-            yield
+        functions = _functions(steps)
+        if self in _joined:
+            raise RuntimeError("join() is under way already: enter it once for each epoch")
+        self._check_not_beside()
+        _joined.append(self)
+        try:
+            with Join([self], divide_by_initial_world_size=False, steps=functions):
+                yield
+        finally:
+            _joined.remove(self)
+
+    def _check_not_beside(self) -> None:
+        # A rank without batches takes part for the joined module only: the sums of another one
+        # would meet those, which gloo ends the process for, or adds up if sizes are equal.
+        if _joined and _joined[0] is not self:
+            raise RuntimeError(
+                "this is within join() of another wrapped module, and a rank without batches takes "
+                "part in the steps of one module only: wrap one module that holds both, or give "
+                'the loader uneven="drop" or "repeat" and leave join() out'
+            )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What a rank without batches does: torch's hook, then the steps."""

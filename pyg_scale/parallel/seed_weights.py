@@ -5,6 +5,8 @@ as usual; the counts go along, in one more all-reduce of four numbers for each s
 waits for before the gradients are there. Then everything is divided by the number of seeds.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,22 @@ MIXED = (
     "some ranks called backward(loss, num_seeds) in this step and others loss.backward(): "
     "all must do the same"
 )
+APART = (
+    "the loss of backward(loss, num_seeds) comes from two modules that were wrapped apart, and the "
+    "seeds are known to one of them only: wrap one module that holds both, as one, and call its "
+    "backward"
+)
+_counting: list["SeedWeights"] = []  # not by thread: gradients on a device are made in others
+
+
+@contextmanager
+def counting(weights: "SeedWeights") -> Iterator[None]:
+    """While a loss that was multiplied by a number of seeds is differentiated."""
+    _counting.append(weights)
+    try:
+        yield
+    finally:
+        _counting.remove(weights)
 
 
 class SeedWeights:
@@ -49,6 +67,8 @@ class SeedWeights:
         """The mean of a bucket, under way."""
         buffer = bucket.buffer()
         if bucket.index() == 0:
+            if _counting and self not in _counting and not self.joined:
+                raise RuntimeError(APART)
             self._totals = self._all_reduce(self._own(buffer.device))
         assert self._totals is not None
         if self.joined:

@@ -63,6 +63,29 @@ def test_means(ranks):
     ranks.run(means)
 
 
+def several_models():
+    """What is wrapped apart can neither be joined together nor get seeds through one loss."""
+    rank = dist.get_rank()
+    one, two = parallel.wrap(linear(), "ddp"), parallel.wrap(linear(), "ddp")
+    step = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=1.0)
+    within = "join.. of another wrapped module"
+    with pytest.raises(RuntimeError, match=within), one.join(step), two.join(step):
+        pass
+    with pytest.raises(RuntimeError, match=within), one.join(step):
+        two.backward(loss_of(two, rank), 3)
+    with pytest.raises(RuntimeError, match="as one"):
+        two.backward(loss_of(two, one(torch.ones(1, 2, dtype=torch.float64)).sum()), 3)
+    for model in (parallel.wrap(linear(), "ddp"), parallel.wrap(linear(), "ddp")):
+        with model.join(step):  # one after the other they go
+            for _ in range(rank + 1):
+                model.zero_grad()
+                model.backward(loss_of(model, rank), 3)
+
+
+def test_several_models(ranks):
+    ranks.run(several_models)
+
+
 def torchs_join():
     """Torch's own `Join` works as torch says, with and without a count of seeds."""
     rank = dist.get_rank()
