@@ -149,12 +149,7 @@ class GraphServer:
     # Loaders ###############################################################################
 
     def _agree(self, message: list[Tensor]) -> list[Tensor]:
-        fingerprint, *packed = message
-        if not self._fingerprint.fits(Fingerprint.unpack(fingerprint)):
-            raise OtherGraph(
-                f"{self._directory.path} is another graph than the one that the client opened: all "
-                "servers must have the same"
-            )
+        packed = self._of_this_graph(message)
         name = digest(packed)
         with self._binding:  # several batches of one loader come at once
             if wire.tensor_bytes(name) not in self._loaders:
@@ -164,6 +159,16 @@ class GraphServer:
                     while len(self._loaders) > self._max_loaders:
                         self._loaders.popitem(last=False)
         return [name]
+
+    def _of_this_graph(self, message: list[Tensor]) -> list[Tensor]:
+        """What comes after the fingerprint of the client's graph."""
+        fingerprint, *rest = message
+        if not self._fingerprint.fits(Fingerprint.unpack(fingerprint)):
+            raise OtherGraph(
+                f"{self._directory.path} is another graph than the one that the client opened: all "
+                "servers must have the same"
+            )
+        return rest
 
     def _bind(self, record: LoaderRecord) -> _Loader:
         graph, options = self._graph, dict(record.options)
@@ -295,7 +300,7 @@ class GraphServer:
         return value
 
     def _some_rows(self, message: list[Tensor]) -> list[Tensor]:
-        what, ids = message
+        what, ids = self._of_this_graph(message)
         row = _row_of(json_of(what))
         self._check_rows(row)
         count = self._count(row)
@@ -307,7 +312,7 @@ class GraphServer:
             return [self._select(row, ids, Stats())]
 
     def _column(self, message: list[Tensor]) -> list[Tensor]:
-        what, between = message
+        what, between = self._of_this_graph(message)
         row = _row_of(json_of(what))
         begin, end = between.tolist()
         of_edges, kind, name = row
@@ -321,11 +326,13 @@ class GraphServer:
         return [value[:, begin:end] if name == EDGE_INDEX else value[begin:end]]
 
     def _index_set(self, message: list[Tensor]) -> list[Tensor]:
-        node_type, name = json_of(message[0])
+        (what,) = self._of_this_graph(message)
+        node_type, name = json_of(what)
         return [self._directory.index_set(name, node_type)]
 
     def _value(self, message: list[Tensor]) -> list[Tensor]:
-        file, dtype, shape = json_of(message[0])
+        (what,) = self._of_this_graph(message)
+        file, dtype, shape = json_of(what)
         return [self._directory.array(file, dtype, tuple(shape))]
 
     def _store(self, kind: NodeType | EdgeType) -> Any:

@@ -78,13 +78,17 @@ class ServedDirectory:
         if name not in sets:
             raise KeyError(f"{self.path} has no index set {name!r}, only: {', '.join(sets) or '-'}")
         check = _Expected((sets[name],), torch.int64)
-        return self.servers.call("index_set", [wire.json_tensor([node_type, name])], check=check)
+        return self.ask("index_set", [wire.json_tensor([node_type, name])], check).wait()
 
     def array(self, file: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that is no attribute of nodes or edges."""
         check = _Expected(shape, torch_dtype(dtype))
         message = [wire.json_tensor([file, dtype, list(shape)])]
-        return self.servers.call("value", message, check=check)
+        return self.ask("value", message, check).wait()
+
+    def ask(self, name: str, tensors: list[Tensor], check: Any) -> Asked:
+        """Ask a server that has this graph, and no other one, for something of it."""
+        return self.servers.ask(name, [self.fingerprint.pack(), *tensors], check=check)
 
     def close(self) -> None:
         """Say goodbye to the servers; may be called again."""
@@ -139,9 +143,7 @@ class _Reader:
             end = min(size, begin + step)
             into = out[:, begin:end] if across else out[begin:end]
             check = _Expected(tuple(into.shape), dtype)
-            asked = directory.servers.ask(
-                "column", [message, torch.tensor([begin, end])], check=check
-            )
+            asked = directory.ask("column", [message, torch.tensor([begin, end])], check)
             under_way.append((into, asked))
             if len(under_way) > 2:
                 _take(*under_way.popleft())
@@ -160,7 +162,7 @@ class _Reader:
         shape, dtype = _form(directory.meta, of_edges, kind, name)
         check = _Expected((index.numel(), *shape[1:]), dtype)
         message = [wire.json_tensor([of_edges, kind, name]), index.to("cpu", torch.int64)]
-        found: Tensor = directory.servers.call("rows", message, check=check)
+        found: Tensor = directory.ask("rows", message, check).wait()
         return found
 
 
@@ -240,7 +242,8 @@ def connect_graph(
 
     Args:
         address: Of the servers, ``tcp://host:port,tcp://host2:port``. All must have the same graph;
-            a batch that one does not answer is asked of another.
+            a batch that one does not answer is asked of another. One that has another graph than
+            the server that answered first is never taken anything from.
         token: Their secret; by default that of the variable ``PYG_SCALE_TOKEN`` or in the file
             ``PYG_SCALE_TOKEN_FILE``.
         timeout: Seconds that are waited for a request before it raises because no server has
@@ -249,7 +252,7 @@ def connect_graph(
 
     Raises:
         UnknownPluginError: If the transport is not installed; says how to.
-        ValueError: If an address is none, there is no token, or servers have different graphs.
+        ValueError: If an address is none, or there is no token.
         PermissionError: If a server refuses the token.
         CommTimeoutError: If no server answers in time; names them.
     """

@@ -336,6 +336,7 @@ class Asked:
         self._servers._ill(server)
         self._release()
         self._tried.add(server)
+        self._agreed.discard(server)  # it may be another process when it is asked again
         self._next()
 
     def _next(self) -> None:

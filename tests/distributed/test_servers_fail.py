@@ -314,6 +314,30 @@ def test_servers_of_different_graphs(serve: Callable[..., Any]) -> None:
         check(data, served)
 
 
+def test_attributes_are_not_those_of_another_graph(serve: Callable[..., Any]) -> None:
+    """A graph of the same form, such as an older one: attributes come from one of the two."""
+    data, older, some = graph(), graph(), torch.arange(5)
+    older.y, older.odd = older.y + 1, older.odd + 1
+    one, two = (serve(g, index_sets={"s": some + (g is older)}) for g in (data, older))
+    one.network.servers["tcp://other:1"] = two.listeners[0]
+    one.addresses.append("tcp://other:1")
+    for _ in range(6):
+        served = one.open(timeout=3.0)
+        expected = data if torch.equal(served.index_set("s"), some) else older
+        for _ in range(3):
+            assert torch.equal(served.index_set("s"), some + (expected is older))
+        assert torch.equal(served.y, expected.y) and torch.equal(served.odd, expected.odd)
+
+
+def test_why_a_server_that_has_another_graph_now_is_not_asked(serve: Callable[..., Any]) -> None:
+    one, two = serve(graph()), serve(graph(num_edges=3001))
+    batches = iter(NeighborLoader(one.open(timeout=1.5), [2], batch_size=8, seed=1))
+    next(batches)
+    one.network.servers[one.addresses[0]] = two.listeners[0]
+    with pytest.raises(CommTimeoutError, match="another graph"):
+        list(batches)
+
+
 def test_arguments_of_directories_and_of_servers(tmp_path: Path) -> None:
     pyg_scale.save(graph(), tmp_path / "graph")
     with pytest.raises(ValueError, match="token= and transport="):
