@@ -116,10 +116,11 @@ def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | No
     Returns:
         ``int32`` ``[n]``, or ``None`` if ``data`` is no opened directory.
     """
-    directory = getattr(data, "graph_directory", None)
-    if directory is None or node_type not in directory.books:
+    # Servers keep the books of a graph: a client cannot say who has which node.
+    books = getattr(getattr(data, "graph_directory", None), "books", {})
+    if node_type not in books:
         return None
-    return directory.books[node_type].part_of(nodes).to(torch.int32)
+    return books[node_type].part_of(nodes).to(torch.int32)
 
 
 def communicator_of(loader: Any) -> Communicator | None:

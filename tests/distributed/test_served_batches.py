@@ -224,3 +224,12 @@ def test_no_seeds_and_no_edges(serve: Callable[..., Any]) -> None:
     for seeds in (torch.empty(0, dtype=torch.int64), torch.tensor([2, 2, 0])):
         options = NODES | {"input_nodes": seeds}
         assert_same_batches(NeighborLoader(data, **options), NeighborLoader(served, **options))
+
+
+def test_seeds_by_part_are_refused(serve: Callable[..., Any]) -> None:
+    served, shared = serve(graph()).open(), {"batch_size": 8, "split_seeds": "part"}
+    links = torch.zeros(2, 9, dtype=torch.int64)
+    with pytest.raises(ValueError, match="of a graph directory.*split_seeds='global'"):
+        NeighborLoader(served, [2], **shared)
+    with pytest.raises(ValueError, match="of a graph directory.*split_seeds='global'"):
+        LinkNeighborLoader(served, [2], edge_label_index=links, **shared)

@@ -321,8 +321,7 @@ def test_attributes_are_not_those_of_another_graph(serve: Callable[..., Any]) ->
     one, two = (serve(g, index_sets={"s": some + (g is older)}) for g in (data, older))
     one.network.servers["tcp://other:1"] = two.listeners[0]
     one.addresses.append("tcp://other:1")
-    for _ in range(6):
-        served = one.open(timeout=3.0)
+    for served in [one.open(timeout=3.0) for _ in range(6)]:
         expected = data if torch.equal(served.index_set("s"), some) else older
         for _ in range(3):
             assert torch.equal(served.index_set("s"), some + (expected is older))
