@@ -21,7 +21,8 @@ from pyg_scale.convert.tables import Tables
 
 _WHITESPACE = "whitespace"
 _LOOK = 1000  # rows that dtypes are inferred from
-_DTYPES = ("int64", "int32", "float64", "float32", "text")
+_DTYPES = ("int64", "int32", "uint64", "float64", "float32", "text")
+_UNREADABLE = (csv.Error, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError)
 _PADDED = re.compile(r"^0[0-9]+$", re.MULTILINE)  # an integer with leading zeros
 
 
@@ -30,17 +31,19 @@ class CsvTable(Table):
 
     Lines at the beginning that are empty or begin with ``#``, as in edge lists of SNAP, are passed
     over, and empty ones at the end. Columns are ``int64`` if the first 1,000 rows hold integers
-    only, ``float64`` if numbers only, else text, of which only ids can be made. Integers with
-    leading zeros, as postcodes have, are text, as they would not be told from those without.
+    only (``uint64`` if some of them need it), ``float64`` if numbers only, else text, of which only
+    ids can be made. Integers with leading zeros, as postcodes have, are text, as they would not be
+    told from those without.
 
     Args:
         path: The file; unpacked while it is read if it ends in ``.gz``.
         delimiter: Between columns: by default a comma, in ``.tsv`` a tab; ``"whitespace"`` for any
             number of spaces and tabs, the default in ``.txt``.
         header: Whether the first line names the columns; else they are ``"0"``, ``"1"``, ... By
-            default ``True``, in ``.txt`` ``False``. Numbers alone name no columns.
-        dtypes: The dtype of some columns, ``int64``, ``int32``, ``float64``, ``float32`` or
-            ``text``, where another one is wanted.
+            default ``True``, in ``.txt`` ``False``. Numbers alone name no columns, and words alone
+            above columns of numbers are no row.
+        dtypes: The dtype of some columns, ``int64``, ``int32``, ``uint64``, ``float64``,
+            ``float32`` or ``text``, where another one is wanted.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -75,8 +78,11 @@ class CsvTable(Table):
         return f"{self.path}, row {row + 1}"
 
     def _look(self, dtypes: dict[str, str]) -> dict[str, Column]:
-        with self._open() as lines:
-            first = next(self._reader(lines), None)
+        try:
+            with self._open() as lines:
+                first = next(self._reader(lines), None)
+        except _UNREADABLE as error:
+            raise ValueError(f"{self.path}, at its beginning: {error}") from None
         if first is None:
             raise ValueError(f"{self.path} is empty: it must have a header, or header=False")
         if self._header and first and all(_fits(name, "float64") for name in first):
@@ -98,10 +104,23 @@ class CsvTable(Table):
         self._given = frozenset(dtypes)
         self.columns = {name: Column("text") for name in names}
         rows = next(self._rows(0, _LOOK), [])
-        return {
+        found = {
             name: Column(dtypes.get(name) or _infer([row[i] for row in rows]))
             for i, name in enumerate(names)
         }
+        if not self._header and len(rows) > 1 and all(c.dtype == "text" for c in found.values()):
+            self._refuse_header(rows, dtypes)
+        return found
+
+    def _refuse_header(self, rows: list[list[str]], dtypes: Mapping[str, str]) -> None:
+        """Words above numbers would make text of all ids, and an edge of the words."""
+        below = [_infer(column) for column in zip(*rows[1:])]
+        if "text" not in below and not dtypes and not any(_fits(v, "float64") for v in rows[0]):
+            raise ValueError(
+                f"{self.path} begins with {' '.join(rows[0])!r} above rows of numbers: if these "
+                "are names of columns, pass header=True, or -o header=True to `pyg-scale convert`; "
+                "if it is a comment, delete the line; if it is an edge, pass dtypes={'0': 'text'}"
+            )
 
     def read(self, names: Sequence[str], begin: int, rows: int) -> Iterator[tuple[Array, ...]]:
         places = [list(self.columns).index(name) for name in names]
@@ -130,14 +149,14 @@ class CsvTable(Table):
                             )
                     yield chunk
                     at += len(chunk)
-            except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 raise ValueError(f"{self.path}, behind row {at}: {error}") from None
 
     def _array(self, name: str, values: Sequence[str], begin: int) -> Array:
         dtype = self.columns[name].dtype
         if dtype == "text":
             return _text(values)
-        strict = dtype == "int64" and name not in self._given
+        strict = dtype in ("int64", "uint64") and name not in self._given
         try:
             if strict and _PADDED.search("\n".join(values)):
                 raise ValueError("an integer with leading zeros")
@@ -214,7 +233,7 @@ def _float(value: str) -> float:
     return float(value)
 
 
-_PARSE = {"int64": _int, "int32": _int, "float64": _float, "float32": _float}
+_PARSE = {"int64": _int, "int32": _int, "uint64": _int, "float64": _float, "float32": _float}
 
 
 def _fits(value: str, dtype: str) -> bool:
@@ -228,7 +247,7 @@ def _fits(value: str, dtype: str) -> bool:
 def _infer(values: Sequence[str]) -> str:
     if any(map(_PADDED.search, values)):
         return "text"
-    for dtype in ("int64", "float64"):
+    for dtype in ("int64", "uint64", "float64"):
         if values and all(_fits(value, dtype) for value in values):
             return dtype
     return "text" if values else "int64"

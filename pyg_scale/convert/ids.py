@@ -52,7 +52,10 @@ class IdMap:
         """
         if (ids.dtype.kind == "S") != (self.ids.dtype.kind == "S") and len(self.ids):
             kinds = ["text" if each.dtype.kind == "S" else "numbers" for each in (ids, self.ids)]
-            raise TypeError(f"{table.path} has {kinds[0]} as ids, {self.what} has {kinds[1]}")
+            raise TypeError(
+                f"{table.path} has {kinds[0]} as ids, {self.what} has {kinds[1]}: make both text "
+                "(of CSV, set dtypes={NAME: 'text'} for the columns of numbers)"
+            )
         keys = _bits(ids)
         at = np.searchsorted(self._sorted, keys)
         if len(self.ids):
@@ -81,7 +84,10 @@ def collect(columns: Sequence[tuple[Table, str]], memory: int, rows: int) -> Arr
             found.append(np.unique(chunk))
             kinds = {each.dtype.kind == "S" for each in found}
             if len(kinds) > 1:
-                raise TypeError(f"{table.path}, column {name!r}: some ids are text, some numbers")
+                raise TypeError(
+                    f"{table.path}, column {name!r}: some ids are text, some numbers: make all of "
+                    "them text (of CSV, set dtypes={NAME: 'text'} for the columns of numbers)"
+                )
             while len(found) > 1 and len(found[-2]) <= 2 * len(found[-1]):
                 check_memory(4 * (found[-1].nbytes + found[-2].nbytes), memory, table.path)
                 last = found.pop()
@@ -125,7 +131,11 @@ def save(file: Path, ids: Array) -> None:
 def _read(table: Table, name: str, rows: int) -> Iterable[Array]:
     for (chunk,) in table.read([name], 0, rows):
         if chunk.dtype.kind not in "iuS":
-            raise TypeError(f"{table.path}, column {name!r}: ids must be integers or text")
+            raise TypeError(
+                f"{table.path}, column {name!r} holds {chunk.dtype}: ids must be integers of at "
+                "most 64 bits or text: correct them, or read them as text (of CSV, set "
+                f"dtypes={{{name!r}: 'text'}})"
+            )
         yield _bits(chunk)
 
 

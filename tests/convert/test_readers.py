@@ -98,6 +98,32 @@ def test_leading_zeros_are_part_of_an_id(tmp_path):
     assert pyg_scale.open(tmp_path / "h").num_nodes == 2
 
 
+def test_ids_of_csv_may_be_hashes_of_64_bits(tmp_path):
+    text = f"a,b\n{2**63 + 5},3\n3,{2**64 - 1}\n{2**64 - 1},7\n"
+    convert(csv(tmp_path / "e.csv", text), tmp_path / "g", quiet=True)
+    ids = np.load(tmp_path / "g/ids/nodes.npy").view("u8")
+    assert ids[pyg_scale.open(tmp_path / "g").edge_index].tolist() == [
+        [2**63 + 5, 3, 2**64 - 1],
+        [3, 2**64 - 1, 7],
+    ]
+    late = csv(tmp_path / "late.csv", "a,b\n" + "1,2\n" * 1500 + f"{2**63},2\n")
+    with pytest.raises(ValueError, match="row 1501, column 'a'.* is no int64"):
+        convert(late, tmp_path / "h", quiet=True)
+    convert(late, tmp_path / "h", quiet=True, dtypes={"a": "uint64"})
+    assert pyg_scale.open(tmp_path / "h").num_nodes == 3
+
+
+def test_a_header_is_not_taken_for_an_edge(tmp_path):
+    edges = csv(tmp_path / "e.txt", "from to weight\n1 2 0.5\n2 3 1\n")
+    with pytest.raises(ValueError, match="'from to weight' above rows of numbers.*header=True"):
+        convert(edges, tmp_path / "g", quiet=True)
+    convert(edges, tmp_path / "g", quiet=True, header=True)
+    assert pyg_scale.open(tmp_path / "g").weight.tolist() == [0.5, 1.0]
+    words = csv(tmp_path / "w.txt", "a b\n1 2\n2 x\n")  # some ids are words: this is an edge
+    convert(words, tmp_path / "h", quiet=True)
+    assert pyg_scale.open(tmp_path / "h").num_edges == 3
+
+
 def test_options_of_csv(tmp_path):
     edges = tmp_path / "e.csv.gz"
     edges.write_bytes(gzip.compress(b"7;8;1\n8;7;2\n"))
@@ -173,6 +199,8 @@ BAD = {
     "text position": ("a,b\nx,y\n", {"ids": "position"}, "pass ids='map'"),
     "unclosed": ('a,b\n"1,2\n', {}, "row 0: unexpected end"),
     "dtype": ("a,b\n1,2\n", {"dtypes": {"c": "int64"}}, "columns of .* are a, b"),
+    "float ids": ("a,b\n1.5,2\n", {}, r"'a' holds float64: .*dtypes=\{'a': 'text'\}"),
+    "mixed ids": ("a,b\nx,1\n", {}, "some ids are text, some numbers: make all of them text"),
     "time": ("a,b,t\n1,2,nan\n", {"time_attr": "t"}, "row 1 is NaN"),
     "no time": ("a,b\n1,2\n", {"time_attr": "t"}, "neither an attribute of nodes nor"),
     "no weight": ("a,b\n1,2\n", {"weight_attr": "w"}, "no edge type has this attribute"),
@@ -215,6 +243,12 @@ def test_truncated_and_missing_files_are_named(tmp_path):
         convert(tmp_path / "e.npz", tmp_path / "g", quiet=True)
     with pytest.raises(ValueError, match="no reader|unknown|reader"):
         convert("nothing:x", tmp_path / "g", quiet=True)
+    (tmp_path / "latin.csv").write_bytes("a,b\n\xe9,1\n".encode("latin1"))
+    with pytest.raises(ValueError, match=r"latin\.csv, at its beginning: .*decode"):
+        convert(tmp_path / "latin.csv", tmp_path / "g", quiet=True)
+    (tmp_path / "e.csv.gz").write_bytes(b"a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"e\.csv\.gz, at its beginning: Not a gzipped"):
+        convert(tmp_path / "e.csv.gz", tmp_path / "g", quiet=True)
 
 
 def test_features_and_mapped_ids_do_not_go_together(tmp_path):
