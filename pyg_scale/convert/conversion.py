@@ -87,6 +87,7 @@ class Conversion:
 
     def _check_options(self) -> None:
         description, options = self.description, self.options
+        _check_names(description)
         for edge_type in description.edges:
             for end in () if edge_type is None else (edge_type[0], edge_type[2]):
                 if end not in description.nodes:
@@ -326,6 +327,31 @@ FEATURES = "x"
 
 def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
     return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+
+
+def _check_names(description: Description) -> None:
+    """Refuse names that would hide what PyG looks up by them, or each other."""
+    levels = [
+        *((each.attributes, f"nodes{of(name)}") for name, each in description.nodes.items()),
+        *((each.attributes, f"edges{of(name)}") for name, each in description.edges.items()),
+    ]
+    for attributes, what in levels:
+        if taken := [name for name in attributes if name in _RESERVED]:
+            raise ValueError(
+                f"attribute {taken[0]!r} of the {what}: PyG means something else by this name: "
+                "give the column or the file another one"
+            )
+    if not description.is_hetero:
+        names = [name for attributes, _ in levels for name in attributes]
+        names += description.graph_attributes
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(
+                f"nodes, edges or the graph have an attribute {twice[0]!r} each, and a homogeneous "
+                "graph has room for one: give one of the columns or files another name"
+            )
+
+
+_RESERVED = frozenset({"edge_index", "adj_t", "num_nodes", "num_edges"})
 
 
 def _check_time(attributes: Mapping[str, Attribute], name: str, node_type: NodeType) -> None:

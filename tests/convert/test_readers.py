@@ -258,6 +258,24 @@ def test_features_and_mapped_ids_do_not_go_together(tmp_path):
         Tables(edges, {"x": tmp_path / "x.npy"})
 
 
+def test_names_that_hide_others_are_refused_before_edges_are_read(tmp_path):
+    np.save(tmp_path / "e.npy", np.array([[0, 9], [1, 1]]))  # 9 is refused when edges are read
+    np.save(tmp_path / "v.npy", np.zeros(2))
+    e, v = tmp_path / "e.npy", tmp_path / "v.npy"
+    for source, message in (
+        (Tables(e, {"kind": v}, {"kind": v}), "have an attribute 'kind' each"),
+        (Tables(e, None, {"edge_index": v}), "'edge_index' of the edges: PyG means"),
+        (Tables(e, {"num_nodes": v}), "'num_nodes' of the nodes: PyG means"),
+        (Tables({("a", "to", "a"): e}, {"a": {"num_nodes": v}}), "'num_nodes' of the nodes of 'a'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert(source, tmp_path / "g", quiet=True)
+    np.save(e, np.array([[0, 1], [1, 1]]))
+    same = Tables({("a", "to", "b"): e}, {"a": {"kind": v}, "b": {"kind": v}})
+    convert(same, tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g")["b"].kind.tolist() == [0.0, 0.0]
+
+
 def test_attributes_of_another_length_are_refused(tmp_path):
     np.save(tmp_path / "e.npy", np.zeros((2, 5), "i8"))
     np.save(tmp_path / "w.npy", np.zeros(4))
