@@ -104,6 +104,13 @@ class Conversion:
         for node_type, name in options.index_sets:
             if node_type not in description.nodes:
                 raise ValueError(f"index set {name!r}: there is no node type {node_type!r}")
+        if not any(FEATURES in nodes.attributes for nodes in description.nodes.values()):
+            for name in ("feature_dtype", "link_features"):
+                if value := getattr(options, name):
+                    raise ValueError(
+                        f"{name}={value!r} is about the attribute {FEATURES!r} of nodes, and no "
+                        "nodes have it: leave it out, or name the features so"
+                    )
         if options.time_attr is not None:
             one_level(options.time_attr, self._timed_nodes, self._timed_edges)
             for node_type in self._timed_nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -188,6 +189,15 @@ def run(
                 shutil.rmtree(root)  # what is wrong stays wrong
                 journal.file.unlink(missing_ok=True)
                 raise
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+                    raise
+                raise OSError(
+                    error.errno,
+                    "the disk is full: make room and give the same command again, which goes on "
+                    "where this one was, or delete",
+                    str(root),
+                ) from None
             journal.finish(_COMPLETE, meta.to_json())
         if temporary.is_dir():
             shutil.rmtree(temporary)

@@ -1,5 +1,8 @@
 """Directories that are converted hold what is built in memory, whatever the memory."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -189,6 +192,15 @@ def test_features_are_converted_or_linked(tmp_path):
     assert not (tmp_path / "big").exists()
 
 
+@pytest.mark.parametrize("option", [{"feature_dtype": "float16"}, {"link_features": True}])
+def test_options_of_features_that_are_not_there_are_refused(tmp_path, option):
+    np.save(tmp_path / "edges.npy", np.zeros((2, 4), "i8"))
+    np.save(tmp_path / "f.npy", np.zeros((9, 3)))
+    nodes = {"features": tmp_path / "f.npy"}
+    with pytest.raises(ValueError, match="is about the attribute 'x' of nodes, and no nodes have"):
+        convert(tmp_path / "edges.npy", tmp_path / "g", nodes=nodes, quiet=True, **option)
+
+
 def test_index_sets(tmp_path):
     np.save(tmp_path / "edges.npy", np.zeros((2, 4), "i4"))
     np.save(tmp_path / "train.npy", np.array([3, 1], "i4"))
@@ -288,3 +300,19 @@ def test_too_little_disk_is_said_at_once(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="need up to .* GB, there are") as error:
         converted(NpyReader(tmp_path / "edges.npy"), tmp_path / "graph")
     assert error.value.errno == 28
+
+
+def test_a_disk_that_fills_up_is_said_and_gone_on_with(tmp_path, monkeypatch):
+    np.save(tmp_path / "edges.npy", np.zeros((2, 1000), "i4"))
+    write = os.pwrite
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"the disk is full: .*same command.*\.g\.partial") as error:
+        convert(tmp_path / "edges.npy", tmp_path / "g", quiet=True)
+    assert error.value.errno == errno.ENOSPC
+    monkeypatch.setattr(os, "pwrite", write)
+    convert(tmp_path / "edges.npy", tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g", verify=True).num_edges == 1000
