@@ -279,7 +279,8 @@ class Quantized(FeatureStore):
 
         With ``int8`` half the scale of the row (or column), and the rounding of ``q * scale +
         zero``, which counts where a row's numbers differ by less than their last digits. In half
-        precision the rounding of the number, ``2**-11`` (``fp16``) or ``2**-8`` (``bf16``) of it.
+        precision the rounding of the number, ``2**-11`` (``fp16``) or ``2**-8`` (``bf16``) of it,
+        or of ``2**-14`` (``2**-126``) where it is smaller.
 
         Args:
             attr_name: The feature.
