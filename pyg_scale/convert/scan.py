@@ -153,6 +153,9 @@ def _largest(stream: EdgeStream, chunk: Chunk, name: str, node: Tensor, size: in
     return high
 
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
 def _check_values(
     stream: EdgeStream, chunk: Chunk, time_attr: str | None, weight_attr: str | None
 ) -> None:
@@ -167,6 +170,8 @@ def _check_values(
             )
     if weight_attr is not None:
         weight = extra.pop(0).reshape(-1)
+        if weight.dtype in _UNSIGNED:
+            return  # finite and not negative, and torch compares none of them
         good = (weight >= 0) & (torch.isfinite(weight) if weight.is_floating_point() else True)
         if not bool(good.all()):
             first = int((~good).nonzero()[0])

@@ -99,7 +99,13 @@ def test_floating_point_and_integer_times(tmp_path, dtype):
     assert (meta.float_time, meta.time_of_edges) == (dtype.is_floating_point, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float16, torch.bfloat16, torch.float64, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    ],
+)
 def test_weights_of_any_dtype(tmp_path, dtype):
     data = graph(50, 800, kind="hub")
     data.edge_weight = data.edge_weight.to(dtype)
