@@ -42,6 +42,17 @@ def test_a_graph_is_what_was_written(tmp_path):
     assert data.ok.tolist() == [True, False] * 10
 
 
+@pytest.mark.parametrize("name", ["string", "large_string", "string_view"])
+def test_ids_are_text_of_any_layout(tmp_path, name):
+    if not hasattr(pa, name):
+        pytest.skip(f"this pyarrow has no {name}")
+    kind = getattr(pa, name)()
+    ends = {"a": ["x", "né" * 20], "b": ["né" * 20, "x"]}
+    edges = write(tmp_path / "e.parquet", **{k: pa.array(v, kind) for k, v in ends.items()})
+    convert(edges, tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g").edge_index.tolist() == [[1, 0], [0, 1]]
+
+
 def test_ids_may_be_hashes_of_64_bits(tmp_path):
     ids = np.array([2**63 + 5, 3, 2**64 - 1, 2**63 + 6], dtype="u8")
     edges = write(tmp_path / "e.parquet", a=ids[[0, 1, 2]], b=ids[[1, 2, 3]])

@@ -15,6 +15,11 @@ from pyg_scale.convert.table import Array, Column, Table
 from pyg_scale.convert.tables import Tables
 
 _BUFFER = 1 << 20  # bytes of a column that are read ahead
+_TEXTS = [
+    getattr(pa.types, name)  # views, as Polars writes them, came with pyarrow 16
+    for name in ("is_string", "is_large_string", "is_string_view")
+    if hasattr(pa.types, name)
+]
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
@@ -51,7 +56,7 @@ class ParquetTable(Table):
     def _column(self, name: str, kind: pa.DataType) -> Column:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if any(test(kind) for test in _TEXTS):
             return Column("text")
         row: tuple[int, ...] = ()
         if any(test(kind) for test in _LISTS):
