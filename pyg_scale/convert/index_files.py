@@ -30,16 +30,20 @@ class IndexFile:
         self._file: ArrayReader | None = None
         if path.suffix == ".npy":
             self._file = ArrayReader(path)
-            integers, shape = self._file.dtype.kind in "iu", tuple(self._file.shape)
+            name, shape = str(self._file.dtype), tuple(self._file.shape)
+            integers = self._file.dtype.kind in "iu"
         elif path.suffix == ".pt":
             self._tensor = _load(path)
             kind = self._tensor.dtype
             integers = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
-            shape = tuple(self._tensor.shape)
+            name, shape = str(kind).removeprefix("torch."), tuple(self._tensor.shape)
         else:
             raise ValueError(f"{path}: an index set is a .npy or a .pt file")
         if len(shape) != 1 or not integers:
-            raise ValueError(f"{path} must hold node ids, integers [n] (it has shape {shape})")
+            raise ValueError(
+                f"{path} holds {name}, shape {list(shape)}: an index set is node ids, integers "
+                "[n]; of a mask give mask.nonzero()[0] of NumPy"
+            )
         self.size = shape[0]
 
     def chunks(self) -> Iterator[Tensor]:

@@ -222,6 +222,10 @@ def test_index_sets(tmp_path):
     opened = GraphDirectory(tmp_path / "graph")
     assert opened.index_set("train").tolist() == [3, 1]
     assert opened.index_set("test").tolist() == [2]
+    np.save(tmp_path / "mask.npy", np.array([True, False, True, False]))
+    sets = {"train": tmp_path / "mask.npy"}
+    with pytest.raises(ValueError, match=r"holds bool, shape \[4\]: .* of a mask .*nonzero"):
+        convert(tmp_path / "edges.npy", tmp_path / "m", index_sets=sets, quiet=True)
 
 
 @pytest.mark.parametrize("memory", [1 << 12, 1 << 26])
