@@ -75,12 +75,21 @@ def collect(columns: Sequence[tuple[Table, str]], memory: int, rows: int) -> Arr
     """All ids in some columns, each once, ascending.
 
     Raises:
-        ValueError: If they do not fit into memory.
+        ValueError: If they do not fit into memory, or cannot be told from each other.
         TypeError: If some are text and some are numbers.
     """
     found: list[Array] = []
+    negative: dict[bool, str] = {}  # by whether they stand for ids from 2**63 on
     for table, name in columns:
+        unsigned = table.columns[name].dtype == "uint64"
         for chunk in _read(table, name, rows):
+            if chunk.dtype.kind == "i" and bool((chunk < 0).any()):
+                negative[unsigned] = f"{table.path}, column {name!r}"
+            if len(negative) > 1:
+                raise ValueError(
+                    f"{negative[True]} has ids from 2**63 on and {negative[False]} negative ones, "
+                    "which are the same 64 bits: make all of them text, or number them anew"
+                )
             found.append(np.unique(chunk))
             kinds = {each.dtype.kind == "S" for each in found}
             if len(kinds) > 1:

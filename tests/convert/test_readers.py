@@ -200,6 +200,7 @@ BAD = {
     "unclosed": ('a,b\n"1,2\n', {}, "row 0: unexpected end"),
     "dtype": ("a,b\n1,2\n", {"dtypes": {"c": "int64"}}, "columns of .* are a, b"),
     "float ids": ("a,b\n1.5,2\n", {}, r"'a' holds float64: .*dtypes=\{'a': 'text'\}"),
+    "same bits": (f"a,b\n-1,{2**64 - 1}\n", {}, r"'b' has ids from 2\*\*63 on and .*'a' negative"),
     "mixed ids": ("a,b\nx,1\n", {}, "some ids are text, some numbers: make all of them text"),
     "time": ("a,b,t\n1,2,nan\n", {"time_attr": "t"}, "row 1 is NaN"),
     "no time": ("a,b\n1,2\n", {"time_attr": "t"}, "neither an attribute of nodes nor"),
