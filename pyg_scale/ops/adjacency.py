@@ -144,7 +144,8 @@ def check_edges(indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor |
     if torch.compiler.is_compiling() or indices.device.type != "cpu":
         return  # a GPU must not be waited for; the compiled ops look once more
     num_edges = indices.numel()
-    if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges or bool((indptr.diff() < 0).any()):
+    falls = bool((indptr[1:] < indptr[:-1]).any())  # differences could overflow
+    if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges or falls:
         raise ValueError(f"indptr must rise from 0 to the number of edges, {num_edges}")
     for name, tensor, size, what in (
         ("indices", indices, num_src, "source nodes"),

@@ -100,8 +100,7 @@ def from_pointers(
             f"{num_dst} nodes: correct num_nodes, or the pointers"
         )
     end = indices.numel()
-    if int(indptr[0]) != 0 or int(indptr[-1]) != end or bool((indptr.diff() < 0).any()):
-        raise ValueError(f"the pointers must rise from 0 to the number of edges, {end}")
+    _check_rising(indptr, end)
     if end:
         low, high = (int(v) for v in torch.aminmax(indices))
         if low < 0 or high >= num_src:
@@ -115,8 +114,14 @@ def from_pointers(
 
 
 def expand_pointers(indptr: Tensor, num_edges: int) -> Tensor:
-    """The group of each position, ``int64`` or, where that holds it, ``int32`` ``[num_edges]``."""
+    """The group of each position, ``int64`` or, where that holds it, ``int32`` ``[num_edges]``.
+
+    Raises:
+        ValueError: If the pointers do not rise from 0 to ``num_edges``: torch would write as many
+            entries as they say, wherever the result ends.
+    """
     size = indptr.numel() - 1
+    _check_rising(indptr, num_edges)
     dtype = torch.int32 if size <= _INT32_MAX else torch.int64
     groups = torch.arange(size, dtype=dtype)
     return groups.repeat_interleave(indptr.diff(), output_size=num_edges)
@@ -198,6 +203,12 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
 
 
 # Parts ####################################################################################
+
+
+def _check_rising(indptr: Tensor, end: int) -> None:
+    # differences could overflow
+    if int(indptr[0]) != 0 or int(indptr[-1]) != end or bool((indptr[1:] < indptr[:-1]).any()):
+        raise ValueError(f"the pointers must rise from 0 to the number of edges, {end}")
 
 
 def _scan(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[int, int]:

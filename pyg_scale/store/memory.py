@@ -243,5 +243,5 @@ def _check_pointers(pointers: Tensor, num_edges: int, nodes: int | None, name: s
             f"{name} has {pointers.numel()} pointers, expected one more than the {nodes} nodes"
         )
     rising = pointers.numel() and int(pointers[0]) == 0 and int(pointers[-1]) == num_edges
-    if not rising or bool((pointers.diff() < 0).any()):
+    if not rising or bool((pointers[1:] < pointers[:-1]).any()):
         raise ValueError(f"the pointers of {name} must rise from 0 to {num_edges}, its edges")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_scale.ops import csc as module
 from pyg_scale.ops import library
+from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.csc import (
     Compressed,
     build_csc,
@@ -243,3 +244,19 @@ def test_with_kernels_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append((csc.indices, csc.edge_id, weight_prefix(csc, weight)))
     for plain, compiled in zip(*found):
         assert torch.equal(plain, compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_pointers_whose_differences_overflow(dtype):
+    indptr = torch.tensor([0, torch.iinfo(dtype).max, -2, 4], dtype=dtype)
+    assert bool((indptr.diff() >= 0).all())
+    with pytest.raises(ValueError, match="must rise from 0"):
+        from_pointers(indptr, torch.zeros(4, dtype=torch.int64), 3, 3)
+    with pytest.raises(ValueError, match="must rise from 0"):
+        Adjacency(indptr, torch.zeros(4, dtype=torch.int64), 3)
+
+
+@pytest.mark.parametrize("pointers", [[0, 2, 9, 4], [0, -3, 2, 4], [0, 3, 2, 4], [0, 1, 2, 3]])
+def test_pointers_that_cannot_be_written_out(pointers):
+    with pytest.raises(ValueError, match="must rise from 0 to the number of edges, 4"):
+        expand_pointers(torch.tensor(pointers), 4)
