@@ -193,6 +193,10 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
       }
       Group& group = groups[static_cast<size_t>(group_of[p])];
       const int64_t own = original ? v : book.at(v, p);
+      if (own < 0) [[unlikely]] {
+        fail("the partition book has row " + std::to_string(v) + " at place " +
+             std::to_string(own) + " of part " + std::to_string(p));
+      }
       of[i] = static_cast<int32_t>(group_of[p]);
       id[i] = static_cast<Id>(own);
       ++group.count;

@@ -114,6 +114,12 @@ def _plain(
         row = index
     else:
         row = index - offsets[where] if local is None else local[index].to(torch.int64)
+        if bool((row < 0).any()):
+            wrong = int((row < 0).nonzero()[0])
+            raise ValueError(
+                f"the partition book has row {int(index[wrong])} at place {int(row[wrong])} of "
+                f"part {int(where[wrong])}"
+            )
     of, found = group[where], list[tuple[Tensor, ...]]()
     for number, once in enumerate(distinct.tolist()):
         position = (of == number).nonzero().view(-1)

@@ -131,3 +131,15 @@ def test_what_is_no_row_is_refused(wrong: int) -> None:
             torch.tensor([0, 1]),
             torch.tensor([False, False]),
         )
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_book_with_places_before_the_first(ranges: bool) -> None:
+    """They would be asked for, or, where rows repeat, be counted outside of all memory."""
+    part, local = torch.tensor([0, 1, 0], dtype=torch.uint8), torch.tensor([0, 0, -1])
+    offsets = torch.tensor([1, 2, 3] if ranges else [0, 2, 3])
+    group = torch.zeros(offsets.numel() - 1, dtype=torch.int64)
+    book = (None, None) if ranges else (part, local)
+    index = torch.tensor([2, 1, 0])
+    with pytest.raises(ValueError, match="place -"):
+        split_rows(*book, offsets, index, group, torch.tensor([False]))
