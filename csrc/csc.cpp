@@ -269,6 +269,9 @@ Tensor csc_weight_prefix(Tensor indptr, Tensor edge_id, Tensor weight, int64_t n
   if (edge_id.numel() == 0) id.data = nullptr;
   check(begin[num_dst] == num_edges && (!id.data || edge_id.numel() == num_edges),
         "there must be one weight an edge");
+  for (int64_t v = 0; v < num_dst; ++v) check_entries(v, begin[v], begin[v + 1], num_edges);
+  check(!id.data || first_outside(id, num_edges, num_edges) == num_edges,
+        "edge_id must be of edges");
   check(weight.is_cpu() && weight.is_contiguous(), "weight must be contiguous, on the CPU");
   const bool single = weight.scalar_type() == ScalarType::Float;
   check(single || weight.scalar_type() == ScalarType::Double, "weight must be floating point");

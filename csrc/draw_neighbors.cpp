@@ -32,11 +32,13 @@ std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices,
   Tensor neighbor = pool_empty({total}, ScalarType::Long);
   Tensor edge = pool_empty({total}, ScalarType::Long);
   int64_t *to = neighbor.mutable_data_ptr<int64_t>(), *ids = edge.mutable_data_ptr<int64_t>();
+  check(place[0] == 0 && place[count] == total, "offset must go from 0 to the number of edges");
   Picker picker;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t v = wanted[i];
     check(v >= 0 && v < num_rows, "a node has no in-edges: it is not in indptr");
     const Candidates all{begin[v], begin[v + 1]};
+    check_entries(v, all.begin, all.end, indices.numel());
     check(place[i] >= 0 && place[i + 1] <= total &&
               place[i + 1] - place[i] == Picker::most(all.size(), num_neighbors, replace),
           "offset does not fit the degrees");

@@ -101,6 +101,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
       }
       const int64_t first = in->indptr[v];
       Candidates c{first, in->indptr[v + 1]};
+      check_entries(v, c.begin, c.end, in->num_edges);
       uint64_t key = fold(hop.key, static_cast<uint64_t>(rows.node[row]));
       if (rows.seed) {
         key = fold(key, static_cast<uint64_t>(rows.seed[row]));

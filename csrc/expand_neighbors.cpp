@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
     Tensor node, Tensor seed, Tensor latest, int64_t num_neighbor_nodes, int64_t key,
     int64_t num_neighbors, bool replace, bool last) {
   EdgeView view;
-  const int64_t num_edges = indices.numel();
+  const int64_t num_edges = view.num_edges = indices.numel();
   view.num_neighbors = num_neighbor_nodes;
   view.num_expanded = indptr.numel() - 1;
   view.indptr = int64_data(indptr, indptr.numel(), "indptr");

@@ -82,6 +82,14 @@ inline const int64_t* optional_int64_data(const Tensor& tensor, int64_t size, co
   return tensor.numel() ? int64_data(tensor, size, name) : nullptr;
 }
 
+// Refuses the entries [begin, end) of a node if they are not among `size`: files may be damaged.
+inline void check_entries(int64_t node, int64_t begin, int64_t end, int64_t size) {
+  if (begin < 0 || begin > end || end > size) [[unlikely]] {
+    fail("indptr: the pointers of node " + std::to_string(node) + " are " + std::to_string(begin) +
+         " and " + std::to_string(end) + ", but there are " + std::to_string(size) + " edges");
+  }
+}
+
 struct Places;
 
 struct EdgeView {
@@ -93,6 +101,7 @@ struct EdgeView {
   const int64_t* neighbor_time = nullptr;  // of each node of the neighbour type
   int64_t num_expanded = 0;                // nodes of the expanded type
   int64_t num_neighbors = 0;               // nodes of the neighbour type
+  int64_t num_edges = 0;                   // positions
   int64_t expanded_type = 0;
   int64_t neighbor_type = 0;
   uint64_t hash = 0;
@@ -109,13 +118,21 @@ struct EdgeView {
     int64_t low = begin, high = end;
     while (low < high) {
       const int64_t mid = low + (high - low) / 2;
-      if ((time ? time[mid] : neighbor_time[indices[mid]]) <= when) {
+      if ((time ? time[mid] : time_of(indices[mid])) <= when) {
         low = mid + 1;
       } else {
         high = mid;
       }
     }
     return low - begin;
+  }
+
+  int64_t time_of(int64_t neighbor) const {
+    if (static_cast<uint64_t>(neighbor) >= static_cast<uint64_t>(num_neighbors)) [[unlikely]] {
+      fail("indices: neighbour " + std::to_string(neighbor) + " is not a node; there are " +
+           std::to_string(num_neighbors));
+    }
+    return neighbor_time[neighbor];
   }
 };
 

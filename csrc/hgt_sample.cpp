@@ -194,6 +194,7 @@ void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int
     if (row + kAhead < end) __builtin_prefetch(view.indptr + list.node()[row + kAhead]);
     if (list.table().find(list.identity(node, 0)) != row) continue;  // a repeated seed
     const int64_t first = view.indptr[node], degree = view.indptr[node + 1] - first;
+    check_entries(node, first, view.indptr[node + 1], view.num_edges);
     if (degree == 0) continue;
     const uint64_t score = std::max<uint64_t>((uint64_t{1} << 32) / degree, 1);
     int64_t block[Budget::kBlock];
@@ -243,7 +244,8 @@ std::vector<EdgeView> edge_views(const Tensors& indptr, const Tensors& indices,
     view.num_neighbors = num_nodes[src_type[r]];
     view.indptr = int64_data(indptr[r], view.num_expanded + 1, "indptr");
     view.indices = int_column(indices[r], "indices");
-    check(view.indptr[0] == 0 && view.indptr[view.num_expanded] == indices[r].numel(),
+    view.num_edges = indices[r].numel();
+    check(view.indptr[0] == 0 && view.indptr[view.num_expanded] == view.num_edges,
           "indptr must go from 0 to the number of edges");
     if (edge_id[r].numel()) {
       check(edge_id[r].numel() == indices[r].numel(), "edge_id must have one entry per edge");

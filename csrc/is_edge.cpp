@@ -47,6 +47,7 @@ Tensor is_edge(Tensor indptr, Tensor indices, Tensor src, Tensor dst) {
                          pointer[node[i + kAhead]] * bytes);
     }
     const int64_t begin = pointer[node[i]], end = pointer[node[i] + 1];
+    check_entries(node[i], begin, end, indices.numel());
     found[i] = column.wide ? contains(static_cast<const int64_t*>(column.data), column.stride,
                                       begin, end, wanted[i])
                            : contains(static_cast<const int32_t*>(column.data), column.stride,

@@ -274,7 +274,7 @@ EdgeView edge_view(const Tensor& indptr, const Tensor& indices, const Tensor& ed
   view.num_expanded = size;
   view.indptr = int64_data(indptr, size + 1, "indptr");
   view.indices = int_column(indices, "indices");
-  const int64_t num_edges = indices.numel();
+  const int64_t num_edges = view.num_edges = indices.numel();
   check(view.indptr[0] == 0 && view.indptr[size] == num_edges,
         "indptr must go from 0 to the number of edges, " + std::to_string(num_edges));
   if (edge_id.numel()) {

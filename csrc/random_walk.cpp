@@ -31,6 +31,7 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
   const IntColumn neighbor = int_column(indices, "indices");
   check(begin[0] == 0 && begin[num_nodes] == num_entries,
         "indptr must go from 0 to the number of entries of indices");
+  for (int64_t v = 0; v < num_nodes; ++v) check_entries(v, begin[v], begin[v + 1], num_entries);
   const auto valid = [&](int64_t v) {
     return static_cast<uint64_t>(v) < static_cast<uint64_t>(num_nodes);
   };

@@ -43,6 +43,10 @@ struct RowTasks {
       if (begin > end) [[unlikely]] {
         fail("indptr goes down after row " + std::to_string(row));
       }
+      if (end > num_edges) [[unlikely]] {  // before pieces of what is not there are listed
+        fail("indptr[" + std::to_string(row + 1) + "] is " + std::to_string(end) +
+             ", but there are only " + std::to_string(num_edges) + " edges");
+      }
       if (end - begin <= kPieceEdges) [[likely]] continue;
       const auto first = static_cast<int64_t>(pieces.size());
       for (int64_t at = begin; at < end; at += kPieceEdges) {

@@ -137,7 +137,7 @@ struct Stream {
   Loads& loads;
   const int64_t* indptr;
   const Index* indices;
-  int64_t stride, size;
+  int64_t stride, size, entries;
   Part* part;
   static constexpr int64_t kLineEntries = 64 / sizeof(Index);
 
@@ -152,7 +152,7 @@ struct Stream {
   // Looks at the neighbours of a node that is to come, and asks for the memory of their parts.
   void coming(int64_t v) const {
     if (v < 0 || v >= size) fail("order: there is no node " + std::to_string(v));
-    if (indptr[v] > indptr[v + 1]) fail("the pointers go down");
+    check_entries(v, indptr[v], indptr[v + 1], entries);
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const auto u = static_cast<int64_t>(indices[e * stride]);
       if (static_cast<uint64_t>(u) >= static_cast<uint64_t>(size)) [[unlikely]] {
@@ -183,7 +183,7 @@ struct Stream {
 
   template <typename Node>
   int64_t run(int64_t begin, int64_t end, bool ordered, const Node& node) {
-    int64_t moved = 0, asked = begin, entries = 0;
+    int64_t moved = 0, asked = begin, seen = 0;
     for (int64_t i = begin; i < end; ++i) {
       if (ordered) {  // else rows follow one another
         if (asked + 2 * kRowsAhead < end) {
@@ -191,13 +191,13 @@ struct Stream {
         }
         if (asked + kRowsAhead < end) ask_for_row(node(asked + kRowsAhead));
       }
-      while (asked < end && (asked <= i || entries < kAhead)) {
+      while (asked < end && (asked <= i || seen < kAhead)) {
         const int64_t v = node(asked++);
         coming(v);
-        entries += indptr[v + 1] - indptr[v];
+        seen += indptr[v + 1] - indptr[v];
       }
       const int64_t v = node(i);
-      entries -= indptr[v + 1] - indptr[v];
+      seen -= indptr[v + 1] - indptr[v];
       moved += place(v);
     }
     return moved;
@@ -248,7 +248,7 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
     check(known, "part: there is no such part");
     using Index = std::remove_cv_t<std::remove_pointer_t<decltype(index)>>;
     using Part = std::remove_pointer_t<decltype(of)>;
-    Stream<Index, Part> stream{loads, pointers, index, neighbors.stride, size, of};
+    Stream<Index, Part> stream{loads, pointers, index, neighbors.stride, size, indices.numel(), of};
     return stream.run(begin, end, ordered, [&](int64_t i) { return ordered ? nodes[i] : i; });
   };
   const auto with_parts = [&](const auto* index) {
@@ -274,8 +274,9 @@ Tensor breadth_first(Tensor indptr, Tensor indices) {
     seen[static_cast<size_t>(start)] = true;
     queue[tail++] = start;
     for (; head < tail; ++head) {
-      const int64_t before = tail;
-      for (int64_t e = pointer[queue[head]]; e < pointer[queue[head] + 1]; ++e) {
+      const int64_t before = tail, v = queue[head];
+      check_entries(v, pointer[v], pointer[v + 1], indices.numel());
+      for (int64_t e = pointer[v]; e < pointer[v + 1]; ++e) {
         const int64_t u = neighbor[e];
         if (u < 0 || u >= size) fail("there is no node " + std::to_string(u));
         if (seen[static_cast<size_t>(u)]) continue;

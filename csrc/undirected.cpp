@@ -27,12 +27,6 @@ void check_range(const int64_t* indptr, int64_t size, int64_t num_entries, int64
         "indptr does not fit indices");
 }
 
-void check_pointers(const int64_t* indptr, int64_t v) {
-  if (indptr[v] > indptr[v + 1]) [[unlikely]] {
-    fail("the pointers go down at node " + std::to_string(v));
-  }
-}
-
 // Ranges of the nodes [begin, end) with about as many entries each.
 std::vector<int64_t> ranges(const int64_t* indptr, int64_t begin, int64_t end, int64_t threads) {
   const int64_t size = indptr[end] - indptr[begin];
@@ -90,7 +84,7 @@ std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Te
     Found mine;
     Repeats repeats;
     for (int64_t v = bound[task]; v < bound[task + 1]; ++v) {
-      check_pointers(pointer, v);
+      check_entries(v, pointer[v], pointer[v + 1], indices.numel());
       const uint64_t of_v = mix(static_cast<uint64_t>(v) + kGolden);
       int64_t before = -1;
       bool rises = true;
@@ -133,7 +127,7 @@ struct Block {
   const int64_t* indptr;
   IntColumn indices, rows;
   bool named;
-  int64_t dst_offset, src_offset, num_nodes;
+  int64_t dst_offset, src_offset, num_nodes, num_edges;
 
   Block(const Tensor& pointers, const Tensor& neighbors, const Tensor& names, int64_t dst,
         int64_t src, int64_t nodes, int64_t begin, int64_t end)
@@ -142,7 +136,8 @@ struct Block {
         named(names.numel() > 0),
         dst_offset(dst),
         src_offset(src),
-        num_nodes(nodes) {
+        num_nodes(nodes),
+        num_edges(neighbors.numel()) {
     const int64_t size = pointers.numel() - 1;
     indptr = int64_data(pointers, size + 1, "indptr");
     check(!named || names.numel() == size, "rows must name every node");
@@ -154,7 +149,7 @@ struct Block {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t v = (named ? rows[i] : i) + dst_offset;
       if (v < 0 || v >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(v));
-      check_pointers(indptr, i);
+      check_entries(i, indptr[i], indptr[i + 1], num_edges);
       for (int64_t e = indptr[i]; e < indptr[i + 1]; ++e) {
         const int64_t u = indices[e] + src_offset;
         if (u < 0 || u >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(u));
@@ -214,12 +209,12 @@ void undirected_place(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_of
 
 // Sorts the neighbours of the nodes [begin, end) where they lie, copies gone; degree[v] are left.
 template <typename T>
-void sort_rows(const int64_t* indptr, T* entries, int64_t begin, int64_t end, int64_t* degree,
-               int64_t num_threads) {
+void sort_rows(const int64_t* indptr, T* entries, int64_t num_entries, int64_t begin, int64_t end,
+               int64_t* degree, int64_t num_threads) {
   const auto bound = ranges(indptr, begin, end, num_threads);
   for_each_task(static_cast<int64_t>(bound.size()) - 1, [&](int64_t task) {
     for (int64_t v = bound[task]; v < bound[task + 1]; ++v) {
-      check_pointers(indptr, v);
+      check_entries(v, indptr[v], indptr[v + 1], num_entries);
       T *first = entries + indptr[v], *last = entries + indptr[v + 1];
       std::sort(first, last);
       degree[v] = std::unique(first, last) - first;
@@ -236,10 +231,10 @@ void undirected_sort(Tensor indptr, Tensor entries, int64_t begin, int64_t end, 
   check_range(pointer, size, entries.numel(), begin, end);
   auto* left = static_cast<int64_t*>(degree.mutable_data_ptr());
   entries.scalar_type() == ScalarType::Long
-      ? sort_rows(pointer, static_cast<int64_t*>(entries.mutable_data_ptr()), begin, end, left,
-                  num_threads)
-      : sort_rows(pointer, static_cast<int32_t*>(entries.mutable_data_ptr()), begin, end, left,
-                  num_threads);
+      ? sort_rows(pointer, static_cast<int64_t*>(entries.mutable_data_ptr()), entries.numel(),
+                  begin, end, left, num_threads)
+      : sort_rows(pointer, static_cast<int32_t*>(entries.mutable_data_ptr()), entries.numel(),
+                  begin, end, left, num_threads);
 }
 
 template <typename T>
@@ -258,7 +253,9 @@ void undirected_compact(Tensor indptr, Tensor kept, Tensor entries) {
   const int64_t* to = int64_data(kept, size + 1, "kept");
   check(entries.is_contiguous() && from[size] <= entries.numel(), "indptr does not fit entries");
   for (int64_t v = 0; v < size; ++v) {
-    check(to[v] <= from[v] && to[v + 1] - to[v] <= from[v + 1] - from[v], "kept does not fit");
+    check(0 <= to[v] && to[v] <= from[v] && to[v] <= to[v + 1] &&
+              to[v + 1] - to[v] <= from[v + 1] - from[v],
+          "kept does not fit");
   }
   entries.scalar_type() == ScalarType::Long
       ? compact(from, to, size, static_cast<int64_t*>(entries.mutable_data_ptr()))

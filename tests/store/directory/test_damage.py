@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.loader import NeighborLoader
 from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.write import write_partition
 from pyg_scale.store import topology_of
@@ -226,6 +227,22 @@ def test_ids_and_orders_that_make_no_sense(
     _rewrite(graph, name, change)
     with pytest.raises(GraphDirectoryError, match=f"{name} .*{message}"):
         pyg_scale.open(graph, verify=True)
+
+
+@pytest.mark.parametrize("value", [-1, 460, 2**40])
+@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+def test_pointers_that_are_followed_out_of_the_edges(
+    tmp_path: Path, subgraph_type: str, value: int
+) -> None:
+    graph = pyg_scale.save(graphs.hostile(), tmp_path / "graph")
+    _rewrite(graph, "part-0/edges/indptr.npy", _set(50, value))
+    found = pyg_scale.open(graph)  # does not look at them all
+    seed = torch.tensor([50])
+    loader = NeighborLoader(found, [-1], input_nodes=seed, subgraph_type=subgraph_type, seed=0)
+    with pytest.raises(ValueError, match=f"the pointers of node 50 are {value} and"):
+        next(iter(loader))
+    with pytest.raises(ValueError, match="pointers must rise"):
+        found.to_dict()
 
 
 def test_an_edge_that_is_there_twice(tmp_path: Path) -> None:
