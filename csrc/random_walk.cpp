@@ -31,7 +31,6 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
   const IntColumn neighbor = int_column(indices, "indices");
   check(begin[0] == 0 && begin[num_nodes] == num_entries,
         "indptr must go from 0 to the number of entries of indices");
-  for (int64_t v = 0; v < num_nodes; ++v) check_entries(v, begin[v], begin[v + 1], num_entries);
   const auto valid = [&](int64_t v) {
     return static_cast<uint64_t>(v) < static_cast<uint64_t>(num_nodes);
   };
@@ -43,7 +42,7 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
   if (count == 0) return out;
   auto* nodes = static_cast<int64_t*>(out.mutable_data_ptr());
   const int64_t width = length + 1;
-  std::atomic<int64_t> wrong{0};
+  std::atomic<int64_t> wrong{0}, broken{-1};  // a neighbour and a node that make no sense
   std::atomic<bool> outside{false};
   const auto run = [&](int64_t from, int64_t to) {
     for (int64_t group = from; group < to; group += kTogether) {
@@ -51,13 +50,16 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
       for (int64_t i = group; i < end; ++i) nodes[i * width] = first[i];
       for (int64_t step = 0; step < length; ++step) {
         for (int64_t i = group; i < end; ++i) {
-          const int64_t v = nodes[i * width + step], degree = begin[v + 1] - begin[v];
+          const int64_t v = nodes[i * width + step], low = begin[v], high = begin[v + 1];
           int64_t next = v;
-          if (degree > 0) {
+          if (low < 0 || low > high || high > num_entries) [[unlikely]] {
+            int64_t none = -1;
+            broken.compare_exchange_strong(none, v);  // the first one is named
+          } else if (const int64_t degree = high - low; degree > 0) {
             uint64_t mine = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(number[i]));
             mine = fold(fold(mine, static_cast<uint64_t>(step)), static_cast<uint64_t>(v));
-            next = neighbor[begin[v] + static_cast<int64_t>(
-                                           bounded(mine, 0, static_cast<uint64_t>(degree)))];
+            next = neighbor[low + static_cast<int64_t>(
+                                      bounded(mine, 0, static_cast<uint64_t>(degree)))];
             if (!valid(next)) [[unlikely]] {
               wrong = next;
               outside = true;
@@ -76,6 +78,7 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
   } else {
     run(0, count);
   }
+  if (const int64_t v = broken; v >= 0) check_entries(v, begin[v], begin[v + 1], num_entries);
   check(!outside, "indices: node " + std::to_string(wrong) + " is out of range, there are " +
                        std::to_string(num_nodes));
   return out;
