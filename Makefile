@@ -15,13 +15,14 @@ unexport PYTHONPATH
 # Hundreds of processes import what one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test pyg-suite lint format kernels wheel peers bench gpu clean
+.PHONY: help demo test pyg-suite lint format kernels docs wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
 	@echo "make test    everything that must pass: linters, types, layers, tests, plugins, examples"
 	@echo "make lint    the linters alone        make format   mend what they can"
+	@echo "make docs    the documentation site, in build/docs"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
 	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of loaders and layers, on ours"
@@ -102,6 +103,17 @@ lint: $(VENV)/.test
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Documentation ###################################################################################
+
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "installing Sphinx into $(VENV)"
+	$(INSTALL) --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "the documentation is in build/docs/index.html"
 
 # Shipping and comparing ##########################################################################
 

@@ -1,0 +1,66 @@
+"""The documentation site has every public name, and builds without a warning."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyg_scale
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+BUILDING = {  # how kernels are compiled, found and registered: not called by users
+    "aggregate_rules", "attention_plain", "attention_rules", "build", "cuda_modules", "fused",
+    "library", "memory", "nvcc", "nvrtc", "sources", "threads",
+}  # fmt: skip
+
+
+def documented() -> set[str]:
+    text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    return set(re.findall(r"automodule:: (\S+)", text))
+
+
+def test_the_reference_has_every_public_module():
+    modules = {*pyg_scale._SUBMODULES, "hookspecs", "kinds"} - {"ops"}
+    ops = {path.stem for path in (ROOT / "pyg_scale" / "ops").glob("*.py")} - {"__init__"}
+    expected = {f"pyg_scale.{name}" for name in modules}
+    expected |= {f"pyg_scale.ops.{name}" for name in ops - BUILDING}
+    assert documented() == expected
+
+
+def test_the_reference_has_every_function_of_the_package():
+    text = (REFERENCE / "index.md").read_text()
+    for name in pyg_scale._FUNCTIONS:
+        assert f".. autofunction:: {name}\n" in text
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "docs" / "index.md").read_text()
+    listed = {
+        line.strip()
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+        if line and not line.startswith(":")
+    }
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert listed == pages | {"benchmarks/README", "reference/index"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not importlib.util.find_spec("sphinx"), reason="Sphinx is missing: make docs")
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q"]
+    built = subprocess.run(
+        [*command, "-b", "html", "-d", tmp_path / "doctrees", ROOT / "docs", tmp_path / "html"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+    )
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "html" / "reference" / "loader.html").read_text()
+    assert 'id="pyg_scale.loader.NeighborLoader"' in page
