@@ -185,7 +185,7 @@ def _with_in_edges(graph: Adjacency) -> Adjacency:
         if size > 0.9 * graph.num_dst:
             return None
         indptr = graph.indptr[: size + 1]
-        return Adjacency(indptr, graph.indices, graph.num_src, graph.edge_id)
+        return Adjacency.of_checked(indptr, graph.indices, graph.num_src, graph.edge_id)
 
     return derived(graph, "with in-edges", cut) or graph
 

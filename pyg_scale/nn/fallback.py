@@ -9,6 +9,9 @@ from collections import Counter
 import torch
 from torch.nn import Module
 
+SMALL = "small input"
+"""The reason of calls that PyG's path runs faster; nothing is wrong with them."""
+
 _lock = threading.Lock()
 _by_layer: Counter[tuple[str, str]] = Counter()
 _by_module: weakref.WeakKeyDictionary[Module, Counter[str]] = weakref.WeakKeyDictionary()

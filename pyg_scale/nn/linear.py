@@ -20,6 +20,8 @@ from pyg_scale.ops.aggregate import FLOATS
 from pyg_scale.ops.nonzero_rows import nonzero_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_MIN_MACS = 1 << 21
+"""Multiply-adds of a product from which on a look for rows of zeros costs next to nothing."""
 
 
 def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
@@ -39,7 +41,8 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """``x @ weight.T + bias``, as :func:`torch.nn.functional.linear` has it.
 
     Gradients are those of torch, but for rows of ``x`` behind the last one that has a gradient:
-    torch multiplies them by zero, here they are not looked at, finite or not.
+    torch multiplies them by zero, here they are not looked at, finite or not. Small products are
+    torch's.
 
     Args:
         x: ``[num_rows, in_channels]``.
@@ -59,6 +62,7 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         and x.dim() == 2
         and x.dtype == weight.dtype
         and x.dtype in FLOATS
+        and x.numel() * weight.size(0) >= _MIN_MACS
         and library.compiled()
     )
     return _Linear.apply(x, weight, bias) if mine else F.linear(x, weight, bias)

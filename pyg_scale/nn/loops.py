@@ -61,8 +61,8 @@ def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
     columns[place_of_loop] = kept + node
     indptr = indptr + torch.arange(graph.num_dst + 1, device=here).clamp(max=num_loops)
     return Looped(
-        Adjacency(indptr, indices, graph.num_src, columns),
-        Adjacency(indptr, indices, graph.num_src),
+        Adjacency.of_checked(indptr, indices, graph.num_src, columns),
+        Adjacency.of_checked(indptr, indices, graph.num_src),
     )
 
 
@@ -164,7 +164,7 @@ def gcn_edges_in_a_trace(
 def _without_edge_id(graph: Adjacency) -> Adjacency:
     if graph.edge_id is None:
         return graph
-    make = lambda: Adjacency(graph.indptr, graph.indices, graph.num_src)  # noqa: E731
+    make = lambda: Adjacency.of_checked(graph.indptr, graph.indices, graph.num_src)  # noqa: E731
     return derived(graph, "by position", make)
 
 

@@ -41,10 +41,10 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
     new[1:] = (dst[1:] != dst[:-1]) | (relation[1:] != relation[:-1])
     first = new.nonzero().view(-1)
     indptr = torch.cat([first, first.new_tensor([dst.numel()])])
-    rows = Adjacency(indptr, graph.indices[order], graph.num_src)
+    rows = Adjacency.of_checked(indptr, graph.indices[order], graph.num_src)
     dst_of_row = dst[first]
     by_dst = torch.argsort(dst_of_row, stable=True)
     count = torch.bincount(dst_of_row, minlength=graph.num_dst)
     pointers = torch.cat([count.new_zeros(1), count.cumsum(0)])
     row_counts = torch.bincount(relation[first], minlength=num_relations).tolist()
-    return Relations(rows, row_counts, Adjacency(pointers, by_dst, first.numel()), relation)
+    return Relations(rows, row_counts, Adjacency.of_checked(pointers, by_dst, first.numel()), relation)

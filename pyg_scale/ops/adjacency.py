@@ -56,6 +56,18 @@ class Adjacency:
         self, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
     ) -> None:
         check_edges(indptr, indices, num_src, edge_id)
+        self._set(indptr, indices, num_src, edge_id)
+
+    @classmethod
+    def of_checked(
+        cls, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
+    ) -> Adjacency:
+        """The same of edges that were looked at where they were grouped: nothing is checked."""
+        made = cls.__new__(cls)
+        made._set(indptr, indices, num_src, edge_id)
+        return made
+
+    def _set(self, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None) -> None:
         self.indptr = indptr.to(torch.int64).contiguous()
         self.indices = indices.contiguous()
         self.num_src = num_src
@@ -230,7 +242,7 @@ def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
         csc = build_csc(dst, src, num_dst, num_src)
     except IndexError as error:
         raise ValueError(f"edge_index: {error}") from None
-    return Adjacency(csc.indptr, csc.indices, num_src, csc.edge_id)
+    return Adjacency.of_checked(csc.indptr, csc.indices, num_src, csc.edge_id)
 
 
 def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:

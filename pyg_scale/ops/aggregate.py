@@ -63,8 +63,8 @@ def aggregate(
     Where destinations have no edges the result is 0, for ``mean``, ``max`` and ``min`` too, as in
     PyG. Of equal extremes the edge of the smallest position counts: the whole gradient is its.
     A NaN among the candidates of an extreme is the result. Under autocast a ``float32`` ``x`` is
-    cast to its type, weights are not. Gradients with respect to ``x`` of ``sum`` and ``mean``
-    can be differentiated again.
+    cast to its type, weights are not. Gradients can be differentiated again: those of ``sum`` and
+    ``mean`` with respect to ``x`` by the same op, others in plain torch, with PyG's memory.
 
     Args:
         adjacency: The edges.
@@ -79,7 +79,6 @@ def aggregate(
         ``[num_dst, ...]``, of the type of ``x``.
 
     Raises:
-        NotImplementedError: When other gradients of this are differentiated again.
         TypeError: If ``x`` or ``weight`` is not of a floating type.
         ValueError: If ``reduce`` is none of the four, or shapes or devices do not fit.
     """
@@ -87,7 +86,7 @@ def aggregate(
     x = autocast(x)
     compiled = fused.usable(x)
     heads = 1 if weight is None or weight.dim() == 1 else weight.size(1)
-    rows = x.reshape(x.size(0), row_numel(x))
+    rows = x if x.dim() == 2 else x.reshape(x.size(0), row_numel(x))
     if weight is not None:
         weight = weight.view(-1, heads).to(accumulator(x.dtype))
     if not compiled:
@@ -98,10 +97,10 @@ def aggregate(
         return out.view(out.size(0), *x.shape[1:])
     edges = fused_edges(adjacency, x.requires_grad)
     if reduce in ("sum", "mean"):
-        out = torch.ops.pyg_scale.csr_sum(*edges, rows, weight, reduce == "mean")
+        out = fused.call("csr_sum", *edges, rows, weight, reduce == "mean")
     else:
-        out, _ = torch.ops.pyg_scale.csr_extreme(*edges, rows, weight, reduce == "min")
-    return out.view(out.size(0), *x.shape[1:])
+        out, _ = fused.call("csr_extreme", *edges, rows, weight, reduce == "min")
+    return out if x.dim() == 2 else out.view(out.size(0), *x.shape[1:])
 
 
 def aggregate_plain(

@@ -3,15 +3,21 @@
 The ops take the graph as six tensors: by destination (``indptr``, ``indices``, ``edge_id``), and by
 source (``t_indptr``, ``t_indices``, ``t_position``) for gradients. In a trace, where nothing is
 kept between calls, the edges are grouped by source in the backward pass if they were not before.
+
+Compiled gradients have no gradients of their own. A backward pass that is to be differentiated
+again (``create_graph=True``) is one in which torch records: it differentiates the plain-torch
+meaning instead, of which torch knows all derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from pyg_scale.ops import fused
 
 _INT32_MAX = 2**31 - 1
 
@@ -27,11 +33,10 @@ def register() -> None:
     }
     for name, fake in fakes.items():
         torch.library.register_fake(f"pyg_scale::{name}", fake)
-    rule = torch.library.register_autograd
-    rule("pyg_scale::csr_sum", _sum_backward, setup_context=_sum_context)
-    rule("pyg_scale::csr_extreme", _extreme_backward, setup_context=_extreme_context)
+    fused.differentiate("csr_sum", _sum_backward, _sum_context)
+    fused.differentiate("csr_extreme", _extreme_backward, _extreme_context)
     for name in ("csr_extreme_grad", "csr_weight_grad"):
-        rule(f"pyg_scale::{name}", no_double_backward, setup_context=no_context)
+        fused.differentiate(name, not_differentiable, no_context)
 
 
 def register_on_cuda() -> None:
@@ -53,17 +58,41 @@ def no_context(ctx: Any, inputs: Any, output: Any) -> None:
     """Keep nothing."""
 
 
-def no_double_backward(ctx: Any, *grads: Tensor) -> NoReturn:
-    """The gradient of a gradient that has none.
+def not_differentiable(ctx: Any, *grads: Tensor) -> NoReturn:
+    """The gradient of an op that computes one and was called by itself.
 
     Raises:
         NotImplementedError: Always.
     """
     raise NotImplementedError(
-        "this gradient of a fused op cannot be differentiated again (create_graph=True); of "
-        "csr_aggregate with sum and mean those with respect to x can. PYG_SCALE_KERNELS=never "
-        "takes the plain-torch path, which can"
+        "an op that computes a gradient cannot be differentiated; differentiate the op whose "
+        "gradient it is, with create_graph=True"
     )
+
+
+def differentiable(
+    meaning: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again.
+
+    Args:
+        meaning: The plain-torch meaning of an op, a function of ``inputs``.
+        inputs: Its features.
+        needed: Of which of them gradients are needed.
+        grads: The gradients of its results.
+    """
+    # Each by itself: the same tensor may be several of the inputs.
+    inputs = [t.view_as(t) if n and t is not None else t for t, n in zip(inputs, needed)]
+    outs = meaning(*inputs)
+    wanted = [t for t, n in zip(inputs, needed) if n and t is not None]
+    found = torch.autograd.grad(
+        outs, wanted, grads, create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    made = iter(found)
+    return [next(made) if n and t is not None else None for t, n in zip(inputs, needed)]
 
 
 # Shapes ###################################################################################
@@ -163,7 +192,7 @@ def _sum_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     indptr, indices, edge_id, *transposed, x, weight = ctx.saved_tensors
-    ops, of_x, of_weight = torch.ops.pyg_scale, None, None
+    of_x, of_weight = None, None
     if ctx.needs_input_grad[6]:
         scaled = grad
         if ctx.mean:
@@ -174,10 +203,21 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids = None
         if weight is not None:
             ids = position if edge_id is None else edge_id.index_select(0, position)
-        of_x = ops.csr_sum(pointers, rows, ids, None, None, None, scaled, weight, False)
+        edges = pointers, rows, ids, None, None, None
+        of_x = fused.call("csr_sum", *edges, scaled, weight, False)
     if ctx.needs_input_grad[7]:
-        heads = weight.size(1)
-        of_weight = ops.csr_weight_grad(indptr, indices, edge_id, x, grad, None, heads, ctx.mean)
+        if torch.is_grad_enabled():
+            from pyg_scale.ops.aggregate import aggregate_plain
+
+            reduce = "mean" if ctx.mean else "sum"
+
+            def meaning(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+                return (aggregate_plain(indptr, indices, edge_id, x, weight, reduce),)
+
+            _, of_weight = differentiable(meaning, (x, weight), (False, True), (grad,))
+        else:
+            rest = x, grad, None, weight.size(1), ctx.mean
+            of_weight = fused.call("csr_weight_grad", indptr, indices, edge_id, *rest)
     return (None,) * 6 + (of_x, of_weight, None)
 
 
@@ -191,11 +231,44 @@ def _extreme_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
 
 def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     indptr, indices, edge_id, *transposed, x, weight, arg = ctx.saved_tensors
-    ops, of_x, of_weight = torch.ops.pyg_scale, None, None
+    of_x, of_weight = None, None
+    if torch.is_grad_enabled():
+        if x is None:  # the result is linear in it: any will do
+            x = grad.new_zeros(ctx.num_src, grad.size(1), requires_grad=True)
+
+        def meaning(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
+            return (_chosen(indptr, indices, edge_id, x, weight, arg),)
+
+        both = differentiable(meaning, (x, weight), ctx.needs_input_grad[6:8], (grad,))
+        return (None,) * 6 + (*both, None)
     if ctx.needs_input_grad[6]:
         by_src = by_source(indptr, indices, *transposed, num_src=ctx.num_src)
-        of_x = ops.csr_extreme_grad(*by_src, indptr, edge_id, arg, grad, weight)
+        given = *by_src, indptr, edge_id, arg, grad, weight
+        of_x = fused.call("csr_extreme_grad", *given)
     if ctx.needs_input_grad[7]:
-        heads = weight.size(1)
-        of_weight = ops.csr_weight_grad(indptr, indices, edge_id, x, grad, arg, heads, False)
+        rest = x, grad, arg, weight.size(1), False
+        of_weight = fused.call("csr_weight_grad", indptr, indices, edge_id, *rest)
     return (None,) * 6 + (of_x, of_weight, None)
+
+
+def _chosen(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    arg: Tensor,
+) -> Tensor:
+    """What ``csr_extreme`` returns, given which edges of each row it has chosen (-1: none)."""
+    # One edge from the first source stands behind the last one, for rows without edges.
+    place = torch.where(arg < 0, indices.numel(), indptr[:-1].unsqueeze(-1) + arg)
+    src = torch.cat([indices, indices.new_zeros(1)]).to(torch.int64)
+    source = x if x.size(0) else x.new_zeros(1, x.size(1))
+    values = source.gather(0, src[place])
+    if weight is not None:
+        by_position = weight if edge_id is None else weight.index_select(0, edge_id)
+        by_position = torch.cat([by_position, by_position.new_zeros(1, by_position.size(1))])
+        head = torch.arange(weight.size(1), device=x.device)
+        head = head.repeat_interleave(x.size(1) // weight.size(1), output_size=x.size(1))
+        values = values.to(weight.dtype) * by_position[place, head]
+    return torch.where(arg < 0, 0.0, values).to(x.dtype)

@@ -6,7 +6,8 @@ the gradient is one number per destination and head, the logarithm of the softma
 the rest is computed again, and the softmax's own gradient needs only the product of the result
 with its gradient (Dao et al.: FlashAttention, NeurIPS 2022). No tensor of
 ``[num_edges, heads, channels]`` is made, forward or backward; without compiled kernels the
-plain-torch meaning makes them.
+plain-torch meaning makes them. So it does where a gradient is to be differentiated again
+(``create_graph=True``): the plain-torch meaning is differentiated then.
 
 Three kinds of logits: :func:`gat_attention` (Veličković et al., ICLR 2018),
 :func:`gatv2_attention` (Brody et al., ICLR 2022) and :func:`dot_product_attention` (as in Shi et
@@ -59,7 +60,6 @@ def gat_attention(
         computed in (``float32``; ``float64`` if ``x`` is). Both can be differentiated.
 
     Raises:
-        NotImplementedError: When a gradient is differentiated again.
         TypeError: If a tensor is not of a floating type.
         ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
     """
@@ -109,7 +109,6 @@ def gatv2_attention(
         As :func:`gat_attention`.
 
     Raises:
-        NotImplementedError: When a gradient is differentiated again.
         TypeError: If a tensor is not of a floating type.
         ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
     """
@@ -156,7 +155,6 @@ def dot_product_attention(
         As :func:`gat_attention`.
 
     Raises:
-        NotImplementedError: When a gradient is differentiated again.
         TypeError: If a tensor is not of a floating type.
         ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
     """
@@ -204,8 +202,7 @@ def _attend(
             library.warn_plain_path("attention", fused.why_not(first.device))
         return getattr(attention_plain, kind)(adjacency, *features, *rest)
     edges = fused_edges(adjacency, any(t is not None and t.requires_grad for t in features))
-    op = getattr(torch.ops.pyg_scale, f"{kind}_attention")
-    out, _, weights = op(*edges, *features, *rest)
+    out, _, weights = fused.call(f"{kind}_attention", *edges, *features, *rest)
     return (out, weights) if return_weights else out
 
 

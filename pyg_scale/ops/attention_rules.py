@@ -7,20 +7,28 @@ the graph are those of :mod:`pyg_scale.ops.aggregate_rules`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_scale.ops import attention_plain, fused
+from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.aggregate import accumulator
-from pyg_scale.ops.aggregate_rules import by_source, no_context, no_double_backward
+from pyg_scale.ops.aggregate_rules import (
+    by_source,
+    differentiable,
+    no_context,
+    not_differentiable,
+)
 
 _Results = tuple[Tensor, Tensor, Tensor]
 
 
 def register() -> None:
     """Tell torch; once, after the compiled library was loaded."""
-    fake, autograd = torch.library.register_fake, torch.library.register_autograd
+    fake = torch.library.register_fake
     for name, shapes_grad, backward in (
         ("gat_attention", _fake_gat_grad, _gat_backward),
         ("gatv2_attention", _fake_gatv2_grad, _gatv2_backward),
@@ -28,8 +36,8 @@ def register() -> None:
     ):
         fake(f"pyg_scale::{name}", _fake)
         fake(f"pyg_scale::{name}_grad", shapes_grad)
-        autograd(f"pyg_scale::{name}", backward, setup_context=_context)
-        autograd(f"pyg_scale::{name}_grad", no_double_backward, setup_context=no_context)
+        fused.differentiate(name, backward, _context)
+        fused.differentiate(f"{name}_grad", not_differentiable, no_context)
 
 
 # Shapes ###################################################################################
@@ -95,25 +103,55 @@ def _saved(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return edges[:3], edges[3:], (first, second, third, of_edges), rest
 
 
+def _again(
+    ctx: Any, meaning: Callable[..., Any], num_src: int, grads: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, see :mod:`pyg_scale.ops.aggregate_rules`.
+
+    Args:
+        ctx: Of the forward pass.
+        meaning: One of :mod:`pyg_scale.ops.attention_plain`.
+        num_src: Number of source nodes.
+        grads: Of the three results.
+    """
+    (indptr, indices, edge_id), _, features, (number, dropout, seed, *rest) = _saved(ctx, grads)
+    graph = Adjacency.of_checked(indptr, indices, num_src, edge_id)
+    out_grad, of_weights = rest[3:]
+    results = (out_grad,) if of_weights is None else (out_grad, of_weights)
+
+    def outs(*features: Tensor | None) -> tuple[Tensor, ...]:
+        found = meaning(graph, *features, number, dropout, seed, of_weights is not None)
+        return found if of_weights is not None else (found,)
+
+    return _needed(ctx, tuple(differentiable(outs, features, ctx.needs_input_grad[6:10], results)))
+
+
 def _gat_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     edges, transposed, features, rest = _saved(ctx, grads)
-    by_src = by_source(*edges[:2], *transposed, num_src=features[0].size(0))
-    found = torch.ops.pyg_scale.gat_attention_grad(*edges, *by_src, *features, *rest)
+    num_src = features[0].size(0)
+    if torch.is_grad_enabled():
+        return _again(ctx, attention_plain.gat, num_src, grads)
+    by_src = by_source(*edges[:2], *transposed, num_src=num_src)
+    found = fused.call("gat_attention_grad", *edges, *by_src, *features, *rest)
     return _needed(ctx, found)
 
 
 def _gatv2_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     edges, transposed, features, rest = _saved(ctx, grads)
-    by_src = by_source(*edges[:2], *transposed, num_src=features[0].size(0))
-    found = torch.ops.pyg_scale.gatv2_attention_grad(*edges, *by_src, *features, *rest)
+    num_src = features[0].size(0)
+    if torch.is_grad_enabled():
+        return _again(ctx, attention_plain.gatv2, num_src, grads)
+    by_src = by_source(*edges[:2], *transposed, num_src=num_src)
+    found = fused.call("gatv2_attention_grad", *edges, *by_src, *features, *rest)
     return _needed(ctx, found)
 
 
 def _dot_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     edges, transposed, features, rest = _saved(ctx, grads)
     query, key, value, _ = features
-    ops = torch.ops.pyg_scale
-    found = ops.dot_product_attention_grad(*edges, *features, *rest)
+    if torch.is_grad_enabled():
+        return _again(ctx, attention_plain.dot_product, key.size(0), grads)
+    found = fused.call("dot_product_attention_grad", *edges, *features, *rest)
     of_query, of_edges, of_logits, weights = found
     pointers, rows, position = by_source(*edges[:2], *transposed, num_src=key.size(0))
     by_src = (pointers, rows, position, None, None, None)
@@ -121,10 +159,10 @@ def _dot_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     size = query.size(1) * query.size(2)
     of_key = of_value = None
     if ctx.needs_input_grad[7]:
-        of_key = ops.csr_sum(*by_src, query.reshape(query.size(0), size), of_logits, False)
+        of_key = fused.call("csr_sum", *by_src, query.reshape(query.size(0), size), of_logits, False)
         of_key = of_key.view(key.shape)
     if ctx.needs_input_grad[8]:
-        of_value = ops.csr_sum(*by_src, out_grad.reshape(query.size(0), size), weights, False)
+        of_value = fused.call("csr_sum", *by_src, out_grad.reshape(query.size(0), size), weights, False)
         of_value = of_value.view(value.shape)
     return _needed(ctx, (of_query, of_key, of_value, of_edges))
 

@@ -258,6 +258,9 @@ def _scatter(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Compressed
 
 
 def _chunks(size: int, what: str) -> Iterator[tuple[int, int]]:
+    if size <= _CHUNK:  # for a few edges, a bar that nobody sees takes longer than they do
+        yield 0, size
+        return
     with tqdm(total=size, desc=what, unit=" edges", unit_scale=True, disable=None, delay=1) as bar:
         for begin in range(0, size, _CHUNK):
             end = min(size, begin + _CHUNK)

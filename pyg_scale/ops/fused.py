@@ -1,13 +1,15 @@
 """Whether the fused ops of the layers are compiled for a device, and their rules for torch.
 
 The compiled library defines the ops and what they do on a device. Shapes for tracing, gradients
-and the rest are told to torch here, once, as soon as the library is there.
+and the rest are told to torch here, once, as soon as the library is there. :func:`call` runs one.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from pyg_scale.ops import library
 
 _lock = threading.Lock()
 _registered = False
+_functions: dict[str, type[torch.autograd.Function]] = {}
 
 
 def usable(tensor: Tensor) -> bool:
@@ -49,6 +52,44 @@ def load() -> None:
     """
     library.load()
     _ready()
+
+
+def differentiate(
+    name: str, backward: Callable[..., Any], setup_context: Callable[..., None]
+) -> None:
+    """Tell torch the gradient of an op, as :func:`torch.library.register_autograd` takes it."""
+    rule = torch.library.register_autograd
+    rule(f"pyg_scale::{name}", backward, setup_context=setup_context)
+    overload = getattr(torch.ops.pyg_scale, name).default
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = overload(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    _functions[name] = type(name, (torch.autograd.Function,), methods)
+
+
+def call(name: str, *args: Any) -> Any:
+    """Run an op whose gradient was told by :func:`differentiate`.
+
+    The same as calling it, without what ``torch.library`` does around the gradient of an op in
+    Python, which takes longer than the op itself on a small graph.
+
+    Args:
+        name: The op.
+        args: All that its schema names, none by keyword.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return getattr(torch.ops.pyg_scale, name)(*args)
+    if torch.is_grad_enabled():
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.requires_grad:
+                return _functions[name].apply(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.pyg_scale, name).default(*args)
 
 
 @torch.compiler.assume_constant_result

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric.nn.conv import MessagePassing
 
-from pyg_scale.nn.fallback import NotFused, record
+from pyg_scale.nn.fallback import SMALL, NotFused, record
 from pyg_scale.ops import fused
+from pyg_scale.ops.colptr import recall
 
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 _METHODS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
@@ -57,6 +58,8 @@ class FusedConv:
 
     # Not annotated: annotations would hide those of PyG's class from torch.jit.script.
     replaces = type(None)
+    min_work = 0
+    min_work_in_batches = 0
 
     # PyG's own: an instance of the replaced class may have put a generated one on that class,
     # which knows nothing of explanations.
@@ -73,7 +76,7 @@ class FusedConv:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The fused path if it covers this call, else PyG's; the arguments of ``forward``."""
-        reason = unfusable(self)
+        reason = SMALL if self._is_small(*args[:2]) else unfusable(self)
         if reason is None:
             try:
                 return self.fused(*args, **kwargs)
@@ -81,6 +84,26 @@ class FusedConv:
                 reason = str(found)
         record(self, reason)  # type: ignore[arg-type]
         return self.replaces.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def message_channels(self, x: Tensor) -> int:
+        """The number of channels of PyG's message of an edge, of features ``[num_src, ...]``."""
+        return x.size(-1)
+
+    def _is_small(self, x: Any, edge_index: Any) -> bool:
+        """Whether PyG's path is faster on the CPU; in a trace, where sizes may vary, it is not."""
+        limit = self.min_work
+        if limit == 0 or torch.compiler.is_compiling():
+            return False
+        if isinstance(x, tuple):
+            x = x[0]
+        if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
+            return False
+        if edge_index.layout != torch.strided or edge_index.dim() != 2 or not edge_index.is_cpu:
+            return False
+        work = edge_index.size(1) * self.message_channels(x)
+        if work < limit and recall(edge_index) is not None:
+            limit = min(limit, self.min_work_in_batches)
+        return work < limit
 
     def __prepare_scriptable__(self) -> Any:
         """What ``torch.jit.script`` compiles of a layer: itself, if it can."""

@@ -34,6 +34,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """See PyG. ``[num_dst, heads * out_channels]``, or ``[num_dst, out_channels]``."""
         return self.run(x, edge_index, edge_attr, size, return_attention_weights)
 
+    def message_channels(self, x: Tensor) -> int:
+        """See :meth:`FusedConv.message_channels`."""
+        return self.heads * self.out_channels
+
     def fused(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
     ):

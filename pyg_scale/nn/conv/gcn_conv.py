@@ -34,6 +34,10 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             out = self.run(x, edge_index, edge_weight)
         return out
 
+    def message_channels(self, x: Tensor) -> int:
+        """See :meth:`FusedConv.message_channels`."""
+        return self.out_channels
+
     def fused(self, x, edge_index, edge_weight=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
         check_features(x)

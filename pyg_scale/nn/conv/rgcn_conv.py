@@ -47,6 +47,10 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             self._use_segment_matmul_heuristic_output = False
         return super().__prepare_scriptable__()
 
+    def message_channels(self, x: Tensor) -> int:
+        """See :meth:`FusedConv.message_channels`."""
+        return x.size(-1) if x.is_floating_point() else self.out_channels
+
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
         if torch.compiler.is_compiling():
@@ -78,7 +82,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             table = weight.reshape(-1, self.out_channels)
             offset = relations.edge_type.to(torch.int64) * self.in_channels_l
             entries = src[relations.rows.indices.to(torch.int64)] + offset
-            of_table = Adjacency(relations.rows.indptr, entries, table.size(0))
+            of_table = Adjacency.of_checked(relations.rows.indptr, entries, table.size(0))
             rows = aggregate(of_table, table, None, how[0])
         out = aggregate(relations.destinations, rows, None, "sum")
         out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))

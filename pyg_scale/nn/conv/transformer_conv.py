@@ -37,6 +37,10 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         """See PyG. ``[num_dst, heads * out_channels]``, or ``[num_dst, out_channels]``."""
         return self.run(x, edge_index, edge_attr, return_attention_weights)
 
+    def message_channels(self, x: Tensor) -> int:
+        """See :meth:`FusedConv.message_channels`."""
+        return self.heads * self.out_channels
+
     def fused(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, return_attention_weights=None
     ):
