@@ -49,6 +49,14 @@ def data_dir() -> Path:
     return path
 
 
+@pytest.fixture
+def fused_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers take their fused paths on small graphs, too, which they leave to PyG otherwise."""
+    from pyg_scale.nn import FusedConv
+
+    monkeypatch.setattr(FusedConv, "min_work", 0)
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """Fails a test that leaves a thread of ours, a process, or another environment."""

@@ -21,7 +21,7 @@ from pyg_scale.nn.conv.base import check_features, check_weight, untouched
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear, apply_weight
-from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
 
 _REDUCTIONS = {
@@ -177,7 +177,7 @@ class _AddRows(torch.autograd.Function):
 
 def _with_in_edges(graph: Adjacency) -> Adjacency:
     """The same edges without the last destinations, if a good part of them has no in-edges."""
-    if torch.compiler.is_compiling() or graph.num_edges == 0:
+    if recording() or graph.num_edges == 0:
         return graph
 
     def cut() -> Adjacency | None:

@@ -10,10 +10,10 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_scale.nn.aggregation import reductions
 from pyg_scale.nn.conv.base import check_features
-from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.fallback import RECORDED, NotFused
 from pyg_scale.nn.graph import edges_of, is_sparse
 from pyg_scale.nn.loops import with_self_loops, with_self_loops_in_a_trace
-from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.adjacency import Adjacency, recording
 
 
 class Attended(NamedTuple):
@@ -25,7 +25,7 @@ class Attended(NamedTuple):
     edge_attr: Tensor | None
     """``[num_edges, edge_dim]``, by edge id."""
     num_dst: int
-    """Number of destinations; in a trace, ``graph`` may have one more, which is nobody."""
+    """Number of destinations; ``graph`` may have one more in what is recorded, which is nobody."""
 
     def padded(self, x: Tensor) -> Tensor:
         """Rows of destinations, with one for nobody if the graph has it."""
@@ -84,9 +84,9 @@ def attended(
         graph = edges_of(edge_index, num_src, num_dst)
         return Attended(graph, edge_index, edge_attr, num_dst)
     num_loops = min(size) if size is not None else min(num_src, num_dst)
-    if torch.compiler.is_compiling():
+    if recording():
         if edge_attr is not None or keep_edge_index:
-            raise NotFused("torch.compile with self-loops and edge_attr or attention weights")
+            raise NotFused(f"{RECORDED}: self-loops and edge_attr or attention weights")
         graph = with_self_loops_in_a_trace(edge_index, num_src, num_dst, num_loops)
         return Attended(graph, edge_index, None, num_dst)
     graph = with_self_loops(edges_of(edge_index, num_src, num_dst), num_loops).by_edge

@@ -13,7 +13,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_scale.nn.fallback import NotFused
-from pyg_scale.ops.adjacency import Adjacency, from_edge_index
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, recording
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor 
         of: A tensor from which it is made, too. Another object, or the same after a change, makes
             it again; where autograd needs it or inference mode hides its changes, every call does.
     """
-    if torch.compiler.is_compiling():
+    if recording():
         return make()
     if of is not None and (of.requires_grad or of.is_inference()):
         return make()
@@ -114,14 +114,12 @@ def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor 
 
 
 def _flipped(edge_index: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
-        return edge_index.flip(0)
     return _kept(edge_index, "flipped", lambda: edge_index.detach().flip(0))
 
 
 def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
     """What was made of this very tensor before, if it was not changed in place since."""
-    if tensor.is_inference():  # its changes cannot be seen
+    if recording() or tensor.is_inference():  # its changes cannot be seen
         return make()
     key = id(tensor)
     entry = _of_tensor.get(key)

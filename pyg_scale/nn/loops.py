@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_scale.nn.graph import derived
-from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of, transpose
+from pyg_scale.ops.aggregate import aggregate, fused_edges
 
 
 class Looped(NamedTuple):
@@ -69,7 +70,7 @@ def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
 def with_self_loops_in_a_trace(
     edge_index: Tensor, num_src: int, num_dst: int, num_loops: int
 ) -> Adjacency:
-    """The same for ``torch.compile``, where no shape may depend on what the edges are.
+    """The same for what is recorded, where no shape may depend on what the edges are.
 
     There is one destination more: the self-loops that are replaced lead there.
 
@@ -124,7 +125,7 @@ def gcn_edges(
             _, weight = add_remaining_self_loops(edge_index, weight, fill, graph.num_dst)
         if by_edge.edge_id is not None:
             weight = weight.index_select(0, by_edge.edge_id)
-        return _normalized(edges, weight)
+        return _normalized(edges, rows_of(edges.indptr, edges.num_edges), weight)
 
     return edges, derived(edges, ("gcn", improved), weigh, of=edge_weight)
 
@@ -138,7 +139,7 @@ def gcn_edges_in_a_trace(
     add_self_loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Adjacency, Tensor]:
-    """The same for ``torch.compile``, see :func:`with_self_loops_in_a_trace`."""
+    """The same for what is recorded, see :func:`with_self_loops_in_a_trace`."""
     if flow == "target_to_source":
         edge_index = edge_index.flip(0)
     src, dst = edge_index[0], edge_index[1]
@@ -156,9 +157,11 @@ def gcn_edges_in_a_trace(
         dst = torch.cat([torch.where(is_loop, num_nodes, dst), node])
         weight = torch.cat([weight, loops[:num_nodes]])
     edges = from_edge_index(torch.stack([src, dst]), num_nodes, num_nodes + 1)
-    degree = weight.new_zeros(num_nodes + 1).index_add(0, dst, weight)
-    scale = _inverse_sqrt(degree)
-    return edges, scale.index_select(0, src) * weight * scale.index_select(0, dst)
+    assert edges.edge_id is not None
+    order = edges.edge_id
+    edges = Adjacency.of_checked(edges.indptr, edges.indices, num_nodes)
+    weight = weight.index_select(0, order)
+    return edges, _normalized(edges, dst.index_select(0, order), weight)
 
 
 def _without_edge_id(graph: Adjacency) -> Adjacency:
@@ -175,11 +178,53 @@ def _by_degree(graph: Adjacency, dtype: torch.dtype) -> Tensor:
     return (scale.index_select(0, graph.indices) * scale.index_select(0, dst)).to(dtype)
 
 
-def _normalized(graph: Adjacency, weight: Tensor) -> Tensor:
-    dst = rows_of(graph.indptr, graph.num_edges)
-    degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
-    scale = _inverse_sqrt(degree)
-    return scale.index_select(0, graph.indices) * weight * scale.index_select(0, dst)
+def _normalized(graph: Adjacency, dst: Tensor, weight: Tensor) -> Tensor:
+    """Weights by position, times the scales of both ends of their edges.
+
+    Args:
+        graph: Positions are edge ids. It may have one destination more than sources.
+        dst: ``[num_edges]``, the destination of each position.
+        weight: ``[num_edges]``.
+    """
+    ones = weight.new_ones(graph.num_src, 1)
+    scale = _inverse_sqrt(_sum(graph, ones, weight))
+    by_source = weight.requires_grad
+    tensors = fused_edges(graph, by_source)
+    return weight * _ScalesOfEnds.apply(scale, dst, graph.num_src, *tensors)
+
+
+class _ScalesOfEnds(torch.autograd.Function):
+    """The product of the scales of both ends of each edge: ``scale[src] * scale[dst]``.
+
+    The gradient of a gather is a scatter, which on CUDA adds in another order in every run. Here
+    it is a sum over the edges of each node.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scale: Tensor, dst: Tensor, num_src: int, *edges: Any) -> Tensor:
+        ctx.save_for_backward(scale, *edges)
+        ctx.num_src = num_src
+        return scale.index_select(0, edges[1]) * scale.index_select(0, dst)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        scale, indptr, indices, _, *by_source = ctx.saved_tensors
+        num_src = ctx.num_src
+        if by_source[0] is None:
+            by_source = transpose(indptr, indices, num_src)
+        pointers, rows, position = by_source
+        here = Adjacency.of_checked(indptr, indices, num_src)
+        there = Adjacency.of_checked(pointers, rows, scale.numel(), position)
+        of_sources = _sum(there, scale.unsqueeze(-1), grad)
+        of_sources = torch.nn.functional.pad(of_sources, (0, scale.numel() - num_src))
+        of_scale = _sum(here, scale[:num_src].unsqueeze(-1), grad) + of_sources
+        return (of_scale, *(None,) * 8)
+
+
+def _sum(graph: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
+    """The weighted sum of one number of each neighbour, in full precision: ``[num_dst]``."""
+    with torch.autocast(weight.device.type, enabled=False):
+        return aggregate(graph, x, weight).view(-1)
 
 
 def _inverse_sqrt(degree: Tensor) -> Tensor:

@@ -47,4 +47,6 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
     count = torch.bincount(dst_of_row, minlength=graph.num_dst)
     pointers = torch.cat([count.new_zeros(1), count.cumsum(0)])
     row_counts = torch.bincount(relation[first], minlength=num_relations).tolist()
-    return Relations(rows, row_counts, Adjacency.of_checked(pointers, by_dst, first.numel()), relation)
+    return Relations(
+        rows, row_counts, Adjacency.of_checked(pointers, by_dst, first.numel()), relation
+    )

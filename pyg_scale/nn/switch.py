@@ -56,6 +56,7 @@ class Acceleration:
         """Give the layers that were switched their own classes back; a second call does nothing."""
         for module, cls in self._was.items():
             module.__class__ = cls
+            _set_min_work(module, None)
             _use_templates(module)
         self._was.clear()
 
@@ -89,19 +90,25 @@ class Acceleration:
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module, convs: Iterable[str | type] = ()) -> Acceleration:
+def accelerate(
+    model: nn.Module, convs: Iterable[str | type] = (), *, min_work: int | None = None
+) -> Acceleration:
     """Give every supported layer of a built model a fused path, in place.
 
     A layer's class becomes the replacement, a subclass of its own; parameters, buffers, hooks,
     ``state_dict`` and an optimizer that was built before stay as they are. Layers in containers
     are found, too (``Sequential``, ``HeteroConv``, ``to_hetero``, models of PyG). Results are PyG's
     up to rounding. A layer of a subclass of PyG's class is left alone: its author may rely on
-    what PyG does in between.
+    what PyG does in between. On the CPU, calls with so few edges and channels that PyG's path is
+    faster take it; :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
 
     Args:
         model: Any module.
         convs: Replacements to prefer, by name of the kind ``conv``, as ``provider:name``, or as
             classes; after them come all that are installed.
+        min_work: The number of edges times channels from which on calls are fused; 0: always.
+            ``None``: what was measured for the kind of layer
+            (:class:`~pyg_scale.nn.conv.base.FusedConv`).
 
     Returns:
         What was done for each layer, and ``restore()``.
@@ -110,7 +117,10 @@ def accelerate(model: nn.Module, convs: Iterable[str | type] = ()) -> Accelerati
         TypeError: If ``model`` is no module, is compiled or scripted, or one of ``convs`` is no
             :class:`~pyg_scale.nn.conv.base.FusedConv`.
         UnknownPluginError: If nobody provides one of the names.
+        ValueError: If ``min_work`` is negative.
     """
+    if min_work is not None and min_work < 0:
+        raise ValueError(f"min_work must be a number of edges times channels (got {min_work})")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError("the model is compiled already: accelerate it before")
     if not isinstance(model, nn.Module):
@@ -125,6 +135,7 @@ def accelerate(model: nn.Module, convs: Iterable[str | type] = ()) -> Accelerati
         cls = type(module)
         if isinstance(module, FusedConv):
             now = "" if module in was else "has a fused path already"
+            _set_min_work(module, min_work)
             layers.append(Layer(name, cls.__name__, True, now))
             continue
         replacement = found.get(cls)
@@ -133,6 +144,7 @@ def accelerate(model: nn.Module, convs: Iterable[str | type] = ()) -> Accelerati
             continue
         module.__class__ = replacement
         was[module] = cls
+        _set_min_work(module, min_work)
         _use_templates(module)
         layers.append(Layer(name, cls.__name__, True, unfusable(module) or ""))
     return Acceleration(layers, failures, model, was)
@@ -151,6 +163,7 @@ def restore(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, FusedConv) and type(module).replaces in type(module).__bases__:
             module.__class__ = type(module).replaces  # type: ignore[assignment]
+            _set_min_work(module, None)
             _use_templates(module)
             count += 1
     return count
@@ -204,6 +217,14 @@ def _why_not(cls: type, found: Mapping[type, type]) -> str:
                 f"{found[base].__module__.rpartition('.')[0]}.{found[base].__name__} instead"
             )
     return "there is no fused layer of this class"
+
+
+def _set_min_work(module: nn.Module, min_work: int | None) -> None:
+    """Keep what a call of :func:`accelerate` says in the layer: copies of it do the same."""
+    if min_work is None:
+        module.__dict__.pop("min_work", None)
+    else:
+        module.__dict__["min_work"] = min_work
 
 
 def _use_templates(module: Any) -> None:

@@ -4,7 +4,8 @@ A gradient flows along the edges the other way. Grouping them by source once let
 gradient be summed by one thread in a fixed order, where a scatter would need atomics, whose order
 changes from run to run. The grouping is kept with the graph: in an :class:`Adjacency`, which is
 found again by the tensors it was made of. They are held weakly and known by identity, never by an
-address, which recycled memory repeats.
+address, which recycled memory repeats. In what is recorded nothing is found again
+(:func:`recording`): a CUDA graph would replay the pointers of edges that are gone.
 """
 
 from __future__ import annotations
@@ -129,6 +130,17 @@ def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     return Transpose(pointers, row[order].to(indices.dtype), order.to(narrow))
 
 
+def recording() -> bool:
+    """Whether what runs now is recorded, to run again when the same tensors hold something else.
+
+    ``torch.compile`` and CUDA graphs do that. Then nothing is looked up that was made of tensors
+    before, nothing is kept, and no number is waited for: edges are grouped in what is recorded.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def rows_of(indptr: Tensor, num_edges: int) -> Tensor:
     """The destination of every position, ``int64`` ``[num_edges]``."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
@@ -153,7 +165,7 @@ def check_edges(indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor |
         )
     if indptr.numel() < 1:
         raise ValueError("indptr is empty; it has one entry more than there are destinations")
-    if torch.compiler.is_compiling() or indices.device.type != "cpu":
+    if recording() or indices.device.type != "cpu":
         return  # a GPU must not be waited for; the compiled ops look once more
     num_edges = indices.numel()
     falls = bool((indptr[1:] < indptr[:-1]).any())  # differences could overflow
@@ -193,7 +205,7 @@ def from_csr(
 
     Args and errors are those of :class:`Adjacency`.
     """
-    if torch.compiler.is_compiling():
+    if recording():
         return Adjacency(indptr, indices, num_src, edge_id)
 
     def make() -> Adjacency:
@@ -224,7 +236,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency
             f"edge_index must be int64 or int32 of shape [2, num_edges] "
             f"(got {edge_index.dtype} of shape {list(edge_index.shape)})"
         )
-    if torch.compiler.is_compiling():
+    if recording():
         return _sorted_in_a_trace(edge_index, num_src, num_dst)
     return _recall(
         (edge_index,), (num_src, num_dst), lambda: _from_edges(edge_index, num_src, num_dst)

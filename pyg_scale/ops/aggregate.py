@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import fused, library
-from pyg_scale.ops.adjacency import Adjacency, from_csr, rows_of
+from pyg_scale.ops.adjacency import Adjacency, from_csr, recording, rows_of
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -177,11 +177,11 @@ def fused_edges(
 
     Args:
         adjacency: The edges.
-        by_source: Whether a gradient needs them grouped by source. In a trace they are grouped
-            there, unless they were before.
+        by_source: Whether a gradient needs them grouped by source. In what is recorded they are
+            grouped there, unless they were before.
     """
     transposed = adjacency.known_transpose
-    kept = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    kept = torch.is_grad_enabled() and not recording()
     if transposed is None and by_source and kept:
         transposed = adjacency.transpose()
     edges = (adjacency.indptr, adjacency.indices, adjacency.edge_id)

@@ -159,10 +159,14 @@ def _dot_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     size = query.size(1) * query.size(2)
     of_key = of_value = None
     if ctx.needs_input_grad[7]:
-        of_key = fused.call("csr_sum", *by_src, query.reshape(query.size(0), size), of_logits, False)
+        of_key = fused.call(
+            "csr_sum", *by_src, query.reshape(query.size(0), size), of_logits, False
+        )
         of_key = of_key.view(key.shape)
     if ctx.needs_input_grad[8]:
-        of_value = fused.call("csr_sum", *by_src, out_grad.reshape(query.size(0), size), weights, False)
+        of_value = fused.call(
+            "csr_sum", *by_src, out_grad.reshape(query.size(0), size), weights, False
+        )
         of_value = of_value.view(value.shape)
     return _needed(ctx, (of_query, of_key, of_value, of_edges))
 

@@ -56,6 +56,11 @@ class ConvTests:
                 return cls(8, 5)  # what both classes are built with: 8 input channels
     """
 
+    @pytest.fixture(autouse=True)
+    def fused_at_any_size(self, conv: type[FusedConv], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Calls are not left to PyG because the graphs of these tests are small."""
+        monkeypatch.setattr(conv, "min_work", 0)
+
     @pytest.fixture
     def conv(self) -> type[FusedConv]:
         """The class that is tested."""

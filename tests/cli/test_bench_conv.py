@@ -84,6 +84,7 @@ def block() -> conv_cases.Graph:
 
 
 @pytest.mark.parametrize("name", conv_layers.LAYERS)
+@pytest.mark.usefixtures("fused_at_any_size")
 def test_layers_compute_the_same_in_the_fused_path(name: str, block: conv_cases.Graph) -> None:
     data = planted_communities(200, 2000, 4, 1)
     forget_fallbacks()
@@ -100,6 +101,7 @@ def test_a_step_of_a_block_meets_edges_it_has_not_seen(block: conv_cases.Graph) 
 
 
 @pytest.mark.parametrize("name", conv_steps.STEPS)
+@pytest.mark.usefixtures("fused_at_any_size")
 def test_steps_lose_the_same(name: str) -> None:
     data = planted_communities(400, 6000, 4, 1)
     batches = conv_steps.batches(data, [4, 3], 10)

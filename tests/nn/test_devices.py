@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_scale import nn
 from pyg_scale.nn import fallbacks
@@ -82,6 +83,37 @@ def test_a_tensor_without_a_device_would_be_seen(monkeypatch):
 
 
 CODE = compile("torch.ones(1, dtype=torch.float64)", "/pyg_scale/loops.py", "eval")
+
+
+class AddsTwice(TorchDispatchMode):
+    """Notes operations that add floating point numbers to one place in no certain order on CUDA."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name in ("index_add", "scatter_add", "scatter_reduce") and args[0].is_floating_point():
+            index = args[2]
+            if index.numel() > index.unique().numel():
+                self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "gcn weighted", "graph weighted"])
+def test_nothing_is_added_by_atomics(name):
+    layer = LAYERS[name.removesuffix(" weighted")]().double()
+    x, more = torch.rand(30, 6, dtype=torch.float64, requires_grad=True), ()
+    edge_index = torch.randint(30, (2, 200), generator=torch.Generator().manual_seed(1))
+    if name.endswith("weighted"):
+        more = (torch.rand(200, dtype=torch.float64, requires_grad=True),)
+    elif name == "rgcn":
+        more = (torch.arange(200) % 3,)
+    with AddsTwice() as adds:
+        layer(x, edge_index, *more).sum().backward()
+    assert adds.found == []
+    assert not fallbacks(layer)
 
 
 @pytest.mark.cuda

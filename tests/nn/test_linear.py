@@ -11,6 +11,12 @@ from pyg_scale.ops import library
 needs_kernels = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
 
 
+@pytest.fixture(autouse=True)
+def small_products_too(monkeypatch):
+    """Torch has small products otherwise."""
+    monkeypatch.setattr("pyg_scale.nn.linear._MIN_MACS", 0)
+
+
 def operands(rows, bias, dtype=torch.float64):
     generator = torch.Generator().manual_seed(rows)
     shapes = [(rows, 12), (7, 12), (7,)]

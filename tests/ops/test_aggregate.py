@@ -373,10 +373,16 @@ def test_the_op_itself_refuses_what_would_read_out_of_bounds(compiled):
         op(indptr, indices, edge_id + 1, *none, x, weight, False)
 
 
-def test_some_gradients_of_gradients_are_refused(compiled):
-    num_src, indptr, indices, _ = graphs.named("small")
-    x = torch.randn(num_src, 4, requires_grad=True)
-    out = csr_aggregate(indptr, indices, x, reduce="max")
-    (gradient,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_are_differentiated_again(compiled, reduce, weighted):
+    num_src, indptr, indices, edge_id = graphs.named("small")
+    torch.manual_seed(2)
+    x = torch.randn(num_src, 2, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(indices.numel(), 2, dtype=torch.float64, requires_grad=True)
+
+    def reduced(x, weight=None):
+        return csr_aggregate(indptr, indices, x, weight, reduce, edge_id=edge_id)
+
+    inputs = (x, weight) if weighted else (x,)
+    assert torch.autograd.gradgradcheck(reduced, inputs, fast_mode=True)

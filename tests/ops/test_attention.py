@@ -335,14 +335,16 @@ def test_autocast(path, kind):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_gradients_are_refused(compiled, kind):  # noqa: F811
-    adjacency = make("small", permuted=False)
-    f = inputs_of(kind, adjacency, 2, 4, edges=False)
-    out = attend(kind, adjacency, f)
-    first = next(iter(f.values()))
-    (gradient,) = torch.autograd.grad(out.pow(2).sum(), first, create_graph=True)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
-        gradient.sum().backward()
+def test_gradients_are_differentiated_again(compiled, kind):  # noqa: F811
+    """With dropout, edge features and weights that are differentiated, too."""
+    adjacency = make("small", permuted=True)
+    f = inputs_of(kind, adjacency, 2, 3, edges=True)
+
+    def both(*features):
+        given = dict(zip(f, features, strict=True))
+        return attend(kind, adjacency, given, dropout=0.4, seed=3, return_weights=True)
+
+    assert torch.autograd.gradgradcheck(both, tuple(f.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

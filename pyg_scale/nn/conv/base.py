@@ -28,6 +28,10 @@ _PROPAGATE = MessagePassing.propagate
 _EDGE_UPDATER = MessagePassing.edge_updater
 
 
+_GROUPING = 3
+"""Channels of a message whose time on PyG's path goes into grouping edges by one of their ends."""
+
+
 class FusedConv:
     """A layer with a fused path, and PyG's for all that it does not cover.
 
@@ -54,12 +58,19 @@ class FusedConv:
         propagate_type: What ``propagate`` takes besides the edges, by name: PyG reads it off the
             source otherwise, and mistakes a subclass for a class of the same name.
         edge_updater_type: The same of ``edge_updater``, where there is one.
+        crossover: The work from which on the fused path is faster than PyG's on the CPU: of edges
+            in any order, and of those of a loader's batch. Calls with less take PyG's path. Work
+            is the number of edges times that of channels (:meth:`message_channels`), less those
+            for which grouping the edges stands, by both ends or, in a batch, by one. It was
+            measured for our layers; for others it is 0, none.
+        min_work: What counts instead of both, of a class or an instance: 0 fuses every call.
+            ``None``: what was measured.
     """
 
     # Not annotated: annotations would hide those of PyG's class from torch.jit.script.
     replaces = type(None)
-    min_work = 0
-    min_work_in_batches = 0
+    min_work = None
+    crossover = 0, 0
 
     # PyG's own: an instance of the replaced class may have put a generated one on that class,
     # which knows nothing of explanations.
@@ -86,24 +97,38 @@ class FusedConv:
         return self.replaces.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
 
     def message_channels(self, x: Tensor) -> int:
-        """The number of channels of PyG's message of an edge, of features ``[num_src, ...]``."""
+        """The channels of PyG's message of an edge that a fused path saves.
+
+        Args:
+            x: Features of sources, ``[num_src, channels]``.
+        """
         return x.size(-1)
 
     def _is_small(self, x: Any, edge_index: Any) -> bool:
-        """Whether PyG's path is faster on the CPU; in a trace, where sizes may vary, it is not."""
-        limit = self.min_work
-        if limit == 0 or torch.compiler.is_compiling():
+        """Whether the input is on the CPU and too small; in a trace, whose sizes vary, nothing is.
+
+        It depends on sizes and on where the edges come from, never on earlier calls: a run that
+        is resumed takes the paths of one that was not stopped.
+        """
+        if self.min_work == 0 or torch.compiler.is_compiling():
             return False
         if isinstance(x, tuple):
             x = x[0]
         if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
             return False
-        if edge_index.layout != torch.strided or edge_index.dim() != 2 or not edge_index.is_cpu:
+        # Through int32 edges, PyG's gradients are wrong (torch 2.13).
+        if edge_index.dtype != torch.int64 or edge_index.layout != torch.strided:
             return False
-        work = edge_index.size(1) * self.message_channels(x)
-        if work < limit and recall(edge_index) is not None:
-            limit = min(limit, self.min_work_in_batches)
-        return work < limit
+        if x.dim() == 0 or edge_index.dim() != 2 or not edge_index.is_cpu:
+            return False
+        if self.min_work is None:
+            of_edges, of_batches = self.crossover
+        else:
+            of_edges = of_batches = self.min_work
+        num_edges, channels = edge_index.size(1), self.message_channels(x)
+        if of_edges == 0 or num_edges * (channels - 2 * _GROUPING) >= of_edges:
+            return False
+        return num_edges * (channels - _GROUPING) < of_batches or recall(edge_index) is None
 
     def __prepare_scriptable__(self) -> Any:
         """What ``torch.jit.script`` compiles of a layer: itself, if it can."""

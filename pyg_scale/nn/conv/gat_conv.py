@@ -20,6 +20,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     """
 
     replaces = torch_geometric.nn.GATConv
+    crossover = 200_000, 150_000
     propagate_type = {"x": OptPairTensor, "alpha": Tensor}  # noqa: RUF012
     edge_updater_type = {"alpha": OptPairTensor, "edge_attr": OptTensor}  # noqa: RUF012
 

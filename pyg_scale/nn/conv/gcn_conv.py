@@ -13,6 +13,7 @@ from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace
+from pyg_scale.ops.adjacency import recording
 
 
 class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
@@ -23,6 +24,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
     """
 
     replaces = torch_geometric.nn.GCNConv
+    crossover = 300_000, 160_000
     propagate_type = {"x": Tensor, "edge_weight": OptTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.GCNConv)
 
@@ -79,7 +81,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             if not self.normalize:
                 return graph, edge_weight
             options = self.improved, self.add_self_loops, x.dtype
-            if torch.compiler.is_compiling():
+            if recording():
                 flow = self.flow
                 return gcn_edges_in_a_trace(edge_index, edge_weight, size, flow, *options)
             return gcn_edges(graph, edge_index, edge_weight, *options)

@@ -13,6 +13,7 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
     """PyG's :class:`torch_geometric.nn.GINConv` (Xu et al., ICLR 2019), fused."""
 
     replaces = torch_geometric.nn.GINConv
+    crossover = 350_000, 200_000
     propagate_type = {"x": OptPairTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.GINConv)
 

@@ -9,10 +9,10 @@ from torch_geometric.typing import Adj, OptTensor
 
 from pyg_scale.nn.aggregation import reductions
 from pyg_scale.nn.conv.base import FusedConv, check_features, scriptable
-from pyg_scale.nn.fallback import NotFused
+from pyg_scale.nn.fallback import RECORDED, NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
 from pyg_scale.nn.relations import group_relations
-from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
 
 
@@ -24,6 +24,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
     """
 
     replaces = torch_geometric.nn.RGCNConv
+    crossover = 250_000, 250_000
     propagate_type = {"x": Tensor, "edge_type_ptr": OptTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.RGCNConv)
 
@@ -49,12 +50,13 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     def message_channels(self, x: Tensor) -> int:
         """See :meth:`FusedConv.message_channels`."""
-        return x.size(-1) if x.is_floating_point() else self.out_channels
+        # Two of them stand for grouping edges by relation.
+        return (x.size(-1) if x.is_floating_point() else self.out_channels) - 2
 
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
-        if torch.compiler.is_compiling():
-            raise NotFused("torch.compile: the number of rows depends on the edges")
+        if recording():
+            raise NotFused(f"{RECORDED}: the number of rows depends on the edges")
         src, dst = x if isinstance(x, tuple) else (x, x)
         if src is None:
             src = torch.arange(self.in_channels_l, device=self.weight.device)

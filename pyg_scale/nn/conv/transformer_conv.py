@@ -20,6 +20,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     """
 
     replaces = torch_geometric.nn.TransformerConv
+    crossover = 80_000, 60_000
     propagate_type = {  # noqa: RUF012
         "query": Tensor,
         "key": Tensor,

@@ -1,0 +1,57 @@
+"""Gradients of gradients, as gradient penalties take them, are those of PyG's layers."""
+
+import pytest
+import torch
+
+from pyg_scale import nn
+from pyg_scale.nn import fallbacks
+from pyg_scale.testing import graphs
+from tests.nn.oracle import distance, pair
+
+LAYERS = {
+    "gcn": (nn.GCNConv, lambda cls: cls(6, 4), "edge_weight"),
+    "sage": (nn.SAGEConv, lambda cls: cls(6, 4, project=True, normalize=True), None),
+    "sage max": (nn.SAGEConv, lambda cls: cls(6, 4, aggr="max"), None),
+    "graph": (nn.GraphConv, lambda cls: cls(6, 4), "edge_weight"),
+    "graph mean": (nn.GraphConv, lambda cls: cls(6, 4, aggr="mean"), "edge_weight"),
+    "graph min": (nn.GraphConv, lambda cls: cls(6, 4, aggr="min"), "edge_weight"),
+    "gin": (nn.GINConv, lambda cls: cls(torch.nn.Linear(6, 4), train_eps=True), None),
+    "gat": (nn.GATConv, lambda cls: cls(6, 4, heads=2, edge_dim=3), "edge_attr"),
+    "gatv2": (nn.GATv2Conv, lambda cls: cls(6, 4, heads=2, edge_dim=3), "edge_attr"),
+    "gatv2 shared": (nn.GATv2Conv, lambda cls: cls(6, 4, heads=2, share_weights=True), None),
+    "transformer": (nn.TransformerConv, lambda cls: cls(6, 4, heads=2, edge_dim=3), "edge_attr"),
+    "rgcn": (nn.RGCNConv, lambda cls: cls(6, 4, 3), "edge_type"),
+}
+
+
+def penalty(layer, kind, edge_index):
+    """The gradients of the squares of all gradients of a layer."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(100, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    inputs, more = [x], {}
+    if kind == "edge_type":
+        more = {kind: torch.arange(edge_index.size(1)) % 3}
+    elif kind:
+        shape = (edge_index.size(1), 3) if kind == "edge_attr" else (edge_index.size(1),)
+        of_edges = torch.rand(shape, dtype=torch.float64, generator=generator) + 0.5
+        inputs.append(of_edges.requires_grad_())
+        more = {kind: of_edges}
+    inputs += layer.parameters()
+    out = layer(x, edge_index, **more)
+    first = torch.autograd.grad(out.tanh().pow(2).sum(), inputs, create_graph=True)
+    return torch.autograd.grad(
+        sum(g.pow(2).sum() for g in first), inputs, allow_unused=True, materialize_grads=True
+    )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_they_are_those_of_pyg(name):
+    conv, build, kind = LAYERS[name]
+    # Parallel loops share a gradient in PyG's gcn_norm, though the last alone counts.
+    edge_index = torch.unique(graphs.hostile().edge_index, dim=1).flip(1)
+    theirs, ours = pair(conv, build)
+    found = [penalty(layer, kind, edge_index) for layer in (theirs, ours)]
+    assert not fallbacks(ours)
+    floor = max(float(g.norm()) for g in found[0]) / 10
+    for mine, right in zip(found[1], found[0], strict=True):
+        assert distance(mine, right, floor) < 1e-10
