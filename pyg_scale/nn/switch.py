@@ -219,7 +219,7 @@ def _why_not(cls: type, found: Mapping[type, type]) -> str:
     return "there is no fused layer of this class"
 
 
-def _set_min_work(module: nn.Module, min_work: int | None) -> None:
+def _set_min_work(module: Any, min_work: int | None) -> None:
     """Keep what a call of :func:`accelerate` says in the layer: copies of it do the same."""
     if min_work is None:
         module.__dict__.pop("min_work", None)
