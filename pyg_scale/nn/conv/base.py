@@ -116,7 +116,7 @@ class FusedConv:
             x = x[0]
         if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
             return False
-        # Through int32 edges, PyG's gradients are wrong (torch 2.13).
+        # With int32 edges PyG's path raises, or has wrong gradients (torch 2.13).
         if edge_index.dtype != torch.int64 or edge_index.layout != torch.strided:
             return False
         if x.dim() == 0 or edge_index.dim() != 2 or not edge_index.is_cpu:
