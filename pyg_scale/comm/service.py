@@ -6,7 +6,6 @@ threads of its own; it may break out of its loop, evaluate alone or ask nothing 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,12 +15,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from pyg_scale.comm.base import Work
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.ops.sockets import Rows
+from pyg_scale.ops.threads import renew_pool_after_fork
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 """Answers a request: tensors in, tensors out. Called in several threads at once."""
@@ -104,29 +103,6 @@ class Answer(Work[list[Tensor]]):
             ) from error
 
 
-_forked = False  # since torch made its pool of threads
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def _renew_pool_of_torch() -> None:
-    """Let torch make its pool of threads anew in a fork, before there are several threads.
-
-    It does so in the first call there that uses any, without a lock: a second thread that makes
-    such a call meanwhile raises "Invalid thread pool!".
-    """
-    global _forked
-    if _forked:
-        torch.set_num_threads(torch.get_num_threads())
-        _forked = False
-
-
 class Handlers:
     """The handlers of a rank and the threads that run them.
 
@@ -144,7 +120,7 @@ class Handlers:
         self._handlers = dict(handlers)
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._closed = False
-        _renew_pool_of_torch()
+        renew_pool_after_fork()
         self._threads = [
             threading.Thread(target=self._work, name=f"pyg_scale-serve-{number}", daemon=True)
             for number in range(num_threads)

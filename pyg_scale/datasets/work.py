@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from pyg_scale.ops.keys import fold
+from pyg_scale.ops.threads import renew_pool_after_fork
 
 CHUNK = 1 << 21
 """Elements of one piece of work; part of what a graph is."""
@@ -31,6 +32,7 @@ class Work:
             leave=False,
             disable=None if progress else True,
         )
+        renew_pool_after_fork()
         self._pool = ThreadPoolExecutor(torch.get_num_threads(), "pyg_scale-datasets")
 
     def __enter__(self) -> Work:

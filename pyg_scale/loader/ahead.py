@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyg_scale.loader.epoch import BatchIndex
-from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads, was_interrupted
 from pyg_scale.loader.stats import Stats
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class _Item:
 
     def __init__(self, batch: BatchIndex, pending: Pending) -> None:
         self.batch, self.pending = batch, pending
-        self.failed = False
 
     def __str__(self) -> str:
         return str(self.batch)
@@ -95,19 +94,20 @@ class Window:
 
     def fill(self) -> None:
         """Ask for as much as may be."""
-        self._used = [item for item in self._used if not item.failed]
         while not self._ended and self._may_ask():
             try:
                 batch = next(self._batches)
             except StopIteration:
                 self._ended = True
             except Exception as error:  # raised when it is its turn
+                if was_interrupted(error):
+                    raise
                 self._ended, self._error = True, error
             else:
                 self._asked.append(_Item(batch, self._ask(batch)))
 
     def done(self, item: _Item) -> None:
-        """A batch was used."""
+        """A batch was used, or nothing came of it."""
         self._largest = max(self._largest, item.pending.nbytes)
         if item in self._used:
             self._used.remove(item)
@@ -171,12 +171,14 @@ class Ahead:
                 in_order=loader.in_order,
             )
 
-    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         try:
             item, made, stats = next(self._made)
         except StopIteration:
             self.close()
             raise
+        if item is None:
+            return None, made, stats
         self._window.done(item)
         self._window.fill()  # before the consumer gets busy
         return item.batch, made, stats
@@ -203,9 +205,5 @@ def most_under_way(loader: SubgraphLoader) -> int:
 
 
 def _finish(loader: SubgraphLoader, pin: bool, item: _Item, stats: Stats) -> Any:
-    try:
-        out = loader._sample_stage(item.batch, stats, item.pending)
-        return loader._after_sampling(out, stats, pin)
-    except BaseException:
-        item.failed = True
-        raise
+    out = loader._sample_stage(item.batch, stats, item.pending)
+    return loader._after_sampling(out, stats, pin)

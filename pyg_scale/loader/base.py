@@ -23,6 +23,7 @@ from pyg_scale.loader.epoch import (
     num_batches,
     to_index,
 )
+from pyg_scale.loader.features import Features
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
 from pyg_scale.loader.pin import move_batch, pin_batch, pins
@@ -31,9 +32,10 @@ from pyg_scale.loader.process import Processes, ProcessPipeline, processes_of
 from pyg_scale.loader.randomness import forked
 from pyg_scale.loader.ring_workers import ring_pipeline
 from pyg_scale.loader.sampling_options import SamplingOptions, checked
+from pyg_scale.loader.source import Rows
 from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
-from pyg_scale.loader.state import Resumable
-from pyg_scale.loader.stats import Stats, count_sampled
+from pyg_scale.loader.state import Progress, Resumable
+from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
@@ -51,6 +53,7 @@ class SubgraphLoader(Resumable, DataLoader):
     transform: Callable[[Any], Any] | None = None
     transform_sampler_output: Callable[[Any], Any] | None = None
     filter_per_worker: bool = True
+    _rows: Rows | None = None
 
     # Supplied by the subclass ##############################################################
 
@@ -130,8 +133,8 @@ class SubgraphLoader(Resumable, DataLoader):
         self._processes: Processes | None = None
         self._cores: list[list[int]] | None = None
         self._log_memory = False
-        self._epoch_stats = Stats()
-        self._total_stats = Stats()
+        self._epoch_stats = Counted()
+        self._total_stats = Counted()
         check_workers(worker_type, kwargs)
         check_index_samplers(kwargs)
         check_split_seeds(split_seeds, uneven, comm)
@@ -190,8 +193,14 @@ class SubgraphLoader(Resumable, DataLoader):
                 function of the loader's seed and of these positions: with ``seed=`` the same
                 call gives the same batch, without it a seed is drawn as for an epoch.
         """
+        self._check_rows()
         out = self.collate_fn(index)
         return self._moved(out if self.filter_per_worker else self.filter_fn(out), False)
+
+    def _check_rows(self) -> None:
+        """Refuse a graph whose numbers of rows were changed after the loader was made."""
+        if self._rows is not None:
+            self._rows.check(self.data)
 
     def collate_fn(self, index: Any) -> Any:
         """Sample a batch and, if ``filter_per_worker``, fetch its features."""
@@ -333,25 +342,32 @@ class SubgraphLoader(Resumable, DataLoader):
     def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
         if self._log_memory:
             log_memory(self.num_workers)
+        self._check_rows()
         pin = self._target is None and pins(self)
-        progress, batches = self._begin_epoch()
-        work = partial(self._work, pin=pin)
-        source: Source
         features = features_to_announce(self)
+        progress, batches = self._begin_epoch()
+        self._epoch_stats = Counted()
+        begin = partial(self._begin_source, features=features, progress=progress, pin=pin)
+        return EpochIterator(self, begin, batches, progress, self._epoch_stats, pin)
+
+    def _begin_source(
+        self,
+        batches: Iterator[BatchIndex],
+        features: Features | None,
+        progress: Progress,
+        pin: bool,
+    ) -> Source:
+        """Begin to make batches, where and how this loader does."""
         if self.num_workers > 0 and self.worker_type == "process":
-            source = ProcessPipeline(batches, processes_of(self, pin, progress))
-        elif self.num_workers > 0 and self.worker_type == "ring":
-            source = ring_pipeline(self, batches, pin)
-        else:
-            threads = self._get_threads() if self.num_workers > 0 else None
-            if self._asks and features is None and not self._overrides("collate_fn"):
-                source = Ahead(self, batches, threads, pin)
-            elif features is None:
-                source = self._source(batches, work, threads, self.in_order)
-            else:
-                source = LookAhead(self, features, batches, threads, pin)
-        self._epoch_stats = Stats()
-        return EpochIterator(self, source, progress, self._epoch_stats, pin)
+            return ProcessPipeline(batches, processes_of(self, pin, progress))
+        if self.num_workers > 0 and self.worker_type == "ring":
+            return ring_pipeline(self, batches, pin)
+        threads = self._get_threads() if self.num_workers > 0 else None
+        if features is not None:
+            return LookAhead(self, features, batches, threads, pin)
+        if self._asks and not self._overrides("collate_fn"):
+            return Ahead(self, batches, threads, pin)
+        return self._source(batches, partial(self._work, pin=pin), threads, self.in_order)
 
     def _source(
         self,
@@ -391,7 +407,10 @@ class SubgraphLoader(Resumable, DataLoader):
             and for ``"fetch"`` also the numbers of :class:`~pyg_scale.store.reading.Reads`. With
             ``device=`` also ``"device"``: what is on it.
         """
-        counted = {"epoch": self._epoch_stats.as_dict(), "total": self._total_stats.as_dict()}
+        counted = {
+            "epoch": self._epoch_stats.sum.as_dict(),
+            "total": self._total_stats.sum.as_dict(),
+        }
         return counted | on_device.device_stats(self)
 
     def __getstate__(self) -> dict[str, Any]:

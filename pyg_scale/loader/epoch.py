@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,6 +110,57 @@ def num_batches(num_seeds: int, batch_size: int | None, drop_last: bool) -> int:
     return num_seeds // size if drop_last else -(-num_seeds // size)
 
 
+class Passed(NamedTuple):
+    """The steps of a pass that it is done with.
+
+    Attributes:
+        all_before: The first step that it is not done with.
+        later: Those after it that it is done with, where batches come as they are finished.
+    """
+
+    all_before: int
+    later: frozenset[int] = frozenset()
+
+    def and_also(self, step: int) -> Passed:
+        """The same and one more."""
+        later, first = self.later | {step}, self.all_before
+        while first in later:
+            later, first = later - {first}, first + 1
+        return Passed(first, later)
+
+
+class Batches:
+    """The batches of one pass over a loader. One that was drawn can be drawn again.
+
+    Args:
+        draw: The batch of a step, ``None`` after the last one.
+        first: The first step.
+    """
+
+    def __init__(self, draw: Callable[[int], BatchIndex | None], first: int = 0) -> None:
+        self.first = first
+        self.end: int | None = None
+        """The step after the last one, once it is known."""
+        self._draw = draw
+
+    def __iter__(self) -> Iterator[BatchIndex]:
+        return self.rest(Passed(self.first))
+
+    def rest(self, passed: Passed) -> Iterator[BatchIndex]:
+        """The batches that a pass is not done with, in order."""
+        step = passed.all_before
+        while (batch := self._draw(step)) is not None:
+            if step not in passed.later:
+                yield batch
+            step += 1
+        self.end = step
+
+    def forget(self, passed: Passed) -> None:
+        """Keep nothing of what a pass is done with."""
+        if isinstance(self._draw, _Drawn):
+            self._draw.forget(passed.all_before)
+
+
 def batches(
     num_seeds: int,
     batch_size: int | None,
@@ -119,7 +170,7 @@ def batches(
     seed: int,
     epoch: int,
     start: int = 0,
-) -> Iterator[BatchIndex]:
+) -> Batches:
     """The batches of an epoch from number ``start`` on.
 
     Args:
@@ -132,12 +183,15 @@ def batches(
         start: How many batches were delivered already.
     """
     count = num_batches(num_seeds, batch_size, drop_last)
-    if start >= count:
-        return
-    ordered = order(num_seeds, seed, epoch) if shuffle else None
-    for b in range(start, count):
-        index = seeds_of_batch(b, num_seeds, batch_size, ordered)
-        yield BatchIndex(index, keys.batch_key(seed, epoch, b), b, epoch)
+    ordered = order(num_seeds, seed, epoch) if shuffle and start < count else None
+
+    def draw(step: int) -> BatchIndex | None:
+        if step >= count:
+            return None
+        index = seeds_of_batch(step, num_seeds, batch_size, ordered)
+        return BatchIndex(index, keys.batch_key(seed, epoch, step), step, epoch)
+
+    return Batches(draw, start)
 
 
 def seeds_of_batch(
@@ -157,11 +211,65 @@ def seeds_of_batch(
 
 
 def batches_of(
-    index_sampler: Iterable[Any], num_seeds: int, *, seed: int, epoch: int, start: int = 0
-) -> Iterator[BatchIndex]:
-    """The batches of a user's own sampler; the first one that it hands out has number ``start``."""
-    for b, entry in enumerate(index_sampler, start):
-        yield BatchIndex(to_index(entry, num_seeds), keys.batch_key(seed, epoch, b), b, epoch)
+    index_sampler: Iterable[Any],
+    num_seeds: int,
+    *,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+    snapshot: Callable[[], Any] = lambda: None,
+) -> Batches:
+    """The batches of a user's own sampler; the first one that it hands out has number ``start``.
+
+    Args:
+        index_sampler: Hands out positions in the loader's input.
+        num_seeds: How many seeds the loader has.
+        seed: The loader's seed of this epoch.
+        epoch: The number of the epoch.
+        start: How many batches were delivered already.
+        snapshot: The state of the sampler after it handed out a batch.
+    """
+
+    def made(step: int, entry: Any) -> BatchIndex:
+        key = keys.batch_key(seed, epoch, step)
+        batch = BatchIndex(to_index(entry, num_seeds), key, step, epoch)
+        batch.sampler_state = snapshot()
+        return batch
+
+    return Batches(_Drawn(iter(index_sampler), made), start)
+
+
+class _Drawn:
+    """Batches of a sampler that can be asked only once, kept until they are forgotten."""
+
+    def __init__(self, entries: Iterator[Any], made: Callable[[int, Any], BatchIndex]) -> None:
+        self._entries, self._made = entries, made
+        self._kept: dict[int, BatchIndex] = {}
+        self._asking = False
+
+    def __call__(self, step: int) -> BatchIndex | None:
+        if step in self._kept:
+            return self._kept[step]
+        if self._asking:
+            raise RuntimeError(
+                f"an exception left the sampler= or batch_sampler= of this loader while it drew "
+                f"batch {step}, and what it would have drawn is not known: iter(loader) begins "
+                "anew; after loader.load_state_dict(loader.state_dict()) it goes on with this "
+                "epoch, if the sampler can be resumed"
+            )
+        self._asking = True
+        try:
+            entry = next(self._entries)
+        except StopIteration:
+            self._asking = False
+            return None
+        batch = self._made(step, entry)
+        self._kept[step], self._asking = batch, False  # at once: no call is in between
+        return batch
+
+    def forget(self, all_before: int) -> None:
+        while self._kept and (first := next(iter(self._kept))) < all_before:
+            del self._kept[first]
 
 
 def to_index(entry: Any, num_seeds: int, name: str = "sampler") -> Tensor:

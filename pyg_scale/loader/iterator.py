@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch_geometric.data.data import BaseData
 
-from pyg_scale.loader.epoch import BatchIndex
+from pyg_scale.loader.epoch import Batches, BatchIndex, Passed
+from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
 from pyg_scale.loader.state import Progress
-from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.stats import Counted, Stats
 
 if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """Where the work of a pass is done: in this thread, in threads, in processes."""
 
-    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
-        """The next batch, what came of it, and what that took."""
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
+        """The next batch, what came of it (:class:`Failed`: an error), and what that took.
+
+        ``None`` as the batch: nothing could be drawn. After an exception, other than
+        ``StopIteration`` and :class:`SourceError`, nobody asks it any more.
+        """
 
     def pause(self) -> None:
         """An exception leaves the iterator: hold no thread; go on if asked for more."""
@@ -45,22 +51,43 @@ def _mark(out: Any, repeated: bool) -> None:
 
 
 class EpochIterator:
-    """One pass over a loader, or the rest of one."""
+    """One pass over a loader, or the rest of one.
+
+    An exception can leave :meth:`__next__` anywhere: ``KeyboardInterrupt``, or what a signal's
+    handler raises. It moves on by a single step, which is its last one: whoever asks again after an
+    exception gets the first batch that was not handed out, from a new source. An error of a batch
+    itself (of the sampler, of a transform) is raised once, and the pass is done with that batch.
+
+    Args:
+        loader: The loader.
+        begin: Makes a source of the batches that are left.
+        batches: All batches of the pass.
+        progress: What is told how many were handed out.
+        stats: What is told what they took.
+        pin: Whether the consumer pins them.
+    """
 
     def __init__(
         self,
         loader: SubgraphLoader,
-        source: Source,
+        begin: Callable[[Iterator[BatchIndex]], Source],
+        batches: Batches,
         progress: Progress,
-        stats: Stats,
+        stats: Counted,
         pin: bool,
     ) -> None:
         self._loader = loader
-        self._source = source
+        self._begin = begin
+        self._batches = batches
         self._progress = progress
-        self._stats = stats
+        self._epoch, self._total = stats, loader._total_stats
         self._pin = pin
         self._profile_name = f"enumerate(DataLoader)#{type(loader).__name__}.__next__"
+        self._passed = Passed(batches.first)
+        self._asked_at: Passed | None = None  # where the batch that is being made was asked for
+        self._user: dict[str, int] = {}  # the thread that asks: a dict is filled by one thread only
+        self._closed = False
+        self._source = begin(batches.rest(self._passed))
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -69,24 +96,85 @@ class EpochIterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
-        with torch.autograd.profiler.record_function(self._profile_name):
-            try:
-                batch, made, stats = next(self._source)
-                out = self._loader._finish(batch, made, stats, self._pin)
-            except StopIteration:
-                self._progress.finished = True
+        progress, thread, before = self._progress, threading.get_ident(), None
+        try:
+            if self._user.setdefault("thread", thread) != thread:
+                raise RuntimeError(_USED_BY_TWO)
+            before = progress.position, self._passed, self._epoch.sum, self._total.sum
+            if progress.finished or self._closed:
+                raise StopIteration
+            with torch.autograd.profiler.record_function(self._profile_name):
+                batch, out, stats = self._made()
+            if isinstance(out, Failed):
+                if batch is not None:
+                    self._passed = self._passed.and_also(batch.step)
+                before = progress.position, self._passed, self._epoch.sum, self._total.sum
+                self._asked_at = None
+                if isinstance(out.error, StopIteration):  # which would look like the end
+                    raise RuntimeError(f"making {batch} raised StopIteration") from out.error
+                raise out.error
+            assert batch is not None
+            sums = self._epoch.sum.and_also(stats), self._total.sum.and_also(stats)
+            after = progress.position.after(batch), self._passed.and_also(batch.step), *sums
+            # No call from here on, and so no signal's handler: all of this happens, or nothing.
+            progress.position, self._passed, self._epoch.sum, self._total.sum = after
+            self._user = {}
+            return out
+        except BaseException as error:
+            if before is not None:
+                progress.position, self._passed, self._epoch.sum, self._total.sum = before
+            batch = out = None  # which the traceback would keep
+            if self._user.get("thread") == thread:
+                self._user = {}
+                if not isinstance(error, StopIteration):
+                    self._source.pause()
+            raise
+
+    def _made(self) -> tuple[BatchIndex | None, Any, Stats]:
+        """The next batch, or an error of its own."""
+        if self._asked_at is self._passed:  # and nothing was handed out since: it was interrupted
+            self._source.close()
+            self._source = self._begin(self._batches.rest(self._passed))
+        self._asked_at = self._passed
+        self._batches.forget(self._passed)
+        try:
+            batch, made, stats = next(self._source)
+        except SourceError:
+            self._asked_at = None
+            raise
+        except Exception as error:
+            if self._closed:
+                raise StopIteration from None
+            if not isinstance(error, StopIteration):
                 raise
-            except BaseException:
-                self._source.pause()
+            if self._passed.all_before != self._batches.end:
+                raise RuntimeError(_NOT_ALL) from None
+            self._progress.finished = True
+            raise
+        if batch is None or isinstance(made, Failed):
+            return batch, made, stats
+        try:
+            out = self._loader._finish(batch, made, stats, self._pin)
+            if self._loader.uneven == "repeat":
+                _mark(out, batch.repeated)
+        except Exception as error:
+            if was_interrupted(error):
                 raise
-        if self._loader.uneven == "repeat":
-            _mark(out, batch.repeated)
-        self._progress.deliver(batch)
+            return batch, Failed(error), stats
         stats.batches = 1
-        self._stats.add(stats)
-        self._loader._total_stats.add(stats)
-        return out
+        return batch, out, stats
 
     def close(self) -> None:
         """Stop the workers of this iteration now, rather than when the last reference is gone."""
+        self._closed = True
         self._source.close()
+
+
+_USED_BY_TWO = (
+    "another thread is asking this iterator for a batch: an iterator is for one thread at a time. "
+    "Call iter(loader) in each thread, or let one thread hand out its batches"
+)
+_NOT_ALL = (
+    "this iterator cannot go on, as it could not draw all of its batches (see the error that was "
+    "raised before): iter(loader) begins anew"
+)

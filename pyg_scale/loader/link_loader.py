@@ -24,7 +24,7 @@ from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
-from pyg_scale.loader.source import check_data, features_of
+from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
@@ -172,6 +172,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         self._features: Features | None = features_of(data, feature_store, sampler)
         self.link_sampler, self._features = placed(self, sampler, self._features)
         refuse_processes(self)
+        self._rows = Rows(data)
         publish(self)
 
     def _seed_tensors(self) -> list[Tensor]:

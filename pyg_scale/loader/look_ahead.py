@@ -23,7 +23,15 @@ from pyg_scale.loader.batch import _original
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.on_device import refuse_processes_on_device
-from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.pipeline import (
+    Borrowed,
+    Failed,
+    Inline,
+    Pipeline,
+    SourceError,
+    WorkerThreads,
+    was_interrupted,
+)
 from pyg_scale.loader.stats import Stats
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ class _Sampled:
         self.batch = batch
         self.out: Any = None
         self.wanted: list[TensorAttr] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.stats = Stats()
 
     def __str__(self) -> str:
@@ -76,10 +84,12 @@ class Window:
         except StopIteration:
             self._ended = True
             return
-        except Exception as error:  # no batch came of it; raised when it is its turn
-            item = _Sampled(None)
-            item.error = error
-            self._ready.append(item)
+        except SourceError as error:  # raised when it is its turn
+            batch, item, stats = None, Failed(error), Stats()
+        if isinstance(item, Failed):  # no batch came of it
+            failed = _Sampled(batch)
+            failed.error = item.error
+            self._ready.append(failed)
             return
         item.stats = stats
         self._schedule.announce(batch.step, item.wanted)
@@ -124,14 +134,14 @@ class LookAhead:
             window, partial(_fetch, loader, pin), threads, loader.in_order
         )
 
-    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         self._schedule.paused = False
         try:
             item, made, stats = next(self._fetched)
         except StopIteration:
             self.close()
             raise
-        return item.batch, made, stats
+        return None if item is None else item.batch, made, stats
 
     def pause(self) -> None:
         """Let the threads end; a read does not wait for one that may not be made."""
@@ -210,6 +220,8 @@ def _sample(loader: SubgraphLoader, batch: BatchIndex, stats: Stats) -> _Sampled
         item.out = loader._sample_stage(batch, stats)
         item.wanted = loader._wanted(item.out)
     except Exception as error:
+        if was_interrupted(error):
+            raise
         item.error = error
     return item
 

@@ -23,7 +23,7 @@ from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.seeds import check_time, input_nodes_of
-from pyg_scale.loader.source import check_data, features_of
+from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
@@ -178,6 +178,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self._features: Features | None = features_of(data, feature_store, sampler)
         self.node_sampler, self._features = placed(self, sampler, self._features)
         refuse_processes(self)
+        self._rows = Rows(data)
         publish(self)
 
     def _seed_tensors(self) -> list[Tensor]:

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from pyg_scale.loader.stats import Stats
-from pyg_scale.ops.threads import serial
+from pyg_scale.ops.threads import renew_pool_after_fork, serial
 
 JOIN_SECONDS = 5.0
 """How long closing waits for threads that are in the middle of a batch."""
@@ -32,6 +32,36 @@ _local = threading.local()
 
 Work = Callable[[Any, Stats], Any]
 """What makes a batch of an item; it counts what it does in the ``Stats``."""
+
+
+class SourceError(RuntimeError):
+    """An error that leaves the source of batches as it was, such as that one is late."""
+
+
+class Failed:
+    """What came of a batch instead of a result: an error of its own."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether an exception says nothing of the batch that was being made: it would not come again.
+
+    So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
+    raised. That one was called by nobody, but is given the frame that it interrupted.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception):
+            return True
+        trace = cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            if any(value is frame for value in trace.tb_frame.f_locals.values()):
+                return True
+        cause = cause.__cause__
+    return False
 
 
 class _Job:
@@ -62,7 +92,8 @@ class _Job:
 class _Crew:
     """Running threads and their queue of jobs. Replaced, never restarted."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
         self.jobs: SimpleQueue[Any] = SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.stopped = False
@@ -101,7 +132,7 @@ def _stop(crew: _Crew, wait: bool) -> None:
     if crew.pid != os.getpid():
         return  # threads do not survive a fork: there is nothing to stop in the child
     crew.stopped = True
-    for _ in crew.threads:
+    for _ in range(crew.num_threads):  # also one that has started and is not on the list yet
         crew.jobs.put(None)
     if not wait or getattr(_local, "is_worker", False):
         return
@@ -155,21 +186,22 @@ class WorkerThreads:
     def __init__(self, num_threads: int, cores: Sequence[Sequence[int]] | None = None) -> None:
         self.num_threads = num_threads
         self._cores = cores
-        self._crew = _Crew()
+        self._crew = _Crew(self.num_threads)
         self._finalizer = weakref.finalize(self, _stop, self._crew, True)
 
     def submit(self, job: _Job, finished: SimpleQueue[_Job], cancelled: _Flag) -> None:
         if self._crew.stopped or self._crew.pid != os.getpid():
             self._finalizer.detach()
-            self._crew = _Crew()
+            self._crew = _Crew(self.num_threads)
             self._finalizer = weakref.finalize(self, _stop, self._crew, True)
-        if not self._crew.threads:
+        if len(self._crew.threads) < self.num_threads:  # none, or an exception came in between
             self._start()
         self._crew.jobs.put((job, finished, cancelled))
 
     def _start(self) -> None:
+        renew_pool_after_fork()
         _started.add(self._crew)
-        for i in range(self.num_threads):
+        for i in range(len(self._crew.threads), self.num_threads):
             thread = threading.Thread(
                 target=_serve, args=(self._crew,), name=f"pyg_scale-loader-{i}", daemon=True
             )
@@ -217,16 +249,24 @@ class Borrowed:
 
 
 class Inline:
-    """The same iterator without threads: the work is done when the consumer asks."""
+    """The same iterator without threads: the work is done when the consumer asks.
+
+    An exception that interrupts it is raised as it comes, and says nothing of the batch.
+    """
 
     def __init__(self, items: Iterator[Any], work: Work) -> None:
         self._items = items
         self._work = work
 
     def __next__(self) -> tuple[Any, Any, Stats]:
-        item = next(self._items)
-        stats = Stats()
-        return item, self._work(item, stats), stats
+        item, stats = None, Stats()
+        try:
+            item = next(self._items)
+            return item, self._work(item, stats), stats
+        except Exception as error:
+            if was_interrupted(error) or (item is None and isinstance(error, StopIteration)):
+                raise
+            return item, Failed(error), stats
 
     def pause(self) -> None:
         """Nothing runs between two calls."""
@@ -238,8 +278,11 @@ class Pipeline:
     """An iterator over ``(item, result, stats)`` whose results threads make ahead of time.
 
     At most ``limit`` results are under way or waiting. ``items`` is advanced by the consumer's
-    thread only. An exception of ``work`` is raised where its result would have been returned; the
-    next call goes on with the item after it.
+    thread only. An exception of ``work`` comes as :class:`Failed` in the place of its result, and
+    one of ``items`` with ``None`` as its item, after what was taken before.
+
+    Only :class:`SourceError` may leave it and be gone on after: any other exception can have
+    come at any place, so that another pipeline has to make what was not handed out.
 
     Args:
         items: What to make results of.
@@ -280,7 +323,7 @@ class Pipeline:
 
     def __next__(self) -> tuple[Any, Any, Stats]:
         if self._pid != os.getpid():
-            raise RuntimeError(
+            raise SourceError(
                 "this iterator belongs to the process that was forked, and threads do not survive "
                 "a fork: call iter(loader) in this process"
             )
@@ -298,13 +341,8 @@ class Pipeline:
         waited = time.perf_counter() - start
         self._fill()  # before the consumer gets busy
         value, error, job.value, job.error = job.value, job.error, None, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it refers to this frame
         job.stats.add_seconds("wait", waited)
-        return job.item, value, job.stats
+        return job.item, value if error is None else Failed(error), job.stats
 
     def _fill(self) -> None:
         while not self._exhausted and len(self._pending) < self._limit:
@@ -314,6 +352,8 @@ class Pipeline:
                 self._exhausted = True
                 return
             except Exception as error:  # raised when it is its turn, not before what is finished
+                if was_interrupted(error):
+                    raise
                 self._exhausted = True
                 job = _Job(None, None)
                 job.error, job.done = error, True
@@ -332,7 +372,7 @@ class Pipeline:
                 self._finished.get(timeout=max(0.0, min(left, 1.0)))
             except Empty:
                 if left <= 0:
-                    raise RuntimeError(self._timeout_message(self._pending[0])) from None
+                    raise SourceError(self._timeout_message(self._pending[0])) from None
         while not self._finished.empty():  # only wakes us up; what is done is in _pending
             self._finished.get()
         self._pending.remove(job)

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pyg_scale.loader.epoch import BatchIndex
+from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 
@@ -39,7 +41,10 @@ class _Feed:
 
 
 class Work:
-    """A method of an object that it does not keep alive; a copy in another process does."""
+    """A method of an object that it does not keep alive; a copy in another process does.
+
+    An error of it is its result: what torch raises by itself is then none of a batch.
+    """
 
     def __init__(self, method: Any) -> None:
         self._method = weakref.WeakMethod(method)
@@ -47,7 +52,13 @@ class Work:
     def __call__(self, batch: BatchIndex) -> Any:
         method = self._method()
         assert method is not None, "whoever iterates holds the loader"
-        return method(batch)
+        try:
+            return method(batch)
+        except Exception:
+            worker = torch.utils.data.get_worker_info()
+            assert worker is not None
+            where = f"in DataLoader worker process {worker.id}, while making {batch}"
+            return batch.step, ExceptionWrapper(where=where), Stats()
 
     def __reduce__(self) -> tuple[Any, ...]:
         method: Any = self._method()
@@ -98,35 +109,58 @@ class Processes:
         )
         self._iterator: Any = None
         self._user: object = None
+        self._intact = True
 
     def start(self, user: object, batches: Iterator[BatchIndex]) -> None:
         """Begin an epoch; whoever used the processes before can no longer."""
-        self._user = user
+        self._user, self._intact = user, False
         self._feed.batches = batches
         if self._iterator is None:
             self._iterator = _MultiProcessingDataLoaderIter(self._loader)
         else:
             self._iterator._reset(self._loader)
+        self._intact = True
 
     def next_for(self, user: object) -> tuple[int, Any, Stats]:
+        """What came of the next batch.
+
+        Raises:
+            SourceError: If nothing came in time, or somebody else uses the processes now. After any
+                other error, they are of no use.
+        """
         if self._user is not user:
-            raise RuntimeError(
+            raise SourceError(
                 "this iterator ended when another one of the same loader began: with worker "
                 "processes and persistent_workers=True there is one at a time"
             )
+        self._intact = False
         try:
             try:
-                return next(self._iterator)
+                found: tuple[int, Any, Stats] = next(self._iterator)
             except (EOFError, OSError) as error:  # such as from a tensor of a worker that is gone
                 self._raise_if_dead(error)
                 raise
+        except StopIteration:
+            self._intact = True
+            raise
         except Exception as error:
             if not self.alive:  # torch's signal handler would say so once more, anywhere
-                with contextlib.suppress(RuntimeError):
-                    self._iterator._shutdown_workers()
+                self.stop()
+            elif str(error).startswith("DataLoader timed out") and not was_interrupted(error):
+                self._intact = True
+                raise SourceError(str(error)) from None
             # Torch's frame that raised refers to the error: with it in the traceback, a cycle
-            # would keep the worker processes. Where a worker failed is in the message.
+            # would keep the worker processes.
             raise error.with_traceback(None) from error.__cause__
+        self._intact = True
+        return found
+
+    def stop(self) -> None:
+        """End the processes."""
+        self._user, self._intact = None, False
+        if self._iterator is not None:
+            with contextlib.suppress(RuntimeError):
+                self._iterator._shutdown_workers()
 
     def _raise_if_dead(self, cause: Exception) -> None:
         deadline = time.monotonic() + 1.0
@@ -142,6 +176,16 @@ class Processes:
     @property
     def in_order(self) -> bool:
         return self._loader.in_order
+
+    @property
+    def usable(self) -> bool:
+        """Whether another epoch can begin with them: no exception came in between."""
+        return self._intact and self.alive
+
+    @property
+    def persistent(self) -> bool:
+        """Whether they outlive an epoch."""
+        return bool(self._loader.persistent_workers)
 
     @property
     def alive(self) -> bool:
@@ -161,24 +205,34 @@ class ProcessPipeline:
         self._processes = processes
         processes.start(self._me, _noted(batches, self._sent, self._failed))
 
-    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         start = time.perf_counter()
         try:
             step, value, stats = self._processes.next_for(self._me)
         except StopIteration:
             if self._failed:
-                raise self._failed.pop() from None
+                return None, Failed(self._failed.pop()), Stats()
             raise
         stats.add_seconds("wait", time.perf_counter() - start)
-        if self._processes.in_order:
-            for passed in [each for each in self._sent if each < step]:
-                del self._sent[passed]  # what raised instead
-        return self._sent.pop(step), value, stats
+        return self._sent.pop(step), _failed(value), stats
 
     def pause(self) -> None:
         """Processes end with the iterator, or with the loader."""
 
-    close = pause
+    def close(self) -> None:
+        """End the processes, unless the loader keeps them and they can go on."""
+        if not (self._processes.persistent and self._processes.usable):
+            self._processes.stop()
+
+
+def _failed(value: Any) -> Any:
+    """What came of a batch, with an error of a process as one of this process."""
+    if not isinstance(value, ExceptionWrapper):
+        return value
+    try:
+        value.reraise()
+    except Exception as error:
+        return Failed(error.with_traceback(None))
 
 
 def _noted(
@@ -190,6 +244,8 @@ def _noted(
             sent[batch.step] = batch
             yield batch
     except Exception as error:
+        if was_interrupted(error):
+            raise
         failed.append(error)
 
 
@@ -201,9 +257,11 @@ def processes_of(loader: Any, pin: bool, progress: Any) -> Processes:
         pin: Whether it pins its batches.
         progress: The seed and the epoch of what begins.
     """
-    if loader._processes is not None and loader._processes.alive:
-        running: Processes = loader._processes
-        return running
+    running: Processes | None = loader._processes
+    if running is not None:
+        if running.usable:
+            return running
+        running.stop()
     # Torch seeds its workers' generators from this one, so that one draw per epoch is all
     # that the loader takes from torch's default generator, whatever its workers are.
     generator = torch.Generator()

@@ -29,6 +29,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.loader import wire
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.pin import pin_batch
+from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
 from pyg_scale.loader.process import Work
 from pyg_scale.loader.ring import (
     HEAD,
@@ -48,6 +49,10 @@ _TASK = struct.Struct("<cqQqq")  # kind, step, key, position, epoch
 _JOIN_SECONDS = 5.0
 
 
+class _NotYet(Exception):
+    """A message did not come in time."""
+
+
 class WorkerDiedError(RuntimeError):
     """A sampler process ended before it was told to; says which, and how."""
 
@@ -64,12 +69,19 @@ class _Worker:
             name=f"pyg_scale-sampler-{number}",
             daemon=True,
         )
-        self.process.start()
-        theirs.close()
-        reduction.send_handle(self.pipe, ring.fd, self.process.pid)
-        self.reader = RingReader(ring, self.pipe)
-        self.ring = ring
         self.sent: deque[BatchIndex] = deque()
+        self.ring, self.reader = ring, RingReader(ring, self.pipe)
+        self._head: Any = None
+        self._tensors: list[Tensor] = []
+        self._waiting: deque[memoryview] = deque()
+        try:
+            self.process.start()
+            theirs.close()
+            reduction.send_handle(self.pipe, ring.fd, self.process.pid)
+        except BaseException:
+            if self.process.pid is not None:
+                self.process.kill()
+            raise
 
     def give(self, batch: BatchIndex) -> None:
         """Let the process make a batch."""
@@ -85,16 +97,14 @@ class _Worker:
 
         Raises:
             WorkerDiedError: If the process is gone.
-            TimeoutError: If nothing came in time.
+            _NotYet: If not all came in time; what did is kept.
         """
-        head: Any = None
-        tensors: list[Tensor] = []
-        waiting: deque[memoryview] = deque()
-        while head is None or waiting:
+        waiting = self._waiting
+        while self._head is None or waiting:
             message = self._next(deadline)
             if message[:1] == HEAD:
-                head, tensors = self.reader.head(message)
-                waiting.extend(bytes_of(tensor) for tensor in tensors if tensor.numel())
+                self._head, self._tensors = self.reader.head(message)
+                waiting.extend(bytes_of(tensor) for tensor in self._tensors if tensor.numel())
             else:
                 self.reader.announced(message)
             while waiting and self.reader.written:
@@ -102,6 +112,7 @@ class _Worker:
                 waiting[0] = waiting[0][read:]
                 if not waiting[0].nbytes:
                     waiting.popleft()
+        head, tensors, self._head, self._tensors = self._head, self._tensors, None, []
         return head, tensors
 
     def _read(self, view: memoryview) -> int:
@@ -114,7 +125,7 @@ class _Worker:
     def _next(self, deadline: float) -> bytes:
         try:
             if not self.pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
+                raise _NotYet
             return self.pipe.recv_bytes()
         except (EOFError, ConnectionError):
             self.died()
@@ -133,7 +144,8 @@ class _Worker:
             how = f"signal {signal.Signals(-code).name}"
         raise WorkerDiedError(
             f"the sampler process {self.process.name}, pid {self.process.pid}, ended by {how}: "
-            "its batches are lost; load_state_dict() resumes where they began"
+            "the next call begins with new processes, as does load_state_dict(), and with the "
+            "first batch that was not handed out"
         )
 
 
@@ -189,32 +201,31 @@ class RingPipeline:
     ) -> None:
         self._batches, self._timeout, self._pin = batches, timeout, pin
         made = context if hasattr(context, "Process") else multiprocessing.get_context(context)
-        self._workers = [
-            _Worker(made, number, Work(work), ring_bytes, concurrency)
-            for number in range(num_workers)
-        ]
+        self._workers: list[_Worker] = []
         self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())
+        for number in range(num_workers):
+            self._workers.append(_Worker(made, number, Work(work), ring_bytes, concurrency))
         self._turn: deque[_Worker] = deque()
         self._given = 0
         self._limit = num_workers * max(prefetch, concurrency)
         self._ended = False
         self._error: Exception | None = None
 
-    def __next__(self) -> tuple[BatchIndex, Any, Stats]:
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         self._fill()
         if not self._turn:
             self.close()
             if self._error is not None:
                 error, self._error = self._error, None
-                raise error
+                return None, Failed(error), Stats()
             raise StopIteration
         start = time.perf_counter()
         worker = self._turn[0]
         deadline = time.monotonic() + self._timeout if self._timeout else float("inf")
         try:
             head, tensors = worker.receive(min(deadline, time.monotonic() + 1e6))
-        except TimeoutError:
-            raise RuntimeError(
+        except _NotYet:
+            raise SourceError(
                 f"the loader timed out: {worker.sent[0]} was not ready after timeout="
                 f"{self._timeout:g} seconds (in the sampler process {worker.process.name}, pid "
                 f"{worker.process.pid}); raise timeout=, or see what blocks it"
@@ -226,7 +237,7 @@ class RingPipeline:
         batch = worker.sent.popleft()
         self._fill()  # before the consumer gets busy
         if "error" in head:
-            raise _error(head, worker)
+            return batch, Failed(_error(head, worker)), Stats()
         stage, out = wire.unpack(head["text"].encode(), tensors)
         if isinstance(out, SamplerOutput | HeteroSamplerOutput):
             out._batch_key = batch.key
@@ -241,6 +252,8 @@ class RingPipeline:
             except StopIteration:
                 self._ended = True
             except Exception as error:  # raised when it is its turn
+                if was_interrupted(error):
+                    raise
                 self._ended, self._error = True, error
             else:
                 worker = self._workers[self._given % len(self._workers)]

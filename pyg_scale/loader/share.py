@@ -99,7 +99,7 @@ class Epoch:
             return self
         return replace(self, segments=(*self.segments, Segment(ranks)))
 
-    def turns(self, ranks: Ranks, rank: int, uneven: str) -> Iterator[Turn]:
+    def turns(self, ranks: Ranks, rank: int, uneven: str) -> Turns:
         """What a rank has still to deliver, in order.
 
         Args:
@@ -108,20 +108,7 @@ class Epoch:
             uneven: One of :data:`UNEVEN`.
         """
         numbers, begin, before = self._left(ranks)
-        dealt = deal(numbers, ranks, self.part)
-        mine = dealt[:, rank]
-        for step in range(begin, dealt.size(0)):
-            delivered = min(before + (step + 1) * ranks.world_size, before + numbers.numel())
-            filled = bool((dealt[step] >= 0).all())
-            if filled or (uneven != "drop" and mine[step] >= 0):
-                yield Turn(int(mine[step]), step, delivered)
-            elif uneven == "repeat":
-                yield Turn(
-                    self._again(mine, rank - numbers.numel() % ranks.world_size),
-                    step,
-                    delivered,
-                    repeated=True,
-                )
+        return Turns(self, ranks, rank, uneven, numbers, begin, before)
 
     def _left(self, ranks: Ranks) -> tuple[Tensor, int, int]:
         """Batches to deal, how many steps of that were made, and what was delivered before."""
@@ -134,12 +121,61 @@ class Epoch:
             left[dealt[dealt >= 0]] = False
         return left.nonzero().view(-1), epoch.segments[-1].steps, self.count - int(left.sum())
 
-    def _again(self, mine: Tensor, number: int) -> int:
+
+class Turns:
+    """What a rank has still to deliver of an epoch, by step; see :meth:`Epoch.turns`.
+
+    Args:
+        epoch: The epoch.
+        ranks: Who goes on with it.
+        rank: Of these.
+        uneven: One of :data:`UNEVEN`.
+        numbers: Batches to deal, by their place in the list.
+        first: How many steps of that were made.
+        before: How many batches were delivered before all of that.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        ranks: Ranks,
+        rank: int,
+        uneven: str,
+        numbers: Tensor,
+        first: int,
+        before: int,
+    ) -> None:
+        self.first = first
+        self._count, self._ranks, self._uneven = epoch.count, ranks, uneven
+        self._numbers, self._before = numbers.numel(), before
+        dealt = deal(numbers, ranks, epoch.part)
+        self._mine, self._filled = dealt[:, rank], (dealt >= 0).all(dim=1)
+        self._others = rank - numbers.numel() % ranks.world_size
+
+    def __iter__(self) -> Iterator[Turn]:
+        step = self.first
+        while (turn := self.of_step(step)) is not None:
+            yield turn
+            step += 1
+
+    def of_step(self, step: int) -> Turn | None:
+        """The rank's batch in a step; ``None`` after its last one."""
+        if step >= self._mine.numel():
+            return None
+        done = (step + 1) * self._ranks.world_size
+        delivered = self._before + min(done, self._numbers)
+        if self._filled[step] or (self._uneven != "drop" and self._mine[step] >= 0):
+            return Turn(int(self._mine[step]), step, delivered)
+        if self._uneven == "repeat":
+            return Turn(self._again(self._others), step, delivered, repeated=True)
+        return None
+
+    def _again(self, number: int) -> int:
         """A batch of another rank, as torch's ``DistributedSampler`` takes them from the front."""
-        own = set(mine.tolist())
-        while number % self.count in own:
+        own = set(self._mine.tolist())
+        while number % self._count in own:
             number += 1
-        return number % self.count
+        return number % self._count
 
 
 def deal(numbers: Tensor, ranks: Ranks, part: Tensor | None) -> Tensor:

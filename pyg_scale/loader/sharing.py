@@ -6,7 +6,7 @@ import functools
 import hashlib
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from pyg_scale.comm import Group
 from pyg_scale.errors import CommError
 from pyg_scale.loader.agreement import Agreement
 from pyg_scale.loader.by_part import order_by_part
-from pyg_scale.loader.epoch import BatchIndex, num_batches, order, seeds_of_batch
+from pyg_scale.loader.epoch import Batches, BatchIndex, num_batches, order, seeds_of_batch
 from pyg_scale.loader.share import Epoch, Ranks, default_owners, num_steps
 from pyg_scale.ops import keys
 
@@ -192,7 +192,7 @@ class Sharing:
         *,
         drop_last: bool,
         shuffle: bool,
-    ) -> Iterator[BatchIndex]:
+    ) -> Batches:
         """The batches of this rank, from where an epoch stands.
 
         Args:
@@ -211,9 +211,14 @@ class Sharing:
             ordered = order_by_part(self.part, size, ordered)
             part = self.part[ordered[: count * size : size]].to(torch.int64)
         epoch = Epoch(count, part, progress.delivered, progress.segments).joined_by(self.ranks)
-        progress.segments = epoch.segments
-        for turn in epoch.turns(self.ranks, self.rank, self.uneven):
-            yield BatchIndex(
+        progress.position = progress.position._replace(segments=epoch.segments)
+        turns = epoch.turns(self.ranks, self.rank, self.uneven)
+
+        def draw(step: int) -> BatchIndex | None:
+            turn = turns.of_step(step)
+            if turn is None:
+                return None
+            return BatchIndex(
                 seeds_of_batch(turn.number, num_seeds, batch_size, ordered),
                 keys.batch_key(seed, number, turn.number),
                 turn.number,
@@ -222,6 +227,8 @@ class Sharing:
                 delivered=turn.delivered,
                 repeated=turn.repeated,
             )
+
+        return Batches(draw, turns.first)
 
     def _warn_if_nothing_is_left(self, count: int) -> None:
         world_size = self.ranks.world_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
@@ -12,6 +13,7 @@ from pyg_scale import plugins
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds import num_nodes_of
 from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.directory.data import is_waiting
 from pyg_scale.store.mmap import Mmap
 
 
@@ -155,3 +157,46 @@ def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeTyp
 
 def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
     return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+
+
+class Rows:
+    """How many edges a graph has, and rows each attribute of nodes or edges, when it is made.
+
+    Args:
+        data: The graph. Of two stores nothing is noted.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._before = _rows(data) if isinstance(data, Data | HeteroData) else {}
+
+    def check(self, data: Any) -> None:
+        """Refuse a graph in which one of these numbers is another now.
+
+        Raises:
+            ValueError: If so; names it.
+        """
+        if not self._before:
+            return
+        now = _rows(data)
+        for name, count in self._before.items():
+            if now.get(name, count) != count:
+                raise ValueError(
+                    f"{name} of the graph had {count} rows when this loader was made, and has "
+                    f"{now[name]} now: the loader goes on to sample the edges that it was made "
+                    "with, which these no longer fit; make a new loader"
+                )
+
+
+def _rows(data: Any) -> dict[str, int]:
+    found = {}
+    for store in data.stores:
+        kind = "" if store._key is None else f"[{store._key!r}]"
+        for name in store.keys():  # noqa: SIM118
+            if is_waiting(store, name):
+                continue  # in a file, and nobody has put anything else in its place
+            value = store[name]
+            if name in ("edge_index", "adj_t"):
+                found[f"data{kind}.edge_index"] = store.num_edges
+            elif isinstance(value, Tensor) and value.dim() and value.layout == torch.strided:
+                found[f"data{kind}.{name}"] = value.size(data.__cat_dim__(name, value, store))
+    return found

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from pyg_scale.loader import index_state
-from pyg_scale.loader.epoch import BatchIndex, batches, batches_of, draw_seed
+from pyg_scale.loader.epoch import Batches, BatchIndex, batches, batches_of, draw_seed
 from pyg_scale.loader.index_state import SamplerState
 from pyg_scale.loader.share import Segment
 from pyg_scale.loader.sharing import Sharing
@@ -19,31 +19,51 @@ from pyg_scale.loader.unsplit import Unsplit
 VERSION = 1
 
 
-class Progress:
-    """How far an epoch is: its key, what was delivered, and how its order came about.
+class Position(NamedTuple):
+    """Where an epoch stands: replaced as a whole, so that nobody sees half a step.
 
-    Where ranks share the epoch, ``delivered`` counts what all of them have delivered when all have
-    made as many steps as this one.
+    Attributes:
+        delivered: How many batches were; where ranks share the epoch, by all of them when all have
+            made as many steps as this one.
+        segments: Of ranks with seeds by part: who delivered.
+        index_sampler: Where a user's sampler stands; ``None``: the order is our own.
     """
 
-    def __init__(
-        self, seed: int, epoch: int, delivered: int = 0, segments: tuple[Segment, ...] = ()
-    ) -> None:
+    delivered: int = 0
+    segments: tuple[Segment, ...] = ()
+    index_sampler: SamplerState | None = None
+
+    def after(self, batch: BatchIndex) -> Position:
+        """Where it stands when one more batch was handed out."""
+        segments, index_sampler = self.segments, self.index_sampler
+        if segments:
+            segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
+        if index_sampler is not None and index_sampler.kind == "state_dict":
+            index_sampler = SamplerState("state_dict", batch.sampler_state)
+        return Position(batch.delivered, segments, index_sampler)
+
+
+class Progress:
+    """How far an epoch is: its key, what was delivered, and how its order came about."""
+
+    def __init__(self, seed: int, epoch: int, position: Position | None = None) -> None:
         self.seed = seed
         self.epoch = epoch
-        self.delivered = delivered
-        self.segments = segments  # of ranks with seeds by part: who delivered
+        self.position = Position() if position is None else position
         self.finished = False
-        self.index_sampler: SamplerState | None = None  # None: the order is our own
         self.generator: torch.Tensor | None = None
 
-    def deliver(self, batch: BatchIndex) -> None:
-        self.delivered = batch.delivered
-        if self.segments:
-            last = replace(self.segments[-1], steps=batch.step + 1)
-            self.segments = (*self.segments[:-1], last)
-        if self.index_sampler is not None and self.index_sampler.kind == "state_dict":
-            self.index_sampler = SamplerState("state_dict", batch.sampler_state)
+    @property
+    def delivered(self) -> int:
+        return self.position.delivered
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.position.segments
+
+    @property
+    def index_sampler(self) -> SamplerState | None:
+        return self.position.index_sampler
 
 
 class Resumable:
@@ -104,15 +124,14 @@ class Resumable:
             return None
         return self._sharing
 
-    def _begin_epoch(self) -> tuple[Progress, Iterator[BatchIndex]]:
+    def _begin_epoch(self) -> tuple[Progress, Batches]:
         """The next epoch, or the rest of the one that was loaded."""
         resumed, self._resume = self._resume, None
         if resumed is None:
             seed = draw_seed(self.generator) if self.seed is None else self.seed
             progress = Progress(seed, self._epoch)
         else:
-            progress = Progress(resumed.seed, resumed.epoch, resumed.delivered, resumed.segments)
-            progress.index_sampler = resumed.index_sampler
+            progress = Progress(resumed.seed, resumed.epoch, resumed.position)
         sharing = self._shared()
         if sharing is not None:
             self._resume = resumed  # if the others do not come, nothing has begun
@@ -130,7 +149,7 @@ class Resumable:
         self._progress = progress
         return progress, self._batches(progress, resumed is not None)
 
-    def _batches(self, progress: Progress, resumed: bool) -> Iterator[BatchIndex]:
+    def _batches(self, progress: Progress, resumed: bool) -> Batches:
         seed, epoch, start = progress.seed, progress.epoch, progress.delivered
         sharing = self._shared()
         if sharing is not None:
@@ -155,17 +174,17 @@ class Resumable:
         if resumed and progress.index_sampler is not None:
             entries = index_state.resume(sampler, progress.index_sampler, start)
         else:
-            progress.index_sampler = index_state.begin(sampler)
+            began = index_state.begin(sampler)
+            progress.position = progress.position._replace(index_sampler=began)
             entries = iter(sampler)
-        found = batches_of(entries, len(self.dataset), seed=seed, epoch=epoch, start=start)
-        if progress.index_sampler.kind == "state_dict":
-            return self._with_snapshots(found)
-        return found
-
-    def _with_snapshots(self, found: Iterator[BatchIndex]) -> Iterator[BatchIndex]:
-        for batch in found:
-            batch.sampler_state = index_state.snapshot(self._index_sampler)
-            yield batch
+        return batches_of(
+            entries,
+            len(self.dataset),
+            seed=seed,
+            epoch=epoch,
+            start=start,
+            snapshot=partial(index_state.snapshot, sampler),
+        )
 
     # Resuming ##############################################################################
 
@@ -242,9 +261,9 @@ class Resumable:
         saved = SamplerState(*state["sampler"]) if "sampler" in state else None
         if state["running"]:
             segments = tuple(map(Segment.from_list, state.get("shares", ())))
-            self._resume = Progress(state["seed"], state["epoch"], state["delivered"], segments)
+            position = Position(state["delivered"], segments, saved)
+            self._resume = Progress(state["seed"], state["epoch"], position)
             self._resume.generator = state.get("generator")
-            self._resume.index_sampler = saved
         elif saved is not None:
             index_state.restore(self._index_sampler, saved)
 

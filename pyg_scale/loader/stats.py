@@ -63,6 +63,13 @@ class Stats:
             self._bytes[name] += other._bytes[name]
             self._rows[name] += other._rows[name]
 
+    def and_also(self, other: Stats) -> Stats:
+        """The sum of two, as a new object."""
+        found = Stats()
+        found.add(self)
+        found.add(other)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"batches": self.batches}
         for name in STAGES:
@@ -73,6 +80,13 @@ class Stats:
             }
         out["fetch"] |= vars(self._reads)
         return out
+
+
+class Counted:
+    """What the batches that were handed out took; its sum is replaced, never changed."""
+
+    def __init__(self) -> None:
+        self.sum = Stats()
 
 
 def count_sampled(out: SamplerOutput | HeteroSamplerOutput, stats: Stats) -> None:

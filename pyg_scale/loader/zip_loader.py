@@ -115,6 +115,10 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                 )
         publish(self)
 
+    def _check_rows(self) -> None:
+        for part in self._parts:
+            part._check_rows()
+
     def _seed_tensors(self) -> list[Tensor]:
         found = [torch.arange(len(self.dataset))]
         for part in self._parts:
@@ -191,6 +195,9 @@ class _Foreign:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+
+    def _check_rows(self) -> None:
+        """PyG's loaders are as they are."""
 
     def _seed_tensors(self) -> list[Tensor]:
         inputs = getattr(self.loader, "input_data", None)

@@ -7,6 +7,7 @@ work once more would only get in their way. Results never depend on the number.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -33,3 +34,28 @@ def serial() -> Iterator[None]:
         yield
     finally:
         _state.serial = before
+
+
+_forked = False  # since torch made its pool of threads
+_renewing = threading.Lock()
+
+
+def _note_fork() -> None:
+    global _forked, _renewing
+    _forked, _renewing = True, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def renew_pool_after_fork() -> None:
+    """Let torch make its pool of threads anew in a fork; call it before threads that use torch.
+
+    It does so in the first call there that uses any, without a lock: a second thread that makes
+    such a call meanwhile raises "Invalid thread pool!".
+    """
+    global _forked
+    with _renewing:
+        if _forked:
+            torch.set_num_threads(torch.get_num_threads())
+            _forked = False

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
+from pyg_scale.ops.threads import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
 from pyg_scale.train.random_state import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
@@ -167,6 +168,7 @@ class Checkpoint:
             self._write(step, staged)
             self._raise_error()
             return
+        renew_pool_after_fork()
         self._thread = threading.Thread(
             target=self._write, args=(step, staged), name="pyg_scale-checkpoint"
         )

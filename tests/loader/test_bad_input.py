@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.testing import MyFeatureStore
 
 from pyg_scale.errors import UnknownPluginError
-from pyg_scale.loader import NeighborLoader, NodeLoader
+from pyg_scale.loader import NeighborLoader, NodeLoader, ZipLoader
 from pyg_scale.loader import node_loader as module
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store import Mmap
@@ -380,3 +380,38 @@ def test_the_module_checks_only_what_it_must(monkeypatch: pytest.MonkeyPatch) ->
         torch.tensor([3, 5], dtype=torch.int8),
     ):
         assert loader(input_nodes=nodes, seed=1)([0, 1]).n_id.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_graph_that_is_changed_after_the_loader_was_made(workers: int) -> None:
+    """The old edges and the new features, as in PyG; where sizes do not fit, an error."""
+    data = graphs.hostile()
+    loader = NeighborLoader(data, [-1], batch_size=10, num_workers=workers)
+    before = [batch.e_id for batch in loader]
+    old, x = data.edge_index, data.x
+    data.edge_index, data.x = old.flip(0), x + 1
+    for batch, edges in zip(loader, before, strict=True):
+        assert torch.equal(batch.e_id, edges)
+        assert torch.equal(batch.n_id[batch.edge_index], old[:, edges])
+        assert torch.equal(batch.x, x[batch.n_id] + 1)
+    data.edge_index = old[:, :-1]
+    for ask in (lambda: iter(loader), lambda: loader([0])):
+        with pytest.raises(ValueError, match=r"data\.edge_index of the graph had .* new loader"):
+            ask()
+    data.edge_index, data.x = old, x[:-1]
+    for ask in (lambda: iter(loader), lambda: loader([0])):
+        with pytest.raises(ValueError, match=r"data\.x of the graph had .* new loader"):
+            ask()
+    data.x = x
+    assert len(list(loader)) == len(before)
+
+
+def test_a_graph_of_types_that_is_changed_after_the_loader_was_made() -> None:
+    data = graphs.hetero()
+    loader = NeighborLoader(data, [2], input_nodes="item", batch_size=10)
+    pair = ZipLoader([loader, NeighborLoader(data, [2], input_nodes="item")])
+    kind = data.edge_types[0]
+    data[kind].edge_index = data[kind].edge_index[:, 1:]
+    for ask in (loader, pair):
+        with pytest.raises(ValueError, match=f"{kind[1]}.*edge_index of the graph had"):
+            next(iter(ask))

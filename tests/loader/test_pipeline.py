@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.pipeline import Failed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import num_threads
 from tests import preloaded
@@ -41,10 +41,18 @@ def pipeline(work: Any, items: Any = range(20), num_workers: int = 3, **kwargs: 
     return Pipeline(iter(items), work, WorkerThreads(num_workers), **kwargs)
 
 
+def value(source: Any) -> Any:
+    """The next result, or its error, raised."""
+    made = next(source)[1]
+    if isinstance(made, Failed):
+        raise made.error
+    return made
+
+
 def values(source: Any) -> Iterator[Any]:
     while True:
         try:
-            yield next(source)[1]
+            yield value(source)
         except StopIteration:
             return
 
@@ -75,7 +83,7 @@ def test_out_of_order_gives_everything_and_first_what_is_finished_first() -> Non
         return item
 
     source = pipeline(work, in_order=False)
-    first = next(source)[1]
+    first = value(source)
     release.set()
     assert first != 0
     assert sorted([first, *values(source)]) == list(range(20))
@@ -128,9 +136,9 @@ def test_an_error_is_raised_in_its_place_as_it_was_with_the_workers_traceback() 
         return item
 
     source = pipeline(work)
-    assert [next(source)[1] for _ in range(3)] == [0, 1, 2]
+    assert [value(source) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LookupError, match="broken on purpose") as info:
-        next(source)
+        value(source)
     frames = [frame.name for frame in traceback.extract_tb(info.value.__traceback__)]
     assert frames[-1] == "work"
     assert NAME in info.value.__notes__[0]
@@ -143,9 +151,9 @@ def test_after_an_error_the_next_call_goes_on() -> None:
         return item
 
     source = pipeline(work)
-    got = [next(source)[1] for _ in range(3)]
+    got = [value(source) for _ in range(3)]
     with pytest.raises(LookupError):
-        next(source)
+        value(source)
     source.pause()
     assert wait_until(lambda: not threads())  # though source and traceback are alive
     assert got + list(values(source)) == [0, 1, 2, *range(4, 20)]
@@ -163,7 +171,7 @@ def test_after_an_error_what_was_not_begun_is_not_done() -> None:
 
     source = pipeline(work, range(1000), num_workers=2, limit=1000)
     with pytest.raises(LookupError):
-        next(source)
+        value(source)
     source.pause()
     assert wait_until(lambda: not threads())
     assert len(begun) < 20
@@ -176,11 +184,11 @@ def test_an_error_of_the_items_is_raised_after_what_was_taken_before() -> None:
         raise LookupError("no more items")
 
     source = pipeline(double, items())
-    assert [next(source)[1], next(source)[1]] == [0, 2]
+    assert [value(source), value(source)] == [0, 2]
     with pytest.raises(LookupError, match="no more items"):
-        next(source)
+        value(source)
     with pytest.raises(StopIteration):
-        next(source)
+        value(source)
 
 
 def test_system_exit_in_a_worker_reaches_the_consumer() -> None:
@@ -188,7 +196,7 @@ def test_system_exit_in_a_worker_reaches_the_consumer() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        next(pipeline(work))
+        value(pipeline(work))
 
 
 def test_a_timeout_names_what_was_waited_for() -> None:
@@ -248,7 +256,7 @@ def test_a_delivered_result_is_kept_by_nobody() -> None:
     source = pipeline(lambda item, stats: Result())
     results: list[weakref.ref[Result]] = []
     for _ in range(10):
-        results.append(weakref.ref(next(source)[1]))
+        results.append(weakref.ref(value(source)))
         assert wait_until(lambda: results[-1]() is None), gc.get_referrers(results[-1]())
 
 
@@ -343,6 +351,30 @@ def test_in_a_forked_child_the_iterator_says_so_and_threads_start_anew() -> None
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(list(values(source))) == 19
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_in_forked_children_threads_that_start_together_may_use_torch_at_once() -> None:
+    """Torch makes its pool of threads anew there in the first call that uses it, without a lock."""
+    program = (
+        "import os, threading, torch\n"
+        "from pyg_scale.loader.pipeline import Pipeline, WorkerThreads\n"
+        "torch.set_num_threads(2)\n"
+        "for _ in range(12):\n"
+        "    if (pid := os.fork()) == 0:\n"
+        "        together = threading.Barrier(8)\n"
+        "        def work(item, stats):\n"
+        "            together.wait(20)\n"
+        "            return float(torch.ones(70_000).sum())\n"
+        "        crew = WorkerThreads(8)\n"
+        "        source = Pipeline(iter(range(8)), work, crew, owned=True, limit=8)\n"
+        "        found = [next(source)[1] for _ in range(8)]\n"
+        "        os._exit(found != [70_000.0] * 8)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 SCRIPT = """
