@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any
 
 from pyg_scale.loader.stats import Stats
@@ -49,17 +50,17 @@ def was_interrupted(error: BaseException) -> bool:
     """Whether an exception says nothing of the batch that was being made: it would not come again.
 
     So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
-    raised. That one was called by nobody, but is given the frame that it interrupted.
+    raised, which was called by nobody and is known by the frame that it is given.
     """
     cause: BaseException | None = error
     while cause is not None:
         if not isinstance(cause, Exception):
             return True
         trace = cause.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            frame, trace = trace.tb_frame, trace.tb_next
-            if any(value is frame for value in trace.tb_frame.f_locals.values()):
+        while trace is not None:
+            if any(isinstance(value, FrameType) for value in trace.tb_frame.f_locals.values()):
                 return True
+            trace = trace.tb_next
         cause = cause.__cause__
     return False
 

@@ -24,12 +24,12 @@ def forked(key: int) -> Iterator[None]:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(keys.to_signed(key))
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(keys.to_signed(key))
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        try:
+        try:  # an exception may come from outside at any place
+            torch.default_generator.manual_seed(keys.to_signed(key))
+            for device in devices:
+                torch.cuda.default_generators[device].manual_seed(keys.to_signed(key))
+            random.seed(key)
+            np.random.seed(key & 0xFFFFFFFF)
             yield
         finally:
             random.setstate(python)

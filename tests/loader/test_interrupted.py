@@ -151,13 +151,13 @@ def go_on(loader: Any, wanted: list[Any], interrupts: Interrupts) -> None:
     assert next(iterator, None) is None
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_every_line(kind: str, every: int) -> None:
     run(KINDS[kind], every)
 
 
-@pytest.mark.parametrize("every", [61, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [31, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_processes(kind: str, every: int) -> None:
     run(PROCESSES[kind], every)
@@ -170,7 +170,7 @@ def run(make: Callable[[], Any], every: int) -> None:
         before = interrupts.came
         loader.set_epoch(0)
         go_on(loader, wanted, interrupts)
-    assert interrupts.came > 100 / every
+    assert interrupts.came > 60 / every
     loader.set_epoch(0)
     for batch, other in zip(loader, wanted, strict=True):
         equal(batch, other)
@@ -193,7 +193,8 @@ def test_by_the_handler_of_a_timer(kind: str) -> None:
     try:
         iterator = iter(loader)
         for number in range(len(wanted)):
-            signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + number))
+            if kind != "ring" or number % 10 == 0:  # which begins new processes
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + number))
             with contextlib.suppress(Alarm):
                 equal(next(iterator), wanted[number])
                 continue
@@ -202,7 +203,7 @@ def test_by_the_handler_of_a_timer(kind: str) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert next(iterator, None) is None
-    assert came > 5
+    assert came > 1
 
 
 def test_a_loop_goes_on_where_it_was_left() -> None:
