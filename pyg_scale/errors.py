@@ -1,5 +1,7 @@
 """The errors that no standard type says well enough. Each one is a standard type too."""
 
+from types import FrameType
+
 
 class PluginError(Exception):
     """A plugin is wrong: a hook that does not exist, a name that is not allowed, ..."""
@@ -62,3 +64,22 @@ class RequestError(CommError):
 
 class DeviceError(ValueError):
     """A device that was asked for is not there, or lacks what is needed; says what."""
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether an exception says nothing of the batch that was being made: it would not come again.
+
+    So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
+    raised, which was called by nobody and is known by the frame that it is given.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception):
+            return True
+        trace = cause.__traceback__
+        while trace is not None:
+            if any(isinstance(value, FrameType) for value in trace.tb_frame.f_locals.values()):
+                return True
+            trace = trace.tb_next
+        cause = cause.__cause__
+    return False

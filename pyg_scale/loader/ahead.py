@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.epoch import BatchIndex
-from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads, was_interrupted
+from pyg_scale.loader.pipeline import Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.stats import Stats
 
 if TYPE_CHECKING:

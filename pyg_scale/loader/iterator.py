@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch_geometric.data.data import BaseData
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.epoch import Batches, BatchIndex, Passed
-from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
+from pyg_scale.loader.pipeline import Failed, SourceError
 from pyg_scale.loader.state import Progress
 from pyg_scale.loader.stats import Counted, Stats
 

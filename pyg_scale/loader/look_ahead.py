@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import SamplerOutput
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.batch import _original
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
@@ -30,7 +31,6 @@ from pyg_scale.loader.pipeline import (
     Pipeline,
     SourceError,
     WorkerThreads,
-    was_interrupted,
 )
 from pyg_scale.loader.stats import Stats
 

@@ -17,9 +17,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import renew_pool_after_fork, serial
 
@@ -44,25 +44,6 @@ class Failed:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-def was_interrupted(error: BaseException) -> bool:
-    """Whether an exception says nothing of the batch that was being made: it would not come again.
-
-    So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
-    raised, which was called by nobody and is known by the frame that it is given.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if not isinstance(cause, Exception):
-            return True
-        trace = cause.__traceback__
-        while trace is not None:
-            if any(isinstance(value, FrameType) for value in trace.tb_frame.f_locals.values()):
-                return True
-            trace = trace.tb_next
-        cause = cause.__cause__
-    return False
 
 
 class _Job:

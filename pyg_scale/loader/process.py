@@ -14,8 +14,9 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.epoch import BatchIndex
-from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
+from pyg_scale.loader.pipeline import Failed, SourceError
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.loader import wire
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.pin import pin_batch
-from pyg_scale.loader.pipeline import Failed, SourceError, was_interrupted
+from pyg_scale.loader.pipeline import Failed, SourceError
 from pyg_scale.loader.process import Work
 from pyg_scale.loader.ring import (
     HEAD,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.belady import MOST
 from pyg_scale.store.byte_size import byte_size
@@ -214,6 +215,14 @@ class Cached(FeatureStore):
             KeyError: If the store has no such tensor.
             IndexError: Names the row that does not exist, and how many there are.
         """
+        try:
+            return self._rows_of(attr)
+        except BaseException as error:
+            if was_interrupted(error):  # what was planned may be half done, and waited for
+                self._forget_all()
+            raise
+
+    def _rows_of(self, attr: TensorAttr) -> Any:
         if self._pid != os.getpid():  # a fork may have copied locks that a thread held
             self._begin()
         index, key = _as_rows(attr.index), self.key_of(attr)
