@@ -219,7 +219,7 @@ class Cached(FeatureStore):
             return self._rows_of(attr)
         except BaseException as error:
             if was_interrupted(error):  # what was planned may be half done, and waited for
-                self._forget_all()
+                self.forget_all()
             raise
 
     def _rows_of(self, attr: TensorAttr) -> Any:
@@ -316,12 +316,13 @@ class Cached(FeatureStore):
     def _write(self, write: Callable[[], bool]) -> bool:
         with self._writing:
             try:
-                self._forget_all()
+                self.forget_all()
                 return write()
             finally:
-                self._forget_all()
+                self.forget_all()
 
-    def _forget_all(self) -> None:
+    def forget_all(self) -> None:
+        """Begin with empty caches: rows were written, or a plan may be half done."""
         with self.planning:
             for stats in self._each().values():
                 self._before.update({name: stats[name] for name in _COUNTS})

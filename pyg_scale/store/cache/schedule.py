@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
+from pyg_scale.errors import was_interrupted
 from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.cache.row_cache import Request, RowCache
@@ -115,11 +116,16 @@ class Schedule:
         """Within it, and on this thread, reads are those of a batch that was announced."""
         _serving.now.append((self, batch))
         try:
-            yield
-        finally:
-            _serving.now.remove((self, batch))
-            with self._store.planning:
-                self._finish(batch)
+            try:
+                yield
+            finally:
+                _serving.now.remove((self, batch))
+                with self._store.planning:
+                    self._finish(batch)
+        except BaseException as error:
+            if was_interrupted(error):
+                self._store.forget_all()
+            raise
 
     def request(self, batch: int, key: Key, index: Tensor) -> Request | None:
         """The plan for a read of a batch; ``None`` if it was not announced so.
