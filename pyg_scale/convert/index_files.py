@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader
+from pyg_scale.store.plain_pickle import load_plain
 
 _ROWS = 1 << 16
 
@@ -59,11 +59,7 @@ class IndexFile:
 
 
 def _load(path: Path) -> Tensor:
-    try:
-        value = torch.load(path, weights_only=True, mmap=True)
-    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path} cannot be read as a tensor: {first}") from None
+    value = load_plain(path, mmap=True)
     if not isinstance(value, Tensor):
         raise ValueError(f"{path} must hold a tensor (it holds {type(value).__name__})")
     return value

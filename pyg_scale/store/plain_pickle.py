@@ -1,35 +1,39 @@
-"""Pickles of other programs, read without running anything of them.
+"""Files that ``torch.save`` and :mod:`pickle` wrote, read without running anything of them.
 
-A pickle is a program that names functions to call. Here only those that rebuild dense tensors and
-NumPy arrays can be named; plain containers need none. ``torch.load(weights_only=True)`` means the
-same, but knows neither the newer pickle protocols nor tensors that :mod:`pickle` itself wrote.
+What is in the pickles is :mod:`pyg_scale.store.pickle_program`'s; here is what lies around them.
+``torch.load(weights_only=True)`` does not suffice. It lets a file say sizes that its storage does
+not have, and knows neither the newer pickle protocols, nor tensors that :mod:`pickle` itself wrote,
+nor NumPy's arrays unless they are allowed to restore any state.
 """
 
 from __future__ import annotations
 
-import collections
-import io
-import pickle
-import types
+import mmap as memory_map
+import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
-from numpy import dtypes
+from numpy.typing import NDArray
+from torch import Tensor
 
-StandIn = Callable[[str, str], Any]
-"""From the module and name of a class to what is made instead of it; ``None`` to refuse it."""
+from pyg_scale.store.pickle_program import Program, StandIn
+from pyg_scale.store.pickle_values import Storage
+
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of torch before its version 1.6
 
 
 def load_plain(
     file: str | PathLike[str], *, mmap: bool = False, stand_in: StandIn | None = None
 ) -> Any:
     """What ``torch.save`` wrote: dense tensors, NumPy arrays, numbers, text and containers.
+
+    Tensors come without gradients, parameters and buffers as plain tensors.
 
     Args:
         file: The file.
@@ -41,15 +45,11 @@ def load_plain(
         ValueError: If it is damaged, or holds anything else; names it. Nothing of it was run.
     """
     path = Path(file)
-    _require(path)
+    data = _opened(path, mmap)
     with _named(path):
-        return torch.load(
-            path,
-            map_location="cpu",
-            pickle_module=_module(stand_in),
-            mmap=mmap and zipfile.is_zipfile(path),
-            weights_only=False,  # the module refuses more
-        )
+        if data[:4] == b"PK\x03\x04":
+            return _Archive(path, data, mmap, stand_in).load()
+        return _load_old(data, stand_in)
 
 
 def load_pickle(file: str | PathLike[str], *, stand_in: StandIn | None = None) -> Any:
@@ -60,9 +60,9 @@ def load_pickle(file: str | PathLike[str], *, stand_in: StandIn | None = None) -
         ValueError: If it is damaged, or holds anything else; names it.
     """
     path = Path(file)
-    _require(path)
-    with _named(path), path.open("rb") as opened:
-        return _module(stand_in).Unpickler(opened).load()
+    data = _opened(path)
+    with _named(path):
+        return Program(data, stand_in=stand_in, file_within=_storage_of).load()
 
 
 def iterate_pickles(file: str | PathLike[str], *, stand_in: StandIn | None = None) -> Iterator[Any]:
@@ -73,14 +73,13 @@ def iterate_pickles(file: str | PathLike[str], *, stand_in: StandIn | None = Non
         ValueError: If it is damaged, or holds anything else; names it.
     """
     path = Path(file)
-    _require(path)
-    module = _module(stand_in)
-    with path.open("rb") as opened:
-        end = path.stat().st_size
-        while opened.tell() < end:
-            with _named(path):
-                value = module.Unpickler(opened).load()
-            yield value
+    data, begin = _opened(path), 0
+    while begin < len(data):
+        with _named(path):
+            one = Program(data, begin, stand_in=stand_in, file_within=_storage_of)
+            value = one.load()
+        yield value
+        begin = one.at
 
 
 class _named:
@@ -101,75 +100,140 @@ class _named:
             ) from None
 
 
-def _require(path: Path) -> None:
+def _opened(path: Path, writable: bool = False) -> Any:
+    """The bytes of a file, mapped; what is written there stays in memory."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
+    with path.open("rb") as opened:
+        if not path.stat().st_size:  # cannot be mapped
+            return b""
+        access = memory_map.ACCESS_COPY if writable else memory_map.ACCESS_READ
+        return memory_map.mmap(opened.fileno(), 0, access=access)
 
 
-def _module(stand_in: StandIn | None) -> Any:
-    """What ``torch.load`` takes for the module ``pickle``."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            found = _allowed().get((module, name))
-            if found is None and module == "torch":
-                dtype = getattr(torch, name, None)
-                found = dtype if isinstance(dtype, torch.dtype) else None
-            if found is None and module == "numpy.dtypes" and name in dtypes.__all__:
-                found = getattr(dtypes, name)
-            if found is None and stand_in is not None:
-                found = stand_in(module, name)
-            if found is None:
-                raise pickle.UnpicklingError(f"it names {module}.{name}, which is not allowed")
-            return found
-
-    def load(opened: Any, **options: Any) -> Any:
-        return Unpickler(opened, **options).load()
-
-    return types.SimpleNamespace(Unpickler=Unpickler, load=load, __name__="plain pickle")
+# Torch's files ############################################################################
 
 
-@cache
-def _allowed() -> Mapping[tuple[str, str], Any]:
-    array, scalar = np.empty(0).__reduce__()[0], np.int64(0).__reduce__()[0]
-    buffer = np.empty(0).__reduce_ex__(5)[0]
-    allowed: dict[tuple[str, str], Any] = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("_codecs", "encode"): _encode,
-        ("torch", "Size"): torch.Size,
-        ("torch", "Tensor"): torch.Tensor,
-        ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-        ("torch._tensor", "_rebuild_from_type_v2"): _without_type,
-        ("torch.storage", "_load_from_bytes"): _storage,
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-    for builtin in (set, frozenset, bytearray, complex):
-        for module in ("builtins", "__builtin__"):  # its name in protocol 2
-            allowed[module, builtin.__name__] = builtin
-    for core in ("numpy.core", "numpy._core"):  # before and after NumPy 2
-        allowed[f"{core}.multiarray", "_reconstruct"] = array
-        allowed[f"{core}.multiarray", "scalar"] = scalar
-        allowed[f"{core}.numeric", "_frombuffer"] = buffer
-    return allowed
+class _Archive:
+    """A file of torch 1.6 or later: a zip archive with a pickle, and the storages as they are."""
+
+    def __init__(self, path: Path, data: Any, mapped: bool, stand_in: StandIn | None) -> None:
+        self._data, self._mapped, self._stand_in = data, mapped, stand_in
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+        self._entries = {info.filename.partition("/")[2]: info for info in infos}
+        if len({info.filename.partition("/")[0] for info in infos}) != 1:
+            raise UnpicklingError("it is a zip archive, but none of torch.save")
+        if len(self._entries) != len(infos):
+            raise UnpicklingError("it has two files of one name")
+        if "constants.pkl" in self._entries or any(n.startswith("code/") for n in self._entries):
+            raise UnpicklingError("it is a program of TorchScript, which is not allowed")
+        if "byteorder" in self._entries and bytes(self._content("byteorder")) != b"little":
+            raise UnpicklingError("its byte order is not little-endian: save it on such a machine")
+        self._storages: dict[str, Tensor] = {}
+
+    def load(self) -> Any:
+        pickled = bytes(self._content("data.pkl"))
+        return Program(
+            pickled, stand_in=self._stand_in, storage=self._storage, file_within=_storage_of
+        ).load()
+
+    def _storage(self, dtype: torch.dtype | None, key: Any, size: int) -> Storage:
+        if key not in self._storages:
+            content = self._content(f"data/{key}")
+            aligned = content.ctypes.data % 16 == 0  # as in every file of torch.save
+            mapped = self._mapped and aligned
+            self._storages[key] = torch.from_numpy(content if mapped else content.copy())
+        return Storage(dtype, self._storages[key]).of(dtype, size)
+
+    def _content(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of an entry."""
+        info = self._entries.get(name)
+        if info is None:
+            raise UnpicklingError(f"it has no {name}")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise UnpicklingError(f"{name} is compressed or encrypted, which torch.save never does")
+        head = self._data[info.header_offset : info.header_offset + 30]
+        if len(head) < 30 or head[:4] != b"PK\x03\x04":
+            raise UnpicklingError(f"{name} is not where it is said to be")
+        begin = info.header_offset + 30 + sum(struct.unpack("<HH", head[26:]))
+        if begin + info.file_size > len(self._data):
+            raise EOFError(f"it ends within {name}")
+        return np.frombuffer(self._data, np.uint8, info.file_size, begin)
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    """Bytes as old protocols write them."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
-    return text.encode("latin1")
+def _load_old(data: Any, stand_in: StandIn | None = None) -> Any:
+    """What torch wrote before its version 1.6."""
+    program, storages = _program_of_old(data, stand_in, _storage_of)
+    value = program.load()
+    storages.fill(program.at)
+    return value
 
 
-def _without_type(function: Any, _: Any, arguments: Any, __: Any) -> torch.Tensor:
-    """The tensor of a subclass, as a plain one."""
-    if function is not torch._utils._rebuild_tensor_v2:
-        raise pickle.UnpicklingError("it rebuilds a tensor in an unknown way")
-    return torch._utils._rebuild_tensor_v2(*arguments)
+def _storage_of(data: bytes) -> Storage:
+    """The storage that a pickled tensor has within its pickle, as a file of torch before 1.6."""
+    program, storages = _program_of_old(data, None, None)
+    value = program.run()
+    storages.fill(program.at)
+    if type(value) is not Storage:
+        raise UnpicklingError(f"a tensor's storage is a {type(value).__name__}")
+    return value
 
 
-def _storage(content: bytes) -> Any:
-    """The storage of a tensor that was pickled without torch's help."""
-    return torch.load(
-        io.BytesIO(content), map_location="cpu", pickle_module=_module(None), weights_only=False
-    )
+def _program_of_old(
+    data: Any, stand_in: StandIn | None, file_within: Any
+) -> tuple[Program, _OldStorages]:
+    """The pickle of the value, which follows those of a number, a version and facts."""
+    at, facts = 0, []
+    for _ in range(3):
+        head = Program(data, at, plain=True)
+        facts.append(head.load())
+        at = head.at
+    if facts[:2] != [_MAGIC, _PROTOCOL] or type(facts[2]) is not dict:
+        raise UnpicklingError("it was not written by torch.save")
+    if facts[2].get("little_endian") is not True:
+        raise UnpicklingError("its byte order is not little-endian: save it on such a machine")
+    storages = _OldStorages(data)
+    program = Program(data, at, stand_in=stand_in, storage=storages.named, file_within=file_within)
+    return program, storages
+
+
+class _OldStorages:
+    """The storages behind the value that is made of them: named first, then filled."""
+
+    def __init__(self, data: Any) -> None:
+        self._data, self._left = data, len(data)
+        self._named: dict[str, Storage] = {}
+
+    def named(self, dtype: torch.dtype | None, key: str, size: int) -> Storage:
+        if dtype is None:
+            raise UnpicklingError("a storage has no type")
+        if key not in self._named:
+            self._left -= size * dtype.itemsize
+            if self._left < 0:
+                raise EOFError("its storages are larger than the file")
+            content = torch.zeros(size * dtype.itemsize, dtype=torch.uint8)
+            self._named[key] = Storage(dtype, content)
+        return self._named[key].of(dtype, size)
+
+    def fill(self, at: int) -> None:
+        """Read them; their list is at a place in the file, and they follow."""
+        names = Program(self._data, at, plain=True)
+        keys = names.load()
+        at = names.at
+        if type(keys) is not list or not all(type(key) is str for key in keys):
+            raise UnpicklingError("its list of storages is none")
+        if sorted(keys) != sorted(self._named):
+            raise UnpicklingError("its list of storages does not fit its value")
+        for key in keys:
+            storage = self._named[key]
+            size = storage.content.numel()
+            head = bytes(self._data[at : at + 8])
+            if len(head) < 8 or struct.unpack("<q", head)[0] * storage.itemsize != size:
+                raise UnpicklingError("a storage has another size than is said")
+            at += 8
+            if at + size > len(self._data):
+                raise EOFError("it ends within a storage")
+            storage.content.numpy()[:] = np.frombuffer(self._data, np.uint8, size, at)
+            storage.check(storage.dtype)
+            at += size

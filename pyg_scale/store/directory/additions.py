@@ -25,6 +25,7 @@ from pyg_scale.store.directory.place import Lock, sync
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.values import as_plain_tensor
 from pyg_scale.store.directory.writer import refused, write_rows
+from pyg_scale.store.plain_pickle import load_plain
 from pyg_scale.store.source import of
 
 
@@ -47,7 +48,7 @@ def read_tensor(path: str | PathLike[str]) -> Tensor:
         if path.suffix == ".npy":
             value = np.load(path, mmap_mode="r", allow_pickle=False)
         elif path.suffix in (".pt", ".pth"):
-            value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            value = load_plain(path, mmap=True)
         else:
             raise ValueError("its name must end in .npy or .pt")
     except FileNotFoundError:
