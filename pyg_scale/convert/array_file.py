@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyg_scale.store.directory.array import as_array, npy_header, numpy_dtype
+from pyg_scale.store.directory.array import as_array, npy_header, numpy_dtype, read_npy_header
 
 Array = NDArray[Any]
 
@@ -57,15 +56,13 @@ def read_header(file: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """
     try:
         with file.open("rb") as opened:
-            version = npy.read_magic(opened)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(opened)
+            shape, fortran, dtype = read_npy_header(opened)
             offset, length = opened.tell(), opened.seek(0, 2)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {str(file)!r}") from None
     except IsADirectoryError:
         raise ValueError(f"{file} is a directory, expected a .npy file") from None
-    except (ValueError, EOFError) as error:
+    except ValueError as error:
         raise ValueError(f"{file} cannot be read as .npy: {error}") from None
     if dtype.hasobject:
         raise ValueError(f"{file} holds Python objects; nothing is unpickled: save plain numbers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -187,7 +188,23 @@ class Conversion:
                     f"each node up to there are more than the {free / 1e9:.0f} GB that are free: "
                     "correct the edge, number the nodes anew, or write to a larger disk"
                 )
+            else:
+                self._warn_of_gaps(node_type, counts[node_type], scans)
         return counts
+
+    def _warn_of_gaps(self, node_type: NodeType, count: int, scans: dict[EdgeType, Scan]) -> None:
+        """Say it where most of the nodes cannot have an edge: ids are row numbers here."""
+        ends = sum(scan.num_edges * _ends(t).count(node_type) for t, scan in scans.items())
+        if count > _FEW_NODES and count > _GAPS * ends:
+            warnings.warn(
+                f"ids of nodes{of(node_type)} reach {count - 1:,}, but edges name at most {ends:,} "
+                f"of them: the graph gets {count:,} nodes, and 8 bytes for each "
+                f"({8 * count / 1e9:.1f} GB). If that is not meant, number the nodes 0, 1, ..., "
+                "or give the edges as CSV or Parquet, whose ids may be anything; if it is, "
+                "num_nodes (--num-nodes) says so",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _write_edges(self, edge_type: EdgeType, each: EdgeWork, found: Scan, meta: Meta) -> None:
         src, dst = _ends(edge_type)
@@ -358,6 +375,7 @@ def _check_names(description: Description) -> None:
             )
 
 
+_FEW_NODES, _GAPS = 1 << 20, 16
 _RESERVED = frozenset({"edge_index", "adj_t", "num_nodes", "num_edges"})
 
 

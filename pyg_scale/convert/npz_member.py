@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 
 from pyg_scale.convert.array_file import Array
+from pyg_scale.store.directory.array import read_npy_header
 
 _SKIP = 1 << 20
 
@@ -134,10 +134,8 @@ class Member:
 
     def _header(self, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         try:
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            return read(file)
-        except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            return read_npy_header(file)
+        except ValueError as error:
             raise ValueError(f"{self.name} cannot be read as .npy: {error}") from None
 
 

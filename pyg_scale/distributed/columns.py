@@ -15,7 +15,9 @@ from pyg_scale.errors import CommError, GraphDirectoryError
 from pyg_scale.store.base import NodeType
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.store.directory.assemble import Places
 from pyg_scale.store.directory.lazy import EDGE_INDEX, read_stored
+from pyg_scale.store.source import of
 
 COLUMN = "column"
 """The request for an attribute of all nodes of a part."""
@@ -65,6 +67,7 @@ class Columns:
         spec, book = node.attributes[name], directory.books[node_type]
         dtype = torch_dtype(spec.dtype)
         out = torch.empty((node.num_nodes, *spec.row), dtype=dtype)
+        places = Places(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
         search, under_way = self._ranks.search(), []
 
         def ask(part: int) -> tuple[int, Work[list[Tensor]] | CommError]:
@@ -92,15 +95,21 @@ class Columns:
                 under_way.append((part, *ask(part)))
         for part in sorted(owners.direct):
             here = directory.part(part)
-            out[here.orig_id(node_type)] = here.node_attribute(node_type, name)
+            ids = here.orig_id(node_type)
+            places.fill(ids)
+            out[ids] = here.node_attribute(node_type, name)
         for part, rank, work in under_way:
             search.begin()
             while True:
                 if not search.has_failed(rank):
                     try:
-                        out[book.nodes_of(part)] = take(part, rank, work)
+                        rows = take(part, rank, work)
                         break
                     except CommError as error:
                         search.failed(rank, error)
                 rank, work = ask(part)
+            ids = book.nodes_of(part)
+            places.fill(ids)
+            out[ids] = rows
+        places.check()
         return out

@@ -20,6 +20,7 @@ from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefi
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.array import dtype_name
+from pyg_scale.store.directory.assemble import Places
 from pyg_scale.store.directory.in_memory import MemoryDirectory
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import PartitionMeta, attribute_file, edge_dir, node_dir
@@ -196,9 +197,13 @@ def _all_times(own: Held, name: NodeType, mine: Tensor, comm: Communicator | Non
         return mine
     book = own.books[name]
     out = torch.empty(book.num_nodes, dtype=torch.int64)
+    places = Places(book.num_nodes, f"the times of {name!r} of all ranks")
     tagged = torch.cat([torch.tensor([own.part]), mine])
     for each in comm.all_gather(tagged):
-        out[book.nodes_of(int(each[0]))] = each[1:]
+        ids = book.nodes_of(int(each[0]))
+        places.fill(ids)
+        out[ids] = each[1:]
+    places.check()
     return out
 
 

@@ -102,7 +102,7 @@ def _plural(unit: str) -> str:
 def _array(path: Path) -> Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # its header is parsed as Python, which fails in many ways
         raise ValueError(f"{path} is no plain .npy file: {error}") from None
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{path} must hold integers (got {array.dtype})")

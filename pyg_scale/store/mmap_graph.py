@@ -17,9 +17,9 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore
 from torch_geometric.data.graph_store import EdgeLayout
 
-from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.store.base import CSC, EdgeType, Topology
 from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.store.directory.assemble import Places, fill_edge_list
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.mapped_topology import (
@@ -33,7 +33,7 @@ from pyg_scale.store.mapped_topology import (
 )
 from pyg_scale.store.memory import MemoryGraphStore
 from pyg_scale.store.segment import Segment
-from pyg_scale.store.source import GraphSource
+from pyg_scale.store.source import GraphSource, of
 from pyg_scale.store.tensor_directory import TensorDirectory
 
 _KIND, _TOPOLOGY = "edges", "topology"
@@ -328,10 +328,11 @@ class GraphEdges(MutableMapping[Any, Any]):
         if attr.layout == EdgeLayout.CSC:
             return csc.indices.to(dtype), csc.indptr
         edges = torch.empty(2, csc.num_edges, dtype=dtype)
-        grouped = expand_pointers(csc.indptr, csc.num_edges)
-        at: Any = slice(None) if csc.edge_id is None else csc.edge_id.to(torch.int64)
         row, col = edges.flip(0) if self._by_src else edges
-        row[at], col[at] = csc.indices.to(dtype), grouped.to(dtype)
+        what = f"the edge list{of(attr.edge_type)} of {self._directory.path}"
+        places = Places(csc.num_edges, what)
+        fill_edge_list(csc, col, row, places)
+        places.check()
         return row, col
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -8,7 +8,6 @@ one was killed, what is left is removed when the next one on the machine begins 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import multiprocessing.util
 import os
 import secrets
@@ -19,6 +18,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from pyg_scale.store.directory.place import try_lock
 
 _WAIT_SECONDS = 60.0
 
@@ -118,10 +119,12 @@ def _hold(lock: Path) -> int:
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_at(handle, lock):
+        try:
+            if try_lock(handle, lock, shared=True) and _is_at(handle, lock):
                 return handle
+        except OSError:
+            os.close(handle)
+            raise
         os.close(handle)  # it is being removed, or was since it was opened
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process is removing {lock} for {_WAIT_SECONDS:.0f} s")
@@ -134,14 +137,13 @@ def _remove_unless_used(path: Path, lock: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(handle, lock):
-            return False
+        if not try_lock(handle, lock) or not _is_at(handle, lock):
+            return False  # somebody has it open
         shutil.rmtree(path, ignore_errors=True)
         lock.unlink(missing_ok=True)
         return True
     except OSError:
-        return False  # somebody has it open
+        return False
     finally:
         os.close(handle)
 

@@ -9,7 +9,6 @@ before stay as they were.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
@@ -23,7 +22,14 @@ import numpy as np
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.array import as_array, dtype_name, map_array, npy_header
+from pyg_scale.store.directory.array import (
+    as_array,
+    dtype_name,
+    map_array,
+    npy_header,
+    open_regular,
+)
+from pyg_scale.store.directory.place import naming, try_lock
 
 FORMAT = "pyg_scale tensor directory"
 VERSION = 1
@@ -150,7 +156,8 @@ class TensorDirectory:
     def _read(self) -> _State:
         file = self.path / INDEX
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            with os.fdopen(open_regular(INDEX, self.path), encoding="utf-8") as opened:
+                found = json.loads(opened.read())
             if found["format"] != FORMAT:
                 raise ValueError(f"it does not say that it is a {FORMAT}")
             if found["version"] > VERSION:
@@ -239,7 +246,7 @@ class TensorDirectory:
         listed = [{"key": e.key, "info": e.info, "arrays": e.arrays} for e in entries.values()]
         content = {"format": FORMAT, "version": VERSION, "next": number, "entries": listed}
         staged = self.path / f".{INDEX}.partial"
-        with staged.open("w", encoding="utf-8") as out:
+        with naming(staged), staged.open("w", encoding="utf-8") as out:
             json.dump(content, out, indent=1)
             out.flush()
             if self._durable:
@@ -273,7 +280,7 @@ def save_array(file: Path, tensor: Tensor, *, durable: bool = True) -> None:
     """
     tensor = tensor.detach()
     header = npy_header(dtype_name(tensor.dtype), tuple(tensor.shape))
-    with file.open("wb") as out:
+    with naming(file), file.open("wb") as out:
         out.write(header)
         row = max(1, tensor[:1].numel() * tensor.element_size()) if tensor.dim() else 1
         for begin in range(0, tensor.size(0), max(1, _CHUNK // row)):
@@ -290,21 +297,20 @@ def file_lock(file: Path, what: str, timeout: float) -> Iterator[None]:
 
     Raises:
         TimeoutError: Says which process holds it.
+        OSError: If the file system has no locks.
     """
     deadline = time.monotonic() + timeout
     with file.open("a+") as handle:
         while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(handle.fileno(), file):
                 break
-            except OSError:
-                if time.monotonic() > deadline:
-                    handle.seek(0)
-                    who = handle.read(20).strip() or "unknown"
-                    raise TimeoutError(
-                        f"{what}: process {who} is at it for more than {timeout:.0f} s ({file})"
-                    ) from None
-                time.sleep(0.01)
+            if time.monotonic() > deadline:
+                handle.seek(0)
+                who = handle.read(20).strip() or "unknown"
+                raise TimeoutError(
+                    f"{what}: process {who} is at it for more than {timeout:.0f} s ({file})"
+                )
+            time.sleep(0.01)
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -326,3 +328,42 @@ def test_a_disk_that_fills_up_is_said_and_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", write)
     convert(tmp_path / "edges.npy", tmp_path / "g", quiet=True)
     assert pyg_scale.open(tmp_path / "g", verify=True).num_edges == 1000
+
+
+def test_an_id_far_beyond_the_others_is_said(tmp_path):
+    """A node id is a row number in a `.npy` file: each up to the largest one takes 8 bytes."""
+    edges = np.stack([np.arange(300), np.arange(300) + 1])
+    edges[0, 7] = 1 << 21
+    np.save(tmp_path / "e.npy", edges)
+    with pytest.warns(RuntimeWarning, match=r"reach 2,097,152, but edges name at most 600"):
+        convert(tmp_path / "e.npy", tmp_path / "g", quiet=True)
+    assert GraphDirectory(tmp_path / "g").meta.nodes[None].num_nodes == (1 << 21) + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert(tmp_path / "e.npy", tmp_path / "h", quiet=True, num_nodes=(1 << 21) + 1)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 300), ",  # TokenError
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2, -300), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (True, 300), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': 2, }",
+        "{'descr': 'nothing', 'fortran_order': False, 'shape': (2, 300), }",
+        "(" * 100,
+        "-" * 5000,
+    ],
+)
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_damaged_header_is_named(tmp_path, header, suffix):
+    text = header.encode() + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(4800)
+    file = tmp_path / f"e.{suffix}"
+    if suffix == "npy":
+        file.write_bytes(content)
+    else:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("edge_index.npy", content)
+    with pytest.raises(ValueError, match=r"cannot be read as \.npy: its header is damaged"):
+        convert(file, tmp_path / "g", quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -503,3 +504,19 @@ def test_a_directory_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a file"):
         pyg_scale.layerwise_inference(model(), graph(), tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system names none: which of two disks is full would have to be guessed."""
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    data = graph()
+    for name, match in (("posix_fallocate", "step-0.npy"), ("pwrite", "step-0.npy")):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, full_disk)
+            with pytest.raises(OSError, match=match) as raised:
+                pyg_scale.layerwise_inference(model(GCN), data, tmp_path / name)
+        assert raised.value.errno == errno.ENOSPC
+        assert raised.value.filename == str(tmp_path / name / match)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -24,6 +23,7 @@ from pyg_scale.store.directory.array import (
     npy_header,
     num_bytes,
 )
+from pyg_scale.store.directory.place import naming, try_lock
 
 FORMAT = "pyg_scale layerwise inference"
 VERSION = 1
@@ -60,15 +60,14 @@ class Progress:
         Raises:
             ValueError: If another inference, or none, made the directory.
             RuntimeError: If another process is at it.
+            OSError: If the file system has no locks.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"out={str(self.path)!r} is a file, expected a directory")
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RuntimeError(f"another process writes to {self.path}") from None
+            if not try_lock(lock.fileno(), self.path / ".lock"):
+                raise RuntimeError(f"another process writes to {self.path}")
             self._read(resume)
             self._journal = (self.path / JOURNAL).open("a", encoding="utf-8")
             try:
@@ -120,7 +119,8 @@ class Progress:
             lines.append({"step": step, "rows": self.rows(step), "synced": True})
         lines += [{"done": True}] if self._done else []
         staged = self.path / f".{JOURNAL}.partial"
-        staged.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        with naming(staged):
+            staged.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         staged.replace(journal)
 
     def _files_are_there(self, size: int) -> bool:
@@ -141,7 +141,8 @@ class Progress:
         for file in (*self.path.glob("step-*.npy"), self.path / RESULT, self.path / JOURNAL):
             file.unlink(missing_ok=True)
         self._rows, self._kinds, self._done = {}, {}, False
-        (self.path / JOURNAL).write_text(json.dumps(self._head()) + "\n", encoding="utf-8")
+        with naming(self.path / JOURNAL):
+            (self.path / JOURNAL).write_text(json.dumps(self._head()) + "\n", encoding="utf-8")
 
     def _head(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, "boot": _boot(), "made_by": self._made_by}
@@ -174,7 +175,7 @@ class Progress:
         """Write rows of a step from number ``begin`` on.
 
         Raises:
-            OSError: If the disk is full.
+            OSError: If the disk is full; names the file.
         """
         kind = (dtype_name(rows.dtype), tuple(rows.shape[1:]))
         if step not in self._kinds:
@@ -184,13 +185,15 @@ class Progress:
         handle, offset = self._open(step)
         data = as_array(rows.contiguous()).tobytes()
         at = offset + begin * num_bytes(kind[0], kind[1])
-        while data:
-            written = os.pwrite(handle, data, at)
-            data, at = data[written:], at + written
+        with naming(self._file(step)):
+            while data:
+                written = os.pwrite(handle, data, at)
+                data, at = data[written:], at + written
         self._rows[step] = begin + rows.size(0)
         line: dict[str, Any] = {"step": step, "rows": self._rows[step]}
         if time.monotonic() - self._synced > _SYNC_SECONDS:
-            os.fdatasync(handle)
+            with naming(self._file(step)):
+                os.fdatasync(handle)
             self._synced, line["synced"] = time.monotonic(), True
         self._note(line)
 
@@ -206,7 +209,8 @@ class Progress:
     def flush(self, step: int) -> None:
         """See that a step survives whatever happens."""
         handle, _ = self._open(step)
-        os.fsync(handle)
+        with naming(self._file(step)):
+            os.fsync(handle)
         self._note({"step": step, "rows": self._rows.get(step, 0), "synced": True}, flush=True)
 
     def remove_before(self, step: int, keep: set[int]) -> None:
@@ -232,7 +236,7 @@ class Progress:
 
     def _create(self, step: int, kind: tuple[str, tuple[int, ...]], size: int) -> None:
         dtype, row = kind
-        with self._file(step).open("wb") as out:
+        with naming(self._file(step)), self._file(step).open("wb") as out:
             out.write(npy_header(dtype, (size, *row)))
             length = num_bytes(dtype, (size, *row))
             if length:
@@ -256,10 +260,11 @@ class Progress:
         return self.path / f"step-{step}.npy"
 
     def _note(self, line: dict[str, Any], flush: bool = False) -> None:
-        self._journal.write(json.dumps(line) + "\n")
-        self._journal.flush()
-        if flush:
-            os.fsync(self._journal.fileno())
+        with naming(self.path / JOURNAL):
+            self._journal.write(json.dumps(line) + "\n")
+            self._journal.flush()
+            if flush:
+                os.fsync(self._journal.fileno())
 
 
 def fingerprint(

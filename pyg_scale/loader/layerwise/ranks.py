@@ -23,6 +23,7 @@ from pyg_scale.loader.agreement import Agreement
 from pyg_scale.loader.layerwise.progress import FORMAT, JOURNAL, RESULT, VERSION, Progress
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.directory.array import as_array, map_array, npy_header, num_bytes
+from pyg_scale.store.directory.place import naming
 
 NOTE = "RANKS.json"
 _CHUNK = 1 << 26
@@ -150,7 +151,7 @@ class Together:
 
     def _note(self, content: dict[str, Any]) -> None:
         staged = self._out / f".{NOTE}.partial"
-        with staged.open("w", encoding="utf-8") as file:
+        with naming(staged), staged.open("w", encoding="utf-8") as file:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -198,7 +199,7 @@ class Together:
         dtype, row = state.kind(step)
         staged = self._out / f".{RESULT}.partial"
         if self.rank == 0:
-            with staged.open("wb") as out:
+            with naming(staged), staged.open("wb") as out:
                 out.write(npy_header(dtype, (self._num_nodes, *row)))
                 length = num_bytes(dtype, (self._num_nodes, *row))
                 if length:
@@ -211,11 +212,13 @@ class Together:
             rows = max(1, _CHUNK // max(1, width))
             for chunk in state.array(step).split(rows):
                 data = as_array(chunk.contiguous()).tobytes()
-                while data:
-                    written = os.pwrite(handle, data, at)
-                    data, at = data[written:], at + written
+                with naming(staged):
+                    while data:
+                        written = os.pwrite(handle, data, at)
+                        data, at = data[written:], at + written
                 self.beat()
-            os.fsync(handle)
+            with naming(staged):
+                os.fsync(handle)
         finally:
             os.close(handle)
         self.wait("assembled")

@@ -83,7 +83,13 @@ def hot_of(lists: Mapping[Any, Tensor], group: Any) -> Tensor | None:
 
 def _ids(hot: Any, name: str) -> Tensor:
     if isinstance(hot, str | Path):
-        hot = np.load(hot, allow_pickle=False)
+        try:
+            hot = np.array(np.load(hot, mmap_mode="r", allow_pickle=False))
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # its header is parsed as Python, which fails in many ways
+            first = str(error).partition("\n")[0]
+            raise ValueError(f"{name}: {hot} cannot be read as .npy: {first}") from None
     ids = torch.as_tensor(hot)
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(

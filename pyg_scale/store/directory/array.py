@@ -11,9 +11,10 @@ import io
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -105,6 +106,61 @@ def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return numpy_dtype(dtype).itemsize * math.prod(shape)
 
 
+def check_regular(name: str, root: Path, dir_fd: int | None = None) -> os.stat_result:
+    """What the system says of a file of a directory that others may have filled.
+
+    Links within the directory are followed, and it may be reached by one itself.
+
+    Args:
+        name: Its path in the directory, with ``/``.
+        root: What errors call the directory, and where it is if there is no ``dir_fd``.
+        dir_fd: The directory, opened.
+
+    Raises:
+        GraphDirectoryError: If it is no file, such as a FIFO, whose reader waits for ever, or a
+            link leads out of the directory.
+        OSError: If it is not there.
+    """
+    base, step = Path("" if dir_fd is not None else root), ""
+    found = os.stat(base / name, dir_fd=dir_fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise GraphDirectoryError(f"{root / name} is no regular file, and is not read")
+    for each in name.split("/"):
+        step = f"{step}/{each}" if step else each
+        if stat.S_ISLNK(os.lstat(base / step, dir_fd=dir_fd).st_mode):
+            top = os.path.realpath(root if dir_fd is None else f"/proc/self/fd/{dir_fd}")
+            led = os.path.realpath(os.path.join(top, name))
+            if not Path(led).is_relative_to(top):
+                raise GraphDirectoryError(
+                    f"{root / step} is a link that leads out of the directory, to {led}: put the "
+                    "file there itself (the whole directory may be reached by a link)"
+                )
+            break
+    return found
+
+
+def open_regular(name: str, root: Path, dir_fd: int | None = None, flags: int = 0) -> int:
+    """Open a file of a directory to read it, see :func:`check_regular`; to be closed.
+
+    Args:
+        name: Its path in the directory, with ``/``.
+        root: What errors call the directory, and where it is if there is no ``dir_fd``.
+        dir_fd: The directory, opened.
+        flags: Of ``os.open``, such as ``O_DIRECT``.
+
+    Raises:
+        GraphDirectoryError: If it is no file, or a link leads out of the directory.
+        OSError: If it is not there, or cannot be opened so.
+    """
+    check_regular(name, root, dir_fd)
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # it may be another one by now
+    handle = os.open(root / name if dir_fd is None else name, flags, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise GraphDirectoryError(f"{root / name} is no regular file, and is not read")
+    return handle
+
+
 Open = Callable[[], BinaryIO]
 """Opens a file to read it."""
 
@@ -172,7 +228,10 @@ def check_header(
 @contextlib.contextmanager
 def _opened(path: Path, open_file: Open | None) -> Iterator[BinaryIO]:
     try:
-        file = path.open("rb") if open_file is None else open_file()
+        if open_file is None:
+            file: BinaryIO = os.fdopen(open_regular(path.name, path.parent), "rb")
+        else:
+            file = open_file()
     except FileNotFoundError:
         raise GraphDirectoryError(f"{path} is missing") from None
     except OSError as error:
@@ -212,6 +271,22 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         if offset == usual.end():
             return sizes, fortran == b"True", np.dtype(descr.decode()), offset
     file.seek(0)
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    return (*read(file), file.tell())
+    return (*read_npy_header(file), file.tell())
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and dtype of an array of NumPy; its data follows.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # it is parsed as Python, which fails in many ways
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"its header is damaged: {type(error).__name__}: {first}") from None
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"its header is damaged: it says the shape {shape}")
+    return shape, fortran, dtype

@@ -1,7 +1,7 @@
 """A graph in the user's order, from the parts of a directory: attributes, edge list, in-edges.
 
 One part is mapped as it is. Several parts are put together in memory, which takes as much of it as
-what is put together.
+what is put together, and a byte for each of its rows or edges meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +13,64 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.store.base import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.source import of
 
 _CHUNK = 1 << 23  # edges that are worked on at a time
+
+
+class Places:
+    """The places of something that is put together by ids: each is to be filled exactly once.
+
+    Without that, memory that nobody wrote would be part of it.
+
+    Args:
+        size: Number of places.
+        what: What has them, for errors.
+    """
+
+    def __init__(self, size: int, what: str) -> None:
+        self._seen, self._what = torch.zeros(size, dtype=torch.bool), what
+        self._left = size
+
+    def fill(self, where: Tensor | slice) -> None:
+        """Say which places are filled now.
+
+        Raises:
+            GraphDirectoryError: If one of them does not exist.
+        """
+        size = self._seen.numel()
+        if isinstance(where, slice):
+            self._left -= len(range(*where.indices(size)))
+        elif where.numel():
+            low, high = (int(each) for each in torch.aminmax(where))
+            if low < 0 or high >= size:
+                wrong = low if low < 0 else high
+                raise self._error(f"the id {wrong}, expected 0 to {size - 1}")
+            self._left -= where.numel()
+        self._seen[where] = True
+
+    def check(self) -> None:
+        """Refuse what has gaps.
+
+        Raises:
+            GraphDirectoryError: If a place was filled twice, or not at all; names it.
+        """
+        if not bool(self._seen.all()):
+            missing = int(self._seen.logical_not_().nonzero()[0])
+            raise self._error(f"nothing for the id {missing}, and another twice or too few ids")
+        if self._left:
+            raise self._error("an id twice")
+
+    def _error(self, what: str) -> GraphDirectoryError:
+        return GraphDirectoryError(
+            f"{self._what} has {what}: its files are damaged, or of two graphs; "
+            "`pyg-scale info DIR --verify` says which, write the directory again"
+        )
 
 
 def node_attribute(directory: GraphDirectory, node_type: NodeType, name: str) -> Tensor:
@@ -30,9 +82,11 @@ def node_attribute(directory: GraphDirectory, node_type: NodeType, name: str) ->
     node = meta.nodes[node_type]
     spec = node.attributes[name]
     out = torch.empty((node.num_nodes, *spec.row), dtype=torch_dtype(spec.dtype))
+    places = Places(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
     for part in parts:
         values = part.node_attribute(node_type, name)
-        _put_rows(out, part.orig_id(node_type), values)
+        _put_rows(out, part.orig_id(node_type), values, places)
+    places.check()
     return out
 
 
@@ -45,20 +99,23 @@ def edge_attribute(directory: GraphDirectory, edge_type: EdgeType, name: str) ->
     edge = meta.edges[edge_type]
     spec = edge.attributes[name]
     out = torch.empty((edge.num_edges, *spec.row), dtype=torch_dtype(spec.dtype))
+    places = Places(edge.num_edges, f"{name!r}{of(edge_type)} of {directory.path}")
     for part in parts:
         ids = part.edge_ids(edge_type)
         values = part.edge_attribute(edge_type, name)
-        _put_rows(out, torch.arange(len(values)) if ids is None else ids, values)
+        _put_rows(out, torch.arange(len(values)) if ids is None else ids, values, places)
+    places.check()
     return out
 
 
-def _put_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
+def _put_rows(out: Tensor, index: Tensor, values: Tensor, places: Places) -> None:
     """``out[index] = values``, some rows at a time and for every dtype."""
     row = values[:1].numel() * values.element_size()
     step = max(1, (1 << 26) // max(1, row))
     out, values = _bytes(out), _bytes(values)
     for begin in range(0, index.numel(), step):
         rows = index[begin : begin + step].to(torch.int64)
+        places.fill(rows)
         out.index_copy_(0, rows, values[begin : begin + step])
 
 
@@ -79,13 +136,15 @@ def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
     end = directory.meta.grouped_by(edge_type)
     by_src = (edge_type is not None and end != edge_type[2]) or _is_by_src(directory)
     grouped, other = (out[0], out[1]) if by_src else (out[1], out[0])
+    places = Places(edge.num_edges, f"the edge list{of(edge_type)} of {directory.path}")
     what = "Making the edge list"
     with tqdm(total=edge.num_edges, desc=what, unit_scale=True, disable=None, delay=2) as bar:
         for number in range(directory.meta.num_parts):
             part = directory.part(number)
             csc = part.csc(edge_type)
             names = part.orig_id(end) if directory.meta.num_parts > 1 else None
-            fill_edge_list(csc, grouped, other, names, bar.update)
+            fill_edge_list(csc, grouped, other, places, names, bar.update)
+    places.check()
     return out
 
 
@@ -93,6 +152,7 @@ def fill_edge_list(
     csc: CSC,
     grouped: Tensor,
     other: Tensor,
+    places: Places,
     names: Tensor | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> None:
@@ -102,14 +162,19 @@ def fill_edge_list(
         csc: The edges.
         grouped: Takes the nodes by which they are grouped, ``[num_edges]``.
         other: Takes their other ends, ``[num_edges]``.
+        places: Those of all edges.
         names: What the nodes are called by which they are grouped, if not 0, 1, ...
         progress: Called with the number of edges that were written.
+
+    Raises:
+        GraphDirectoryError: If there is no such place.
     """
     for piece in _pieces(csc):
         group = piece.group if names is None else names[piece.group]
         where: Any = piece.where
         if csc.edge_id is not None:
             where = csc.edge_id[piece.where].to(torch.int64)
+        places.fill(where)
         grouped[where] = group.to(grouped.dtype)
         other[where] = csc.indices[piece.where].to(other.dtype)
         if progress is not None:
@@ -162,8 +227,11 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
     end = directory.meta.grouped_by(edge_type)
     indptr = torch.zeros(directory.meta.nodes[end].num_nodes + 1, dtype=torch.int64)
     held = [(part.orig_id(end), part.csc(edge_type)) for part in parts]
+    nodes = Places(indptr.numel() - 1, f"the nodes{of(end)} of {directory.path}")
     for names, csc in held:
+        nodes.fill(names)
         indptr[names + 1] = csc.indptr.diff()
+    nodes.check()
     torch.cumsum(indptr, 0, out=indptr)
     columns: dict[str, Any] = {}
     for name, dtype in (
@@ -173,6 +241,7 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
         ("weight_prefix", torch.int64 if edge.has_weight else None),
     ):
         columns[name] = None if dtype is None else torch.empty(edge.num_edges, dtype=dtype)
+    places = Places(edge.num_edges, f"the in-edges{of(edge_type)} of {directory.path}")
     what = "Joining the parts"
     with tqdm(total=edge.num_edges, desc=what, unit_scale=True, disable=None, delay=2) as bar:
         for names, csc in held:
@@ -180,8 +249,10 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
             for piece in _pieces(csc):
                 begin, stop = piece.where.start, piece.where.stop
                 where = torch.arange(begin, stop) + shift[piece.group]
+                places.fill(where)
                 for name, out in columns.items():
                     if out is not None:
                         out[where] = getattr(csc, name)[piece.where]
                 bar.update(stop - begin)
+    places.check()
     return CSC(indptr, **columns)

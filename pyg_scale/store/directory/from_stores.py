@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from pyg_scale.store.base import CSC
-from pyg_scale.store.directory.assemble import fill_edge_list
+from pyg_scale.store.directory.assemble import Places, fill_edge_list
 from pyg_scale.store.topology import topology_of
 
 
@@ -46,5 +46,7 @@ def _of(data: Any, kind: Any) -> Any:
 
 def _edge_list(csc: CSC, dtype: torch.dtype) -> Tensor:
     out = torch.empty(2, csc.num_edges, dtype=dtype)
-    fill_edge_list(csc, out[1], out[0])
+    places = Places(csc.num_edges, "the edge list of the graph store")
+    fill_edge_list(csc, out[1], out[0], places)
+    places.check()
     return out

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyg_scale.errors import GraphDirectoryError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def try_lock(handle: int, file: Path, *, shared: bool = False) -> bool:
+    """Lock an open file, unless somebody else has locked it.
+
+    Args:
+        handle: The file, open.
+        file: What errors call it.
+        shared: Whether others may have such a lock at the same time.
+
+    Returns:
+        Whether it is locked now.
+
+    Raises:
+        OSError: If the file system has no locks.
+    """
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        why = (
+            f"its file system cannot lock files ({os.strerror(error.errno or 0)}), so that two "
+            "writers could not be told apart: write to a file system with locks (a local disk, "
+            "NFS with its lock service, Lustre mounted with `flock`)"
+        )
+        raise OSError(error.errno, why, str(file)) from None
+    return True
 
 
 class Lock:
@@ -23,7 +53,7 @@ class Lock:
 
     Raises:
         GraphDirectoryError: If another process writes it.
-        OSError: If no file can be made beside it.
+        OSError: If no file can be made beside it, or the file system has no locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,10 +61,14 @@ class Lock:
         while True:
             self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = try_lock(self._handle, self._file)
             except OSError:
                 os.close(self._handle)
-                raise GraphDirectoryError(f"another process is writing {path}") from None
+                self._file.unlink(missing_ok=True)
+                raise
+            if not locked:
+                os.close(self._handle)
+                raise GraphDirectoryError(f"another process is writing {path}")
             if self._is_current():
                 return
             os.close(self._handle)  # who held it before has removed it; somebody may have a new one
@@ -50,6 +84,21 @@ class Lock:
         self._file.unlink(missing_ok=True)
         fcntl.flock(self._handle, fcntl.LOCK_UN)
         os.close(self._handle)
+
+
+@contextlib.contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Name the file in what the system refuses within it, such as a write to a full disk.
+
+    Raises:
+        OSError: The same error, with the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(file)) from None
 
 
 def take_place(new: Path, old: Path) -> None:

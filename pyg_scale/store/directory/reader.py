@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.base import CSC, EdgeType, NodeType
-from pyg_scale.store.directory.array import map_array
+from pyg_scale.store.directory.array import check_regular, map_array, open_regular
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
@@ -41,7 +41,8 @@ class GraphDirectory:
 
     Raises:
         GraphDirectoryError: If it is no graph directory, of a newer version, or a file is missing
-            or of another length; names the file. Parts that are wholly absent are no error: a
+            of another length, no regular file, or reached by a link that leads out of the
+            directory; names the file. Parts that are wholly absent are no error: a
             machine may hold only its own.
     """
 
@@ -131,7 +132,7 @@ class GraphDirectory:
         """
         for name, file in self.files_here().items():
             try:
-                size = os.stat(name, dir_fd=self._handle).st_size
+                size = check_regular(name, self.path, self._handle).st_size
             except OSError:
                 raise GraphDirectoryError(f"{self.path / name} is missing") from None
             if size != file.bytes:
@@ -154,6 +155,7 @@ class GraphDirectory:
 
         Raises:
             OSError: If it is not there.
+            GraphDirectoryError: If it is no file, or a link leads out of the directory.
         """
         return os.fdopen(self.open_file(name), "rb")
 
@@ -162,8 +164,9 @@ class GraphDirectory:
 
         Raises:
             OSError: If it is not there, or cannot be opened so.
+            GraphDirectoryError: If it is no file, or a link leads out of the directory.
         """
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=self._handle)
+        return open_regular(name, self.path, self._handle, flags)
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,9 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.write import write_partition
-from pyg_scale.store import topology_of
+from pyg_scale.store import Mmap, MmapGraph, topology_of
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.assemble import Places
 from pyg_scale.store.directory.meta import checksum
 from pyg_scale.testing import graphs
 from tests.store.directory.test_data import assert_same_graph
@@ -251,6 +253,137 @@ def test_an_edge_that_is_there_twice(tmp_path: Path) -> None:
     _rewrite(graph, "part-0/edges/edge_id.npy", _set(0, 0))
     with pytest.raises(GraphDirectoryError, match="edge_id.npy has an edge id that is there twice"):
         pyg_scale.open(graph, verify=True)
+
+
+def test_memory_that_nobody_wrote_is_never_handed_out(tmp_path: Path) -> None:
+    """What is put together by ids has a gap where one is there twice: that is an error."""
+    data = graphs.hostile()
+    data.edge_attr = torch.arange(460.0)
+    edge_index, edge_attr, x = ("edge_index", "edge_attr", "x")
+    pyg_scale.save(data, tmp_path / "whole")
+    assignment = torch.arange(100, dtype=torch.int32) % 2
+    write_partition(tmp_path / "whole", Partition({None: assignment}, 2, "m"), tmp_path / "parts")
+    twice, beyond, negative = _set(0, 1), _set(0, 460), _set(0, -1)
+    cases: list[tuple[str, str, Any, str]] = [
+        ("whole", "part-0/edges/edge_id.npy", twice, edge_index),
+        ("whole", "part-0/edges/edge_id.npy", beyond, edge_index),
+        ("whole", "part-0/edges/edge_id.npy", negative, edge_index),
+        ("parts", "part-1/edges/edge_id.npy", lambda a: a.__setitem__(0, a[1]), edge_index),
+        ("parts", "part-1/edges/ids.npy", lambda a: a.__setitem__(0, a[1]), edge_attr),
+        ("parts", "part-1/edges/ids.npy", negative, edge_attr),
+        ("parts", "part-1/nodes/orig_id.npy", _set(0, 0), x),
+        ("parts", "part-1/nodes/orig_id.npy", _set(-1, 100), x),
+    ]
+    for whole, name, change, attribute in cases:
+        graph = Path(shutil.copytree(tmp_path / whole, tmp_path / "graph"))
+        _rewrite(graph, name, change)
+        found = pyg_scale.open(graph)
+        with pytest.raises(GraphDirectoryError, match=r"damaged, or of two graphs"):
+            getattr(found, attribute)
+        if attribute == edge_index and whole == "whole":
+            with pytest.raises(GraphDirectoryError, match=r"damaged, or of two graphs"):
+                MmapGraph(graph).get_edge_index(edge_type=None, layout="coo")
+        if attribute == x:
+            with pytest.raises(GraphDirectoryError, match=r"the nodes of .* damaged, or of two"):
+                topology_of(found)
+        shutil.rmtree(graph)
+
+
+def test_places_are_filled_once() -> None:
+    places = Places(4, "it")
+    places.fill(slice(0, 2))
+    places.fill(torch.tensor([3, 2]))
+    places.check()
+    places = Places(4, "it")
+    places.fill(torch.tensor([0, 1, 1, 3]))
+    with pytest.raises(GraphDirectoryError, match="nothing for the id 2, and another twice"):
+        places.check()
+    places = Places(2, "it")
+    places.fill(slice(0, 2))
+    places.fill(slice(1, 2))
+    with pytest.raises(GraphDirectoryError, match="it has an id twice"):
+        places.check()
+
+
+# Files that are none ##########################################################################
+
+
+def _assert_ends(action: Callable[[], object], match: str) -> None:
+    """Within a few seconds, which a reader of a FIFO does not."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for ever"
+    assert [type(error) for error in errors] == [GraphDirectoryError]
+    assert re.search(match, str(errors[0])), errors[0]
+
+
+@pytest.mark.parametrize("name", ["META.json", "part-0/nodes/attributes/x.npy"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+def test_a_file_that_is_none_is_refused(graph: Path, name: str, kind: str) -> None:
+    file = graph / name
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero")
+    _assert_ends(lambda: pyg_scale.open(graph), f"{file.name} is no regular file")
+
+
+@pytest.mark.parametrize("name", ["part-0/nodes/attributes/x.npy", "part-0/nodes", "META.json"])
+def test_a_link_that_leads_out_is_refused(graph: Path, tmp_path: Path, name: str) -> None:
+    moved = (graph / name).rename(tmp_path / "elsewhere")
+    (graph / name).symlink_to(moved)
+    message = f"{Path(name).name} is a link that leads out of the directory, to {moved}"
+    for use_it in (pyg_scale.open, GraphDirectory):
+        with pytest.raises(GraphDirectoryError, match=message):
+            use_it(graph)
+
+
+def test_what_was_regular_when_it_was_opened(graph: Path, tmp_path: Path) -> None:
+    """Files that are mapped later are looked at again."""
+    found = GraphDirectory(graph)
+    file = graph / "part-0/nodes/attributes/x.npy"
+    moved = file.rename(tmp_path / "x.npy")
+    file.symlink_to(moved)
+    with pytest.raises(GraphDirectoryError, match="leads out of the directory"):
+        found.part(0).node_attribute(None, "x")
+    file.unlink()
+    os.mkfifo(file)
+    _assert_ends(lambda: found.part(0).node_attribute(None, "x"), "is no regular file")
+
+
+def test_links_within_a_directory_and_to_it(graph: Path, tmp_path: Path) -> None:
+    file = graph / "part-0/nodes/attributes/x.npy"
+    file.rename(file.with_name("other.npy"))
+    file.symlink_to("other.npy")
+    (tmp_path / "link").symlink_to(graph)
+    use(tmp_path / "link")
+    moved = graph.rename(tmp_path / "moved")  # under a link that leads nowhere now
+    use(moved)
+
+
+def test_a_directory_of_tensors_has_files_alone(tmp_path: Path) -> None:
+    store = Mmap(tmp_path / "tensors")
+    store[None, "x", None] = torch.ones(3)
+    index, (file,) = tmp_path / "tensors" / "STORE.json", (tmp_path / "tensors").glob("*.npy")
+    moved = file.rename(tmp_path / "x.npy")
+    file.symlink_to(moved)
+    with pytest.raises(GraphDirectoryError, match="leads out of the directory"):
+        Mmap(tmp_path / "tensors")[None, "x", None]
+    index.unlink()
+    os.mkfifo(index)
+    _assert_ends(lambda: Mmap(tmp_path / "tensors"), "STORE.json is no regular file")
 
 
 def test_books_and_halos_that_make_no_sense(tmp_path: Path) -> None:

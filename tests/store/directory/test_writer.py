@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -17,6 +18,7 @@ import torch
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.store import Mmap
 from pyg_scale.store.directory import (
     Attribute,
     DirectoryWriter,
@@ -27,6 +29,7 @@ from pyg_scale.store.directory import (
     place,
 )
 from pyg_scale.store.directory.array import DTYPES, torch_dtype
+from pyg_scale.store.segment import Segment
 from tests import preloaded
 from tests.store.directory.graphs import bits, everything
 from tests.store.directory.kill import graph as small_graph
@@ -228,6 +231,25 @@ def test_a_lock_whose_file_was_removed_is_none(
     others[1].release()
     place.Lock(tmp_path / "graph").release()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else is writing, and nobody waits for anybody."""
+
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    match = r"graph.lock cannot be written: its file system cannot lock files \(No locks available"
+    with pytest.raises(GraphDirectoryError, match=match):
+        DirectoryWriter(tmp_path / "graph")
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError, match="cannot lock files"):
+        Mmap(tmp_path / "tensors")[None, "x", None] = torch.ones(3)
+    with pytest.raises(OSError, match="cannot lock files"):
+        Segment("name", tmp_path)
 
 
 def test_the_target_of_a_link_is_replaced(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from pyg_scale.store.directory.array import read_npy_header
 
 Items = NDArray[Any]
 _DAMAGED = (EOFError, OSError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -163,10 +164,8 @@ def _data_offset(file: Path, info: zipfile.ZipInfo) -> int:
 
 def _header(opened: Any, file: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
-        version = npy.read_magic(opened)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_columns, dtype = read(opened)
-    except _DAMAGED as error:
+        shape, by_columns, dtype = read_npy_header(opened)
+    except ValueError as error:
         raise ValueError(f"{file} cannot be read as an array of NumPy: {error}") from None
     if dtype.hasobject:
         raise ValueError(f"{file} holds Python objects: nothing is unpickled")

@@ -102,6 +102,7 @@ def _edge_index(
                 )
             out[row, position : position + rows] = part
         position += rows
+    _require_all(position, out.size(1), f"{reader.folder} has edges of which")
     return out
 
 
@@ -111,7 +112,14 @@ def _whole(parts: Iterator[Tensor], attribute: Attribute, rows: int) -> Tensor:
     for part in parts:
         out[position : position + part.size(0)] = part
         position += part.size(0)
+    _require_all(position, rows, "the raw files have an attribute of which")
     return out
+
+
+def _require_all(read: int, rows: int, what: str) -> None:
+    """What is not there would be memory that nobody wrote."""
+    if read != rows:
+        raise ValueError(f"{what} {read} rows are there, expected {rows}: a file is truncated")
 
 
 def _size(nodes: Nodes) -> int:
