@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,18 @@ def commit(made: Path, world_size: int, files: dict[str, dict[str, int]]) -> Pat
     return final
 
 
+def staying(folder: Path, keep_last: int, damaged: Collection[str]) -> list[str] | None:
+    """Names of the checkpoints that are to stay beside one more; ``None`` if none is to go.
+
+    Args:
+        folder: Of the run.
+        keep_last: How many to keep.
+        damaged: Names of those that do not count.
+    """
+    whole = [each.path.name for each in written(folder) if each.path.name not in damaged]
+    return whole[: keep_last - 1] if len(whole) >= keep_last else None
+
+
 def prune(folder: Path, keep_last: int, damaged: Collection[str]) -> None:
     """Remove all but the last checkpoints.
 
@@ -130,7 +142,16 @@ def verify(path: Path, share: int = 0, shares: int = 1) -> None:
         CheckpointError: If something is missing or damaged; says which file.
     """
     files = manifest(path)["files"]
-    for name in sorted(files)[share::shares]:
+    compare(path, {name: files[name] for name in sorted(files)[share::shares]})
+
+
+def compare(path: Path, files: Mapping[str, dict[str, int]]) -> None:
+    """Read files, and compare them with their sizes and checksums.
+
+    Raises:
+        CheckpointError: If one is missing or damaged; says which.
+    """
+    for name in files:
         try:
             found = checksum(path / name)
         except OSError as error:

@@ -14,7 +14,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from pyg_scale.errors import CheckpointError
+from pyg_scale.errors import CheckpointError, GraphDirectoryError
+from pyg_scale.store.directory.array import open_regular
 
 FORMAT = 1
 
@@ -158,6 +159,8 @@ class Reader(StorageReader):
                 )
                 for chunk in entry["chunks"]:
                     self._add(whole, name, chunk, dtype, path)
+        for name, whole in found.items():
+            self._require_all(name, whole)
         return Metadata(state_dict_metadata=dict(found), storage_data=self._places)
 
     def _add(
@@ -173,6 +176,24 @@ class Reader(StorageReader):
         if index not in self._places:  # replicas are written by several ranks
             self._places[index] = place
             whole.chunks.append(ChunkStorageMetadata(offsets, shape))
+
+    def _require_all(self, name: str, whole: TensorStorageMetadata) -> None:
+        """Refuse a tensor of which a piece is nowhere: it would keep what was in its memory."""
+        zero = torch.Size([0] * len(whole.size))
+        complete = [(each.offsets, each.sizes) for each in whole.chunks] == [(zero, whole.size)]
+        if not complete:
+            seen = torch.zeros(whole.size, dtype=torch.bool)
+            for each in whole.chunks:
+                ends = [a + b for a, b in zip(each.offsets, each.sizes, strict=True)]
+                if any(end > size for end, size in zip(ends, whole.size, strict=True)):
+                    break
+                seen[tuple(map(slice, each.offsets, ends))] = True
+            complete = bool(seen.all())
+        if not complete:
+            raise CheckpointError(
+                f"{self.folder} lacks a piece of {name!r}, of shape {list(whole.size)}: the file "
+                "of a rank is missing or damaged"
+            )
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -190,7 +211,7 @@ class Reader(StorageReader):
         for item in plan.items:
             files.setdefault(self._places[item.storage_index].file, []).append(item)
         for name, items in files.items():
-            with open(self.folder / name, "rb") as source:
+            with opened(self.folder / name) as source:
                 for item in items:
                     tensor = _read(source, self._places[item.storage_index], self.folder / name)
                     for dim, (start, length) in enumerate(
@@ -236,6 +257,19 @@ def write_json(path: Path, content: Any) -> dict[str, int]:
     return {"bytes": len(data), "crc32": zlib.crc32(data)}
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file of a checkpoint, to read it.
+
+    Raises:
+        CheckpointError: If it is no file, or a link leads out of the checkpoint.
+        OSError: If it is not there.
+    """
+    try:
+        return os.fdopen(open_regular(path.name, path.parent), "rb")
+    except GraphDirectoryError as error:
+        raise CheckpointError(str(error)) from None
+
+
 def read_json(path: Path) -> Any:
     """Read a file.
 
@@ -243,7 +277,8 @@ def read_json(path: Path) -> Any:
         CheckpointError: If it is not there, or no JSON object.
     """
     try:
-        found = json.loads(path.read_bytes())
+        with opened(path) as source:
+            found = json.loads(source.read())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
@@ -254,7 +289,7 @@ def read_json(path: Path) -> Any:
 def checksum(path: Path) -> dict[str, int]:
     """Size and CRC-32 of a file."""
     crc, size = 0, 0
-    with open(path, "rb") as source:
+    with opened(path) as source:
         while chunk := source.read(1 << 20):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
     return {"bytes": size, "crc32": crc}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,12 @@ def write(
     ranks: Communicator,
     number: int,
     keep_last: int,
-    damaged: Collection[str],
+    damaged: set[str],
 ) -> None:
     """Write a checkpoint. Every rank calls it, on any thread.
 
-    What cannot be finished is removed, as a full disk may be why.
+    What cannot be finished is removed, as a full disk may be why. Before an older one goes, those
+    that stay are read and compared with their checksums; if one is damaged, none goes this time.
 
     Args:
         path: The folder of the run.
@@ -57,7 +58,7 @@ def write(
         ranks: All of them.
         number: How many were begun through ``ranks``, for its tags.
         keep_last: How many to keep.
-        damaged: Names of those that do not count.
+        damaged: Names of those that do not count; those that are found damaged now come to it.
 
     Raises:
         CheckpointError: If some rank has nothing or cannot write, or the steps or parameters
@@ -72,6 +73,7 @@ def write(
         begun.mine.update(step=step, fingerprints=staged.fingerprints)
         if ranks.rank == 0:
             begun.mine["folder"] = made = folders.begin(path, step).name
+            begun.mine["stay"] = folders.staying(path, keep_last, damaged)
     steps = [each["step"] for each in begun.all]
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks are at different steps: {steps}")
@@ -81,15 +83,42 @@ def write(
     try:
         with _told(path, ranks, tag + 1) as done:
             done.mine["files"] = _write_part(path / made, staged, ranks.rank)
-        with _told(path, ranks, tag + 2):
+        stay = begun.all[0]["stay"]
+        with _told(path, ranks, tag + 2) as read:
+            read.mine["damaged"] = {}
+            if stay is not None:
+                folders.compare(path / made, done.mine["files"])
+                read.mine["damaged"] = _damaged(path, stay, ranks)
+        found = {name: why for each in read.all for name, why in each["damaged"].items()}
+        damaged.update(found)
+        with _told(path, ranks, tag + 3):
             if ranks.rank == 0:
                 files = {name: each for rank in done.all for name, each in rank["files"].items()}
                 folders.commit(path / made, ranks.world_size, files)
-                folders.prune(path, keep_last, damaged)
+                if stay is not None and not found:
+                    folders.prune(path, keep_last, damaged)
     except CheckpointError:  # which all ranks have told: nobody writes any more
         if ranks.rank == 0:
             shutil.rmtree(path / made, ignore_errors=True)
         raise
+    if found and ranks.rank == 0:
+        warnings.warn(
+            f"{len(found)} checkpoint(s) in {path} are damaged and no longer count, and no older "
+            f"one was removed: {next(iter(found.values()))}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _damaged(path: Path, names: list[str], ranks: Communicator) -> dict[str, str]:
+    """Those of some checkpoints in which this rank's share of the files is damaged, and why."""
+    found = {}
+    for name in names:
+        try:
+            folders.verify(path / name, ranks.rank, ranks.world_size)
+        except CheckpointError as error:
+            found[name] = str(error)
+    return found
 
 
 def _write_part(folder: Path, staged: Staged, rank: int) -> dict[str, dict[str, int]]:

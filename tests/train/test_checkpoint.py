@@ -23,6 +23,7 @@ from pyg_scale.errors import CheckpointError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.testing.ranks import run_ranks
 from pyg_scale.train import Checkpoint, Resumed
+from pyg_scale.train import folders as checkpoint_folders
 from pyg_scale.train.storage import Reader
 
 
@@ -184,6 +185,47 @@ def test_a_damaged_one_does_not_count_among_those_that_are_kept(tmp_path, world_
     assert kept == [["000004", "000005", "000006"], ["000006", "000007"]]
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_last_whole_one_is_not_removed_for_one_that_is_damaged(tmp_path, world_size):
+    """A run that never loads finds out as well, before an older checkpoint goes."""
+    kept = []
+
+    def save(checkpoint, counter, model):
+        own = checkpoint._ranks.rank
+        for step in (1, 2, 3):
+            checkpoint.save(step)
+        checkpoint.wait()
+        if own == 0:
+            flip(tmp_path / "000003-step-3" / f"rank-{world_size - 1}.json")
+        checkpoint._ranks.barrier()
+        for step in (4, 5, 6):
+            checkpoint.save(step)
+            checkpoint.wait()
+            if own == 0:
+                kept.append([int(name[:6]) for name in folders(tmp_path)])
+            checkpoint._ranks.barrier()
+
+    with pytest.warns(RuntimeWarning, match=r"damaged and no longer count.*000003-step-3"):
+        on_ranks(world_size, tmp_path, save)
+    assert kept == [[2, 3, 4], [4, 5], [5, 6]]
+
+
+def test_what_was_just_written_is_read_before_the_last_one_goes(tmp_path, monkeypatch):
+    save_two(tmp_path, keep_last=1)
+    compare = checkpoint_folders.compare
+
+    def disk_that_lies(path, files):
+        if path.name.startswith(".writing"):
+            flip(path / "rank-0.bin")
+        compare(path, files)
+
+    monkeypatch.setattr(checkpoint_folders, "compare", disk_that_lies)
+    checkpoint = Checkpoint(tmp_path, {"counter": Counter(1)}, keep_last=1, asynchronous=False)
+    with checkpoint, pytest.raises(CheckpointError, match=r"rank-0\.bin is damaged"):
+        checkpoint.save(3)
+    assert folders(tmp_path) == ["000002-step-2"]
+
+
 @pytest.mark.parametrize("name", ["rank-0.bin", "rank-0.json", "manifest.json"])
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flip", "remove"])
 def test_a_damaged_one_is_passed_over_with_a_warning_that_names_it(tmp_path, name, damage):
@@ -234,6 +276,31 @@ def test_no_file_is_a_pickle(tmp_path):
     size = sum(p.numel() * 4 for p in model.parameters())
     random_states = 5056 + 624 * 4  # torch's and NumPy's
     assert (tmp_path / "000002-step-2" / "rank-0.bin").stat().st_size == size + random_states
+
+
+def test_a_piece_that_is_nowhere_is_not_memory_that_nobody_wrote(tmp_path):
+    save_two(tmp_path, keep_last=1)
+    file = tmp_path / "000002-step-2" / "rank-0.json"
+    content = json.loads(file.read_text())
+    (weight,) = (name for name in content["tensors"] if name.endswith("weight"))
+    (chunk,) = content["tensors"][weight]["chunks"]
+    for shape, offsets in (([7, 8], [0, 0]), ([7, 8], [1, 0]), ([8, 8], [1, 0])):
+        wrong = {**chunk, "shape": shape, "offsets": offsets, "bytes": 4 * shape[0] * shape[1]}
+        content["tensors"][weight]["chunks"] = [wrong]
+        file.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=f"lacks a piece of '{weight}'"):
+            Reader(file.parent).read_metadata()
+
+
+@pytest.mark.parametrize("name", ["rank-0.bin", "rank-0.json"])
+def test_a_fifo_is_no_file_of_a_checkpoint(tmp_path, name):
+    state = save_two(tmp_path)
+    file = tmp_path / "000002-step-2" / name
+    file.unlink()
+    os.mkfifo(file)
+    warned = pytest.warns(RuntimeWarning, match=f"{name} is no regular file")
+    with Checkpoint(tmp_path, state) as checkpoint, warned:
+        assert checkpoint.load().step == 1
 
 
 def test_torch_reads_it_too(tmp_path):
