@@ -37,6 +37,8 @@ from pyg_scale.ops.sources import (
     built_from,
     cache_dir,
     locations,
+    private_dir,
+    require_own,
     source_dir,
     source_hash,
 )
@@ -124,7 +126,7 @@ def build(
     Raises:
         KernelsError: If there are no sources, no compiler or no torch, if the compiler fails,
             or if another build holds the lock for too long; if ``PYG_SCALE_CUDA=1`` and there
-            is no nvcc.
+            is no nvcc; if others can write to the user's cache.
         ValueError: If ``PYG_SCALE_CUDA`` or ``PYG_SCALE_CUDA_ARCH`` means nothing.
     """
     source = Path(source) if source else source_dir()
@@ -140,8 +142,11 @@ def build(
 
     output = places[0] if output or os.access(places[0].parent, os.W_OK) else places[1]
     try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        output.parent.mkdir(parents=True, exist_ok=True)
+        private_dir(cache_dir())
+        if _in_cache(output):
+            private_dir(output.parent)
+        else:
+            output.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_dir() / "build.lock", timeout=timeout):
             if not force and (ready := _ready(places, digest, cuda)):  # by who held the lock
                 return ready
@@ -164,8 +169,14 @@ def clean() -> list[Path]:
     return removed
 
 
+def _in_cache(path: Path) -> bool:
+    return path.is_relative_to(cache_dir())
+
+
 def _ready(places: Sequence[Path], digest: str, cuda: str | None) -> Path | None:
     def fits(path: Path) -> bool:
+        if _in_cache(path):
+            require_own(path)
         return built_from(path) == digest and cuda in (None, built_for(path))
 
     return next((p for p in places if p.is_file() and fits(p)), None)
@@ -190,8 +201,7 @@ def _build(
         cuda = _cuda_step(found, compiler)
         tasks = [*((cuda, path) for path in sorted(source.glob("cuda/*.cu"))), *tasks]  # slowest
         architectures = nvcc.architectures()
-    objects = cache_dir() / "objects"
-    objects.mkdir(parents=True, exist_ok=True)
+    objects = private_dir(cache_dir() / "objects")
     total = len(tasks) + 2
     progress(0, total, "")
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as scratch:
@@ -218,6 +228,8 @@ def _build(
         _run([*compiler, "-shared", "-pthread", "-s", "-o", str(linked), *parts, *libraries])
         if source_hash(source) != digest:
             raise KernelsError(f"{source} changed while it was compiled: build again")
+        if _in_cache(output):
+            _only_own(linked)
         os.replace(linked, output)
     progress(total, total, output.name)
     _prune(objects)
@@ -270,8 +282,7 @@ def compiler_notes(source: Path) -> dict[str, str]:
     compiler, found = _compiler(), nvcc.find_nvcc()
     if found is None:
         raise KernelsError("there is no nvcc: put the CUDA toolkit's bin directory on the PATH")
-    step, objects = _cuda_step(found, compiler), cache_dir() / "objects"
-    objects.mkdir(parents=True, exist_ok=True)
+    step, objects = _cuda_step(found, compiler), private_dir(cache_dir() / "objects")
     return {
         path.name: _compile(step, path, objects, False).with_suffix(_NOTES).read_text()
         for path in sorted(source.glob("cuda/*.cu"))
@@ -287,6 +298,7 @@ def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
     files = [each for each in (target, notes) if each is not None]
     if all(each.exists() for each in files) and not force:
         for each in files:
+            require_own(each)
             os.utime(each)  # still in use, see _prune
         return target
     fresh = target.with_suffix(f".{os.getpid()}.tmp")
@@ -295,10 +307,16 @@ def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
         _run([*step.command, *compiles, str(path), "-o", str(fresh)], notes)
         if _digest(step.identity, path) != digest:
             raise KernelsError(f"{path} changed while it was compiled: build again")
+        _only_own(fresh)
         os.replace(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
     return target
+
+
+def _only_own(file: Path) -> None:
+    """Let nobody else write to a file, whatever the umask was."""
+    file.chmod(file.stat().st_mode & ~0o022)
 
 
 def _digest(identity: str, path: Path) -> str:

@@ -24,7 +24,14 @@ from pathlib import Path
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.ops import nvcc, nvrtc
-from pyg_scale.ops.sources import COMMAND, built_for, cache_dir, source_dir
+from pyg_scale.ops.sources import (
+    COMMAND,
+    built_for,
+    cache_dir,
+    private_dir,
+    require_own,
+    source_dir,
+)
 
 NVCC, NVRTC = "nvcc", "NVRTC"
 """The two ways of :func:`way`."""
@@ -156,8 +163,8 @@ def module(file: str, kind: str, capability: int) -> bytes:
         capability: ``90`` for 9.0.
 
     Raises:
-        KernelsError: If there is no NVRTC, if it fails (with its log), or if another process has
-            been compiling the same for too long.
+        KernelsError: If there is no NVRTC, if it fails (with its log), if another process has been
+            compiling the same for too long, or if others can write to the cache.
     """
     compiler = nvrtc.find()
     if compiler is None:
@@ -215,7 +222,7 @@ def _once(place: Path, make: Callable[[], bytes]) -> bytes:
 
     lock = place.with_suffix(".lock")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        private_dir(place.parent)
         with FileLock(lock, timeout=LOCK_SECONDS):
             if (found := _read(place)) is None:  # by who held the lock
                 found = make()
@@ -238,6 +245,7 @@ def _once(place: Path, make: Callable[[], bytes]) -> bytes:
 
 def _read(place: Path) -> bytes | None:
     try:
+        require_own(place)
         data = place.read_bytes()
     except OSError:
         return None
@@ -254,6 +262,7 @@ def _write(place: Path, body: bytes) -> None:
     fresh = place.with_suffix(f".{os.getpid()}.tmp")
     try:
         with fresh.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)
             file.write(_MAGIC + hashlib.sha256(body).digest() + body)
             file.flush()
             os.fsync(file.fileno())

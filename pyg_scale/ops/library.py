@@ -15,7 +15,16 @@ from typing import Any
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.ops import cuda_modules
-from pyg_scale.ops.sources import COMMAND, built_for, built_from, locations, source_dir, source_hash
+from pyg_scale.ops.sources import (
+    COMMAND,
+    built_for,
+    built_from,
+    cache_dir,
+    locations,
+    require_own,
+    source_dir,
+    source_hash,
+)
 
 _MODES = ("auto", "never", "require")
 _AGAIN_SECONDS = 1.0
@@ -46,11 +55,20 @@ class _Library:
         try:
             source = source_dir()
             expected = source_hash(source)
-            present = [(p, built_from(p)) for p in locations(source) if p.is_file()]
+            places = locations(source)
         except (KernelsError, OSError) as error:
             self.reason = str(error)
             return
-        for path, digest in present:
+        for path in places:
+            if not path.is_file():
+                continue
+            try:
+                if path.is_relative_to(cache_dir()):
+                    require_own(path)
+                digest = built_from(path)
+            except (KernelsError, OSError) as error:
+                self.reason = str(error)
+                continue
             self.path, self.stale = path, digest != expected
             if self.stale:
                 self.reason = f"the kernels in {path} were compiled from other sources"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import stat
 from itertools import chain
 from pathlib import Path
 
@@ -62,6 +63,50 @@ def cache_dir() -> Path:
     """Where compiled objects are kept, and the library if the package cannot be written to."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pyg_scale"
+
+
+def private_dir(folder: Path) -> Path:
+    """A directory of the cache that nobody else can write to; made with mode ``0700``.
+
+    Raises:
+        KernelsError: If it is there and others can write to it, see :func:`require_own`.
+        OSError: If it cannot be made.
+    """
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+    require_own(folder)
+    return folder
+
+
+def require_own(path: Path) -> None:
+    """Refuse a file or directory of the cache that somebody else may have written.
+
+    It, and the directories from the cache down to it, must belong to this user or to root, and
+    only the owner may write to them. What is loaded from there would run with this user's rights.
+
+    Raises:
+        KernelsError: If it may not be loaded; says what to do.
+        OSError: If it is not there.
+    """
+    top = cache_dir()
+    if not path.is_relative_to(top):
+        raise ValueError(f"{path} is not in {top}")
+    for each in (path, *path.parents):
+        for found in (each.lstat(), each.stat()):
+            wrong = ""
+            if found.st_uid not in (0, os.geteuid()):
+                wrong = f"belongs to user {found.st_uid}, not to {os.geteuid()}"
+            elif not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o022:
+                wrong = f"can be written to by others (its mode is {found.st_mode & 0o777:04o})"
+            if wrong:
+                raise KernelsError(
+                    f"{each} {wrong}, so no compiled code is loaded from there: "
+                    f"`chmod -R go-w {top}` if all of it is yours, else remove it; XDG_CACHE_HOME "
+                    "names another place"
+                )
+        if each == top:
+            return
 
 
 def locations(source: Path | None = None) -> list[Path]:

@@ -12,7 +12,7 @@ from filelock import FileLock
 from pyg_scale.cli import main
 from pyg_scale.errors import KernelsError
 from pyg_scale.ops import build as building
-from pyg_scale.ops import sources
+from pyg_scale.ops import library, sources
 from pyg_scale.ops.build import build, clean
 
 pytestmark = pytest.mark.skipif(
@@ -224,6 +224,70 @@ def test_sources_inside_the_package_come_first(checkout):
     inside = checkout / "pyg_scale" / "csrc"
     shutil.copytree(checkout / "csrc", inside)
     assert sources.source_dir() == inside
+
+
+def in_the_cache(monkeypatch):
+    monkeypatch.setattr(building.os, "access", lambda path, mode: mode != os.W_OK)
+    path = build()
+    assert path.is_relative_to(sources.cache_dir())
+    return path
+
+
+def test_the_cache_is_private_whatever_the_umask(checkout, monkeypatch):
+    before = os.umask(0)
+    try:
+        path = in_the_cache(monkeypatch)
+    finally:
+        os.umask(before)
+    for each in [sources.cache_dir(), *sources.cache_dir().rglob("*")]:
+        if each.is_dir():
+            assert each.stat().st_mode & 0o777 == 0o700
+        elif each.suffix in (".o", ".so"):
+            assert not each.stat().st_mode & 0o022
+    sources.require_own(path)
+
+
+@pytest.mark.parametrize("which", ["library", "its folder", "cache", "link"])
+@pytest.mark.parametrize("why", ["mode", "owner"])
+def test_what_others_may_have_written_is_not_loaded(checkout, monkeypatch, which, why):
+    path, top = in_the_cache(monkeypatch), sources.cache_dir()
+    wrong = {"library": path, "its folder": path.parent, "cache": top}.get(which, path)
+    if which == "link":
+        moved = path.rename(checkout / "moved.so")
+        path.symlink_to(moved)
+        wrong = moved
+    if why == "mode":
+        wrong.chmod(wrong.stat().st_mode | 0o020)
+        match = "can be written to by others .*so no compiled code is loaded.*chmod -R go-w"
+    else:
+        if os.geteuid():
+            pytest.skip("only root can give files away")
+        os.chown(wrong, 4321, -1)
+        match = "belongs to user 4321, not to 0, so no compiled code is loaded"
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
+    with pytest.raises(KernelsError, match=match):
+        library.compiled()
+    assert not library.status()["loaded"]
+    with pytest.raises(KernelsError, match=match):
+        build()
+
+
+def test_objects_that_others_may_have_written_are_not_linked(checkout, monkeypatch):
+    build()
+    objects = sources.cache_dir() / "objects"
+    next(objects.glob("number-*.o")).chmod(0o666)
+    (checkout / "csrc" / "other.cpp").write_text("int other_number() { return 2; }\n")
+    with pytest.raises(KernelsError, match="number-.* can be written to by others"):
+        build()
+
+
+def test_the_package_s_own_library_may_belong_to_anybody(checkout, monkeypatch):
+    """Whoever writes there could change the package itself."""
+    path = build()
+    path.chmod(0o777)
+    path.parent.chmod(0o777)
+    sources.cache_dir().chmod(0o777)
+    assert build() == path
 
 
 def test_clean_removes_all_of_it(checkout):

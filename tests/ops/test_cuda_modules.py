@@ -148,6 +148,28 @@ def test_without_a_place_to_keep_them(compiler, tmp_path, monkeypatch):
     assert len(compiler.made) == 2
 
 
+def test_what_others_may_have_written_is_not_loaded(compiler, tmp_path):
+    before = os.umask(0)
+    try:
+        cuda_modules.module("sum", "float", 90)
+    finally:
+        os.umask(before)
+    (place,) = kept(tmp_path)
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert place.parent.stat().st_mode & 0o777 == 0o700
+    for wrong in (place, place.parent, tmp_path / "pyg_scale"):
+        mode = wrong.stat().st_mode
+        wrong.chmod(mode | 0o002)
+        with pytest.raises(KernelsError, match="can be written to by others .*chmod -R go-w"):
+            cuda_modules.module("sum", "float", 90)
+        wrong.chmod(mode)
+    place.unlink()
+    place.parent.chmod(0o777)
+    with pytest.raises(KernelsError, match="can be written to by others"):
+        cuda_modules.module("sum", "float", 90)
+    assert len(compiler.made) == 1
+
+
 def test_what_nobody_used_for_long_goes(compiler, tmp_path):
     cuda_modules.module("sum", "float", 90)
     cuda_modules.module("sum", "float", 80)
