@@ -46,6 +46,10 @@ class CommTimeoutError(CommError, TimeoutError):
     """A rank did not answer in time; says which."""
 
 
+class AccessError(CommError, PermissionError):
+    """A rank has another secret than this one, or one of them has none; says which rank."""
+
+
 class RequestError(CommError):
     """A server says that it could not answer a request, and why.
 

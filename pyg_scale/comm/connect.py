@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from pyg_scale import plugins
 from pyg_scale.comm.base import Communicator
 from pyg_scale.comm.meeting import meet, open_store
+from pyg_scale.comm.secret import known_secret
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _count = itertools.count()
@@ -28,12 +29,15 @@ class Group:
         rank: Of this process.
         world_size: Number of ranks.
         timeout: Seconds that a collective may take.
+        secret: What ranks that answer requests want to have proved, by default that of the
+            environment; ``None``: they answer everyone who can read the store.
     """
 
     store: Any
     rank: int
     world_size: int
     timeout: float = 300.0
+    secret: str | None = field(default_factory=known_secret, repr=False)
 
 
 def group(timeout: float = 300.0, name: str | None = None) -> Group:
@@ -47,7 +51,7 @@ def group(timeout: float = 300.0, name: str | None = None) -> Group:
         name: See :func:`connect`.
 
     Raises:
-        ValueError: If the environment is incomplete.
+        ValueError: If the environment is incomplete, or its secret is none.
         CommTimeoutError: If not all ranks come in time; names those that did not.
     """
     return _group(timeout, name, meets="TORCHELASTIC_RUN_ID" in os.environ)
@@ -70,7 +74,8 @@ def connect(
             same order.
 
     Raises:
-        ValueError: If the environment is incomplete, or ``timeout`` is not above 0.
+        ValueError: If the environment is incomplete or its secret is none, or ``timeout`` is not
+            above 0.
         UnknownPluginError: If there is no such backend.
         TypeError: If the backend is for servers and clients only, or no communicator.
         CommTimeoutError: If not all ranks come in time; names those that did not.
@@ -104,6 +109,7 @@ def num_ranks() -> int:
 
 
 def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
+    known_secret()  # first: nobody waits for one whose secret is wrong
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()

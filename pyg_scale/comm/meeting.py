@@ -16,6 +16,7 @@ code that does not meet here.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import secrets
 import socket
@@ -27,11 +28,13 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from pyg_scale.comm.address import LOOPBACK
 from pyg_scale.comm.time_limit import check, within
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _SLICE = 0.5  # seconds after which rank 0 says again that it is there
 _GRACE = 10.0  # seconds to find out who is late
+_BACKLOG = 1024
 _PAUSES = (0.01, 0.2)  # seconds between two looks, at first and at last
 
 
@@ -51,6 +54,10 @@ class Meeting:
 def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float) -> Any:
     """The store at a master's address.
 
+    It lets in whoever reaches its port, so it listens at that address alone where the master is
+    given by one, or as ``localhost``. A name may mean another address to other machines: then it
+    listens on all interfaces, as torch does.
+
     Args:
         host: Of the master.
         port: Of the master.
@@ -62,9 +69,11 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float)
         CommError: If rank 0 cannot use the port.
         CommTimeoutError: If the master does not come.
     """
-    serves = rank == 0 and not hosted
+    serves, options = rank == 0 and not hosted, dict[str, Any]()
     if not serves:
         _wait_for_port(host, port, rank, timeout)
+    elif (listener := _listen(host, port)) is not None:
+        options["master_listen_fd"] = listener.detach()
     try:
         return TCPStore(
             host,
@@ -74,6 +83,7 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float)
             timedelta(seconds=timeout),
             multi_tenant=True,
             wait_for_workers=False,
+            **options,
         )
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
@@ -86,6 +96,19 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float)
             f"rank 0 cannot use MASTER_PORT={port}"
             + (": the port is in use; choose another one" if used else f": {first}")
         ) from None
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """A socket at an address of this machine; ``None`` where torch is to listen by itself."""
+    try:
+        address = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
+    except ValueError:
+        return None
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    try:
+        return socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
+    except OSError:  # another machine's, as behind NAT; or the store is in this process already
+        return None
 
 
 def _wait_for_port(host: str, port: int, rank: int, timeout: float) -> None:

@@ -7,13 +7,10 @@ the loss of a rank is noticed at once by whoever asks it.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import hmac
 import itertools
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -29,21 +26,25 @@ from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
+from pyg_scale.comm.handshake import HELLO_SECONDS, MOST_CALLERS, Acceptor, introduce
 from pyg_scale.comm.landing import Landings
+from pyg_scale.comm.secret import SECRET, SECRET_FILE, derive_key
 from pyg_scale.comm.service import Answer, Handler, Handlers, Service, join
 from pyg_scale.comm.tcp_connection import TcpAnswer, TcpConnection, tune
 from pyg_scale.comm.time_limit import within
-from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 
-_HELLO = struct.Struct("<32sQ")  # the group's token, the rank that connects
-_HELLO_SECONDS = 10.0
+_PAUSE = 0.05
+_DROPPED_SECONDS = 2 * HELLO_SECONDS  # for which a rank that drops this one is called again
 
 
 class TcpService(Service):
-    """Serves other ranks at a port of its own.
+    """Serves other ranks at a port of its own, on the interface by which they reach this one.
 
-    Where to find it and a secret token are exchanged through the group's store: whoever connects
-    without the token is not listened to.
+    Whoever connects must prove that it has the group's secret before anything of it is read, and
+    so must this rank, see :mod:`pyg_scale.comm.handshake`. Where to find it is said in the group's
+    store, which everyone can read; so is a token, which tells ranks of one job from those of
+    another, and is no secret: without one whoever reads the store is answered.
 
     Args:
         group: The ranks.
@@ -57,7 +58,6 @@ class TcpService(Service):
     def __init__(self, group: Group, handlers: Mapping[str, Handler], num_threads: int) -> None:
         self.rank, self.world_size, self.timeout = group.rank, group.world_size, group.timeout
         self._store = group.store
-        self._handlers = Handlers(handlers, num_threads)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._peers: dict[int, TcpConnection] = {}
@@ -68,16 +68,13 @@ class TcpService(Service):
         self._gone: set[int] = set()
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
-        self._token = self._share_token()
-        address = own_address()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server(
-            (address, 0), family=family, backlog=max(16, self.world_size)
-        )
-        port = self._listener.getsockname()[1]
-        self._store.set(f"address/{self.rank}", f"{address} {port}")
-        self._acceptor = threading.Thread(target=self._accept, name="pyg_scale-accept", daemon=True)
-        self._acceptor.start()
+        self._handlers = Handlers(handlers, num_threads)
+        try:
+            self._key = derive_key(group.secret or "", f"ranks {self._share_token()}")
+            self._acceptor = self._listen()
+        except BaseException:
+            self._handlers.close()
+            raise
         _close_at_exit(self)
 
     # Asking ################################################################################
@@ -148,11 +145,15 @@ class TcpService(Service):
         try:
             if rank not in self._addresses:
                 self._addresses[rank] = within(seconds + 1.0, self._look_up, rank, seconds)
-            connection = socket.create_connection(self._addresses[rank], timeout=seconds)
-            connection.settimeout(None)
-            tune(connection, self.timeout)
-            connection.sendall(_HELLO.pack(self._token, self.rank))
-            return connection
+            return self._call_at(self._addresses[rank], rank, seconds)
+        except AccessError:
+            host, port = self._addresses[rank]
+            raise AccessError(
+                f"{where} at {host}:{port} has another secret than rank {self.rank}, or one of the "
+                f"two has none: give all ranks the same by {SECRET} or {SECRET_FILE}"
+            ) from None
+        except CommError as error:
+            raise CommError(f"{where} cannot be reached: {error}") from None
         except TimeoutError:
             reason = f"{where} cannot be reached in {round(seconds, 2):g} s"
             raise CommTimeoutError(reason) from None
@@ -165,6 +166,26 @@ class TcpService(Service):
         except RuntimeError:
             raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
 
+    def _call_at(self, address: tuple[str, int], rank: int, seconds: float) -> socket.socket:
+        """Connect, again if it is dropped: too many may have called at the same time."""
+        deadline = time.monotonic() + seconds
+        until = deadline - seconds + min(seconds, _DROPPED_SECONDS)
+        while True:
+            left = max(_PAUSE, deadline - time.monotonic())
+            connection = socket.create_connection(address, timeout=left)
+            try:
+                introduce(connection, self._key, self.rank, rank, left)
+                tune(connection, self.timeout)
+                return connection
+            except ConnectionError:
+                connection.close()
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE)
+            except BaseException:
+                connection.close()
+                raise
+
     def _look_up(self, rank: int, seconds: float) -> tuple[str, int]:
         self._store.wait([f"address/{rank}"], timedelta(seconds=seconds))
         host, port = self._store.get(f"address/{rank}").decode().split()
@@ -172,30 +193,19 @@ class TcpService(Service):
 
     # Serving ###############################################################################
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(
-                target=self._welcome, args=(connection,), name="pyg_scale-hello", daemon=True
-            ).start()
+    def _listen(self) -> Acceptor:
+        address = own_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        backlog = max(MOST_CALLERS, self.world_size)
+        listener = socket.create_server((address, 0), family=family, backlog=backlog)
+        port = listener.getsockname()[1]
+        acceptor = Acceptor(listener, self._key, self.rank, self.world_size, self._welcome)
+        self._store.set(f"address/{self.rank}", f"{address} {port}")
+        return acceptor
 
-    def _welcome(self, connection: socket.socket) -> None:
-        connection.settimeout(_HELLO_SECONDS)
-        try:
-            said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-            token, rank = _HELLO.unpack(said)
-        except (OSError, struct.error):
-            connection.close()
-            return
-        if not hmac.compare_digest(token, self._token) or rank >= self.world_size:
-            connection.close()
-            return
-        connection.settimeout(None)
+    def _welcome(self, connection: socket.socket, rank: int) -> None:
         tune(connection, self.timeout)
-        peer = TcpConnection(connection, int(rank), self)
+        peer = TcpConnection(connection, rank, self)
         with self._lock:
             if self._closed:
                 connection.close()
@@ -252,16 +262,14 @@ class TcpService(Service):
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
                 missing = sorted(others - self._gone)  # before connections are lost by this
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._acceptor.close()
         with self._lock:
             connections = list(self._connections)
             self._all_gone.notify_all()  # for a call that waits
         for connection in connections:
             connection.close()
         self._handlers.close()
-        join([self._acceptor, *(connection.reader for connection in connections)])
+        join([connection.reader for connection in connections])
         return missing
 
     def _hears_from(self, rank: int) -> bool:
@@ -269,14 +277,14 @@ class TcpService(Service):
         with self._lock:
             return any(each.rank == rank for each in self._connections)
 
-    def _share_token(self) -> bytes:
+    def _share_token(self) -> str:
         if self.rank == 0:
             self._store.set("token", secrets.token_hex(16))
         try:
             self._store.wait(["token"], timedelta(seconds=self.timeout))
         except RuntimeError:
             raise CommTimeoutError(f"rank 0 did not come in {self.timeout:g} seconds") from None
-        return bytes(self._store.get("token"))
+        return str(self._store.get("token").decode())
 
 
 _open: weakref.WeakSet[TcpService] = weakref.WeakSet()

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 
 _MOST_SHARES = 3
 """Where many ranks hold a part, the next one gets a third of the time that is left."""
@@ -151,7 +151,13 @@ class Search:
         return rank in self._reasons
 
     def failed(self, rank: int, error: CommError) -> None:
-        """A rank could not be asked, did not answer, or answered something else."""
+        """A rank could not be asked, did not answer, or answered something else.
+
+        Raises:
+            AccessError: If it has another secret: that is no failure which others make good.
+        """
+        if isinstance(error, AccessError):
+            raise error
         self._reasons.setdefault(rank, error)
         self._health.failed(rank)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from pyg_scale.comm.address import LOOPBACK
 from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota, read_topology
 from pyg_scale.distributed.threads import that_fit
 from pyg_scale.errors import CommError, CommTimeoutError
@@ -53,7 +55,10 @@ def spawn(
         raise ValueError(f"timeout must be above 0 seconds (got {timeout!r})")
     if num_threads is None:
         num_threads = that_fit(len(read_topology(allowed_cpus()).cores), nprocs, cpu_quota())
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    listener = socket.create_server((LOOPBACK, 0))  # torch would listen on all interfaces
+    port = listener.getsockname()[1]
+    number = listener.detach()
+    store = TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=number)
     context = mp.start_processes(  # type: ignore[attr-defined]
         _run,
         (nprocs, store.port, num_threads, function, tuple(args)),
@@ -96,7 +101,7 @@ def _run(
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=LOOPBACK,
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_RESTART_COUNT="0",

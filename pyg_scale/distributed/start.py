@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm.address import INTERFACE
 from pyg_scale.comm.meeting import Meeting
+from pyg_scale.comm.secret import known_secret
 from pyg_scale.comm.time_limit import within
 from pyg_scale.distributed import binding, threads
 from pyg_scale.distributed.context import DistContext, DistRole
@@ -70,6 +71,10 @@ def init(
     that others reach (``GLOO_SOCKET_IFNAME``, unless set); ``PYG_SCALE_INTERFACE`` or
     ``PYG_SCALE_ADDRESS`` choose another one.
 
+    Trusted networks only: the store, gloo and NCCL let in whoever reaches their ports. Ranks answer
+    requests for their parts of a graph only to those that have the secret, if there is one
+    (``PYG_SCALE_SECRET`` or ``PYG_SCALE_SECRET_FILE``, the same on all ranks).
+
     Args:
         rank: For processes that neither torchrun nor SLURM started, such as ``mp.spawn``'s.
         world_size: See ``rank``.
@@ -95,8 +100,8 @@ def init(
         Who this process is.
 
     Raises:
-        ValueError: If the environment is incomplete or contradicts itself or the arguments; if
-            there are more ranks than GPUs; before any waiting.
+        ValueError: If the environment is incomplete or contradicts itself or the arguments, or its
+            secret is none; if there are more ranks than GPUs; before any waiting.
         CommError: If rank 0 cannot use the port, or the ranks cannot reach each other.
         CommTimeoutError: If ranks do not come in time; names them.
         RuntimeError: If it was called before.
@@ -108,6 +113,7 @@ def init(
     if bind is not None and bind not in binding.MODES:
         raise ValueError(f"bind must be one of {', '.join(binding.MODES)} (got {bind!r})")
     threads.check(num_threads)
+    known_secret()  # nobody waits for one whose secret is wrong
     given = {
         "rank": rank,
         "world_size": world_size,

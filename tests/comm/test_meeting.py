@@ -127,6 +127,18 @@ def test_rank_0_says_that_its_port_is_in_use() -> None:
     assert open_store("127.0.0.1", taken.port, 0, hosted=True, timeout=5).check(["x"]) is False
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_store_listens_at_its_address_alone(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    first, second = (open_store(host, port, 0, hosted=False, timeout=5) for _ in range(2))
+    first.set("key", "value")  # a second one in the same process is the same
+    assert second.get("key") == b"value"
+    assert open_store(host, port, 1, hosted=False, timeout=5).get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
 def test_without_a_master_rank_0_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from pyg_scale.comm import Group, frames
 from pyg_scale.comm.frames import REPLY, REQUEST, Frame
 from pyg_scale.comm.gloo import Gloo
+from pyg_scale.comm.handshake import introduce
 from pyg_scale.comm.landing import Landing, Landings
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
@@ -203,37 +205,25 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_strangers_are_not_listened_to() -> None:
+def calling(store: Any, service: TcpService, rank: int) -> socket.socket:
+    """The connection of a rank that is played."""
+    host, port = store.get(f"address/{service.rank}").decode().split()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    introduce(connection, service._key, rank, service.rank, 10.0)
+    return connection
+
+
+def test_what_follows_a_hello_may_be_garbage() -> None:
     store = HashStore()
-    asked: list[int] = []
-
-    def handler(_: list[torch.Tensor]) -> list[torch.Tensor]:
-        asked.append(1)
-        return []
-
-    service = TcpService(Group(store, 0, 2, 5.0), {"secret": handler}, 1)
+    service = TcpService(Group(store, 0, 2, 5.0), {"one": lambda _: [torch.ones(1)]}, 1)
     try:
-        host, port = store.get("address/0").decode().split()
-        for hello in (b"x" * 40, b"0" * 32 + struct.pack("<Q", 1), b"short"):
-            with socket.create_connection((host, int(port)), timeout=10) as stranger:
-                stranger.sendall(hello)
-                if len(hello) < 40:
-                    stranger.shutdown(socket.SHUT_WR)
-                assert closed(stranger)
-        # with the token, but as a rank that cannot be
-        with socket.create_connection((host, int(port)), timeout=10) as stranger:
-            stranger.sendall(store.get("token") + struct.pack("<Q", 2))
-            assert closed(stranger)
-        # with the token, then garbage: closed, and the service goes on
-        with socket.create_connection((host, int(port)), timeout=10) as peer:
-            peer.sendall(store.get("token") + struct.pack("<Q", 1) + b"garbage" * 10)
+        with calling(store, service, 1) as peer:
+            peer.sendall(b"garbage" * 10)
             assert closed(peer)
-        with socket.create_connection((host, int(port)), timeout=10) as peer:
-            peer.sendall(store.get("token") + struct.pack("<Q", 1))
-            frames.send(peer, Frame(REQUEST, 7, "secret"))
+        with calling(store, service, 1) as peer:
+            frames.send(peer, Frame(REQUEST, 7, "one"))
             answer = frames.receive(peer, 1000)
             assert answer is not None and answer.kind == REPLY and answer.number == 7
-        assert asked == [1]
     finally:
         service.close()
 
@@ -279,9 +269,7 @@ def test_whoever_is_connected_is_waited_for_without_a_store() -> None:
     store = TCPStore("127.0.0.1", held[0].port, None, False, limit)
     store.set("token", "0" * 32)
     service = TcpService(Group(store, 1, 2, 5.0), {"one": lambda _: [torch.ones(1)]}, 1)
-    host, port = store.get("address/1").decode().split()
-    with socket.create_connection((host, int(port)), timeout=20) as peer:
-        peer.sendall(store.get("token") + struct.pack("<Q", 0))
+    with calling(store, service, 0) as peer:
         frames.send(peer, Frame(REQUEST, 1, "one"))
         assert frames.receive(peer, 1000) is not None
         held.clear()
@@ -310,9 +298,7 @@ def test_a_rank_that_reads_nothing_does_not_keep_all_threads() -> None:
     asked = TcpService(Group(store, 0, 3, 20.0), handlers, 2)
     other = TcpService(Group(store, 2, 3, 20.0), {}, 1)
     try:
-        host, port = store.get("address/0").decode().split()
-        with socket.create_connection((host, int(port)), timeout=10) as stopped:
-            stopped.sendall(store.get("token") + struct.pack("<Q", 1))
+        with calling(store, asked, 1) as stopped:
             for number in range(4):
                 frames.send(stopped, Frame(REQUEST, number, "large"))
             for _ in range(4):  # both threads are done with making the answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,10 @@ def work(folder: str, how: str) -> None:
         with distributed.init(device="cpu", start_timeout=60) as context:
             x = torch.tensor([context.rank + 1])
             dist.all_reduce(x)
-            (Path(folder) / f"{rank}").write_text(f"{int(x)} {torch.get_num_threads()}")
+            with socket.socket() as other:  # the store is for this machine alone, at one address
+                closed = other.connect_ex(("127.0.0.2", int(os.environ["MASTER_PORT"]))) != 0
+            said = f"{int(x)} {torch.get_num_threads()} {closed}"
+            (Path(folder) / f"{rank}").write_text(said)
         return
     (Path(folder) / f"{rank}").write_text(str(os.getpid()))
     if rank == 1 and how == "raise":
@@ -51,7 +55,7 @@ def is_running(pid: str) -> bool:
 
 def test_ranks_need_no_launcher(tmp_path: Path) -> None:
     distributed.spawn(work, 2, (str(tmp_path), "sum"), timeout=90, num_threads=1)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3 1", "3 1"]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3 1 True"] * 2
 
 
 @pytest.mark.parametrize(
