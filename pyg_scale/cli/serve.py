@@ -2,8 +2,8 @@
 
 Clients open tcp://host:port,tcp://host2:port with pyg_scale.open, and sample on these servers as
 they would on the graph itself. Servers end when all clients have said goodbye (--clients), or on
-SIGTERM. The token is a secret that clients need too: give them the file (as PYG_SCALE_TOKEN_FILE)
-or its content (as PYG_SCALE_TOKEN). Nothing is encrypted: serve inside a network of your own.
+SIGTERM. Clients need the same secret: give them the file (as PYG_SCALE_SECRET_FILE) or its content
+(as PYG_SCALE_SECRET). It is proved and never sent, and what travels is encrypted by it (zmq).
 Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
 """
 
@@ -15,9 +15,10 @@ import re
 import secrets
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyg_scale.errors import CommError, GraphDirectoryError, PluginError
@@ -51,8 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         "--bind",
         metavar="ADDRESS",
         required=True,
-        help="where to listen, such as tcp://0.0.0.0:5555; port 0 is any free one, and is printed. "
-        "Under torchrun each rank of a machine takes the next port",
+        help="where to listen: an interface or its address, such as tcp://eth0:5555; port 0 is any "
+        "free one, and is printed. Under torchrun each rank of a machine takes the next port",
     )
     parser.add_argument(
         "--clients",
@@ -62,10 +63,10 @@ def _parser() -> argparse.ArgumentParser:
         help="end when so many clients have said goodbye (default: 0, serve until SIGTERM)",
     )
     parser.add_argument(
-        "--token-file",
+        "--secret-file",
         metavar="FILE",
-        help="holds the token; is made if it is not there (default: $PYG_SCALE_TOKEN_FILE, or "
-        "the token itself in $PYG_SCALE_TOKEN)",
+        help="holds the secret, and nobody else may read it; is made if it is not there (default: "
+        "$PYG_SCALE_SECRET_FILE, or the secret itself in $PYG_SCALE_SECRET)",
     )
     parser.add_argument(
         "--threads",
@@ -89,7 +90,7 @@ def _serve(args: argparse.Namespace) -> int:
     from pyg_scale.distributed.opening import open_graph
 
     threads = set(threading.enumerate())
-    token = token_of(args.token_file)
+    secret = secret_in(args.secret_file)
     backend = plugins.get("comm", args.transport)
     graph: Any = open_graph(args.directory)
     server = GraphServer(
@@ -100,7 +101,7 @@ def _serve(args: argparse.Namespace) -> int:
     )
     with _stopped_by_signals(server.finished):
         listener = backend.listen(
-            bind_of_rank(args.bind), server.handlers, token=token, num_threads=args.threads
+            bind_of_rank(args.bind), server.handlers, token=secret, num_threads=args.threads
         )
         try:
             print(f"serving {args.directory} at {listener.address}", flush=True)
@@ -119,24 +120,31 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def token_of(file: str | None) -> str:
-    """The token in a file, which is made if it is not there, or that of the environment.
+def secret_in(file: str | None) -> str:
+    """The secret in a file, which is made if it is not there, or that of the environment.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none, or others can read it.
         OSError: If the file can be neither read nor made.
     """
-    from pyg_scale.distributed.servers import known_token
+    from pyg_scale.comm.secret import read_secret
+    from pyg_scale.distributed.servers import secret_of
 
     if file is None:
-        return known_token(None)
-    try:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-            made.write(secrets.token_hex(32) + "\n")
-    except FileExistsError:
-        pass
-    with open(file, encoding="utf-8") as found:
-        return found.read().strip()
+        return secret_of(None)
+    if not os.path.lexists(file):
+        # Whole when it appears: another server may be looking for it now.
+        number, made = tempfile.mkstemp(dir=os.path.dirname(file) or ".", prefix=".secret-")
+        try:
+            with os.fdopen(number, "w") as begun:
+                begun.write(secrets.token_hex(32) + "\n")
+                begun.flush()
+                os.fsync(number)
+            with suppress(FileExistsError):
+                os.link(made, file)
+        finally:
+            os.unlink(made)
+    return read_secret(file)
 
 
 def bind_of_rank(address: str) -> str:

@@ -266,7 +266,8 @@ class Communicator(ABC):
         Args:
             address: Where, such as ``"tcp://0.0.0.0:5555"``; port 0 or ``*`` is any free one.
             handlers: What is served, by name.
-            token: A secret; whoever does not have it is not listened to.
+            token: The secret of servers and clients, which is proved and never sent; whoever does
+                not have it is not listened to.
             num_threads: How many requests are answered at a time.
             max_bytes: The most that a request may have; a larger one is refused.
 
@@ -283,7 +284,7 @@ class Communicator(ABC):
 
         Args:
             addresses: Of the servers.
-            token: Their secret.
+            token: Their secret, which they must prove to have, too.
             timeout: Seconds that an answer may take.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Requests between processes that are no ranks of one group: by address, with a shared token.
+"""Requests between processes that are no ranks of one group: by address, with a shared secret.
 
 The second half of a backend of the kind ``comm``, see :meth:`Communicator.listen
 <pyg_scale.comm.Communicator.listen>` and :meth:`Communicator.connect
@@ -9,7 +9,6 @@ the requests that it has not answered yet.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,8 +24,6 @@ MAX_REQUEST = 1 << 30
 """Bytes that a request may have, if not said otherwise."""
 MAX_ANSWER = 1 << 34
 """Bytes that an answer may have, if not said otherwise."""
-MIN_TOKEN = 16
-"""Characters that a token must have."""
 
 
 class Reply(Work[list[Tensor]]):
@@ -99,7 +96,7 @@ class Reply(Work[list[Tensor]]):
 
 
 class Listener(ABC):
-    """A server: answers whoever has the token.
+    """A server: answers whoever has the secret.
 
     Attributes:
         address: Where it listens, with the port that it got.
@@ -161,25 +158,3 @@ class Connection(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def checked_token(token: str) -> str:
-    """A token that is long enough to be a secret.
-
-    Raises:
-        TypeError: If it is no text.
-        ValueError: If it is too short.
-    """
-    if not isinstance(token, str):
-        raise TypeError(f"token must be text (got {type(token).__name__})")
-    if len(token) < MIN_TOKEN:
-        raise ValueError(
-            f"token must have at least {MIN_TOKEN} characters (got {len(token)}): make one by "
-            "python -c 'import secrets; print(secrets.token_hex(16))'"
-        )
-    return token
-
-
-def same_token(given: bytes, expected: bytes) -> bool:
-    """Whether two tokens are the same, in a time that does not say where they differ."""
-    return hmac.compare_digest(given, expected)

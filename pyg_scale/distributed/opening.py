@@ -99,8 +99,9 @@ def open_graph(
         timeout: Seconds that the other ranks may take to come, and to answer (300 by default), or
             servers to answer (60 by default).
         num_threads: How many requests of other ranks this one answers at a time.
-        token: The servers' secret; by default that of the variable ``PYG_SCALE_TOKEN``, or in the
-            file ``PYG_SCALE_TOKEN_FILE``.
+        token: The servers' secret; by default that of the variable ``PYG_SCALE_SECRET``, or in the
+            file ``PYG_SCALE_SECRET_FILE``. Ranks take theirs from there alone, see
+            :func:`pyg_scale.distributed.init`.
         transport: How servers are reached: a name of the kind ``comm`` (``"zmq"`` by default), or
             such a class.
         cache: Bytes of features of other ranks to keep in memory, or text such as ``"2GB"``.
@@ -117,6 +118,7 @@ def open_graph(
             nowhere; names the file, the part or the rank. All ranks raise it.
         IndexError: If there is no such part.
         ValueError: If an argument is wrong.
+        AccessError: If a rank has another secret; raised when it is first asked.
         CommTimeoutError: If not all ranks come in time; names them.
     """
     options = {"cache": cache, "cache_ratio": cache_ratio, "policy": cache_policy}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.served_sampler import ServedSampler
-from pyg_scale.distributed.servers import Asked, Servers, addresses_of, known_token
+from pyg_scale.distributed.servers import Asked, Servers, addresses_of, secret_of
 from pyg_scale.errors import CommError
 from pyg_scale.loader import wire
 from pyg_scale.loader.sampling_options import SamplingOptions
@@ -244,21 +244,21 @@ def connect_graph(
         address: Of the servers, ``tcp://host:port,tcp://host2:port``. All must have the same graph;
             a batch that one does not answer is asked of another. One that has another graph than
             the server that answered first is never taken anything from.
-        token: Their secret; by default that of the variable ``PYG_SCALE_TOKEN`` or in the file
-            ``PYG_SCALE_TOKEN_FILE``.
+        token: Their secret; by default that of the variable ``PYG_SCALE_SECRET`` or in the file
+            ``PYG_SCALE_SECRET_FILE``.
         timeout: Seconds that are waited for a request before it raises because no server has
             answered, 60 by default. Each server has its share of them before another is asked.
         transport: A name of the kind ``comm`` (``"zmq"`` by default), or such a class.
 
     Raises:
         UnknownPluginError: If the transport is not installed; says how to.
-        ValueError: If an address is none, or there is no token.
-        PermissionError: If a server refuses the token.
+        ValueError: If an address is none, or there is no secret.
+        PermissionError: If a server has another secret.
         CommTimeoutError: If no server answers in time; names them.
     """
     servers = Servers(
         addresses_of(address),
-        known_token(token),
+        secret_of(token),
         _SECONDS if timeout is None else timeout,
         "zmq" if transport is None else transport,
     )

@@ -7,7 +7,6 @@ garbage was asked for is asked of another one.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +16,8 @@ from torch import Tensor
 
 from pyg_scale import plugins
 from pyg_scale.comm import Connection, Reply
+from pyg_scale.comm.secret import SECRET, SECRET_FILE, checked_secret, known_secret
 from pyg_scale.errors import CommError, CommTimeoutError, GraphDirectoryError, RequestError
-
-TOKEN = "PYG_SCALE_TOKEN"
-"""The environment variable with the servers' token, unless ``token=`` says it."""
-TOKEN_FILE = "PYG_SCALE_TOKEN_FILE"
-"""The environment variable with a file that holds it."""
 
 NOT_AGREED = "NotAgreed"
 """What a server calls a loader that it has not heard of, or not lately."""
@@ -33,7 +28,7 @@ _ERRORS = {
 }
 """Errors of whoever asks: every server would say the same."""
 _DIRECTORY = GraphDirectoryError.__name__
-_TOKEN = f": it must be what that server has, by token=, {TOKEN} or {TOKEN_FILE}"
+_SAME_SECRET = f": give this process that of the server, by token=, {SECRET} or {SECRET_FILE}"
 _PAUSES = (0.05, 5.0)  # seconds that a server which failed is left alone, at first and at most
 _TIMES_ASKED = 10  # that a server which fails at once is asked within the time of a request
 
@@ -53,24 +48,20 @@ def addresses_of(text: str) -> list[str]:
     return [each if "://" in each else f"{scheme}://{each}" for each in found]
 
 
-def known_token(token: str | None) -> str:
-    """The token that was given, or that of the environment.
+def secret_of(token: str | None) -> str:
+    """The secret that was given, or that of the environment.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none, or a wrong one, see :mod:`pyg_scale.comm.secret`.
         OSError: If its file cannot be read.
     """
-    if token is not None:
-        return token
-    if TOKEN in os.environ:
-        return os.environ[TOKEN]
-    if TOKEN_FILE in os.environ:
-        with open(os.environ[TOKEN_FILE], encoding="utf-8") as file:
-            return file.read().strip()
-    raise ValueError(
-        f"servers want a token: pass token=, or set {TOKEN} or {TOKEN_FILE} (pyg-scale serve "
-        "--token-file makes such a file)"
-    )
+    found = known_secret() if token is None else checked_secret(token)
+    if found is None:
+        raise ValueError(
+            f"servers want a secret: pass token=, or set {SECRET} or {SECRET_FILE} (pyg-scale "
+            "serve --secret-file makes such a file)"
+        )
+    return found
 
 
 class Servers:
@@ -85,7 +76,7 @@ class Servers:
 
     Raises:
         UnknownPluginError: If there is no such transport; says how to install it.
-        ValueError: If an address or the token is none.
+        ValueError: If an address or the secret is none.
     """
 
     def __init__(
@@ -314,7 +305,7 @@ class Asked:
             except CommError as lost:
                 self._failed(server, lost)
         elif error.kind == PermissionError.__name__:
-            hint = _TOKEN if "token" in error.reason else ""
+            hint = _SAME_SECRET if "secret" in error.reason else ""
             raise PermissionError(f"{error.where}: {error.reason}{hint}") from error
         elif error.kind in _ERRORS:
             raise _ERRORS[error.kind](error.reason) from error

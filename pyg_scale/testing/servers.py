@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_scale.comm import Connection, Listener
 from pyg_scale.errors import CommError, CommTimeoutError, RequestError
 
-TOKEN = "a token of sixteen or more"
+TOKEN = "a secret of sixteen or more"
 LONG = 20.0
 """Seconds that what should come at once may take on a busy machine."""
 
@@ -148,7 +148,7 @@ class ServerTests:
                 client.request(0, "odd", []).wait()
             assert client.request(0, "twice", []).wait() == []
 
-    def test_who_has_another_token_is_not_listened_to(self, comm: Any) -> None:
+    def test_who_has_another_secret_is_not_listened_to(self, comm: Any) -> None:
         called = threading.Event()
 
         def call(_: list[Tensor]) -> list[Tensor]:
@@ -156,7 +156,7 @@ class ServerTests:
             return []
 
         with self.listen(comm, {"call": call}) as server:
-            with self.connect(comm, server, token="another token, as long") as stranger:
+            with self.connect(comm, server, token="another secret, as long") as stranger:
                 for _ in range(2):
                     with pytest.raises(RequestError) as found:
                         stranger.request(0, "call", []).wait()

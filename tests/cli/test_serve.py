@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ PATIENCE = 100.0
 class Server:
     """A process that serves."""
 
-    def __init__(self, path: Path, token: Path, *options: str, bind: str = "tcp://127.0.0.1:0"):
+    def __init__(self, path: Path, secret: Path, *options: str, bind: str = "tcp://127.0.0.1:0"):
         self.process = subprocess.Popen(
             [
                 *(preloaded.python(), "-m", "pyg_scale.cli", "serve", str(path), "--bind", bind),
-                *("--token-file", str(token), "--threads", "1", *options),
+                *("--secret-file", str(secret), "--threads", "1", *options),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,9 +76,9 @@ def started() -> Iterator[list[Server]]:
 
 
 @pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYG_SCALE_TOKEN_FILE", str(tmp_path / "token"))
-    return tmp_path / "token"
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYG_SCALE_SECRET_FILE", str(tmp_path / "secret"))
+    return tmp_path / "secret"
 
 
 CLIENT = """
@@ -92,14 +93,14 @@ torch.save(sums, out)
 
 
 def test_two_servers_and_two_clients_in_processes(
-    tmp_path: Path, token: Path, started: list[Server]
+    tmp_path: Path, secret: Path, started: list[Server]
 ) -> None:
     data = graph()
     pyg_scale.save(data, tmp_path / "graph")
     for _ in range(2):
-        started.append(Server(tmp_path / "graph", token, "--clients", "2"))
+        started.append(Server(tmp_path / "graph", secret, "--clients", "2"))
     where = ",".join(server.address for server in started)
-    assert os.stat(token).st_mode & 0o077 == 0
+    assert os.stat(secret).st_mode & 0o077 == 0
     clients = [
         subprocess.Popen([preloaded.python(), "-c", CLIENT, where, str(tmp_path / f"{s}"), str(s)])
         for s in (1, 2)
@@ -118,12 +119,12 @@ def test_two_servers_and_two_clients_in_processes(
 
 
 def test_an_epoch_of_a_real_graph_with_a_server_killed_in_the_middle(
-    tmp_path: Path, token: Path, started: list[Server], data_dir: Path
+    tmp_path: Path, secret: Path, started: list[Server], data_dir: Path
 ) -> None:
     data = load(str(data_dir / "facebook_pages.npz"))
     pyg_scale.save(data, tmp_path / "graph")
     for _ in range(2):
-        started.append(Server(tmp_path / "graph", token))
+        started.append(Server(tmp_path / "graph", secret))
     where = ",".join(server.address for server in started)
     options = NODES | {"batch_size": 1500, "input_nodes": data.train_mask}
     with pyg_scale.open(where, timeout=PATIENCE) as served:
@@ -140,12 +141,12 @@ def test_an_epoch_of_a_real_graph_with_a_server_killed_in_the_middle(
 
 
 def test_a_server_that_stops_moving_is_replaced(
-    tmp_path: Path, token: Path, started: list[Server]
+    tmp_path: Path, secret: Path, started: list[Server]
 ) -> None:
     data = graph()
     pyg_scale.save(data, tmp_path / "graph")
     for _ in range(2):
-        started.append(Server(tmp_path / "graph", token))
+        started.append(Server(tmp_path / "graph", secret))
     where = ",".join(server.address for server in started)
     with pyg_scale.open(where, timeout=4.0) as served:
         iterator = iter(NeighborLoader(served, **NODES))
@@ -159,11 +160,11 @@ def test_a_server_that_stops_moving_is_replaced(
 
 
 def test_worker_processes_ask_for_themselves(
-    tmp_path: Path, token: Path, started: list[Server]
+    tmp_path: Path, secret: Path, started: list[Server]
 ) -> None:
     data = graph()
     pyg_scale.save(data, tmp_path / "graph")
-    started.append(Server(tmp_path / "graph", token, "--clients", "1"))
+    started.append(Server(tmp_path / "graph", secret, "--clients", "1"))
     with pyg_scale.open(started[0].address) as served:
         loader = NeighborLoader(served, **NODES, num_workers=2, worker_type="process")
         assert_same_batches(NeighborLoader(data, **NODES), loader)
@@ -181,9 +182,10 @@ sys.exit(main([f"{folder}/rank{os.environ['RANK']}", "--bind", f"tcp://127.0.0.1
 
 @pytest.mark.slow
 def test_servers_that_are_ranks_hold_only_their_own_parts(
-    tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token.write_text("a token of sixteen or more")
+    secret.write_text("a secret of sixteen or more")
+    secret.chmod(0o600)
     data = graph()
     pyg_scale.partition(data, 2, "hash", tmp_path / "parts")
     for rank in (0, 1):
@@ -234,7 +236,7 @@ def free_ports(count: int) -> int:
 )
 def test_what_cannot_be_served_is_said(
     tmp_path: Path,
-    token: Path,
+    secret: Path,
     options: tuple[str, ...],
     said: str,
     capsys: pytest.CaptureFixture[str],
@@ -244,7 +246,7 @@ def test_what_cannot_be_served_is_said(
 
     pyg_scale.save(graph(), tmp_path / "graph")
     monkeypatch.chdir(tmp_path / "graph")
-    assert main([*options, "--token-file", str(token)]) == 1
+    assert main([*options, "--secret-file", str(secret)]) == 1
     assert said in capsys.readouterr().err
 
 
@@ -262,7 +264,7 @@ class Ended(Listener):
 @pytest.mark.timeout(60)
 def test_it_ends_with_what_listens(
     tmp_path: Path,
-    token: Path,
+    secret: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,18 +273,32 @@ def test_it_ends_with_what_listens(
 
     pyg_scale.save(graph(), tmp_path / "graph")
     monkeypatch.setattr(Zmq, "listen", lambda *_, **__: Ended())
-    bind = ["--bind", "tcp://127.0.0.1:0", "--token-file", str(token)]
+    bind = ["--bind", "tcp://127.0.0.1:0", "--secret-file", str(secret)]
     assert main([str(tmp_path / "graph"), *bind]) == 1
     assert "has ended by OSError: no such socket" in capsys.readouterr().err
     assert Ended.closed
 
 
 def test_ranks_of_a_machine_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyg_scale.cli.serve import bind_of_rank, token_of
+    from pyg_scale.cli.serve import bind_of_rank, secret_in
 
     assert bind_of_rank("tcp://*:5555") == "tcp://*:5555"
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert bind_of_rank("tcp://*:5555") == "tcp://*:5558"
     assert bind_of_rank("tcp://*:0") == "tcp://*:0"
-    monkeypatch.setenv("PYG_SCALE_TOKEN", "the token itself")
-    assert token_of(None) == "the token itself"
+    monkeypatch.setenv("PYG_SCALE_SECRET", "the secret itself")
+    assert secret_in(None) == "the secret itself"
+
+
+def test_a_secret_is_made_once_and_must_be_ones_own(tmp_path: Path) -> None:
+    from pyg_scale.cli.serve import secret_in
+
+    path = tmp_path / "secret"
+    with ThreadPoolExecutor(4) as pool:  # servers that are started at the same time
+        found = set(pool.map(secret_in, [str(path)] * 8))
+    assert len(found) == 1 and len(found.pop()) == 64
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["secret"]
+    path.chmod(0o640)
+    with pytest.raises(ValueError, match="chmod 600"):
+        secret_in(str(path))

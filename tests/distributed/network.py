@@ -82,7 +82,7 @@ class _Client(Connection):
             number, self.count = self.count, self.count + 1
             self.network.asked.append((found.address, name))
         if self.token != found.token:
-            reply.fail(RequestError(found.address, "PermissionError", "it refuses the token"))
+            reply.fail(RequestError(found.address, "PermissionError", "it has another secret"))
             return reply
         found.waiting.append(reply)
         with contextlib.suppress(RuntimeError):

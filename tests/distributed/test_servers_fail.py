@@ -282,11 +282,11 @@ def test_the_edges_stay_with_the_servers(serve: Callable[..., Any], tmp_path: Pa
 
 def test_wrong_tokens(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     servers = serve(graph())
-    with pytest.raises(PermissionError, match=r"://.* refuses the token: it must be what .*_FILE"):
+    with pytest.raises(PermissionError, match=r"://.* has another secret: give .*_SECRET_FILE"):
         servers.open(token="another one, long enough")
-    monkeypatch.delenv("PYG_SCALE_TOKEN", raising=False)
-    monkeypatch.delenv("PYG_SCALE_TOKEN_FILE", raising=False)
-    with pytest.raises(ValueError, match="PYG_SCALE_TOKEN"):
+    monkeypatch.delenv("PYG_SCALE_SECRET", raising=False)
+    monkeypatch.delenv("PYG_SCALE_SECRET_FILE", raising=False)
+    with pytest.raises(ValueError, match="PYG_SCALE_SECRET"):
         pyg_scale.open("tcp://host:5555", transport=servers.network)
 
 

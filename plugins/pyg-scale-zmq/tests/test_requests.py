@@ -13,11 +13,11 @@ import zmq
 
 from pyg_scale.errors import CommError, CommTimeoutError, RequestError
 from pyg_scale_zmq import listener
-from pyg_scale_zmq.backend import Zmq, _password
+from pyg_scale_zmq.backend import Zmq
 from pyg_scale_zmq.messages import REPLY, REQUEST, Message, frames_of, message_of
-from pyg_scale_zmq.settings import USER
+from pyg_scale_zmq.settings import keys_of
 
-TOKEN = "a token of sixteen or more"
+TOKEN = "a secret of sixteen or more"
 ANYWHERE = "tcp://127.0.0.1:*"
 
 
@@ -104,8 +104,8 @@ def test_a_malformed_request_is_dropped_and_the_next_one_answered():
     context = zmq.Context()
     try:
         stranger = context.socket(zmq.DEALER)
-        stranger.setsockopt(zmq.PLAIN_USERNAME, USER)
-        stranger.setsockopt(zmq.PLAIN_PASSWORD, _password(TOKEN))
+        stranger.curve_serverkey = keys_of(TOKEN, "server")[0]
+        stranger.curve_publickey, stranger.curve_secretkey = keys_of(TOKEN, "client")
         with listen() as server, connect(server) as client:
             stranger.connect(server.address)
             stranger.send(malformed())

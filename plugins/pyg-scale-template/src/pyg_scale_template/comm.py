@@ -5,10 +5,8 @@ no use for it.
 """
 
 import contextlib
-import hmac
 import json
 import re
-import secrets
 import socket
 import struct
 import threading
@@ -18,9 +16,11 @@ from datetime import timedelta
 import torch
 
 from pyg_scale.comm import Communicator, Connection, Listener, Reply, Work
-from pyg_scale.comm.remote import MAX_ANSWER, MAX_REQUEST, checked_token
+from pyg_scale.comm.handshake import Acceptor, introduce
+from pyg_scale.comm.remote import MAX_ANSWER, MAX_REQUEST
+from pyg_scale.comm.secret import checked_secret, derive_key
 from pyg_scale.comm.service import Handlers
-from pyg_scale.errors import CommError, CommTimeoutError, RequestError
+from pyg_scale.errors import AccessError, CommError, CommTimeoutError, RequestError
 
 
 class TemplateCommunicator(Communicator):
@@ -109,21 +109,19 @@ class TemplateListener(Listener):
     """Answers one request of each connection, then closes it: slow, and easy to read."""
 
     def __init__(self, where, handlers, token, num_threads, max_bytes):
-        self.token, self.max_bytes = checked_token(token).encode(), max_bytes
+        key, self.max_bytes = key_of(token), max_bytes
         self.open, self.lock, self.closed = set(), threading.Lock(), False
         try:
-            self.socket = socket.create_server(where)
+            listener = socket.create_server(where)
         except OSError as error:
             raise CommError(f"cannot listen at {where}: {error}") from None
-        self.address = "tcp://{}:{}".format(*self.socket.getsockname())
+        self.address = "tcp://{}:{}".format(*listener.getsockname())
         self.handlers = Handlers(handlers, num_threads)  # the threads that call them
-        threading.Thread(target=self.accept, daemon=True).start()
+        # Strangers are heard by one thread, briefly; who has proved the secret comes to `admit`.
+        self.acceptor = Acceptor(listener, key, 0, 1, self.admit)
 
-    def accept(self):
-        with contextlib.suppress(OSError):  # it was closed
-            while True:
-                connection, _ = self.socket.accept()
-                threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+    def admit(self, connection, _):
+        threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
 
     def serve(self, connection):
         with self.lock:
@@ -131,12 +129,8 @@ class TemplateListener(Listener):
         # Whatever comes from the wire may be anything: an error ends this connection alone.
         with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(SECONDS)
-            challenge = secrets.token_bytes(32)
-            send(connection, challenge)
-            known = hmac.compare_digest(receive(connection, 32), answer_to(challenge, self.token))
-            send(connection, b"welcome" if known else b"")
-            if known and not self.closed:
-                name, tensors = unpacked(receive(connection, self.max_bytes + 65536))
+            name, tensors = unpacked(receive(connection, self.max_bytes + 65536))
+            if not self.closed:
                 send(connection, self.answer(name, tensors))
         with self.lock:
             self.open.discard(connection)
@@ -149,9 +143,7 @@ class TemplateListener(Listener):
 
     def close(self):
         self.closed = True
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+        self.acceptor.close()
         with self.lock:
             shut(self.open)
         self.handlers.close()
@@ -163,7 +155,8 @@ class TemplateConnection(Connection):
     def __init__(self, addresses, token, timeout):
         self.addresses, self.timeout = tuple(addresses), timeout
         self.where = [_parse(address) for address in addresses]
-        self.token, self.closed = checked_token(token), False
+        self.token, self.closed = token, False
+        self.key = key_of(token)
         self.open, self.lock = set(), threading.Lock()
 
     def request(self, server, name, tensors):
@@ -183,17 +176,15 @@ class TemplateConnection(Connection):
                     self.open.add(connection)
                     if self.closed:
                         raise CommError("this connection was closed")
-                challenge = receive(connection, 32)
-                send(connection, answer_to(challenge, self.token.encode()))
-                if not receive(connection, 32):
-                    raise RequestError(address, "PermissionError", "it refuses the token")
-                connection.settimeout(None)  # the reply has a time limit
+                introduce(connection, self.key, 0, 0, self.timeout)  # then the reply has a limit
                 send(connection, message)
                 text, tensors = unpacked(receive(connection, MAX_ANSWER))
                 if text:
                     kind, _, reason = text.partition(": ")
                     raise RequestError(address, kind, reason)
                 reply.succeed(tensors)
+        except AccessError:
+            reply.fail(RequestError(address, "PermissionError", "it has another secret"))
         except CommError as error:
             reply.fail(error)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -213,9 +204,9 @@ class TemplateConnection(Connection):
         return type(self), (self.addresses, self.token, self.timeout)
 
 
-def answer_to(challenge, token):
-    """What only who has the token can say, so that it does not go over the wire."""
-    return hmac.digest(token, challenge, "sha256")
+def key_of(token):
+    """What only who has the secret can make of it; neither goes over the wire."""
+    return derive_key(checked_secret(token), "template")
 
 
 def packed(text, tensors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,14 +9,15 @@ from torch import Tensor
 
 from pyg_scale.comm import Communicator, Connection, Listener, Work
 from pyg_scale.comm.connect import Group
-from pyg_scale.comm.remote import MAX_REQUEST, checked_token
+from pyg_scale.comm.remote import MAX_REQUEST
+from pyg_scale.comm.secret import checked_secret
 from pyg_scale.comm.service import Handler
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[\w.*-]+):(\d{1,5}|\*)|ipc://.+")
 
 
 class Zmq(Communicator):
-    """Requests and replies by address, over ZeroMQ.
+    """Requests and replies by address, over ZeroMQ, encrypted by its CURVE (RFC 25 and 26).
 
     Has :meth:`listen` and :meth:`connect` alone: it connects servers and clients, not the ranks of
     a group.
@@ -52,7 +52,8 @@ class Zmq(Communicator):
             raise ValueError(
                 f"num_threads and max_bytes must be at least 1 (got {num_threads}, {max_bytes})"
             )
-        return ZmqListener(_checked(address), handlers, _password(token), num_threads, max_bytes)
+        where, secret = _checked(address), checked_secret(token)
+        return ZmqListener(where, handlers, secret, num_threads, max_bytes)
 
     @classmethod
     def connect(cls, addresses: Sequence[str], *, token: str, timeout: float = 60.0) -> Connection:
@@ -64,7 +65,7 @@ class Zmq(Communicator):
         if not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds (got {timeout!r})")
         where = tuple(_checked(address, fixed=True) for address in addresses)
-        return ZmqConnection(where, _password(token), timeout)
+        return ZmqConnection(where, checked_secret(token), timeout)
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         raise NotImplementedError("the backend 'zmq' has no collectives")
@@ -81,9 +82,3 @@ def _checked(address: str, fixed: bool = False) -> str:
     if fixed and (port in ("*", "0") or found[1] in ("*", "0.0.0.0", "[::]")):
         raise ValueError(f"{address!r} is where to listen: give the server's name and its port")
     return address
-
-
-def _password(token: str) -> bytes:
-    """What goes over the wire: a token is often used elsewhere too."""
-    digest = hashlib.blake2b(checked_token(token).encode(), digest_size=32, person=b"pyg_scale_zmq")
-    return digest.hexdigest().encode()

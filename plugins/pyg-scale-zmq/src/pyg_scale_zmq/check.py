@@ -9,4 +9,7 @@ def check() -> Check:
     """Which ZeroMQ there is."""
     import zmq
 
-    return Check(True, f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()}")
+    found = f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()}"
+    if zmq.has("curve"):
+        return Check(True, found)
+    return Check(False, f"{found}, without CURVE", "pip install --force-reinstall pyzmq")

@@ -20,7 +20,7 @@ from pyg_scale.comm import Connection, Reply
 from pyg_scale.comm.remote import MAX_ANSWER
 from pyg_scale.errors import CommError, RequestError
 from pyg_scale_zmq.messages import ERROR, REPLY, REQUEST, Message, frames_of, message_of
-from pyg_scale_zmq.settings import USER, tune
+from pyg_scale_zmq.settings import greets_with_curve, keys_of, require_curve, tune
 from pyg_scale_zmq.wake import Wake
 
 CONNECT_SECONDS = 5.0
@@ -29,7 +29,9 @@ _TIDY_EVERY = 256  # requests that wait for answers, some of which nobody wants 
 _LOST = zmq.EVENT_DISCONNECTED
 _FAILED = zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_STRANGER = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_STRANGER = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_HANDSHAKE_FAILED = _REFUSED | _STRANGER | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_NO_SERVER = "what is there is no server of pyg_scale, or of another version"
 _READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
@@ -38,13 +40,14 @@ class ZmqConnection(Connection):
 
     Args:
         addresses: Of the servers.
-        password: What they want to hear.
+        secret: What they have.
         timeout: Seconds that an answer may take.
     """
 
-    def __init__(self, addresses: tuple[str, ...], password: bytes, timeout: float) -> None:
+    def __init__(self, addresses: tuple[str, ...], secret: str, timeout: float) -> None:
+        require_curve()
         self.addresses, self.timeout = addresses, timeout
-        self._password = password
+        self._secret = secret
         self._lock = threading.Lock()
         self._inside: _Inside | None = None
         self._closed = False
@@ -65,7 +68,7 @@ class ZmqConnection(Connection):
             if self._closed:
                 raise CommError("this connection was closed")
             if self._inside is None or self._inside.pid != os.getpid():
-                self._inside = _Inside(self.addresses, self._password)
+                self._inside = _Inside(self.addresses, self._secret)
                 self._finalizer = weakref.finalize(self, self._inside.stop)
             return self._inside
 
@@ -81,7 +84,7 @@ class ZmqConnection(Connection):
         return {
             "addresses": self.addresses,
             "timeout": self.timeout,
-            "_password": self._password,
+            "_secret": self._secret,
             "_closed": self._closed,
         }
 
@@ -95,12 +98,14 @@ class ZmqConnection(Connection):
 class _Server:
     """A server as the thread sees it."""
 
-    def __init__(self, context: zmq.Context, address: str, password: bytes) -> None:
+    def __init__(self, context: zmq.Context, address: str, secret: str) -> None:
         self.address = address
         self.ready = False
         self.waiting: dict[int, Reply] = {}
         self.unsent: deque[tuple[int, list[Any], Reply]] = deque()
-        self._refused = ""
+        self._failing = False  # a handshake, whose connection ends next
+        self._refusal: CommError | None = None
+        self._idle = False  # ZeroMQ does not try to connect
         self.socket = context.socket(zmq.DEALER)
         tune(self.socket, MAX_ANSWER)
         self.socket.setsockopt(zmq.IPV6, 1)
@@ -108,11 +113,11 @@ class _Server:
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_SECONDS * 1000))
         self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        self.socket.setsockopt(zmq.PLAIN_USERNAME, USER)
-        self.socket.setsockopt(zmq.PLAIN_PASSWORD, password)
-        self.monitor = self.socket.get_monitor_socket(
-            _LOST | _FAILED | _REFUSED | _STRANGER | _READY
-        )
+        public, own = keys_of(secret, "client")
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys_of(secret, "server")[0])
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, own)
+        self.monitor = self.socket.get_monitor_socket(_LOST | _FAILED | _HANDSHAKE_FAILED | _READY)
         self.socket.connect(address)
 
     def watch(self) -> None:
@@ -123,26 +128,42 @@ class _Server:
             except zmq.Again:
                 return
             if event == _READY:
-                self.ready, self._refused = True, ""
+                self.ready, self._refusal = True, None
                 self.flush()
-            elif event == _REFUSED:
-                self._refused = "it refuses the token"
-                self.fail(RequestError(self.address, "PermissionError", self._refused))
-            elif event & _STRANGER:
-                self._refused = "what is there does not speak ZeroMQ's protocol"
-                self.lose(self._refused)
+            elif event & _HANDSHAKE_FAILED:
+                self._failing = True
+                self._handshake_failed(event)
             elif event == _LOST:
-                if self.ready:  # else it is the end of a connection that was refused before
+                if self.ready:
                     self.lose("the connection is lost")
+                elif not self._failing:  # not even a handshake was tried
+                    self._refuse(CommError(f"{self.address}: {_NO_SERVER}"))
+                self._failing = False
             elif not self.ready:
-                self.lose(self._refused or "it cannot be reached")
+                self.fail(self._refusal or CommError(f"{self.address}: it cannot be reached"))
+
+    def _handshake_failed(self, event: int) -> None:
+        if event == _STRANGER:
+            self._refuse(CommError(f"{self.address}: {_NO_SERVER}"))
+        elif event == _REFUSED or greets_with_curve(self.address):
+            self._refuse(RequestError(self.address, "PermissionError", "it has another secret"))
+        else:
+            self.lose("it ended the connection in the handshake")
+
+    def _refuse(self, error: CommError) -> None:
+        """Try no more until something is asked."""
+        self._refusal, self._idle = error, True
+        self._disconnect()
+        self.fail(error)
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.disconnect(self.address)
 
     def ask(self, number: int, frames: list[Any], reply: Reply) -> None:
         self.unsent.append((number, frames, reply))
-        if self._refused:  # ZeroMQ does not try again by itself
-            self._refused = ""
-            with contextlib.suppress(zmq.ZMQError):
-                self.socket.disconnect(self.address)
+        if self._idle:
+            self._idle = False
             self.socket.connect(self.address)
         self.flush()
 
@@ -203,10 +224,10 @@ class _Server:
 class _Inside:
     """What the thread holds; it must not keep the connection alive."""
 
-    def __init__(self, addresses: Sequence[str], password: bytes) -> None:
+    def __init__(self, addresses: Sequence[str], secret: str) -> None:
         self.pid = os.getpid()
         self._context = zmq.Context()
-        self._servers = [_Server(self._context, address, password) for address in addresses]
+        self._servers = [_Server(self._context, address, secret) for address in addresses]
         self._asked: SimpleQueue[tuple[int, int, list[Any], Reply] | None] = SimpleQueue()
         self._wake = Wake()
         self._stopped = False

@@ -16,13 +16,13 @@ from typing import Any
 import zmq
 import zmq.utils.garbage  # which has an end of its own, at exit, from its import on
 from torch import Tensor
+from zmq.utils import z85
 
 from pyg_scale.comm import Listener
-from pyg_scale.comm.remote import same_token
 from pyg_scale.comm.service import Handler, Handlers
 from pyg_scale.errors import CommError
 from pyg_scale_zmq.messages import ERROR, REPLY, REQUEST, Message, frames_of, message_of
-from pyg_scale_zmq.settings import DOMAIN, tune
+from pyg_scale_zmq.settings import DOMAIN, keys_of, require_curve, tune
 from pyg_scale_zmq.wake import Wake
 
 MAX_WAITING = 1024
@@ -36,7 +36,7 @@ class ZmqListener(Listener):
     Args:
         address: Where.
         handlers: What is served.
-        password: Whoever does not have it is cut off before anything of it is read.
+        secret: Whoever does not have it is cut off before anything of it is read.
         num_threads: How many requests are answered at a time.
         max_bytes: The most that a request may have.
 
@@ -48,11 +48,11 @@ class ZmqListener(Listener):
         self,
         address: str,
         handlers: Mapping[str, Handler],
-        password: bytes,
+        secret: str,
         num_threads: int,
         max_bytes: int,
     ) -> None:
-        self._inside = _Inside(address, handlers, password, num_threads, max_bytes)
+        self._inside = _Inside(address, handlers, secret, num_threads, max_bytes)
         self.address = self._inside.address
         self._finalizer = weakref.finalize(self, self._inside.stop)
         # Before PyZMQ's end, after which nothing large can be sent; that of finalizers is later.
@@ -74,17 +74,21 @@ class _Inside:
         self,
         address: str,
         handlers: Mapping[str, Handler],
-        password: bytes,
+        secret: str,
         num_threads: int,
         max_bytes: int,
     ) -> None:
-        self._password, self._max_bytes = password, max_bytes
+        require_curve()
+        self._max_bytes = max_bytes
+        self._clients = z85.decode(keys_of(secret, "client")[0])  # the key that all of them have
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         tune(self._socket, max_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone raises
-        self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_of(secret, "server")[1])
         self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in without a question
         self._socket.setsockopt(zmq.IPV6, int("[" in address))
         self._zap = self._context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
@@ -141,9 +145,8 @@ class _Inside:
     def _admit(self) -> None:
         """Answer ZeroMQ's question whether to listen to somebody (its RFC 27)."""
         asked = self._zap.recv_multipart()
-        given = asked[7] if len(asked) == 8 and asked[5] == b"PLAIN" else b""
-        known = same_token(given, self._password)
-        status = (b"200", b"OK") if known else (b"400", b"the token is another one")
+        known = len(asked) == 7 and asked[5] == b"CURVE" and asked[6] == self._clients
+        status = (b"200", b"OK") if known else (b"400", b"the secret is another one")
         number = asked[1] if len(asked) > 1 else b""
         self._zap.send_multipart([b"1.0", number, *status, b"", b""])
 

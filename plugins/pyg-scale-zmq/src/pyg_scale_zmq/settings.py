@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket as sockets
+
 import zmq
+from zmq.utils import z85
+
+from pyg_scale.comm.secret import derive_key
+from pyg_scale.errors import CommError
 
 HEARTBEAT_SECONDS = 2.0
 """How often a side says that it is there."""
 SILENCE_SECONDS = 10.0
 """After so long without a sign the other side is given up, as when a cable was pulled."""
-USER = b"pyg_scale"
+HANDSHAKE_SECONDS = 5.0
+"""Seconds that a side has to prove that it has the secret."""
 DOMAIN = b"pyg_scale"
+_CURVE_BYTES = 64  # that CURVE adds to a frame, and some more
+_GREETING_SECONDS = 1.0
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
 def tune(socket: zmq.Socket, max_bytes: int) -> None:
@@ -20,9 +31,62 @@ def tune(socket: zmq.Socket, max_bytes: int) -> None:
         max_bytes: The most that a frame from the wire may have.
     """
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _CURVE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_SECONDS * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENCE_SECONDS * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, int(SILENCE_SECONDS * 1000))
-    socket.setsockopt(zmq.HANDSHAKE_IVL, int(SILENCE_SECONDS * 1000))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+
+
+def require_curve() -> None:
+    """Refuse a ZeroMQ that cannot encrypt.
+
+    Raises:
+        CommError: If libzmq was built without CURVE.
+    """
+    if not zmq.has("curve"):
+        raise CommError(
+            f"libzmq {zmq.zmq_version()} was built without CURVE, by which servers and clients "
+            "know each other: pip install --force-reinstall pyzmq has one with it"
+        )
+
+
+def keys_of(secret: str, side: str) -> tuple[bytes, bytes]:
+    """The long-term keys of one side, made of the secret, so that both sides know them.
+
+    Args:
+        secret: Of the job.
+        side: ``"server"`` or ``"client"``.
+
+    Returns:
+        The public and the secret key of Curve25519, as text in Z85 (ZeroMQ's RFC 32).
+    """
+    own = z85.encode(derive_key(secret, f"zmq {side}"))
+    return zmq.curve_public(own), own
+
+
+def greets_with_curve(address: str) -> bool:
+    """Ask what listens somewhere how it begins: a server of ours with CURVE (ZMTP, RFC 37).
+
+    A server that has another key ends the connection without a word, and so does much else.
+    """
+    with contextlib.suppress(OSError), sockets.socket(*_family(address)) as probe:
+        probe.settimeout(_GREETING_SECONDS)
+        if address.startswith("ipc://"):
+            probe.connect(address.removeprefix("ipc://"))
+        else:
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            probe.connect((host.strip("[]"), int(port)))
+        probe.sendall(_GREETING)
+        said = b""
+        while len(said) < len(_GREETING) and (more := probe.recv(len(_GREETING) - len(said))):
+            said += more
+        return said[:1] == b"\xff" and said[9:11] == b"\x7f\x03" and said[12:32] == _GREETING[12:32]
+    return False
+
+
+def _family(address: str) -> tuple[int]:
+    if address.startswith("ipc://"):
+        return (sockets.AF_UNIX,)
+    return (sockets.AF_INET6 if "[" in address else sockets.AF_INET,)
