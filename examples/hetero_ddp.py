@@ -12,6 +12,7 @@ without features get learned vectors, which every rank has.
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def prepare(args, folder, world_size):
         pyg_scale.save(data, folder / "graph")
         pyg_scale.partition(folder / "graph", world_size, "hash", parts, args.seed)
     return parts
+
+
+def told_by_rank_0(path):
+    """A path, sent as bytes of a tensor: objects would be unpickled where they come."""
+    said = torch.zeros(4096, dtype=torch.uint8)
+    if path is not None:
+        name = torch.frombuffer(bytearray(os.fsencode(path)), dtype=torch.uint8)
+        said[: name.numel()] = name
+    dist.broadcast(said, 0)
+    return Path(os.fsdecode(bytes(said.tolist()).rstrip(b"\0")))
 
 
 @torch.no_grad()
@@ -133,9 +144,9 @@ def main(argv=None):
         parser.set_defaults(epochs=1)
         args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
-        parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
-        dist.broadcast_object_list(parts)  # and nobody goes on before it is done
-        with pyg_scale.open(parts[0]) as data:
+        parts = prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None
+        parts = told_by_rank_0(parts)  # and nobody goes on before it is done
+        with pyg_scale.open(parts) as data:
             fit(args, data, ranks.rank, ranks.world_size)
 
 

@@ -12,6 +12,7 @@ all ranks together.
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def prepare(args, folder, world_size):
     pyg_scale.save(train, folder / "graph")
     pyg_scale.partition(folder / "graph", world_size, "fennel", folder / "parts", args.seed)
     return folder
+
+
+def told_by_rank_0(path):
+    """A path, sent as bytes of a tensor: objects would be unpickled where they come."""
+    said = torch.zeros(4096, dtype=torch.uint8)
+    if path is not None:
+        name = torch.frombuffer(bytearray(os.fsencode(path)), dtype=torch.uint8)
+        said[: name.numel()] = name
+    dist.broadcast(said, 0)
+    return Path(os.fsdecode(bytes(said.tolist()).rstrip(b"\0")))
 
 
 def area_under_curve(score, label):
@@ -127,10 +138,10 @@ def main(argv=None):
         parser.set_defaults(epochs=1)
         args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
-        made = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
-        dist.broadcast_object_list(made)  # and nobody goes on before it is done
-        with pyg_scale.open(made[0] / "parts") as data, comm.connect() as group:
-            fit(args, data, made[0], group)
+        made = prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None
+        made = told_by_rank_0(made)  # and nobody goes on before it is done
+        with pyg_scale.open(made / "parts") as data, comm.connect() as group:
+            fit(args, data, made, group)
             group.barrier()  # the files are there until all are done
 
 

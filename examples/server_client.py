@@ -1,7 +1,7 @@
 """Train GraphSAGE on a graph that sampler servers hold; this process holds none of it.
 
-    pyg-scale serve GRAPH --bind tcp://0.0.0.0:5555 --clients 1 --token-file token  # on servers
-    PYG_SCALE_TOKEN_FILE=token python examples/server_client.py tcp://host-a:5555,tcp://host-b:5555
+    pyg-scale serve GRAPH --bind tcp://eth0:5555 --clients 1 --secret-file secret   # on servers
+    PYG_SCALE_SECRET_FILE=secret python examples/server_client.py tcp://a:5555,tcp://b:5555
     python examples/server_client.py --tiny            # starts two servers of its own
 
 GRAPH is a graph directory (pyg_scale.save, pyg-scale convert) with the index sets train and test;
@@ -36,7 +36,7 @@ def own_servers(folder, count, seed):
     pyg_scale.save(data, folder / "graph", index_sets=sets)
     serve = [sys.executable, "-m", "pyg_scale.cli", "serve", str(folder / "graph")]
     serve += ["--bind", "tcp://127.0.0.1:0", "--clients", "1", "--threads", "1"]
-    serve += ["--token-file", str(folder / "token")]
+    serve += ["--secret-file", str(folder / "secret")]
     servers = [subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         yield ",".join(server.stdout.readline().split()[-1] for server in servers)
@@ -72,7 +72,7 @@ def accuracy(model, loader):
 
 def train(address, args):
     torch.manual_seed(args.seed)
-    with pyg_scale.open(address, token=args.token, timeout=args.timeout) as data:
+    with pyg_scale.open(address, token=args.secret, timeout=args.timeout) as data:
         print(data)  # fetches nothing
         sampling = SamplingOptions(prefetch_size=args.prefetch_size)
         loaders = {name: loader_of(data, name, args, sampling) for name in ("train", "test")}
@@ -96,7 +96,7 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("address", nargs="?", help="tcp://host:port,tcp://host2:port")
-    parser.add_argument("--token", help="default: that of PYG_SCALE_TOKEN or PYG_SCALE_TOKEN_FILE")
+    parser.set_defaults(secret=None)  # that of PYG_SCALE_SECRET or PYG_SCALE_SECRET_FILE
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for an answer")
     parser.add_argument("--prefetch-size", type=int, default=4, help="batches to ask for ahead")
     parser.add_argument("--epochs", type=int, default=5)
@@ -114,7 +114,7 @@ def main(argv=None):
     parser.set_defaults(epochs=2, batch_size=256)
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, own_servers(Path(folder), 2, args.seed) as where:
-        args.token = (Path(folder) / "token").read_text().strip()
+        args.secret = (Path(folder) / "secret").read_text().strip()
         train(where, args)
 
 

@@ -19,6 +19,7 @@ DIR all ranks compute all nodes with all neighbours: what the whole graph would 
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def prepare(args, folder, world_size):
         pyg_scale.save(data, folder / "graph")
         pyg_scale.partition(folder / "graph", world_size, "fennel", parts, args.seed)
     return parts
+
+
+def told_by_rank_0(path):
+    """A path, sent as bytes of a tensor: objects would be unpickled where they come."""
+    said = torch.zeros(4096, dtype=torch.uint8)
+    if path is not None:
+        name = torch.frombuffer(bytearray(os.fsencode(path)), dtype=torch.uint8)
+        said[: name.numel()] = name
+    dist.broadcast(said, 0)
+    return Path(os.fsdecode(bytes(said.tolist()).rstrip(b"\0")))
 
 
 @torch.no_grad()
@@ -139,9 +150,9 @@ def main(argv=None):
         parser.set_defaults(epochs=2, batch_size=256)
         args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
-        parts = [prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None]
-        dist.broadcast_object_list(parts)  # and nobody goes on before it is done
-        with pyg_scale.open(parts[0]) as data:
+        parts = prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None
+        parts = told_by_rank_0(parts)  # and nobody goes on before it is done
+        with pyg_scale.open(parts) as data:
             fit(args, data, ranks.rank, ranks.world_size)
 
 

@@ -20,7 +20,7 @@ from pyg_scale.comm import Connection, Reply
 from pyg_scale.comm.remote import MAX_ANSWER
 from pyg_scale.errors import CommError, RequestError
 from pyg_scale_zmq.messages import ERROR, REPLY, REQUEST, Message, frames_of, message_of
-from pyg_scale_zmq.settings import greets_with_curve, keys_of, require_curve, tune
+from pyg_scale_zmq.settings import IO_THREADS, greets_with_curve, keys_of, require_curve, tune
 from pyg_scale_zmq.wake import Wake
 
 CONNECT_SECONDS = 5.0
@@ -226,7 +226,7 @@ class _Inside:
 
     def __init__(self, addresses: Sequence[str], secret: str) -> None:
         self.pid = os.getpid()
-        self._context = zmq.Context()
+        self._context = zmq.Context(min(IO_THREADS, len(addresses)))
         self._servers = [_Server(self._context, address, secret) for address in addresses]
         self._asked: SimpleQueue[tuple[int, int, list[Any], Reply] | None] = SimpleQueue()
         self._wake = Wake()

@@ -22,7 +22,7 @@ from pyg_scale.comm import Listener
 from pyg_scale.comm.service import Handler, Handlers
 from pyg_scale.errors import CommError
 from pyg_scale_zmq.messages import ERROR, REPLY, REQUEST, Message, frames_of, message_of
-from pyg_scale_zmq.settings import DOMAIN, keys_of, require_curve, tune
+from pyg_scale_zmq.settings import DOMAIN, IO_THREADS, keys_of, require_curve, tune
 from pyg_scale_zmq.wake import Wake
 
 MAX_WAITING = 1024
@@ -81,7 +81,7 @@ class _Inside:
         require_curve()
         self._max_bytes = max_bytes
         self._clients = z85.decode(keys_of(secret, "client")[0])  # the key that all of them have
-        self._context = zmq.Context()
+        self._context = zmq.Context(IO_THREADS)
         self._socket = self._context.socket(zmq.ROUTER)
         tune(self._socket, max_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone raises

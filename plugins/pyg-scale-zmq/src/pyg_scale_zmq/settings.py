@@ -17,6 +17,8 @@ SILENCE_SECONDS = 10.0
 """After so long without a sign the other side is given up, as when a cable was pulled."""
 HANDSHAKE_SECONDS = 5.0
 """Seconds that a side has to prove that it has the secret."""
+IO_THREADS = 4
+"""Threads of ZeroMQ that encrypt; what comes over one connection is the work of one of them."""
 DOMAIN = b"pyg_scale"
 _CURVE_BYTES = 64  # that CURVE adds to a frame, and some more
 _GREETING_SECONDS = 1.0
