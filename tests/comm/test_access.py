@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pyg_scale import comm
 from pyg_scale.comm import Group, handshake
@@ -450,9 +450,9 @@ def test_a_wrong_secret_is_said_before_anybody_is_waited_for(
     for name, value in others.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="PYG_SCALE_SECRET_FILE: .*chmod 600"):
-        comm.connect("gloo")
+        comm.connect("gloo", timeout=2.0)
     with pytest.raises(ValueError, match="PYG_SCALE_SECRET_FILE: .*chmod 600"):
-        init()
+        init(start_timeout=2.0)
 
 
 def test_keys_of_a_secret_differ_by_purpose() -> None:
