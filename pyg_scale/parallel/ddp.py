@@ -107,10 +107,36 @@ class DataParallel(DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
+        self._reduced: list[nn.Parameter] = []  # in the order of the reducer
         super().__init__(module, **options)
         self._weights = SeedWeights(self.process_group)
         self._globally_unused: list[Tensor] = []
         self.register_comm_hook(self._weights, reduce)
+        # Torch makes other buckets after the first backward, in the order in which gradients came.
+        # In which order gloo and NCCL add up ranks depends on the place in a bucket, so the first
+        # step of a process that resumes would differ from that of one that went on. So buckets
+        # are made as if that had happened, in the order of `_ddp_init_helper`.
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _ddp_init_helper(
+        self,
+        parameters: list[nn.Parameter],
+        expect_sparse_gradient: list[bool],
+        param_to_name_mapping: dict[int, str],
+        static_graph: bool,
+    ) -> None:
+        # Gradients come about in the reverse order of parameters. Torch reverses its first
+        # buckets itself, but has only those where it has to look for unused parameters.
+        if static_graph or not self.find_unused_parameters:
+            last = len(parameters) - 1
+            parameters = parameters[::-1]
+            expect_sparse_gradient = expect_sparse_gradient[::-1]
+            param_to_name_mapping = {last - i: name for i, name in param_to_name_mapping.items()}
+        self._reduced = parameters
+        super()._ddp_init_helper(
+            parameters, expect_sparse_gradient, param_to_name_mapping, static_graph
+        )
 
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`ParallelModule.backward`."""
@@ -171,8 +197,7 @@ class DataParallel(DistributedDataParallel):
         # that nobody uses would count as used.
         used = self.reducer._get_local_used_map().zero_()
         self.process_group.allreduce(used).wait()
-        needed = [p for p in self._module_parameters if p.requires_grad]
-        self._globally_unused = [p for p, count in zip(needed, used.tolist()) if not count]
+        self._globally_unused = [p for p, n in zip(self._reduced, used.tolist()) if not n]
 
 
 class _Shadow(JoinHook):
@@ -186,6 +211,12 @@ class _Shadow(JoinHook):
 
     def main_hook(self) -> None:
         weights, module = self._module._weights, self._module
+        if module.static_graph and not weights.exchanged:
+            # Torch learns what is used in the first step, by sums that nobody can make for a rank.
+            raise RuntimeError(
+                "static_graph=True: every rank needs a batch in the first step, and this one has "
+                'none: leave static_graph out, or give the loader uneven="drop" or "repeat"'
+            )
         weights.joined, weights.plain_if_joined = True, self._plain
         try:
             self._hook.main_hook()

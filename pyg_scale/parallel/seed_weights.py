@@ -41,6 +41,7 @@ class SeedWeights:
     """What one rank has to say about its gradients, and what all ranks said.
 
     Attributes:
+        exchanged: Whether gradients of a batch of this rank were ever sent.
         joined: Whether this rank has no batch left, and brings zeros.
         plain_if_joined: What a rank without batch counts for in a mean over ranks.
         shadowed: The gradients of each parameter, once a rank without batch got them.
@@ -48,6 +49,7 @@ class SeedWeights:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.exchanged = False
         self.joined = False
         self.plain_if_joined = 0
         self.shadowed: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -73,6 +75,8 @@ class SeedWeights:
         assert self._totals is not None
         if self.joined:
             self.shadowed.append((bucket.parameters(), bucket.gradients()))
+        else:
+            self.exchanged = True
         both = torch.futures.collect_all([self._totals, self._all_reduce(buffer)])
         return both.then(_divide)
 

@@ -86,6 +86,50 @@ def test_several_models(ranks):
     ranks.run(several_models)
 
 
+def static_graph():
+    """Torch's first step of a static graph has sums that a rank without a batch cannot make."""
+    rank = dist.get_rank()
+    model = parallel.wrap(linear(), "ddp", static_graph=True)
+    step = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def epoch():
+        with model.join(step):
+            for _ in range(1 - rank):
+                model.backward(loss_of(model, rank), 3)
+
+    with pytest.raises(RuntimeError, match="a batch in the first step" if rank else ""):
+        epoch()
+
+
+def test_a_static_graph_needs_a_batch_on_every_rank(ranks):
+    ranks.run(static_graph)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_buckets_are_in_the_order_of_gradients(ranks, unused):
+    ranks.run(buckets, unused, world_size=1)
+
+
+def buckets(unused):
+    """From the first step on; in what order it is decides the last bits of sums."""
+    model = parallel.wrap(
+        nn.Sequential(linear(), nn.ReLU(), nn.Linear(3, 2).double(), nn.Linear(2, 2).double()),
+        bucket_cap_mb=1e-5,
+        find_unused_parameters=unused,
+    )
+
+    def order():
+        made = model.reducer._get_zeros_like_grad_buckets()
+        return [id(parameter) for bucket in made for parameter in bucket.parameters()]
+
+    expected = [id(parameter) for parameter in reversed(list(model.parameters()))]
+    assert order() == expected
+    for _ in range(2):
+        loss_of(model, 0).backward()
+        model.zero_grad()
+    assert order() == expected
+
+
 def torchs_join():
     """Torch's own `Join` works as torch says, with and without a count of seeds."""
     rank = dist.get_rank()

@@ -24,14 +24,16 @@ from pyg_scale.train import Checkpoint
 STEPS, EPOCHS = 9, 3
 
 
-def pieces(world_size: int) -> tuple[nn.Module, torch.optim.Optimizer, NeighborLoader]:
-    """Six batches for an epoch, the last one smaller; nothing is drawn in the model."""
+def pieces(
+    world_size: int, batches: int
+) -> tuple[nn.Module, torch.optim.Optimizer, NeighborLoader]:
+    """So many batches for an epoch, the last one smaller; nothing is drawn in the model."""
     data = planted_communities(200, 1_500, 3, 8)
     data.x = data.x.double()
     loader = NeighborLoader(
         data,
         [4, 3],
-        input_nodes=torch.arange(90),
+        input_nodes=torch.arange(16 * batches - 6),
         batch_size=16,
         shuffle=True,
         seed=5,
@@ -59,7 +61,7 @@ def main(folder: str, out: str, *faults: str) -> None:
     with distributed.init(timeout=60, start_timeout=60) as context:
         torch.manual_seed(context.rank)
         torch.set_num_threads(1)
-        model, optimizer, loader = pieces(context.world_size)
+        model, optimizer, loader = pieces(context.world_size, 3 * context.world_size)
         model = parallel.wrap(model)
         state = {"model": model, "optimizer": optimizer, "loader": loader}
         options = {"every": 1, "keep_last": 100, "stop_on": ["SIGTERM"], "timeout": 60}

@@ -25,12 +25,12 @@ LIMIT = 240
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 
 
-def torchrun(folder, out, *faults, restarts=0):
-    """What both ranks found, and what torchrun said."""
+def torchrun(folder, out, *faults, restarts=0, world_size=2):
+    """What all ranks found, and what torchrun said."""
     out.mkdir()
     command = [preloaded.python(), "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--monitor-interval"]
-    command += ["0.1", str(SCRIPT), str(folder), str(out), *faults]
+    command += ["--nproc-per-node", str(world_size), "--max-restarts", str(restarts)]
+    command += ["--monitor-interval", "0.1", str(SCRIPT), str(folder), str(out), *faults]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env["PYTHON_EXEC"] = preloaded.python()
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def torchrun(folder, out, *faults, restarts=0):
         except ProcessLookupError:
             pass
     assert process.returncode == 0, said
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)], said
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)], said
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,22 @@ def test_a_rank_is_killed_and_later_told_to_stop(tmp_path, undisturbed):
     assert found[0]["parameters"] == found[1]["parameters"]
 
 
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_killed_three_times(tmp_path, world_size):
+    """After the first step, in the middle of an epoch, and after its last step."""
+    expected, _ = torchrun(tmp_path / "plain", tmp_path / "expected", world_size=world_size)
+    found, _ = torchrun(
+        tmp_path / "run",
+        tmp_path / "out",
+        *("kill@1", "kill@5", "kill@6"),
+        restarts=3,
+        world_size=world_size,
+    )
+    for rank in range(world_size):
+        assert found[rank]["attempt"] == 3
+        assert found[rank]["parameters"] == expected[rank]["parameters"]
+
+
 def test_one_process_goes_on_where_two_were(tmp_path, undisturbed):
     """The same batches, two of them for each step, and the same gradients in float64."""
     run, expected = undisturbed
@@ -82,7 +98,7 @@ def test_one_process_goes_on_where_two_were(tmp_path, undisturbed):
         if int(path.name.rpartition("-")[2]) > 4:
             shutil.rmtree(path)
     with torch.random.fork_rng(devices=[]):
-        model, optimizer, loader = pieces(world_size=1)
+        model, optimizer, loader = pieces(1, 6)
         state = {"model": model, "optimizer": optimizer, "loader": loader}
         with Checkpoint(tmp_path / "run", state) as checkpoint:
             step = checkpoint.load().step
