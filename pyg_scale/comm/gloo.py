@@ -21,12 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import message
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import MAX_TAG, Communicator, Work
 from pyg_scale.comm.connect import Group
+from pyg_scale.comm.meeting import store_failure
 from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
@@ -49,6 +50,7 @@ class Gloo(Communicator):
 
         Raises:
             CommTimeoutError: If not all of them come in time.
+            CommError: If they cannot be reached, or the store is gone.
         """
         address = own_address()
         try:
@@ -56,10 +58,14 @@ class Gloo(Communicator):
                 group.store, group.rank, group.world_size, _options(address, group.timeout)
             )
         except RuntimeError as error:
-            raise CommTimeoutError(
-                f"rank {group.rank} at {address} could not meet all of the {group.world_size} "
-                f"ranks within {group.timeout:g} seconds: {_first_line(error)}"
-            ) from None
+            rank, size = group.rank, group.world_size
+            reason = f"rank {rank} at {address} could not meet all of the {size} ranks"
+            if isinstance(error, DistNetworkError):
+                raise CommError(f"{reason}: {store_failure(error, reason)}") from None
+            if _is_timeout(error):
+                reason = f"{reason} within {group.timeout:g} seconds"
+                raise CommTimeoutError(f"{reason}: {_first_line(error)}") from None
+            raise CommError(f"{reason}: {_first_line(error)}") from None
         return cls(process_group, group)
 
     def __init__(self, process_group: Any, group: Group) -> None:
@@ -164,8 +170,7 @@ class _Exchange(Work[list[Tensor]]):
             raise self._failed(error, rank, seconds) from None
 
     def _failed(self, error: RuntimeError, rank: int, seconds: float) -> CommError:
-        text = str(error)
-        if "imed out" in text or "timeout" in text.lower():
+        if _is_timeout(error):
             reason = f"{self._name}: rank {rank} did not answer within {seconds:g} seconds"
             self._comm._break(reason)
             return CommTimeoutError(f"{reason} (waited for by rank {self._comm.rank})")
@@ -229,6 +234,11 @@ def _interrupt(group: Any) -> None:
     nothing = torch.empty(1, dtype=torch.uint8)
     with contextlib.suppress(RuntimeError):
         group.recv([nothing], other, _NOBODY).wait(timedelta(milliseconds=1))
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
 
 
 def _first_line(error: BaseException) -> str:

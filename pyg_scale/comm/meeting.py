@@ -26,7 +26,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistStoreError,
+    PrefixStore,
+    TCPStore,
+)
 
 from pyg_scale.comm.address import LOOPBACK
 from pyg_scale.comm.time_limit import check, within
@@ -163,10 +167,7 @@ def meet(
             "between them is lost"
         ) from None
     except RuntimeError as error:  # what stores raise
-        first = str(error).strip().partition("\n")[0]
-        raise CommError(f"the store where the ranks meet is gone (that of rank 0): {first}") from (
-            error
-        )
+        raise store_failure(error, "a rank went away while all met") from error
     return Meeting(PrefixStore(f"met/{offer}", store), tuple(each["said"] for each in heard))
 
 
@@ -187,6 +188,19 @@ def leave(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
     while others and not store.check(others) and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(longest, 1.5 * pause)
+
+
+def store_failure(error: RuntimeError, late: str) -> CommError:
+    """The error to raise for one of a store: nothing was said in time, or the store is gone.
+
+    Args:
+        error: What the store raised.
+        late: Who said nothing, and within how many seconds.
+    """
+    first = str(error).strip().partition("\n")[0]
+    if isinstance(error, DistStoreError) and "timeout" in first.lower():
+        return CommTimeoutError(late)
+    return CommError(f"the store where the ranks meet is gone (that of rank 0): {first}")
 
 
 class _Meeting:

@@ -20,7 +20,6 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import DistNetworkError
 
 from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import Work
@@ -28,6 +27,7 @@ from pyg_scale.comm.connect import Group
 from pyg_scale.comm.frames import BYE, ERROR, REPLY, REQUEST, Frame
 from pyg_scale.comm.handshake import HELLO_SECONDS, MOST_CALLERS, Acceptor, introduce
 from pyg_scale.comm.landing import Landings
+from pyg_scale.comm.meeting import store_failure
 from pyg_scale.comm.secret import SECRET, SECRET_FILE, derive_key
 from pyg_scale.comm.service import Answer, Handler, Handlers, Service, join
 from pyg_scale.comm.tcp_connection import TcpAnswer, TcpConnection, tune
@@ -159,12 +159,9 @@ class TcpService(Service):
             raise CommTimeoutError(reason) from None
         except OSError as error:
             raise CommError(f"{where} cannot be reached: {error}") from None
-        except DistNetworkError as error:
-            first = str(error).strip().partition("\n")[0]
-            reason = f"{where} cannot be found: the store of rank 0 is gone ({first})"
-            raise CommError(reason) from None
-        except RuntimeError:
-            raise CommTimeoutError(f"{where} did not come in {seconds:g} seconds") from None
+        except RuntimeError as error:
+            failure = store_failure(error, f"it did not come in {seconds:g} seconds")
+            raise type(failure)(f"{where} cannot be found: {failure}") from None
 
     def _call_at(self, address: tuple[str, int], rank: int, seconds: float) -> socket.socket:
         """Connect, again if it is dropped: too many may have called at the same time."""
@@ -282,8 +279,9 @@ class TcpService(Service):
             self._store.set("token", secrets.token_hex(16))
         try:
             self._store.wait(["token"], timedelta(seconds=self.timeout))
-        except RuntimeError:
-            raise CommTimeoutError(f"rank 0 did not come in {self.timeout:g} seconds") from None
+        except RuntimeError as error:
+            late = f"rank 0 did not come in {self.timeout:g} seconds"
+            raise store_failure(error, late) from None
         return str(self._store.get("token").decode())
 
 

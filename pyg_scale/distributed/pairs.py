@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group
+from pyg_scale.comm.meeting import store_failure
 from pyg_scale.comm.service import Service
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError
@@ -121,8 +122,8 @@ class _Turn:
         left = max(0.1, deadline - time.monotonic())
         try:
             self.store.wait([f"{self.name}/{key}"], timedelta(seconds=left))
-        except RuntimeError:
-            raise CommError("it did not take part in time") from None
+        except RuntimeError as error:
+            raise store_failure(error, "it did not take part in time") from None
 
 
 def _measure(service: Service, other: int, turn: _Turn, seconds: float, deadline: float) -> Pair:

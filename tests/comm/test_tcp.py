@@ -263,6 +263,29 @@ def test_nobody_is_waited_for_who_can_never_come() -> None:
     assert ended and missing[-1] == []
 
 
+@pytest.mark.parametrize("how", ["token", "address", "gloo"])
+def test_a_store_that_is_gone_is_no_rank_that_is_late(how: str) -> None:
+    limit = timedelta(seconds=20)
+    held = [TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)]
+    group = Group(TCPStore("127.0.0.1", held[0].port, None, False, limit), 1, 2, 15.0)
+
+    def address() -> None:
+        group.store.set("token", "0" * 32)
+        service = TcpService(group, {}, 1)
+        try:
+            service.request(0, "any", []).wait()
+        finally:
+            service.close()
+
+    ways = {"token": lambda: TcpService(group, {}, 1), "gloo": lambda: Gloo.join(group)}
+    goes = threading.Timer(0.3, held.clear)
+    goes.start()
+    with pytest.raises(CommError, match="the store where the ranks meet is gone") as error:
+        ways.get(how, address)()
+    goes.join(10)
+    assert not isinstance(error.value, CommTimeoutError) and "15" not in str(error.value)
+
+
 def test_whoever_is_connected_is_waited_for_without_a_store() -> None:
     limit = timedelta(seconds=20)
     held = [TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)]
