@@ -16,6 +16,10 @@ Rank = dict[str, Any]
 _SHARED_MEMORY = 1 << 30
 _CLOCK_SECONDS = 1.0
 _SLOW = 4.0  # times below the median
+_FLOOR = 1e9  # bytes per second; Ethernet of 10 Gbit/s carries 1.1e9, a loopback several
+_ROWS = 100_000  # of an example: nodes of a batch
+_ROW_BYTES = 512  # 128 floats
+_FAR_SECONDS = 2e-3  # of a round trip between machines, which has some 0.1e-3
 _SPARE_FILES = 256
 
 
@@ -196,18 +200,18 @@ def _likely(rank: Rank) -> str | None:
 def _speed(ranks: Sequence[Rank]) -> list[Finding]:
     found = []
     for same, where in ((True, "on one machine"), (False, "between machines")):
-        rates = {}
+        known: dict[tuple[int, int], float] = {}
         for number, rank in enumerate(ranks):
             for pair in rank["pairs"]:
                 other = pair["rank"]
                 if (ranks[other]["machine"] == rank["machine"]) == same:
-                    rates[number, other] = pair["sent"]
-                    rates[other, number] = pair["received"]
-        known = {key: rate for key, rate in rates.items() if rate}
-        if len(known) < 6:
-            continue
-        usual = median(known.values())
-        slow = sorted((rate, key) for key, rate in known.items() if rate * _SLOW < usual)
+                    ways = {(number, other): pair["sent"], (other, number): pair["received"]}
+                    # only the lower rank of a pair measures both
+                    known.update({way: rate for way, rate in ways.items() if rate})
+        slow: list[tuple[float, tuple[int, int]]] = []
+        if len(known) >= 6:
+            usual = median(known.values())
+            slow = sorted((rate, key) for key, rate in known.items() if rate * _SLOW < usual)
         if slow:
             rate, (a, b) = slow[0]
             found.append(
@@ -219,7 +223,64 @@ def _speed(ranks: Sequence[Rank]) -> list[Finding]:
                     f"{ranks[b]['host']}: is it the fast network?",
                 )
             )
+        low = sorted((rate, key) for key, rate in known.items() if rate < _FLOOR)
+        low = [each for each in low if each not in slow]
+        if low:
+            rate, (a, b) = low[0]
+            found.append(
+                Finding(
+                    None,
+                    f"{len(low)} of {len(known)} ways {where} carry less than "
+                    f"{_FLOOR / 1e9:g} GB/s: rank {a} to {b} {rate / 1e9:.2f} GB/s, at which the "
+                    f"rows of {_ROWS:,} nodes with {_ROW_BYTES // 4} floats take "
+                    f"{_ROWS * _ROW_BYTES / rate:.2g} s",
+                    _busy(ranks[a]) if same else _faster(ranks[a]),
+                )
+            )
     return found
+
+
+def _busy(rank: Rank) -> str:
+    return (
+        f"top   # on {rank['host']}: are its cores busy, or its network emulated? Ranks that see "
+        "one directory read each other's parts without it"
+    )
+
+
+def _faster(rank: Rank) -> str:
+    """How to find a faster network, and what to do without one."""
+    other = _likely(rank)
+    look = f"ethtool {rank['interface']}   # on {rank['host']}: is it the fast network?"
+    if other is not None:
+        look = f"export {INTERFACE}={other}   # on {rank['host']}, if that is the faster network;"
+    return (
+        f"{look} Else let less travel: pyg_scale.open(..., cache='2GB'), and a partition with few "
+        "cut edges"
+    )
+
+
+def _distance(ranks: Sequence[Rank]) -> list[Finding]:
+    """Machines that are far from each other: every hop of a batch waits for them."""
+    trips = [
+        (pair["latency"], number, pair["rank"])
+        for number, rank in enumerate(ranks)
+        for pair in rank["pairs"]
+        if pair["latency"] and ranks[pair["rank"]]["machine"] != rank["machine"]
+    ]
+    far = sorted((each for each in trips if each[0] > _FAR_SECONDS), reverse=True)
+    if not far:
+        return []
+    seconds, a, b = far[0]
+    return [
+        Finding(
+            None,
+            f"{len(far)} of {len(trips)} round trips between machines take over "
+            f"{1e3 * _FAR_SECONDS:g} ms: rank {a} to {b} {1e3 * seconds:.2g} ms, which every hop "
+            "of a batch waits for",
+            f"ping {ranks[b]['address']}   # on {ranks[a]['host']}: are the machines in one place? "
+            "Else hide it: num_workers=8, and data.rank_features(in_flight=16)",
+        )
+    ]
 
 
 def _clocks(ranks: Sequence[Rank]) -> list[Finding]:
@@ -295,6 +356,7 @@ _LOOKS = (
     _limits,
     _kernels,
     _speed,
+    _distance,
     _clocks,
     _threads,
 )

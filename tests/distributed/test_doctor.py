@@ -61,7 +61,12 @@ def ranks(count: int = 4) -> list[dict[str, Any]]:
                 "shared_memory": 8 << 30,
                 "open_files": 65536,
                 "collective": "",
-                "pairs": [pair(other) for other in range(count) if other != number],
+                "pairs": [
+                    # the lower rank measures
+                    pair(other) if other > number else pair(other, sent=None, received=None)
+                    for other in range(count)
+                    if other != number
+                ],
             }
         )
     return found
@@ -120,7 +125,22 @@ def no_kernels(r: list[dict[str, Any]]) -> None:
 
 
 def slow(r: list[dict[str, Any]]) -> None:
-    r[1]["pairs"][1]["sent"] = r[2]["pairs"][1]["received"] = 1e8
+    r[1]["pairs"][1]["sent"] = 1e8
+
+
+def gigabit(r: list[dict[str, Any]]) -> None:
+    for each in r:
+        for one in each["pairs"]:
+            if one["sent"] and r[one["rank"]]["machine"] != each["machine"]:
+                one["sent"] = one["received"] = 0.12e9
+
+
+def emulated(r: list[dict[str, Any]]) -> None:
+    r[0]["pairs"][0]["sent"] = 0.12e9
+
+
+def far(r: list[dict[str, Any]]) -> None:
+    r[0]["pairs"][1]["latency"] = 0.03
 
 
 def clock(r: list[dict[str, Any]]) -> None:
@@ -148,6 +168,10 @@ WRONG = [
     (kernels, None, "compiled kernels are missing on ranks 1-2", "pyg-scale build"),
     (no_kernels, None, "no rank uses compiled kernels, which is slower: they are stale", "build"),
     (slow, None, "1 of 8 ways between machines are over 4 times slower", "ethtool eth0"),
+    (gigabit, None, "8 of 8 ways between machines carry less than 1 GB/s: rank 0 to 2", "ethtool"),
+    (gigabit, None, "0.12 GB/s, at which the rows of 100,000 nodes with 128 floats take 0.43", ""),
+    (emulated, None, "1 of 4 ways on one machine carry less than 1 GB/s: rank 0 to 1", "top   #"),
+    (far, None, "1 of 8 round trips between machines take over 2 ms: rank 0 to 2 30 ms", "ping"),
     (clock, None, "the clock of rank 3 is -7.2 s ahead of rank 0's", "set-ntp true   # on node-1"),
     (shared_memory, None, "/dev/shm has 64 MiB on rank 2", "--shm-size"),
     (threads, None, "node-1: 2 ranks of 4 threads on 4 cores", ""),
@@ -163,6 +187,19 @@ def test_what_is_wrong_is_found_and_named(spoil: Any, ok: bool | None, what: str
     assert found[0].ok is ok and fix in found[0].fix
     others = [f for f in find(spoiled) if f.ok is False and f not in found]
     assert not others or spoil in (no_directory, no_part), others
+
+
+def test_a_slow_link_of_two_ranks_is_not_all_well() -> None:
+    """Two machines have two ways, too few for a median."""
+    two = [ranks()[0], ranks()[2]]
+    two[0]["pairs"], two[1]["pairs"] = [pair(1, sent=1.2e8, received=1.2e8)], [pair(0)]
+    for each in two:
+        each["pairs"][0]["rank"], each["directory"] = 1 - two.index(each), None
+    two[1]["pairs"][0] |= {"sent": None, "received": None}
+    two[0]["interfaces"]["ib0"] = ["10.1.0.1"]
+    (found,) = find(two)
+    assert found.ok is None and "2 of 2 ways between machines" in found.what
+    assert found.fix.startswith("export PYG_SCALE_INTERFACE=ib0")
 
 
 def test_the_worst_comes_first() -> None:
