@@ -81,7 +81,7 @@ class Columns:
         def take(part: int, rank: int, work: Work[list[Tensor]] | CommError) -> Tensor:
             if isinstance(work, CommError):
                 raise work
-            found = work.wait(search.patience(search.chances([part])))
+            found = work.wait(search.patience(rank, search.chances([part])))
             shape = (node.part_nodes[part], *spec.row)
             if len(found) != 1 or found[0].dtype != dtype or found[0].shape != shape:
                 raise CommError(

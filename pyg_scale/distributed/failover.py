@@ -19,6 +19,9 @@ from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 _MOST_SHARES = 3
 """Where many ranks hold a part, the next one gets a third of the time that is left."""
 _LONGEST_PAUSE = 3600.0
+_ONCE_MORE = 1 / 20
+"""Of the time limit: what a rank gets that has failed lately."""
+_AT_LEAST = 1.0  # seconds that it gets
 
 
 class PartOwners(Protocol):
@@ -141,10 +144,21 @@ class Search:
         """From now on ranks are waited for."""
         self._deadline = time.monotonic() + self._timeout
 
-    def patience(self, chances: int) -> float:
-        """Seconds from now on that a rank has which was asked, and of which there are so many."""
+    def patience(self, rank: int, chances: int) -> float:
+        """Seconds from now on that a rank has which was asked.
+
+        A rank that has failed lately gets a moment to show that it is back. Else everything that
+        is under way would wait for it in turn, each time as long as the time limit says.
+
+        Args:
+            rank: Which.
+            chances: How many ranks can be asked for the same, this one included.
+        """
         left = max(0.0, self._deadline - time.monotonic())
-        return left / max(1, min(chances, _MOST_SHARES))
+        share = left / max(1, min(chances, _MOST_SHARES))
+        if rank in self._health.ill():
+            return min(share, max(_AT_LEAST, self._timeout * _ONCE_MORE))
+        return share
 
     def has_failed(self, rank: int) -> bool:
         """Whether a rank has failed in this search."""

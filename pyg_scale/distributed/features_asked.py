@@ -127,8 +127,8 @@ class Asked:
             coming, self._coming = self._coming, []
             now, failed = time.monotonic(), []
             limits = [
-                now + search.patience(search.chances({part.piece.part for part in parts}))
-                for _, _, parts in coming
+                now + search.patience(rank, search.chances({part.piece.part for part in parts}))
+                for _, rank, parts in coming
             ]
             for (work, rank, parts), limit in zip(coming, limits, strict=True):
                 try:

@@ -260,7 +260,7 @@ def _ask(service: Service, rank: int, name: str, tensors: list[Tensor]) -> Work[
 def _limits(search: Search, route: Route, ranks: Sequence[int]) -> list[float]:
     """Until when each of some ranks is waited for, all from now on."""
     now = time.monotonic()
-    return [now + search.patience(route.chances[rank]) for rank in ranks]
+    return [now + search.patience(rank, route.chances[rank]) for rank in ranks]
 
 
 def _wait(work: Work[Any] | CommError, limit: float) -> list[Tensor]:

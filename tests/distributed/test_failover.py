@@ -71,7 +71,7 @@ def test_a_search_goes_from_rank_to_rank() -> None:
     route = search.route()
     assert route.rank_of.tolist() == [1, 2, 0] and route.chances == {1: 3, 2: 1, 0: 1}
     search.begin()
-    assert search.patience(1) > 2 * search.patience(3) > 0
+    assert search.patience(1, 1) > 2 * search.patience(1, 3) > 0
     search.failed(1, CommTimeoutError("rank 1 is late"))
     assert search.route().rank_of.tolist() == [2, 2, 0] and search.chances([0]) == 2
     other = Search(0, held, health, 9.0)  # rank 1 is asked last by everybody
@@ -86,6 +86,21 @@ def test_a_search_goes_from_rank_to_rank() -> None:
     assert not isinstance(error.value, CommTimeoutError)
     health.answered(1)
     assert health.ill() == {2, 3}
+
+
+def test_a_rank_that_failed_gets_a_moment_and_not_the_whole_time_again() -> None:
+    """Several requests are under way, and each would wait as long for a rank that stopped."""
+    health = Health(60.0)
+    held = Held({0: [1], 1: [2]})
+    search, hasty = Search(0, held, health, 100.0), Search(0, held, health, 0.9)
+    for each in (search, hasty):
+        each.begin()
+    assert search.patience(1, 1) > 90
+    Search(0, held, health, 100.0).failed(1, CommTimeoutError("rank 1 is late"))
+    assert 0 < search.patience(1, 1) <= 5 and search.patience(2, 1) > 90
+    assert hasty.patience(1, 1) > 0.5, "time enough for a rank that is back"
+    health.answered(1)
+    assert search.patience(1, 1) > 90
 
 
 def test_ranks_that_failed_are_asked_again_after_a_time() -> None:

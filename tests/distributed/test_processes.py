@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -112,27 +113,32 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_rank_that_stops_is_named_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_rank_that_stops_is_named_in_time(tmp_path: Path, num_workers: int) -> None:
+    """Once for all that was under way, and not for each request anew."""
     paths = spread(in_parts(graphs.hostile(), tmp_path, 2), shares(2, 2))
     code = f"""{BATCHES}
 rank = int(os.environ["RANK"])
-data = pyg_scale.open({[str(p) for p in paths]!r}[rank], timeout=3)
+data = pyg_scale.open({[str(p) for p in paths]!r}[rank], timeout=60)
+data.ranks.timeout = data.ranks.service.timeout = 8.0
 print("open", flush=True)
 if rank == 1:
     time.sleep(100)
 while True:
-    for batch in loader(data, split_seeds=False):
+    for batch in loader(data, split_seeds=False, num_workers={num_workers}):
         pass
 """
     processes = start(tmp_path, code, 2)
     assert processes[1].stdout is not None
     try:
         assert processes[1].stdout.readline() == "open\n"
+        time.sleep(2)
         os.kill(preloaded.pid_behind(processes[1]), signal.SIGSTOP)
+        stopped = time.monotonic()
         output, _ = processes[0].communicate(timeout=60)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    assert processes[0].returncode == 1
-    assert "CommTimeoutError" in output and "rank 1 did not answer" in output.splitlines()[-1]
+    assert processes[0].returncode == 1 and time.monotonic() - stopped < 15, "twice were 16"
+    assert "CommTimeoutError" in output and "rank 1 did not answer" in output
