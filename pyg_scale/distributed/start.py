@@ -52,7 +52,7 @@ def init(
     device: str | torch.device | None = None,
     num_servers: int = 0,
     group_name: str | None = None,
-    timeout: float = 1800.0,
+    timeout: float = 300.0,
     start_timeout: float = 300.0,
     bind: str | None = None,
     num_threads: int | str | None = None,
@@ -88,7 +88,8 @@ def init(
         num_servers: So many first ranks are servers, the others their clients; each role has a
             default group of its own, so that clients train as if they were alone.
         group_name: By default that of the role.
-        timeout: Seconds that a collective of ``torch.distributed`` may take.
+        timeout: Seconds that a collective of ``torch.distributed`` may take, gradients of a step
+            among them: how long ranks wait for one that hangs, or does something alone.
         start_timeout: Seconds to wait for the other ranks now.
         bind: Which CPUs the threads of this process may use, see
             :func:`pyg_scale.distributed.bind`: ``"exclusive"``, ``"node"`` or ``"socket"``; by

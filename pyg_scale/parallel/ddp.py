@@ -138,6 +138,11 @@ class DataParallel(DistributedDataParallel):
             parameters, expect_sparse_gradient, param_to_name_mapping, static_graph
         )
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As of the module."""
+        with self._weights.explained():  # buffers are sent, and who has a batch
+            return super().forward(*inputs, **kwargs)
+
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`ParallelModule.backward`."""
         num_seeds = operator.index(num_seeds)
@@ -156,7 +161,7 @@ class DataParallel(DistributedDataParallel):
         self._check_not_beside()
         self._weights.add(num_seeds)
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
-        with counting(self._weights):
+        with self._weights.explained(), counting(self._weights):
             (loss * num_seeds).backward()
 
     @contextmanager
@@ -168,7 +173,10 @@ class DataParallel(DistributedDataParallel):
         self._check_not_beside()
         _joined.append(self)
         try:
-            with Join([self], divide_by_initial_world_size=False, steps=functions):
+            with (
+                self._weights.explained(),
+                Join([self], divide_by_initial_world_size=False, steps=functions),
+            ):
                 yield
         finally:
             _joined.remove(self)

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
+
+from pyg_scale.comm.roll_call import RollCall
 
 MIXED = (
     "some ranks called backward(loss, num_seeds) in this step and others loss.backward(): "
@@ -41,6 +44,7 @@ class SeedWeights:
     """What one rank has to say about its gradients, and what all ranks said.
 
     Attributes:
+        roll_call: Says which ranks are gone or late when an exchange has failed.
         exchanged: Whether gradients of a batch of this rank were ever sent.
         joined: Whether this rank has no batch left, and brings zeros.
         plain_if_joined: What a rank without batch counts for in a mean over ranks.
@@ -49,12 +53,14 @@ class SeedWeights:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.roll_call = RollCall(group)
         self.exchanged = False
         self.joined = False
         self.plain_if_joined = 0
         self.shadowed: list[tuple[list[Tensor], list[Tensor]]] = []
         self._seeds: int | None = None
         self._totals: Future[Any] | None = None
+        self._under_way: list[Future[Any]] = []
 
     @property
     def is_first(self) -> bool:
@@ -72,13 +78,34 @@ class SeedWeights:
             if _counting and self not in _counting and not self.joined:
                 raise RuntimeError(APART)
             self._totals = self._all_reduce(self._own(buffer.device))
+            self._under_way = [self._totals]
+            if buffer.device.type == "cpu" and not self.joined:
+                # Before that of the reducer, whose errors have lost their type.
+                Variable._execution_engine.queue_callback(self._wait)
         assert self._totals is not None
         if self.joined:
             self.shadowed.append((bucket.parameters(), bucket.gradients()))
         else:
             self.exchanged = True
-        both = torch.futures.collect_all([self._totals, self._all_reduce(buffer)])
+        self._under_way.append(self._all_reduce(buffer))
+        both = torch.futures.collect_all([self._totals, self._under_way[-1]])
         return both.then(_divide)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within it, an error of gloo becomes one that names the ranks that are gone or late."""
+        try:
+            yield
+        except RuntimeError as error:
+            if (found := self.roll_call.explain(error)) is not None:
+                raise found from error
+            raise
+
+    def _wait(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        with self.explained():
+            for future in under_way:
+                future.wait()
 
     def _own(self, device: torch.device) -> Tensor:
         """Seeds; whether they were counted; whether not; what this rank is worth in that case."""

@@ -1,0 +1,137 @@
+"""Who is gone or late where a collective of ``torch.distributed`` has failed over gloo.
+
+Gloo says an address at most, and that may be of a rank that only failed a moment earlier. So ranks
+whose collective failed look which connections ended, leave word of it in the store where all met,
+and break the connections that are left, so that the others fail now, too, and leave word.
+
+Whoever leaves no word is the one: where a connection ended, those ranks among the ends of it; where
+a time limit was over, all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_scale.comm.time_limit import within
+from pyg_scale.errors import CommError, CommTimeoutError
+
+_GRACE = 3.0  # seconds in which ranks that are there leave word
+_PAUSE = 0.02
+_STORE_SECONDS = 10.0
+_NOBODY = (1 << 29) + 1  # a tag that nobody sends with
+
+
+class RollCall:
+    """Explains errors of a process group; makes no call unless there is one.
+
+    Every rank of the group makes it, at the same time.
+
+    Args:
+        group: A process group of ``torch.distributed``.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = dist.get_process_group_ranks(group)
+        self._named: CommError | None = None
+        self._store: Any = None
+        if len(self._ranks) == 1 or "gloo" not in str(dist.get_backend_config(group)):
+            return
+        # Torchrun's store may hold what ranks of an earlier attempt left.
+        word = torch.tensor([secrets.randbits(62)])
+        dist.broadcast(word, self._ranks[0], group=group)
+        store = dist.distributed_c10d._get_default_store()
+        self._store = PrefixStore(f"pyg_scale/roll/{int(word)}", store)
+
+    def explain(self, error: RuntimeError) -> CommError | None:
+        """What to raise for an error of a collective; ``None`` if it is none of gloo's."""
+        if isinstance(error, CommError) or self._store is None or "gloo" not in str(error):
+            return None
+        if self._named is None:
+            late = "timed out" in str(error).lower()
+            self._named = self._ask(late, str(error).strip().partition("\n")[0])
+        return self._named
+
+    def _ask(self, late: bool, said: str) -> CommError:
+        seconds = self._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        own, others = self._group.rank(), self._others()
+        ended, alive = self._look(others)
+        word = {"late": seconds if late else 0.0, "ended": [] if late else ended}
+        why = f"(rank {self._ranks[own]} heard of gloo: {said})"
+        try:
+            words = within(_STORE_SECONDS, self._exchange, word, alive)
+        except (RuntimeError, TimeoutError):
+            _break(alive)
+            which = self._name(ended) if ended and not late else "a rank"
+            return CommError(
+                f"the connection to {which} ended, and the store where all met, which is that of "
+                f"rank 0 or of the launcher, is gone {why}"
+            )
+        silent = [rank for rank in others if rank not in words]
+        limit = max(each["late"] for each in words.values())
+        if not limit:
+            seen = {rank for each in words.values() for rank in each["ended"]}
+            gone = [rank for rank in silent if rank in seen]
+            if not gone:
+                return CommError(f"the connections between ranks broke, and no rank ended {why}")
+            return CommError(f"{self._name(gone)} ended while the others went on {why}")
+        if silent:
+            return CommTimeoutError(
+                f"{self._name(silent)} did not come within {limit:g} seconds (waited for by rank "
+                f"{self._ranks[own]}); where a rank has to do so much alone, raise the limit of "
+                "pyg_scale.distributed.init(timeout=...)"
+            )
+        return CommTimeoutError(
+            f"rank {self._ranks[own]}, which is this one, or another came too late: the others "
+            f"had waited for {limit:g} seconds and gave up"
+        )
+
+    def _others(self) -> list[int]:
+        own = self._group.rank()
+        return [rank for rank in range(self._group.size()) if rank != own]
+
+    def _look(self, ranks: Iterable[int]) -> tuple[list[int], list[Any]]:
+        """The ranks whose connections ended, and what waits for the others."""
+        ended, alive = [], []
+        for rank in ranks:
+            nothing = torch.empty(1, dtype=torch.uint8)
+            try:
+                alive.append((self._group.recv([nothing], rank, _NOBODY), nothing))
+            except RuntimeError:
+                ended.append(rank)
+        return ended, alive
+
+    def _exchange(self, word: dict[str, Any], alive: list[Any]) -> dict[int, dict[str, Any]]:
+        """What ranks said, this one included, once those that are there have had time to."""
+        own, store = self._group.rank(), self._store
+        store.set(f"word/{own}", json.dumps(word))
+        _break(alive)
+        words, deadline = {own: word}, time.monotonic() + _GRACE
+        while time.monotonic() < deadline and len(words) < self._group.size():
+            for rank in self._others():
+                if rank not in words and store.check([f"word/{rank}"]):
+                    words[rank] = json.loads(store.get(f"word/{rank}"))
+            time.sleep(_PAUSE)
+        return words
+
+    def _name(self, ranks: list[int]) -> str:
+        names = [str(self._ranks[rank]) for rank in ranks]
+        some = ", ".join(names[:16]) + (", ..." if len(names) > 16 else "")
+        return f"{'rank' if len(names) == 1 else 'ranks'} {some}"
+
+
+def _break(alive: list[Any]) -> None:
+    """Let all waits of the group fail: a time limit that is over ends all of its connections."""
+    for work, _ in alive:
+        with contextlib.suppress(RuntimeError):
+            work.wait(timedelta(milliseconds=1))
