@@ -65,7 +65,7 @@ class RollCall:
     def _ask(self, late: bool, said: str) -> CommError:
         seconds = self._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         own, others = self._group.rank(), self._others()
-        ended, alive = self._look(others)
+        ended, alive = look(self._group, others)
         word = {"late": seconds if late else 0.0, "ended": [] if late else ended}
         why = f"(rank {self._ranks[own]} heard of gloo: {said})"
         try:
@@ -100,17 +100,6 @@ class RollCall:
         own = self._group.rank()
         return [rank for rank in range(self._group.size()) if rank != own]
 
-    def _look(self, ranks: Iterable[int]) -> tuple[list[int], list[Any]]:
-        """The ranks whose connections ended, and what waits for the others."""
-        ended, alive = [], []
-        for rank in ranks:
-            nothing = torch.empty(1, dtype=torch.uint8)
-            try:
-                alive.append((self._group.recv([nothing], rank, _NOBODY), nothing))
-            except RuntimeError:
-                ended.append(rank)
-        return ended, alive
-
     def _exchange(self, word: dict[str, Any], alive: list[Any]) -> dict[int, dict[str, Any]]:
         """What ranks said, this one included, once those that are there have had time to."""
         own, store = self._group.rank(), self._store
@@ -128,6 +117,23 @@ class RollCall:
         names = [str(self._ranks[rank]) for rank in ranks]
         some = ", ".join(names[:16]) + (", ..." if len(names) > 16 else "")
         return f"{'rank' if len(names) == 1 else 'ranks'} {some}"
+
+
+def look(group: dist.ProcessGroup, ranks: Iterable[int]) -> tuple[list[int], list[Any]]:
+    """The ranks whose connections ended, and what waits for the others.
+
+    Args:
+        group: Of gloo.
+        ranks: Of that group.
+    """
+    ended, alive = [], []
+    for rank in ranks:
+        nothing = torch.empty(1, dtype=torch.uint8)
+        try:
+            alive.append((group.recv([nothing], rank, _NOBODY), nothing))
+        except RuntimeError:
+            ended.append(rank)
+    return ended, alive
 
 
 def _break(alive: list[Any]) -> None:

@@ -31,14 +31,12 @@ class Gathered:
         met: The meeting; each rank said its ``host``, ``machine``, ``address``, ``cpus``,
             ``threads``, ``device`` and ``gpu``.
         device: Of this process.
-        hosts_store: Whether this process has the store, so that it must leave last.
         network: Environment variables that let gloo, and services of ours, use the address.
     """
 
     launch: Launch
     met: Meeting
     device: torch.device
-    hosts_store: bool
     network: dict[str, str]
 
 
@@ -63,7 +61,6 @@ def gather(
         CommError: If rank 0 cannot use its port, or there is no way to it.
         CommTimeoutError: Names the ranks that did not come.
     """
-    hosts_store = store is None and launch.rank == 0 and not launch.hosted
     if store is None:
         store = _store(launch, timeout)
     address = _address(launch)
@@ -102,7 +99,7 @@ def gather(
         if each["error"]:
             leave(met.store, rank, world_size, timeout=_LEAVE_SECONDS)
             raise ValueError(f"rank {other}: {each['error']}")
-    return Gathered(launch, met, chosen, hosts_store, network)
+    return Gathered(launch, met, chosen, network)
 
 
 def adopted(given: Mapping[str, Any]) -> Launch:

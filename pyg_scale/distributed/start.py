@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,8 +17,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm.address import INTERFACE
 from pyg_scale.comm.meeting import Meeting
+from pyg_scale.comm.roll_call import look
 from pyg_scale.comm.secret import known_secret
-from pyg_scale.comm.time_limit import within
+from pyg_scale.comm.time_limit import check, within
 from pyg_scale.distributed import binding, threads
 from pyg_scale.distributed.context import DistContext, DistRole
 from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota
@@ -27,6 +31,7 @@ from pyg_scale.errors import CommError
 _LEAVE_SECONDS = 30.0
 _PAUSE = 0.02
 _GRACE = 5.0
+_NEWS_SECONDS = 1.0  # after a connection ended, in which word of a rank that left may come
 _lock = threading.Lock()
 _running: _Running | None = None
 
@@ -170,23 +175,28 @@ def get_context() -> DistContext | None:
 def shutdown(wait: float | None = None) -> list[int]:
     """End what :func:`init` began; may be called again.
 
-    The rank that has the store waits until the others have left, too: without it they could not
-    finish.
+    Where rank 0 has the store, because no launcher has it, it waits until the others have left,
+    too: without it they could not finish. They wait as well, to hear of a rank that was killed.
 
     Args:
         wait: How many seconds, at most; by default 30.
 
     Returns:
-        The ranks that it waited for in vain.
+        On rank 0 those that it waited for in vain.
+
+    Raises:
+        CommError: If ranks ended without this; names them. Each has what :func:`init` began
+            ended nevertheless.
     """
     global _running
     with _lock:
         running, _running = _running, None
         if running is None:
             return []
-        late = _leave(running, _LEAVE_SECONDS if wait is None else wait)
-        _undo(running)
-        return late
+        try:
+            return _leave(running, _LEAVE_SECONDS if wait is None else wait)
+        finally:
+            _undo(running)
 
 
 def _begin(running: _Running, timeout: float, start_timeout: float) -> None:
@@ -275,30 +285,107 @@ def _place(
 
 
 def _leave(running: _Running, seconds: float) -> list[int]:
-    """Say goodbye; who has the store hears that of the others."""
-    if running.context.global_world_size == 1:
+    """Say goodbye, and hear that of the others."""
+    context, gathered = running.context, running.gathered
+    if context.global_world_size == 1:
         return []
+    store, rank = gathered.met.store, context.global_rank
+
+    def ended(others: list[int]) -> list[int]:
+        """Those whose connection ended; nothing where there is no such connection."""
+        first = rank - context.rank  # the group is that of one role
+        inside = [r - first for r in others if 0 <= r - first < context.world_size]
+        if not running.owns_group or "gloo" not in str(dist.get_backend_config()):
+            return []
+        return [r + first for r in look(dist.distributed_c10d._get_default_group(), inside)[0]]
+
+    words = [f"left/{rank}", f"heard/{rank}"]
     try:
-        others = within(seconds + _GRACE, _say_goodbye, running, seconds)
-    except (RuntimeError, TimeoutError):  # the store, or the way to it, went first
+        if gathered.launch.hosted or seconds <= 0:  # a launcher hears of ranks that are killed
+            within(_GRACE, _say, store, words)
+            return []
+        within(_GRACE, _say, store, words[:1])
+    except (RuntimeError, TimeoutError):  # rank 0 went first, as it does after some time
         return []
-    if others and seconds > 0:
-        warnings.warn(f"ranks {others} had not left after {seconds:g} seconds", stacklevel=3)
-    return others
+    size, limit = context.global_world_size, seconds + 3 * _GRACE
+    try:
+        late, gone = within(limit, say_goodbye, store, rank, size, seconds, ended)
+    except (
+        RuntimeError,
+        TimeoutError,
+    ):  # rank 0, or the way to it, went meanwhile
+        late, gone = [], ended([0]) if rank else []
+    if gone:
+        names = f"{'rank' if len(gone) == 1 else 'ranks'} {', '.join(map(str, gone))}"
+        raise CommError(
+            f"{names} ended without distributed.shutdown(): killed, or failed at the end of its "
+            "script; see what it said last"
+        )
+    if late:
+        warnings.warn(f"ranks {late} had not left after {seconds:g} seconds", stacklevel=4)
+    return late
 
 
-def _say_goodbye(running: _Running, seconds: float) -> list[int]:
-    store, context = running.gathered.met.store, running.context
-    store.set(f"left/{context.global_rank}", "")
-    if not running.gathered.hosts_store:
-        return []
-    deadline = time.monotonic() + seconds
-    others = list(range(1, context.global_world_size))
+def say_goodbye(
+    store: Any,
+    rank: int,
+    world_size: int,
+    seconds: float,
+    ended: Callable[[list[int]], list[int]],
+) -> tuple[list[int], list[int]]:
+    """Wait until all have left the store; rank 0, whose process has it, goes last.
+
+    Args:
+        store: Of a meeting, in which this rank has said that it has left.
+        rank: Of this process.
+        world_size: Number of ranks.
+        seconds: How long ranks wait for each other, at most.
+        ended: Of some ranks, those whose connections to this one ended.
+
+    Returns:
+        On rank 0 the ranks that had not left in time; and those that ended without leaving.
+    """
+    deadline, ends = time.monotonic() + seconds, dict[int, float]()
+
+    def gone(others: list[int], word: str) -> list[int]:
+        """Those that ended a moment ago and still have not left a word."""
+        now = time.monotonic()
+        for other in ended(others):
+            ends.setdefault(other, now)
+        lost = [other for other in others if ends.get(other, now) < now - _NEWS_SECONDS]
+        return [other for other in lost if not store.check([word.format(other)])]
+
+    if rank != 0:
+        lost: list[int] = []
+        while not store.check(["over"]) and not lost and time.monotonic() < deadline:
+            check()
+            lost = gone([0], "over")
+            time.sleep(_PAUSE)
+        if not lost and store.check(["over"]):
+            lost = json.loads(store.get("over"))
+        store.set(f"heard/{rank}", "")
+        return [], lost
+    others = list(range(1, world_size))
     while True:
-        others = [rank for rank in others if not store.check([f"left/{rank}"])]
-        if not others or time.monotonic() >= deadline:
-            return others
+        check()
+        others = [each for each in others if not store.check([f"left/{each}"])]
+        lost = gone(others, "left/{}")
+        if set(others) <= set(lost) or time.monotonic() >= deadline:
+            break
         time.sleep(_PAUSE)
+    store.set("over", json.dumps(lost))
+    here = [each for each in range(1, world_size) if each not in others]
+    until = time.monotonic() + 2 * _GRACE
+    while here and time.monotonic() < until:
+        here = [each for each in here if not store.check([f"heard/{each}"])]
+        here = [each for each in here if each not in gone(here, "heard/{}")]
+        time.sleep(_PAUSE)
+    return [each for each in others if each not in lost], lost
+
+
+def _say(store: Any, words: list[str]) -> None:
+    for word in words:
+        store.set(word, "")
 
 
 def _undo(running: _Running) -> None:

@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 
 from pyg_scale import comm, distributed
+from pyg_scale.comm import Group
 from pyg_scale.distributed import DistContext, DistRole
+from pyg_scale.distributed import start as starting
 from pyg_scale.distributed.device import check_gpus, choose_backend, choose_device
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.testing.ranks import run_ranks
 from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -217,3 +220,36 @@ def test_ranks_under_slurm_and_by_hand() -> None:
         "worker-0 0 2 0 2 1 torchrun 1  0",
         "worker-1 1 2 1 2 1 torchrun 1  0",
     ], found
+
+
+@pytest.mark.parametrize(
+    ("silent", "ended", "first", "others"),
+    [
+        ([], [], ([], []), ([], [])),
+        ([2], [2], ([], [2]), ([], [2])),  # killed
+        ([2], [], ([2], []), ([], [])),  # at work still
+        ([0], [0], None, ([], [0])),
+        ([0], [], None, ([], [])),
+    ],
+)
+def test_ranks_leave_together(
+    silent: list[int],
+    ended: list[int],
+    first: Any,
+    others: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starting, "_NEWS_SECONDS", 0.1)
+    seconds = 20.0 if silent == ended else 0.6
+
+    def leave(group: Group) -> Any:
+        if group.rank in silent:
+            return None
+        group.store.set(f"left/{group.rank}", "")
+        return starting.say_goodbye(
+            group.store, group.rank, 4, seconds, lambda ranks: [r for r in ranks if r in ended]
+        )
+
+    found = run_ranks(4, leave)
+    expected = [first, others, others, others]
+    assert found == [None if rank in silent else expected[rank] for rank in range(4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,24 @@ def test_a_script_that_fails_stops_at_once_without_the_graph(tmp_path: Path, dro
     (first, said), (second, _) = end(start(tmp_path, code, 2))
     assert (first, second) == (0, 3), said
     assert "is lost" in said and float(said.split("told after ")[1].split()[0]) < 30, said
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_after_its_last_batch_is_named_by_all(tmp_path: Path) -> None:
+    """Long before rank 0 would go without it, and with an exit status that says so."""
+    code = """
+        import os, signal, torch, pyg_scale
+        import torch.distributed as dist
+
+        with pyg_scale.distributed.init(start_timeout=60) as context:
+            dist.all_reduce(torch.ones(1))
+            if context.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    (first, said), (second, also), (third, _) = end(start(tmp_path, code, 3))
+    assert (first, second, third) == (1, 1, -signal.SIGKILL), said + also
+    for each in (said, also):
+        assert "CommError: rank 2 ended without distributed.shutdown()" in each, each
 
 
 def test_what_is_a_failure() -> None:
