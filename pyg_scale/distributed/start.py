@@ -295,7 +295,8 @@ def _leave(running: _Running, seconds: float) -> list[int]:
         """Those whose connection ended; nothing where there is no such connection."""
         first = rank - context.rank  # the group is that of one role
         inside = [r - first for r in others if 0 <= r - first < context.world_size]
-        if not running.owns_group or "gloo" not in str(dist.get_backend_config()):
+        owns = running.owns_group and dist.is_initialized()
+        if not owns or "gloo" not in str(dist.get_backend_config()):
             return []
         return [r + first for r in look(dist.distributed_c10d._get_default_group(), inside)[0]]
 
@@ -310,19 +311,16 @@ def _leave(running: _Running, seconds: float) -> list[int]:
     size, limit = context.global_world_size, seconds + 3 * _GRACE
     try:
         late, gone = within(limit, say_goodbye, store, rank, size, seconds, ended)
-    except (
-        RuntimeError,
-        TimeoutError,
-    ):  # rank 0, or the way to it, went meanwhile
+    except (RuntimeError, TimeoutError):  # rank 0 went meanwhile, or the way to it
         late, gone = [], ended([0]) if rank else []
     if gone:
         names = f"{'rank' if len(gone) == 1 else 'ranks'} {', '.join(map(str, gone))}"
         raise CommError(
             f"{names} ended without distributed.shutdown(): killed, or failed at the end of its "
-            "script; see what it said last"
+            "script (see what it said last), or its connections broke before"
         )
     if late:
-        warnings.warn(f"ranks {late} had not left after {seconds:g} seconds", stacklevel=4)
+        warnings.warn(f"ranks {late} had not left after {seconds:g} seconds", stacklevel=3)
     return late
 
 
