@@ -29,7 +29,7 @@ from pyg_scale.distributed.launch import read_launch
 from pyg_scale.errors import CommError
 
 _LEAVE_SECONDS = 30.0
-_PAUSE = 0.02
+_PAUSE = 0.05
 _GRACE = 5.0
 _NEWS_SECONDS = 1.0  # after a connection ended, in which word of a rank that left may come
 _lock = threading.Lock()
