@@ -308,7 +308,7 @@ def _leave(running: _Running, seconds: float) -> list[int]:
         within(_GRACE, _say, store, words[:1])
     except (RuntimeError, TimeoutError):  # rank 0 went first, as it does after some time
         return []
-    size, limit = context.global_world_size, seconds + 3 * _GRACE
+    size, limit = context.global_world_size, seconds + (_GRACE if rank else 3 * _GRACE)
     try:
         late, gone = within(limit, say_goodbye, store, rank, size, seconds, ended)
     except (RuntimeError, TimeoutError):  # rank 0 went meanwhile, or the way to it
