@@ -10,6 +10,8 @@
 
 namespace pyg_scale {
 
+constexpr int64_t kMostRounds = 10000;  // more would hang on a graph that is not symmetric
+
 template <typename T>
 struct Adjacency {
   int64_t num_nodes = 0;
@@ -33,11 +35,11 @@ struct Adjacency {
 template <typename F>
 auto with_adjacency(const Tensor& indptr, const Tensor& indices, const Tensor& edge_weights,
                     const F& f) {
-  const int64_t num_nodes = indptr.numel() - 1, num_entries = indices.numel();
-  check(num_nodes >= 0, "indptr must hold one number more than there are nodes");
+  const int64_t num_nodes = num_pointed(indptr), num_entries = indices.numel();
   const int64_t* begin = int64_data(indptr, num_nodes + 1, "indptr");
   const IntColumn column = int_column(indices, "indices");
   const int64_t* weight = optional_int64_data(edge_weights, num_entries, "edge_weights");
+  if (weight) checked_sum(weight, num_entries, "edge_weights");
   check(begin[0] == 0 && begin[num_nodes] == num_entries,
         "indptr must go from 0 to the number of entries of indices");
   for (int64_t v = 0; v < num_nodes; ++v) check(begin[v] <= begin[v + 1], "indptr must not fall");

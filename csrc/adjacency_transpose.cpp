@@ -67,7 +67,7 @@ void transpose(const CsrEdges& edges, const Index* col, int64_t num_src, int64_t
 }
 
 std::tuple<Tensor, Tensor, Tensor> csr_transpose(Tensor indptr, Tensor indices, int64_t num_src) {
-  check(num_src >= 0, "num_src must not be negative");
+  check_count(num_src, "num_src");
   indices = torch::stable::contiguous(indices);
   const CsrEdges edges(indptr, indices, std::nullopt);
   const RowTasks tasks(edges.indptr, edges.rows, edges.edges, 1);  // looks at the pointers

@@ -156,7 +156,8 @@ struct ExtremeGrad {
         prefetch_row(arg + coming * grad.size, grad.size * 4);
       }
       const int64_t target = edges.indices[e], position = edges.edge_id[e];
-      const auto here = static_cast<int32_t>(position - indptr[target]);
+      const auto here = static_cast<int32_t>(static_cast<uint64_t>(position) -
+                                             static_cast<uint64_t>(indptr[target]));
       const T* from = grad[target];
       const int32_t* chosen = arg + target * grad.size;
       const A* w = weight ? weight + (edge_id.data ? edge_id[position] : position) * heads : nullptr;

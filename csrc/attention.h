@@ -40,7 +40,10 @@ struct Dropout {
 
 // The shape of rows of heads, [*, heads, channels].
 struct Heads {
-  explicit Heads(const Tensor& x) : heads(x.size(1)), channels(x.size(2)) {}
+  explicit Heads(const Tensor& x) : heads(x.size(1)), channels(x.size(2)) {
+    constexpr int64_t kMost = int64_t{1} << 24;  // of rows that are there; of none there may be more
+    check(heads <= kMost && channels <= kMost, "there are more than 2**24 heads or channels");
+  }
   int64_t size() const { return heads * channels; }
   int64_t heads, channels;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <string>
 
 #include "row_cache.h"
 
@@ -20,10 +21,15 @@ template <typename Word>
 constexpr int64_t kBits = sizeof(Word) * 8;
 
 template <typename Word>
+uint64_t place_of(int64_t batch) {
+  return static_cast<uint64_t>(batch) % kBits<Word>;
+}
+
+template <typename Word>
 int32_t next_use(Word word, int64_t now) {
   if (word == 0) return kNever;
   const auto next = now + 1;
-  const Word turned = std::rotr(word, static_cast<int>(next % kBits<Word>));
+  const Word turned = std::rotr(word, static_cast<int>(place_of<Word>(next)));
   return static_cast<int32_t>(next + std::countr_zero(turned));
 }
 
@@ -35,7 +41,30 @@ struct Slots {
   int64_t* used;      // slots that have an owner: the first ones
   int64_t* hand;
   int64_t count;
+  int64_t num_rows;
+
+  // The row of a slot.
+  int64_t row(int64_t slot) const {
+    const int64_t row = owner[slot];
+    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]] {
+      fail("owner: slot " + std::to_string(slot) + " has row " + std::to_string(row) +
+           ", but there are only " + std::to_string(num_rows));
+    }
+    return row;
+  }
 };
+
+// A batch, and those that can be announced after it, have numbers that int32 holds.
+void check_batch(int64_t batch, const char* name) {
+  if (batch < -kNever || batch >= kNever - 64) {
+    fail(std::string(name) + " must fit into 31 bits (got " + std::to_string(batch) + ")");
+  }
+}
+
+[[noreturn]] void no_slot(int64_t slot, int64_t count) {
+  fail("slot_of: there is no slot " + std::to_string(slot) + "; there are " +
+       std::to_string(count));
+}
 
 // How many of each distance there are; the last entry is for what no batch needs.
 template <typename Word>
@@ -90,7 +119,7 @@ template <typename Word>
 Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t size, int64_t now) {
   Plan plan(size);
   std::vector<int32_t> miss_next;
-  const Word bit = static_cast<Word>(Word{1} << (now % kBits<Word>));
+  const Word bit = static_cast<Word>(Word{1} << place_of<Word>(now));
   for (int64_t i = 0; i < size; ++i) {
     if (i + kPlanAhead < size) {
       __builtin_prefetch(slots.slot_of + id[i + kPlanAhead]);
@@ -101,12 +130,13 @@ Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t si
     coming[row] = static_cast<Word>(coming[row] & ~bit);
     plan.at[i] = -1;
     if (found > 0) {
+      if (found > slots.count) [[unlikely]] no_slot(found - 1, slots.count);
       plan.at[i] = found - 1;
       slots.visited[found - 1] = 1;
       slots.next[found - 1] = next_use(coming[row], now);
     } else if (found < 0) {
       plan.again.push_back(i);
-      plan.same.push_back(plan.miss[static_cast<size_t>(-found - 1)]);
+      plan.same.push_back(plan.earlier(found));
     } else {
       plan.miss.push_back(i);
       miss_next.push_back(next_use(coming[row], now));
@@ -147,7 +177,7 @@ Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t si
         if (d > last || (d == last && staying-- <= 0)) victims.push_back(static_cast<int32_t>(s));
       }
     }
-    for (const int32_t s : victims) slots.slot_of[slots.owner[s]] = 0;
+    for (const int32_t s : victims) slots.slot_of[slots.row(s)] = 0;
   }
   auto victim = victims.begin();
   for (size_t k = 0; k < plan.miss.size(); ++k) {
@@ -166,6 +196,20 @@ Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t si
   return plan.tensors();
 }
 
+// Calls f with a word of the size that `coming` has.
+template <typename F>
+auto with_word(const Tensor& coming, int64_t num_rows, const F& f) {
+  check(coming.is_cpu() && coming.numel() == num_rows && coming.is_contiguous(),
+        "coming has a wrong size or layout");
+  switch (coming.scalar_type()) {
+    case ScalarType::Byte: return f(uint8_t{});
+    case ScalarType::Short: return f(uint16_t{});
+    case ScalarType::Int: return f(uint32_t{});
+    case ScalarType::Long: return f(uint64_t{});
+    default: fail("coming must be uint8, int16, int32 or int64");
+  }
+}
+
 Tensors belady_plan(Tensor slot_of, Tensor coming, Tensor owner, Tensor next, Tensor visited,
                     Tensor state, Tensor ids, int64_t now) {
   const int64_t num_rows = slot_of.numel(), count = owner.numel();
@@ -176,19 +220,20 @@ Tensors belady_plan(Tensor slot_of, Tensor coming, Tensor owner, Tensor next, Te
                     data_of<uint8_t>(visited, ScalarType::Byte, count, "visited"),
                     position,
                     position + 1,
-                    count};
+                    count,
+                    num_rows};
   const int64_t* id = checked_ids(ids, num_rows);
+  check_state({&slot_of, &coming, &owner, &next, &visited, &state, &ids});
+  check(count <= kMostSlots && 0 <= *slots.used && *slots.used <= count,
+        "state: there are not so many slots in use");
+  check(0 <= *slots.hand && *slots.hand < std::max<int64_t>(1, *slots.used),
+        "state: the hand is at no slot");
+  check_batch(now, "now");
   const auto run = [&](auto word) {
     using Word = decltype(word);
     return plan_for(slots, static_cast<Word*>(coming.mutable_data_ptr()), id, ids.numel(), now);
   };
-  check(coming.numel() == num_rows && coming.is_contiguous(), "coming has a wrong size or layout");
-  switch (coming.element_size()) {
-    case 1: return run(uint8_t{});
-    case 2: return run(uint16_t{});
-    case 4: return run(uint32_t{});
-    default: return run(uint64_t{});
-  }
+  return with_word(coming, num_rows, run);
 }
 
 // Batch number `batch` will need these rows; with `batch` < 0, forget everything about them.
@@ -197,11 +242,13 @@ void belady_announce(Tensor slot_of, Tensor coming, Tensor next, Tensor ids, int
   const int64_t* id = checked_ids(ids, slot_of.numel());
   const int32_t* slot = data_of<int32_t>(slot_of, ScalarType::Int, -1, "slot_of");
   auto* when = data_of<int32_t>(next, ScalarType::Int, -1, "next");
-  check(coming.numel() == slot_of.numel() && coming.is_contiguous(), "coming has a wrong size");
+  const int64_t slots = next.numel();
+  check_state({&slot_of, &coming, &next, &ids});
+  check_batch(batch, "batch");
   const auto run = [&](auto word) {
     using Word = decltype(word);
     auto* words = static_cast<Word*>(coming.mutable_data_ptr());
-    const Word bit = batch < 0 ? Word{0} : static_cast<Word>(Word{1} << (batch % kBits<Word>));
+    const Word bit = batch < 0 ? Word{0} : static_cast<Word>(Word{1} << place_of<Word>(batch));
     for (int64_t i = 0; i < size; ++i) {
       if (i + kPlanAhead < size) {
         __builtin_prefetch(slot + id[i + kPlanAhead]);
@@ -210,6 +257,7 @@ void belady_announce(Tensor slot_of, Tensor coming, Tensor next, Tensor ids, int
       const int32_t found = slot[id[i]];
       words[id[i]] = batch < 0 ? Word{0} : static_cast<Word>(words[id[i]] | bit);
       if (found <= 0) continue;
+      if (found > slots) [[unlikely]] no_slot(found - 1, slots);
       if (batch < 0) {
         when[found - 1] = kNever;
       } else if (when[found - 1] == kNever) {
@@ -217,12 +265,7 @@ void belady_announce(Tensor slot_of, Tensor coming, Tensor next, Tensor ids, int
       }
     }
   };
-  switch (coming.element_size()) {
-    case 1: return run(uint8_t{});
-    case 2: return run(uint16_t{});
-    case 4: return run(uint32_t{});
-    default: return run(uint64_t{});
-  }
+  with_word(coming, slot_of.numel(), run);
 }
 
 }  // namespace

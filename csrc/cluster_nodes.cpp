@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "adjacency.h"
@@ -54,7 +55,7 @@ class Clustering {
   void gather_singles(const int64_t* order) {
     const int64_t size = graph_.num_nodes;
     std::vector<int64_t> waiting(static_cast<size_t>(size), -1);  // for each cluster: a single
-    std::vector<int64_t> isolated;                                // the same, for each group
+    std::unordered_map<int64_t, int64_t> isolated;                // the same, for each group
     for (int64_t i = 0; i < size; ++i) {
       const int64_t v = order[i];
       if (size_[cluster_[v]] != 1) continue;
@@ -63,8 +64,7 @@ class Clustering {
       if (wish != cluster_[v]) {
         slot = &waiting[wish];
       } else {
-        if (group >= static_cast<int64_t>(isolated.size())) isolated.resize(group + 1, -1);
-        slot = &isolated[group];
+        slot = &isolated.try_emplace(group, -1).first->second;
       }
       if (*slot < 0 || !fits(v, *slot)) {
         *slot = cluster_[v];
@@ -149,12 +149,14 @@ class Clustering {
 
 Tensor cluster_nodes(Tensor indptr, Tensor indices, Tensor edge_weights, Tensor node_weights,
                      Tensor limit, Tensor group, Tensor order, int64_t rounds, int64_t key) {
-  const int64_t num_nodes = indptr.numel() - 1, columns = limit.numel();
+  const int64_t num_nodes = num_pointed(indptr), columns = limit.numel();
   const int64_t* weights = int64_matrix(node_weights, num_nodes, columns, "node_weights");
   const int64_t* most = int64_data(limit, columns, "limit");
   const int64_t* visit = int64_data(order, num_nodes, "order");
   IntColumn groups = int_column(group, "group");
   check(num_nodes < (int64_t{1} << 31), "there must be fewer than 2**31 nodes");
+  check(rounds >= 0 && rounds <= kMostRounds, "rounds must be from 0 to 10000");
+  checked_sum(weights, num_nodes * columns, "node_weights");
   check(group.numel() == 0 || group.numel() == num_nodes, "group must have one number a node");
   if (group.numel() == 0) groups.data = nullptr;
   for (int64_t v = 0; v < num_nodes; ++v) {

@@ -22,10 +22,10 @@ struct Edge {
 std::tuple<Tensor, Tensor, Tensor> contract_graph(Tensor indptr, Tensor indices,
                                                   Tensor edge_weights, Tensor cluster,
                                                   int64_t num_clusters) {
-  const int64_t num_nodes = indptr.numel() - 1;
+  const int64_t num_nodes = num_pointed(indptr);
   const int64_t* to = int64_data(cluster, num_nodes, "cluster");
-  check(num_clusters >= 0 && num_clusters < (int64_t{1} << 31),
-        "num_clusters must be from 0 to 2**31 - 1");
+  check(num_clusters >= 0 && num_clusters < (int64_t{1} << 31) && num_clusters <= num_nodes,
+        "num_clusters must be from 0 to the number of nodes, and less than 2**31");
   std::vector<int64_t> first(static_cast<size_t>(num_clusters) + 1, 0);
   for (int64_t v = 0; v < num_nodes; ++v) {
     check(to[v] >= 0 && to[v] < num_clusters, "cluster must be from 0 to num_clusters - 1");

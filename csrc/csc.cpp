@@ -9,11 +9,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "graph_view.h"
+#include "parallel.h"
 #include "pool.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
@@ -24,10 +28,7 @@ constexpr int64_t kFar = 32, kNear = 16;  // edges ahead whose memory is asked f
 // Calls f(task) for each of `tasks`, in parallel.
 template <typename F>
 void for_tasks(int64_t tasks, const F& f) {
-  if (tasks <= 1) return f(0);
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) f(task);
-  });
+  tasks <= 1 ? f(0) : for_each_task(tasks, f);
 }
 
 int64_t tasks_for(int64_t num_edges, int64_t num_threads) {
@@ -39,13 +40,13 @@ int64_t share(int64_t size, int64_t task, int64_t tasks) {
   return size / tasks * task + size % tasks * task / tasks;
 }
 
-// Ranges of destinations with about as many edges each; `begin` rises, one entry a destination.
+// Ranges of destinations, with about as many edges each if `begin` rises, one entry a destination.
 std::vector<int64_t> bounds(const int64_t* begin, int64_t num_dst, int64_t num_edges,
                             int64_t tasks) {
   std::vector<int64_t> out{0};
   for (int64_t task = 1; task < tasks; ++task) {
     const int64_t* at = std::lower_bound(begin, begin + num_dst, share(num_edges, task, tasks));
-    out.push_back(at - begin);
+    out.push_back(std::max(out.back(), static_cast<int64_t>(at - begin)));
   }
   out.push_back(num_dst);
   return out;
@@ -56,6 +57,9 @@ void lower(std::atomic<int64_t>& least, int64_t value) {
   while (value < before && !least.compare_exchange_weak(before, value)) {
   }
 }
+
+// a - b, which is large where a is smaller, whatever they are.
+uint64_t less(int64_t a, int64_t b) { return static_cast<uint64_t>(a) - static_cast<uint64_t>(b); }
 
 // A writable column; int_column has checked it.
 template <typename T>
@@ -78,6 +82,8 @@ std::tuple<int64_t, int64_t> csc_scan(Tensor dst, Tensor src, int64_t num_dst, i
   const IntColumn to = int_column(dst, "dst"), from = int_column(src, "src");
   const int64_t num_edges = dst.numel();
   check(src.numel() == num_edges, "dst and src must have the same number of entries");
+  check_count(num_dst, "num_dst");
+  check_count(num_src, "num_src");
   std::atomic<int64_t> wrong{num_edges}, descent{num_edges};
   const int64_t tasks = tasks_for(num_edges, num_threads);
   for_tasks(tasks, [&](int64_t task) {
@@ -102,10 +108,15 @@ std::tuple<int64_t, int64_t> csc_scan(Tensor dst, Tensor src, int64_t num_dst, i
   return {wrong < num_edges ? wrong.load() : -1, descent < num_edges ? descent.load() : -1};
 }
 
-// Where the edges of each destination begin; `dst` is sorted and in range.
+[[noreturn]] void not_sorted(int64_t num_dst) {
+  fail("dst must be sorted, from 0 to num_dst - 1 = " + std::to_string(num_dst - 1));
+}
+
+// Where the edges of each destination begin; `dst` must be sorted and in range.
 Tensor csc_pointers(Tensor dst, int64_t num_dst, int64_t num_threads) {
   const IntColumn to = int_column(dst, "dst");
   const int64_t num_edges = dst.numel();
+  check_count(num_dst, "num_dst");
   Tensor out = huge_empty({num_dst + 1}, ScalarType::Long);
   int64_t* indptr = out.mutable_data_ptr<int64_t>();
   const int64_t tasks = tasks_for(num_edges, num_threads);
@@ -113,8 +124,13 @@ Tensor csc_pointers(Tensor dst, int64_t num_dst, int64_t num_threads) {
     const int64_t end = share(num_edges, task + 1, tasks);
     int64_t e = share(num_edges, task, tasks);
     int64_t v = e ? to[e - 1] : -1;
+    if (v < -1) not_sorted(num_dst);
     for (; e < end; ++e) {
-      for (const int64_t next = to[e]; v < next;) indptr[++v] = e;
+      const int64_t next = to[e];
+      if (next < v || static_cast<uint64_t>(next) >= static_cast<uint64_t>(num_dst)) [[unlikely]] {
+        not_sorted(num_dst);
+      }
+      while (v < next) indptr[++v] = e;
     }
   });
   for (int64_t v = num_edges ? to[num_edges - 1] : -1; v < num_dst;) indptr[++v] = num_edges;
@@ -125,6 +141,7 @@ Tensor csc_pointers(Tensor dst, int64_t num_dst, int64_t num_threads) {
 Tensor csc_cursor(Tensor dst, int64_t num_dst, int64_t num_threads) {
   const IntColumn to = int_column(dst, "dst");
   const int64_t num_edges = dst.numel();
+  check_count(num_dst, "num_dst");
   Tensor out = huge_empty({num_dst + 2}, ScalarType::Long);
   int64_t* cursor = out.mutable_data_ptr<int64_t>();
   std::fill(cursor, cursor + num_dst + 2, 0);
@@ -135,64 +152,83 @@ Tensor csc_cursor(Tensor dst, int64_t num_dst, int64_t num_threads) {
     int64_t* count = cursor + 2 + first;
     for (int64_t e = 0; e < num_edges; ++e) {
       if (e + kFar < num_edges) {
-        const auto coming = static_cast<uint64_t>(to[e + kFar] - first);
+        const auto coming = less(to[e + kFar], first);
         if (coming < mine) __builtin_prefetch(count + coming, 1);
       }
-      const auto v = static_cast<uint64_t>(to[e] - first);
+      const auto v = less(to[e], first);
       if (v < mine) ++count[v];
     }
   });
   for (int64_t v = 0; v < num_dst; ++v) cursor[v + 2] += cursor[v + 1];
+  if (cursor[num_dst + 1] != num_edges) {
+    fail("dst must be from 0 to num_dst - 1 = " + std::to_string(num_dst - 1));
+  }
   return out;
 }
 
 // Puts the edges [begin, end) behind the earlier ones of their destinations: neighbour, edge id.
+// Returns how many it has put; `room` is what there is for all.
 template <typename T>
-void place(const IntColumn& to, const IntColumn& from, int64_t* cursor, T* pair, int64_t begin,
-           int64_t end, int64_t first, int64_t last) {
+int64_t place(const IntColumn& to, const IntColumn& from, int64_t* cursor, T* pair, int64_t room,
+              int64_t begin, int64_t end, int64_t first, int64_t last) {
   const auto mine = static_cast<uint64_t>(last - first);
   int64_t* next = cursor + 1 + first;
+  int64_t placed = 0;
   for (int64_t e = begin; e < end; ++e) {
     if (e + kFar < end) {
-      const auto far = static_cast<uint64_t>(to[e + kFar] - first);
+      const auto far = less(to[e + kFar], first);
       if (far < mine) __builtin_prefetch(next + far, 1);
-      const auto near = static_cast<uint64_t>(to[e + kNear] - first);
-      if (near < mine) __builtin_prefetch(pair + 2 * next[near], 1);
+      const auto near = less(to[e + kNear], first);
+      if (near < mine) prefetch_entry<1>(reinterpret_cast<const T(*)[2]>(pair), next[near]);
     }
-    const auto v = static_cast<uint64_t>(to[e] - first);
+    const auto v = less(to[e], first);
     if (v >= mine) continue;
-    T* entry = pair + 2 * next[v]++;
-    entry[0] = static_cast<T>(from[e]);
-    entry[1] = static_cast<T>(e);
+    const int64_t at = next[v];
+    if (static_cast<uint64_t>(at) >= static_cast<uint64_t>(room)) [[unlikely]] {
+      fail("cursor is not of these edges: it leads to place " + std::to_string(at));
+    }
+    next[v] = at + 1;
+    pair[2 * at] = static_cast<T>(from[e]);
+    pair[2 * at + 1] = static_cast<T>(e);
+    ++placed;
   }
+  return placed;
 }
 
 void csc_place(Tensor dst, Tensor src, Tensor cursor, Tensor pair, int64_t begin, int64_t end,
                int64_t num_threads) {
   const IntColumn to = int_column(dst, "dst"), from = int_column(src, "src");
   const int64_t num_edges = dst.numel(), num_dst = cursor.numel() - 2;
+  check(num_dst >= 0, "cursor must hold two numbers more than there are destinations");
   int64_data(cursor, num_dst + 2, "cursor");
   auto* next = static_cast<int64_t*>(cursor.mutable_data_ptr());
-  check(pair.is_contiguous() && pair.numel() == 2 * num_edges && src.numel() == num_edges,
-        "pair must be contiguous and have two numbers an edge");
-  check(0 <= begin && begin <= end && end <= num_edges, "there are no such edges");
   const bool wide = pair.scalar_type() == ScalarType::Long;
+  check(pair.is_cpu() && pair.is_contiguous() && pair.numel() == 2 * num_edges &&
+            (wide || pair.scalar_type() == ScalarType::Int),
+        "pair must be contiguous, int32 or int64, with two numbers an edge, on the CPU");
+  check(src.numel() == num_edges, "dst and src must have the same number of entries");
+  check_apart(cursor, "cursor", {&dst, &src, &pair});
+  check_apart(pair, "pair", {&dst, &src});
+  check(0 <= begin && begin <= end && end <= num_edges, "there are no such edges");
   const int64_t tasks = tasks_for(end - begin, num_threads);
   const auto bound = bounds(next + 1, num_dst, num_edges, tasks);
+  std::atomic<int64_t> placed{0};
   for_tasks(tasks, [&](int64_t task) {
     const int64_t first = bound[task], last = bound[task + 1];
-    wide ? place(to, from, next, static_cast<int64_t*>(pair.mutable_data_ptr()), begin, end,
-                 first, last)
-         : place(to, from, next, static_cast<int32_t*>(pair.mutable_data_ptr()), begin, end,
-                 first, last);
+    placed += wide ? place(to, from, next, static_cast<int64_t*>(pair.mutable_data_ptr()),
+                           num_edges, begin, end, first, last)
+                   : place(to, from, next, static_cast<int32_t*>(pair.mutable_data_ptr()),
+                           num_edges, begin, end, first, last);
   });
+  check(placed == end - begin, "dst has destinations that cursor has no place for");
 }
 
 // Calls f(first, last) for ranges of destinations.
 template <typename F>
 void for_destinations(const int64_t* indptr, int64_t num_dst, int64_t num_threads, const F& f) {
-  const int64_t tasks = tasks_for(indptr[num_dst], num_threads);
-  const auto bound = bounds(indptr, num_dst, indptr[num_dst], tasks);
+  const int64_t num_edges = std::max<int64_t>(0, indptr[num_dst]);
+  const int64_t tasks = tasks_for(num_edges, num_threads);
+  const auto bound = bounds(indptr, num_dst, num_edges, tasks);
   for_tasks(tasks, [&](int64_t task) { f(bound[task], bound[task + 1]); });
 }
 
@@ -200,13 +236,11 @@ struct TimedEdge {
   int64_t time, neighbor, id;
 };
 
-template <typename T>
-void sort_by_time(Column<T> indices, Column<T> edge_id, const int64_t* time, bool of_edges,
-                  int64_t begin, int64_t end, std::vector<TimedEdge>& edges) {
+template <typename T, typename Time>
+void sort_by_time(Column<T> indices, Column<T> edge_id, const Time& time, int64_t begin,
+                  int64_t end, std::vector<TimedEdge>& edges) {
   edges.clear();
-  for (int64_t e = begin; e < end; ++e) {
-    edges.push_back({time[of_edges ? edge_id[e] : indices[e]], indices[e], edge_id[e]});
-  }
+  for (int64_t e = begin; e < end; ++e) edges.push_back({time(e), indices[e], edge_id[e]});
   std::stable_sort(edges.begin(), edges.end(),
                    [](const TimedEdge& a, const TimedEdge& b) { return a.time < b.time; });
   for (int64_t e = begin; e < end; ++e) {
@@ -218,28 +252,47 @@ void sort_by_time(Column<T> indices, Column<T> edge_id, const int64_t* time, boo
 // Whether the edges of every destination are in the order of time; if `sort`, they are then.
 bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, bool of_edges,
                  bool sort, int64_t num_threads) {
-  const int64_t num_dst = indptr.numel() - 1, num_edges = indices.numel();
+  const int64_t num_dst = num_pointed(indptr), num_edges = indices.numel();
   const int64_t* begin = int64_data(indptr, num_dst + 1, "indptr");
   const IntColumn neighbor = int_column(indices, "indices"), id = int_column(edge_id, "edge_id");
   const bool has_id = edge_id.numel() > 0 || num_edges == 0;
   check(!has_id || (edge_id.numel() == num_edges && id.wide == neighbor.wide),
         "edge_id must be as indices");
   check(!sort || has_id, "edges cannot be moved without their ids");
-  const int64_t* when = int64_data(time, of_edges ? num_edges : time.numel(), "time");
+  const int64_t num_times = of_edges ? num_edges : time.numel();
+  const int64_t* when = int64_data(time, num_times, "time");
+  if (sort) {
+    check_apart(indices, "indices", {&indptr, &edge_id, &time});
+    check_apart(edge_id, "edge_id", {&indptr, &time});
+  }
   std::atomic<bool> sorted{true};
   for_destinations(begin, num_dst, num_threads, [&](int64_t first, int64_t last) {
     std::vector<TimedEdge> edges;
+    const auto at = [&](int64_t p) {
+      const int64_t of = !of_edges ? neighbor[p] : has_id ? id[p] : p;
+      if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(num_times)) [[unlikely]] {
+        fail(std::string(of_edges ? "edge_id" : "indices") + "[" + std::to_string(p) + "] is " +
+             std::to_string(of) + ", but there are only " + std::to_string(num_times) + " times");
+      }
+      return when[of];
+    };
     for (int64_t v = first; v < last; ++v) {
-      int64_t e = begin[v] + 1;
-      const auto at = [&](int64_t p) { return when[!of_edges ? neighbor[p] : has_id ? id[p] : p]; };
-      while (e < begin[v + 1] && at(e - 1) <= at(e)) ++e;
-      if (e >= begin[v + 1]) continue;
+      const int64_t from = begin[v], to = begin[v + 1];
+      check_entries(v, from, to, num_edges);
+      if (to - from < 2) continue;
+      int64_t e = from + 1;
+      for (int64_t before = at(from); e < to; ++e) {
+        const int64_t now = at(e);
+        if (now < before) break;
+        before = now;
+      }
+      if (e >= to) continue;
       sorted = false;
       if (!sort) return;
-      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), when,
-                                   of_edges, begin[v], begin[v + 1], edges)
-                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), when,
-                                   of_edges, begin[v], begin[v + 1], edges);
+      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), at, from,
+                                   to, edges)
+                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), at, from,
+                                   to, edges);
     }
   });
   return sorted;
@@ -251,7 +304,13 @@ void add_weights(const int64_t* indptr, int64_t first, int64_t last, const IntCo
   for (int64_t v = first; v < last; ++v) {
     double largest = 0;
     const auto at = [&](int64_t e) { return static_cast<double>(weight[id.data ? id[e] : e]); };
-    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) largest = std::max(largest, at(e));
+    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+      const double w = at(e);
+      if (!(w >= 0 && w <= std::numeric_limits<double>::max())) [[unlikely]] {
+        fail("weight must be finite and not negative (got " + std::to_string(w) + ")");
+      }
+      largest = std::max(largest, w);
+    }
     int64_t sum = 0;
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const double w = at(e);
@@ -263,12 +322,12 @@ void add_weights(const int64_t* indptr, int64_t first, int64_t last, const IntCo
 
 // The running sum of the fixed-point weights of each destination; weights are finite and >= 0.
 Tensor csc_weight_prefix(Tensor indptr, Tensor edge_id, Tensor weight, int64_t num_threads) {
-  const int64_t num_dst = indptr.numel() - 1, num_edges = weight.numel();
+  const int64_t num_dst = num_pointed(indptr), num_edges = weight.numel();
   const int64_t* begin = int64_data(indptr, num_dst + 1, "indptr");
   IntColumn id = int_column(edge_id, "edge_id");
   if (edge_id.numel() == 0) id.data = nullptr;
-  check(begin[num_dst] == num_edges && (!id.data || edge_id.numel() == num_edges),
-        "there must be one weight an edge");
+  check(begin[0] == 0 && begin[num_dst] == num_edges && (!id.data || edge_id.numel() == num_edges),
+        "indptr must go from 0 to the number of edges, each of which has a weight");
   for (int64_t v = 0; v < num_dst; ++v) check_entries(v, begin[v], begin[v + 1], num_edges);
   check(!id.data || first_outside(id, num_edges, num_edges) == num_edges,
         "edge_id must be of edges");

@@ -22,8 +22,7 @@ constexpr int64_t kBytesAhead = 4096, kMostAhead = 16;  // rows asked for before
 // The edges of each row; see pyg_scale/ops/adjacency.py.
 struct CsrEdges {
   CsrEdges(const Tensor& pointers, const Tensor& sources, const MaybeTensor& ids)
-      : rows(pointers.numel() - 1), edges(sources.numel()) {
-    check(rows >= 0, "indptr must hold one number more than there are rows");
+      : rows(num_pointed(pointers)), edges(sources.numel()) {
     indptr = int64_data(pointers, rows + 1, "indptr");
     indices = int_column(sources, "indices");
     if (ids) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "adjacency.h"
+#include "parallel.h"
 #include "pool.h"
 
 namespace pyg_scale {
@@ -18,7 +19,7 @@ namespace {
 constexpr int64_t kTaskNodes = 4096;  // fewer are not worth a thread
 
 int64_t cut_edges(Tensor indptr, Tensor indices, Tensor part, int64_t num_threads) {
-  const int64_t num_nodes = indptr.numel() - 1;
+  const int64_t num_nodes = num_pointed(indptr);
   const bool narrow = part.scalar_type() == ScalarType::Char;
   check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() && part.numel() == num_nodes &&
             (narrow || part.scalar_type() == ScalarType::Int),
@@ -36,7 +37,7 @@ int64_t cut_edges(Tensor indptr, Tensor indices, Tensor part, int64_t num_thread
       entries += mine;
     };
     if (num_threads > 1) {
-      const int64_t grain = std::max(kTaskNodes, num_nodes / (4 * num_threads));
+      const int64_t grain = std::max(kTaskNodes, num_nodes / (4 * usable_threads(num_threads)));
       torch::stable::parallel_for(0, num_nodes, grain, count);
     } else {
       count(0, num_nodes);

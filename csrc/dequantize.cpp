@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "graph_view.h"
+#include "parallel.h"
 #include "pool.h"
 
 namespace pyg_scale {
@@ -96,7 +97,7 @@ void decode_rows(const Rows& rows, const IntColumn& index, int64_t count, int64_
     }
   };
   if (num_threads > 1) {
-    const int64_t share = (count + num_threads - 1) / num_threads;
+    const int64_t share = count / usable_threads(num_threads) + 1;
     const int64_t grain = std::max(kTaskNumbers / std::max<int64_t>(rows.columns, 1), share);
     torch::stable::parallel_for(0, count, std::max<int64_t>(grain, 1), some);
   } else {

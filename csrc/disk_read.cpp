@@ -19,6 +19,7 @@
 
 #include "graph_view.h"
 #include "io_ring.h"
+#include "parallel.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -130,6 +131,7 @@ class Reader {
     const int64_t size = buffer_bytes();
     Tensor buffers = buffers_for(count);
     char* data = aligned(buffers);
+    threads.reserve(static_cast<size_t>(count));  // not to fail once there are some
     for (int64_t t = 1; t < count; ++t) {
       try {
         threads.emplace_back([this, buffer = data + t * size] { work(buffer); });
@@ -157,6 +159,7 @@ class Reader {
 
   // Recycled, as the next call needs as much: fresh pages cost as much as what is read into them.
   Tensor buffers_for(int64_t count) const {
+    check(buffer_bytes() < int64_t{1} << 40, "longest: a read would be of more than 2**40 bytes");
     return pool_empty({count * buffer_bytes() + align()}, ScalarType::Byte);
   }
 
@@ -265,8 +268,15 @@ std::vector<int64_t> disk_read(int64_t fd, int64_t offset, int64_t num_rows, Ten
   check(out.is_cpu() && out.dim() == 2 && out.is_contiguous() &&
             out.scalar_type() == ScalarType::Byte,
         "out must be a contiguous 2-D uint8 tensor on the CPU");
-  check(block > 0 && offset >= 0, "block must be positive, offset not negative");
+  constexpr int64_t kMostBlock = int64_t{1} << 30;
+  check(block > 0 && block <= kMostBlock, "block must be from 1 to 2**30 bytes");
+  check_count(offset, "offset");
+  check_count(num_rows, "num_rows");
+  check(num_threads >= 0, "num_threads must not be negative");
+  check_apart(out, "out", {&rows, &position});
   const int64_t size = out.size(0), row_bytes = out.size(1);
+  check(row_bytes == 0 || num_rows <= ((int64_t{1} << 62) - offset) / row_bytes,
+        "offset and num_rows lead beyond 2**62 bytes");
   if (count == 0 || row_bytes == 0) return {0, 0, 0, 0, 0};
   std::vector<Wanted> wanted(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
@@ -276,9 +286,9 @@ std::vector<int64_t> disk_read(int64_t fd, int64_t offset, int64_t num_rows, Ten
   }
   sort_by_row(wanted);
   std::vector<Run> runs = merge(wanted, offset, row_bytes, block, gap, longest);
-  Reader reader(static_cast<int>(fd), offset, row_bytes, block, std::move(wanted),
+  Reader reader(checked_file(fd), offset, row_bytes, block, std::move(wanted),
                 std::move(runs), static_cast<char*>(out.mutable_data_ptr()));
-  reader.read(num_threads);
+  reader.read(std::min(num_threads, usable_threads(num_threads)));
   return reader.result();
 }
 

@@ -19,7 +19,7 @@ std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices,
                                           std::optional<Tensor> edge_id, Tensor node, Tensor row,
                                           Tensor offset, int64_t num_nodes, int64_t key,
                                           int64_t num_neighbors, bool replace) {
-  const int64_t count = node.numel(), num_rows = indptr.numel() - 1, total = row.numel();
+  const int64_t count = node.numel(), num_rows = num_pointed(indptr), total = row.numel();
   const int64_t* begin = int64_data(indptr, indptr.numel(), "indptr");
   const int64_t* wanted = int64_data(node, count, "node");
   const int64_t* place = int64_data(offset, count + 1, "offset");
@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices,
     check(v >= 0 && v < num_rows, "a node has no in-edges: it is not in indptr");
     const Candidates all{begin[v], begin[v + 1]};
     check_entries(v, all.begin, all.end, indices.numel());
-    check(place[i] >= 0 && place[i + 1] <= total &&
+    check(place[i] >= 0 && place[i + 1] >= place[i] && place[i + 1] <= total &&
               place[i + 1] - place[i] == Picker::most(all.size(), num_neighbors, replace),
           "offset does not fit the degrees");
     const uint64_t own = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(v));

@@ -94,15 +94,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_buckets(Tensor dst, Tensor src, 
   check(dst.is_cpu() && src.is_cpu() && dst.is_contiguous() && src.is_contiguous() &&
             src.numel() == num_edges && dst.scalar_type() == src.scalar_type(),
         "dst and src must be contiguous, of one dtype and length, on the CPU");
-  check(num_edges <= INT32_MAX && block > 0 && count > 0, "a chunk must be smaller");
+  check(num_edges <= INT32_MAX && block > 0, "a chunk must be smaller, and block above 0");
+  check(count > 0, "bounds must be of a range");
   const bool long_ids = int_column(dst, "dst").wide;
-  check(table.is_contiguous() && table.scalar_type() == ScalarType::Int, "table must be int32");
+  check(table.is_cpu() && table.is_contiguous() && table.scalar_type() == ScalarType::Int,
+        "table must be contiguous int32, on the CPU");
+  check(0 <= shift && shift < 63, "shift must be from 0 to 62");
   const Ranges ranges{int64_data(bounds, count + 1, "bounds"), count,
                       table.const_data_ptr<int32_t>(), shift};
-  check(table.numel() << shift >= ranges.bounds[count], "table must have every bin");
+  check(ranges.bounds[0] == 0 && std::is_sorted(ranges.bounds, ranges.bounds + count + 1),
+        "bounds must rise from 0");
+  const int64_t bins = ranges.bounds[count] ? ((ranges.bounds[count] - 1) >> shift) + 1 : 0;
+  check(table.numel() >= bins, "table must have every bin");
+  check(std::all_of(ranges.table, ranges.table + table.numel(),
+                    [&](int32_t range) { return range < count; }),
+        "table has a range that there is not");
   check(long_ids ? within<int64_t>(dst, ranges) : within<int32_t>(dst, ranges),
         "a destination is outside of the ranges");
-  Tensor counts = pool_empty({(num_edges + block - 1) / block, count}, ScalarType::Long);
+  const int64_t blocks = num_edges ? (num_edges - 1) / block + 1 : 0;
+  Tensor counts = pool_empty({blocks, count}, ScalarType::Long);
   Tensor dst_out = pool_empty({num_edges}, ScalarType::Int);
   Tensor src_out = pool_empty({num_edges}, wide ? ScalarType::Long : ScalarType::Int);
   Tensor order = pool_empty({num_edges}, ScalarType::Int);
@@ -149,10 +159,14 @@ std::tuple<Tensor, Tensor> edge_group(Tensor dst, Tensor src, Tensor offset, Ten
   const int64_t* counts = int64_data(count, num_blocks, "count");
   int64_t sum = 0;
   for (int64_t block = 0; block < num_blocks; ++block) {
-    check(counts[block] >= 0, "a block has fewer than no edges");
+    check(counts[block] >= 0 && counts[block] <= num_edges - sum,
+          "count must be the edges of each block, together as many as there are");
     sum += counts[block];
+    check_count(begins[block], "first");
   }
-  check(sum == num_edges, "the blocks must have as many edges as there are");
+  check(sum == num_edges,
+        "count must be the edges of each block, together as many as there are");
+  check_count(num_dst, "num_dst");
   const auto* to = dst.const_data_ptr<int32_t>();
   Tensor cursor = huge_empty({num_dst + 2}, ScalarType::Long);
   int64_t* next = cursor.mutable_data_ptr<int64_t>();

@@ -38,10 +38,9 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
   EdgeView view;
   const int64_t num_edges = view.num_edges = indices.numel();
   view.num_neighbors = num_neighbor_nodes;
-  view.num_expanded = indptr.numel() - 1;
+  view.num_expanded = num_pointed(indptr);
   view.indptr = int64_data(indptr, indptr.numel(), "indptr");
-  check(view.num_expanded >= 0 && view.indptr[0] == 0 &&
-            view.indptr[view.num_expanded] == num_edges,
+  check(view.indptr[0] == 0 && view.indptr[view.num_expanded] == num_edges,
         "indptr must go from 0 to the number of edges");
   view.indices = int_column(indices, "indices");
   if (edge_id.numel()) {
@@ -62,6 +61,8 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
            std::to_string(view.num_expanded) + " nodes");
     }
   }
+  check_count(num_neighbor_nodes, "num_neighbor_nodes");
+  check(!replace || num_neighbors <= Picker::kMostDraws, "num_neighbors must be less than 2**31");
   const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last};
   thread_local std::unique_ptr<Expansion> kept;
   std::unique_ptr<Expansion> expansion = std::move(kept);  // lost if anything below throws
@@ -84,6 +85,8 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
                                                 Tensor seed, int64_t num_nodes, int64_t num_seeds,
                                                 bool disjoint, bool append) {
   const int64_t size = known.numel(), n = node.numel();
+  check_count(num_nodes, "num_nodes");
+  if (disjoint) check_count(num_seeds, "num_seeds");
   const int64_t* first = int64_data(known, size, "known");
   const int64_t* wanted = int64_data(node, n, "node");
   const int64_t *first_seed = nullptr, *wanted_seed = nullptr;
@@ -105,7 +108,17 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   int64_t *to = row.mutable_data_ptr<int64_t>(), *out = all.mutable_data_ptr<int64_t>();
   int64_t* out_seed = disjoint ? all_seed.mutable_data_ptr<int64_t>() : nullptr;
   const auto identity = [&](int64_t v, int64_t s) {
-    return static_cast<uint64_t>(disjoint ? s * num_nodes + v : v);
+    const auto own = static_cast<uint64_t>(v);
+    return disjoint ? static_cast<uint64_t>(s) * static_cast<uint64_t>(num_nodes) + own : own;
+  };
+  const auto look = [&](int64_t v, const int64_t* seeds, int64_t i) {
+    if (v < 0 || v >= num_nodes) [[unlikely]] {
+      fail("node " + std::to_string(v) + " does not exist: there are " + std::to_string(num_nodes));
+    }
+    if (disjoint && (seeds[i] < 0 || seeds[i] >= num_seeds)) [[unlikely]] {
+      fail("seed " + std::to_string(seeds[i]) + " does not exist: there are " +
+           std::to_string(num_seeds));
+    }
   };
   const auto insert = [&](uint64_t key, int64_t next) {
     return static_cast<int64_t>(
@@ -119,6 +132,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   };
   for (int64_t i = 0; i < size; ++i) {
     prefetch(first, first_seed, i, size);
+    look(first[i], first_seed, i);
     insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
     out[i] = first[i];
     if (disjoint) out_seed[i] = first_seed[i];
@@ -127,10 +141,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   int64_t next = size;
   for (int64_t i = 0; i < n; ++i) {
     prefetch(wanted, wanted_seed, i, n);
-    if (wanted[i] < 0 || wanted[i] >= num_nodes) [[unlikely]] {
-      fail("node " + std::to_string(wanted[i]) + " does not exist: there are " +
-           std::to_string(num_nodes));
-    }
+    look(wanted[i], wanted_seed, i);
     const int64_t found = insert(identity(wanted[i], disjoint ? wanted_seed[i] : 0), next);
     if (found == next) {
       out[next] = wanted[i];

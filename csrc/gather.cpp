@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "graph_view.h"
+#include "parallel.h"
 #include "pool.h"
 #include "prefetch.h"
 #include "row_writer.h"
@@ -108,7 +109,8 @@ Tensor gather(Tensor x, Tensor index, int64_t num_threads) {
       if (column[i] < 0 || column[i] >= rows.count) wrong = i;
     }
   } else if (num_threads > 1) {
-    const int64_t grain = std::max(kTaskBytes / rows.bytes, (count + num_threads - 1) / num_threads);
+    const int64_t share = count / usable_threads(num_threads) + 1;
+    const int64_t grain = std::max(kTaskBytes / rows.bytes, share);
     torch::stable::parallel_for(0, count, std::max(grain, int64_t{1}), copy);
   } else {
     copy(0, count);

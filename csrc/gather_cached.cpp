@@ -63,6 +63,7 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, std::optional<Ten
     const Bytes& from = inside ? held : left;
     const int64_t row = inside ? slot : slot_of ? id : -1 - slot;
     if (row >= from.count) no_row(i, row, inside ? "cached" : "rest", from.count);
+    if (held.row == 0) continue;
     std::memcpy(to + i * held.row, from.data + row * held.row, static_cast<size_t>(held.row));
   }
   return out;

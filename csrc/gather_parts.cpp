@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "graph_view.h"
+#include "parallel.h"
 #include "parts.h"
 #include "pool.h"
 #include "prefetch.h"
@@ -177,7 +178,7 @@ std::vector<Tensor> gather_parts(std::vector<Tensor> x, Tensor part, Tensor loca
   };
   if (num_threads > 1) {
     const int64_t grain = std::max(kTaskBytes / std::max<int64_t>(all_bytes, 1),
-                                   (count + num_threads - 1) / num_threads);
+                                   count / usable_threads(num_threads) + 1);
     torch::stable::parallel_for(0, count, std::max(grain, int64_t{1}), copy_some);
   } else {
     copy_some(0, count);

@@ -4,8 +4,10 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace pyg_scale {
 
@@ -50,7 +52,7 @@ bool all_within(const T* numbers, int64_t n, int64_t count) {
   uint64_t signs = 0;
   for (int64_t i = 0; i < n; ++i) {
     const auto number = static_cast<uint64_t>(static_cast<int64_t>(numbers[i]));
-    signs |= number | (static_cast<uint64_t>(count - 1) - number);
+    signs |= number | (static_cast<uint64_t>(count) - 1 - number);
   }
   return signs >> 63 == 0;
 }
@@ -87,6 +89,63 @@ inline void check_entries(int64_t node, int64_t begin, int64_t end, int64_t size
   if (begin < 0 || begin > end || end > size) [[unlikely]] {
     fail("indptr: the pointers of node " + std::to_string(node) + " are " + std::to_string(begin) +
          " and " + std::to_string(end) + ", but there are " + std::to_string(size) + " edges");
+  }
+}
+
+// How many nodes (or rows) pointers are of; there is one pointer more.
+inline int64_t num_pointed(const Tensor& pointers, const char* name = "indptr") {
+  check(pointers.numel() > 0, std::string(name) + " must hold one number more than there are nodes");
+  return pointers.numel() - 1;
+}
+
+// A number of things that arithmetic is done with.
+inline void check_count(int64_t count, const char* name) {
+  if (count < 0 || count >= int64_t{1} << 62) [[unlikely]] {
+    fail(std::string(name) + " must be from 0 to 2**62 - 1 (got " + std::to_string(count) + ")");
+  }
+}
+
+// Refuses numbers of which one is negative, or whose sum is so large that what is reckoned with
+// them could leave 64 bits. Returns the sum.
+inline int64_t checked_sum(const int64_t* numbers, int64_t n, const char* name) {
+  constexpr int64_t kMost = int64_t{1} << 59;
+  uint64_t either = 0;
+  int64_t sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    either |= static_cast<uint64_t>(numbers[i]);
+    sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(numbers[i]));
+    if (either >> 59 || sum >= kMost) [[unlikely]] {
+      fail(std::string(name) + " must not be negative, and together less than 2**59 (entry " +
+           std::to_string(i) + " is " + std::to_string(numbers[i]) + ")");
+    }
+  }
+  return sum;
+}
+
+// The number of an open file, as the system wants it.
+inline int checked_file(int64_t fd) {
+  check(fd >= 0 && fd <= INT32_MAX, "fd must be the number of an open file");
+  return static_cast<int>(fd);
+}
+
+// The bytes among which the numbers of a tensor lie.
+inline std::pair<uintptr_t, uintptr_t> extent(const Tensor& tensor) {
+  if (tensor.numel() == 0) return {0, 0};
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return {begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
+}
+
+// Refuses to write to what is read as well: numbers would change once they have been looked at.
+inline void check_apart(const Tensor& written, const char* name,
+                        std::initializer_list<const Tensor*> others) {
+  const auto [begin, end] = extent(written);
+  for (const Tensor* other : others) {
+    const auto [from, to] = extent(*other);
+    if (begin < to && from < end) {
+      fail(std::string(name) + " must not share memory with another argument");
+    }
   }
 }
 

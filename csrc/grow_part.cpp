@@ -27,12 +27,13 @@ struct Candidate {
 
 Tensor grow_part(Tensor indptr, Tensor indices, Tensor edge_weights, Tensor size, Tensor order,
                  int64_t target, int64_t key) {
-  const int64_t num_nodes = indptr.numel() - 1;
+  const int64_t num_nodes = num_pointed(indptr);
   const int64_t* sizes = int64_data(size, num_nodes, "size");
   const int64_t* start = int64_data(order, num_nodes, "order");
   for (int64_t v = 0; v < num_nodes; ++v) {
     check(start[v] >= 0 && start[v] < num_nodes, "order must be of nodes");
   }
+  checked_sum(sizes, num_nodes, "size");
   Tensor out = torch::stable::empty({num_nodes}, ScalarType::Bool);
   if (num_nodes == 0) return out;
   bool* grown = out.mutable_data_ptr<bool>();

@@ -193,8 +193,9 @@ void add_in_edges(const EdgeView& view, const NodeList& list, int64_t begin, int
     const int64_t node = list.node()[row];
     if (row + kAhead < end) __builtin_prefetch(view.indptr + list.node()[row + kAhead]);
     if (list.table().find(list.identity(node, 0)) != row) continue;  // a repeated seed
-    const int64_t first = view.indptr[node], degree = view.indptr[node + 1] - first;
-    check_entries(node, first, view.indptr[node + 1], view.num_edges);
+    const int64_t first = view.indptr[node], last = view.indptr[node + 1];
+    check_entries(node, first, last, view.num_edges);
+    const int64_t degree = last - first;
     if (degree == 0) continue;
     const uint64_t score = std::max<uint64_t>((uint64_t{1} << 32) / degree, 1);
     int64_t block[Budget::kBlock];
@@ -261,6 +262,7 @@ Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id,
                   Tensors seed, std::vector<int64_t> num_samples, int64_t key,
                   bool int32_output) {
   const size_t types = num_nodes.size();
+  for (const int64_t count : num_nodes) check_count(count, "num_nodes");
   check(types && node_type_hash.size() == types && seed.size() == types,
         "num_nodes, node_type_hash and seed must have one entry per node type");
   check(num_samples.size() % types == 0, "num_samples must be one number per node type and hop");

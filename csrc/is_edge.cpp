@@ -8,6 +8,7 @@
 #include <string>
 
 #include "graph_view.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
@@ -24,8 +25,7 @@ bool contains(const T* data, int64_t stride, int64_t begin, int64_t end, int64_t
 }
 
 Tensor is_edge(Tensor indptr, Tensor indices, Tensor src, Tensor dst) {
-  const int64_t count = dst.numel(), num_nodes = indptr.numel() - 1;
-  check(num_nodes >= 0, "indptr must hold one number more than there are nodes");
+  const int64_t count = dst.numel(), num_nodes = num_pointed(indptr);
   const int64_t* pointer = int64_data(indptr, num_nodes + 1, "indptr");
   const int64_t* wanted = int64_data(src, count, "src");
   const int64_t* node = int64_data(dst, count, "dst");
@@ -33,18 +33,18 @@ Tensor is_edge(Tensor indptr, Tensor indices, Tensor src, Tensor dst) {
   check(pointer[0] == 0 && pointer[num_nodes] == indices.numel(),
         "indptr must go from 0 to the number of edges");
   for (int64_t i = 0; i < count; ++i) {
-    check(node[i] >= 0 && node[i] < num_nodes,
-          "dst: node " + std::to_string(node[i]) + " is out of range, there are " +
-              std::to_string(num_nodes));
+    if (node[i] < 0 || node[i] >= num_nodes) [[unlikely]] {
+      fail("dst: node " + std::to_string(node[i]) + " is out of range, there are " +
+           std::to_string(num_nodes));
+    }
   }
   Tensor out = torch::stable::empty({count}, ScalarType::Bool);
   bool* found = out.mutable_data_ptr<bool>();
-  const int64_t bytes = column.stride * (column.wide ? 8 : 4);
+  const uint64_t bytes = column.stride * (column.wide ? 8 : 4);
   for (int64_t i = 0; i < count; ++i) {
     if (i + 2 * kAhead < count) __builtin_prefetch(pointer + node[i + 2 * kAhead]);
     if (i + kAhead < count) {
-      __builtin_prefetch(static_cast<const char*>(column.data) +
-                         pointer[node[i + kAhead]] * bytes);
+      prefetch_entry(static_cast<const char*>(column.data), pointer[node[i + kAhead]] * bytes);
     }
     const int64_t begin = pointer[node[i]], end = pointer[node[i] + 1];
     check_entries(node[i], begin, end, indices.numel());

@@ -58,6 +58,7 @@ struct Scratch {
 
 // A batch of unusual size must not hold its memory for ever.
 constexpr size_t kScratchLimit = size_t{1} << 28;
+constexpr int64_t kMostHops = 1000;
 
 class Sampling {
  public:
@@ -302,7 +303,11 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   const std::vector<Places> places =
       in_parts ? places_of(part, local, offsets, num_nodes) : std::vector<Places>();
   const size_t parts = in_parts ? static_cast<size_t>(places[0].num_parts) : 1;
-  check(num_hops >= 0, "num_hops must not be negative");
+  for (const int64_t count : num_nodes) check_count(count, "num_nodes");
+  for (const int64_t k : num_neighbors) {
+    check(!replace || k <= Picker::kMostDraws, "num_neighbors must be less than 2**31");
+  }
+  check(num_hops >= 0 && num_hops <= kMostHops, "num_hops must be from 0 to 1000");
   check_length(indptr.size(), edge_types * parts, "indptr");
   check_length(indices.size(), edge_types * parts, "indices");
   check_length(edge_id.size(), edge_types * parts, "edge_id");
@@ -320,7 +325,7 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
     const size_t r = i / parts;
     check(expanded_type[r] >= 0 && expanded_type[r] < static_cast<int64_t>(types),
           "expanded_type is not the number of a node type");
-    const int64_t size = in_parts ? indptr[i].numel() - 1 : num_nodes[expanded_type[r]];
+    const int64_t size = in_parts ? num_pointed(indptr[i]) : num_nodes[expanded_type[r]];
     of_parts.push_back(edge_view(indptr[i], indices[i], edge_id[i], edge_time[i],
                                  weight_prefix[i], node_time, num_nodes, expanded_type[r],
                                  neighbor_type[r], edge_type_hash[r], size));
@@ -333,7 +338,7 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   }
   if (!in_parts) views = of_parts;
   const Options options{num_neighbors, num_hops, replace, disjoint, last, induced,
-                        static_cast<uint64_t>(key), int32_output, num_threads,
+                        static_cast<uint64_t>(key), int32_output, usable_threads(num_threads),
                         waits};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws

@@ -54,8 +54,7 @@ void check_range(const T* indices, int64_t stride, int64_t count, int64_t rows) 
 }
 
 Tensor neighbor_sum(Tensor indptr, Tensor indices, Tensor weights, Tensor x, int64_t num_threads) {
-  const int64_t num_nodes = indptr.numel() - 1, num_entries = indices.numel();
-  check(num_nodes >= 0, "indptr must hold one number more than there are nodes");
+  const int64_t num_nodes = num_pointed(indptr), num_entries = indices.numel();
   const int64_t* begin = int64_data(indptr, num_nodes + 1, "indptr");
   const IntColumn column = int_column(indices, "indices");
   check(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.scalar_type() == ScalarType::Double,

@@ -15,6 +15,7 @@ class NodeList {
  public:
   // Starts a batch. `max_rows` is what row numbers can hold.
   void begin(int64_t num_nodes, int64_t num_seeds, bool disjoint, int64_t max_rows) {
+    check_count(num_nodes, "num_nodes");
     const auto identities =
         static_cast<unsigned __int128>(std::max<int64_t>(num_nodes, 1)) *
         static_cast<unsigned __int128>(disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
@@ -36,7 +37,8 @@ class NodeList {
   const RelabelTable& table() const { return table_; }
 
   uint64_t identity(int64_t node, int64_t seed) const {
-    return static_cast<uint64_t>(disjoint_ ? seed * num_nodes_ + node : node);
+    const auto own = static_cast<uint64_t>(node);
+    return disjoint_ ? static_cast<uint64_t>(seed) * static_cast<uint64_t>(num_nodes_) + own : own;
   }
 
   // Makes room for `count` more nodes: until then node() and seed() stay valid.

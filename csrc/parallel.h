@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <system_error>
@@ -10,6 +11,11 @@
 #include <vector>
 
 namespace pyg_scale {
+
+// A number of threads that can be reckoned with, whatever was asked for.
+inline int64_t usable_threads(int64_t num_threads) {
+  return std::clamp(num_threads, int64_t{1}, int64_t{1024});
+}
 
 // Calls f(0), ..., f(count - 1), at once if torch has the threads. An exception of one of them
 // comes out as it is (torch would make a runtime error without its message of it).

@@ -14,14 +14,26 @@ class PartLoads {
             const int64_t* most, const int64_t* least)
       : weights_(weights), columns_(columns), parts_(parts), most_(most), least_(least) {
     load_.assign(static_cast<size_t>(parts * columns), 0);
-    scale_.assign(static_cast<size_t>(columns), 0);
+    total_.assign(static_cast<size_t>(columns), 0);
     for (int64_t v = 0; v < num_nodes; ++v) {
-      for (int64_t c = 0; c < columns; ++c) scale_[c] += weights[v * columns + c];
+      for (int64_t c = 0; c < columns; ++c) total_[c] += weights[v * columns + c];
     }
     // Columns count alike, however large their numbers are.
-    for (int64_t c = 0; c < columns; ++c) {
-      scale_[c] = std::max<int64_t>(1, kWhole / std::max<int64_t>(1, scale_[c]));
+    for (const int64_t total : total_) {
+      scale_.push_back(std::max<int64_t>(1, kWhole / std::max<int64_t>(1, total)));
     }
+  }
+
+  // Whether the excess fits into 62 bits, wherever nodes go.
+  bool is_bounded() const {
+    __int128 sum = 0;
+    for (int64_t c = 0; c < columns_; ++c) {
+      __int128 most = total_[c];
+      for (int64_t part = 0; part < parts_; ++part) most += least_[part * columns_ + c];
+      sum += most * scale_[c];
+      if (sum >= static_cast<__int128>(1) << 62) return false;
+    }
+    return true;
   }
 
   int64_t parts() const { return parts_; }
@@ -88,7 +100,7 @@ class PartLoads {
   const int64_t* weights_;
   int64_t columns_, parts_;
   const int64_t *most_, *least_;
-  std::vector<int64_t> load_, scale_;
+  std::vector<int64_t> load_, total_, scale_;
 };
 
 }  // namespace pyg_scale

@@ -21,6 +21,14 @@ struct Places {
   const int64_t* offsets = nullptr;  // [num_parts + 1], if parts are ranges of nodes
   int64_t num_parts = 0;
 
+  void set_offsets(const Tensor& tensor) {
+    num_parts = tensor.numel() - 1;
+    check(num_parts > 0, "offsets must hold one number more than there are parts, which is at least 2");
+    offsets = int64_data(tensor, num_parts + 1, "offsets");
+    check(offsets[0] == 0 && std::is_sorted(offsets, offsets + num_parts + 1),
+          "offsets must rise from 0");
+  }
+
   int64_t part(int64_t v) const {
     if (narrow) return narrow[v];
     if (wide) return wide[v];
@@ -72,8 +80,7 @@ inline std::vector<Places> places_of(const std::vector<Tensor>& part,
         "a graph in parts needs a book for each node type");
   for (size_t t = 0; t < out.size(); ++t) {
     Places& places = out[t];
-    places.num_parts = offsets[t].numel() - 1;
-    places.offsets = int64_data(offsets[t], offsets[t].numel(), "offsets");
+    places.set_offsets(offsets[t]);
     if (!part[t].numel()) continue;
     check(part[t].is_cpu() && part[t].dim() == 1 && part[t].is_contiguous() &&
               part[t].numel() == num_nodes[t] && local[t].numel() == num_nodes[t] &&
@@ -96,8 +103,15 @@ inline EdgeView over_parts(EdgeView common, const EdgeView* parts, const Places&
   common.parts = parts;
   common.places = &places;
   common.indptr = nullptr;
+  const EdgeView* with_edges = nullptr;
   for (int64_t p = 0; p < places.num_parts; ++p) {
     // a part without edges has no columns
+    if (parts[p].num_edges) {
+      check(!with_edges || (!with_edges->time == !parts[p].time &&
+                            !with_edges->weight_prefix == !parts[p].weight_prefix),
+            "edge_time and weight_prefix must be there for all parts with edges, or for none");
+      with_edges = parts + p;
+    }
     if (parts[p].time) common.time = parts[p].time;
     if (parts[p].weight_prefix) common.weight_prefix = parts[p].weight_prefix;
   }

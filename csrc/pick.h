@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "buffer.h"
+#include "graph_view.h"
 #include "keys.h"
 
 namespace pyg_scale {
@@ -18,6 +20,9 @@ struct Candidates {
 // Chooses positions. One per thread; what it holds is only memory.
 class Picker {
  public:
+  // More draws with replacement from one node than these are refused.
+  static constexpr int64_t kMostDraws = (int64_t{1} << 31) - 1;
+
   // At most this many positions are chosen from d candidates with k wanted (k < 0: all).
   static int64_t most(int64_t d, int64_t k, bool replace) {
     if (k < 0 || d == 0) return d;
@@ -47,6 +52,7 @@ class Picker {
     if (k < 0 || (!replace && k >= d)) return all(c, out);
     if (d == 0) return 0;
     const int64_t base = c.begin > first ? prefix[c.begin - 1] : 0;
+    if (base < 0 || prefix[c.end - 1] < base) [[unlikely]] not_rising(c);
     const int64_t total = prefix[c.end - 1] - base;
     if (!replace) return successive(key, c, base, total, prefix, k, out);
     if (total == 0) return 0;
@@ -100,9 +106,16 @@ class Picker {
     for (int64_t i = 0; i < k; ++i) bits_[(out[i] - begin) / 64] = 0;
   }
 
+  [[noreturn]] static void not_rising(Candidates c) {
+    fail("weight_prefix must rise from 0 within a node, but does not at positions " +
+         std::to_string(c.begin) + " to " + std::to_string(c.end - 1));
+  }
+
   // The first position whose running sum is beyond `sum`.
   static int64_t locate(Candidates c, const int64_t* prefix, int64_t sum) {
-    return std::upper_bound(prefix + c.begin, prefix + c.end, sum) - prefix;
+    const int64_t position = std::upper_bound(prefix + c.begin, prefix + c.end, sum) - prefix;
+    if (position == c.end) [[unlikely]] not_rising(c);
+    return position;
   }
 
   // Successive sampling without replacement: draw from what is left of the total, and step
@@ -117,8 +130,14 @@ class Picker {
       int64_t t = below(key, i, left), at = 0;
       while (at < i && t >= picked_[at].before) t += picked_[at++].weight;
       const int64_t position = locate(c, prefix, base + t);
-      const int64_t before = position > c.begin ? prefix[position - 1] - base : 0;
-      const int64_t weight = prefix[position] - base - before;
+      // of sums that rise: others wrap round, and are refused
+      const uint64_t until = position > c.begin ? static_cast<uint64_t>(prefix[position - 1]) -
+                                                      static_cast<uint64_t>(base)
+                                                : 0;
+      const auto before = static_cast<int64_t>(until);
+      const auto weight = static_cast<int64_t>(static_cast<uint64_t>(prefix[position]) -
+                                               static_cast<uint64_t>(base) - until);
+      if (before < 0 || weight <= 0 || weight > left) [[unlikely]] not_rising(c);
       picked_.set_size(i + 1);
       std::memmove(picked_.data() + at + 1, picked_.data() + at,
                    static_cast<size_t>(i - at) * sizeof(Pick));

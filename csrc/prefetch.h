@@ -11,6 +11,14 @@
 
 namespace pyg_scale {
 
+// Entry `i` of a table, wherever that is: a number that nobody has looked at yet leads anywhere.
+template <int kWrite = 0, int kLocality = 3, typename T>
+PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
+  const uintptr_t offset = static_cast<uintptr_t>(i) * sizeof(T);
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(table) + offset),
+                     kWrite, kLocality);
+}
+
 // Of a row that is copied; reading on, the processor sees by itself what comes.
 constexpr int64_t kRowStart = 1024;
 
@@ -18,7 +26,7 @@ constexpr int64_t kRowStart = 1024;
 PYG_SCALE_PREFETCH void prefetch_row_start(const char* row, int64_t bytes) {
   const int64_t size = std::min(bytes, kRowStart);
   for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(row + at, 0, 2);
-  __builtin_prefetch(row + size - 1, 0, 2);  // rows begin anywhere in a line
+  if (size > 0) __builtin_prefetch(row + size - 1, 0, 2);  // rows begin anywhere in a line
 }
 
 // How many rows ahead of the one that is copied: enough to hide the latency of memory.

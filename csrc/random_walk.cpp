@@ -21,10 +21,9 @@ constexpr int64_t kTaskSteps = 1 << 14;  // fewer are not worth a thread
 
 Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int64_t length,
                    int64_t key, int64_t num_threads) {
-  const int64_t num_nodes = indptr.numel() - 1, num_entries = indices.numel();
+  const int64_t num_nodes = num_pointed(indptr), num_entries = indices.numel();
   const int64_t count = start.numel();
-  check(num_nodes >= 0, "indptr must hold one number more than there are nodes");
-  check(length >= 0, "length must not be negative");
+  check_count(length, "length");
   const int64_t* begin = int64_data(indptr, num_nodes + 1, "indptr");
   const int64_t* first = int64_data(start, count, "start");
   const int64_t* number = int64_data(walk, count, "walk");
@@ -35,8 +34,10 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
     return static_cast<uint64_t>(v) < static_cast<uint64_t>(num_nodes);
   };
   for (int64_t i = 0; i < count; ++i) {
-    check(valid(first[i]), "start: node " + std::to_string(first[i]) + " is out of range, there are " +
-                               std::to_string(num_nodes));
+    if (!valid(first[i])) [[unlikely]] {
+      fail("start: node " + std::to_string(first[i]) + " is out of range, there are " +
+           std::to_string(num_nodes));
+    }
   }
   Tensor out = pool_empty({count, length + 1}, ScalarType::Long);
   if (count == 0) return out;

@@ -195,18 +195,25 @@ class Refinement {
 Tensor refine_partition(Tensor indptr, Tensor indices, Tensor edge_weights, Tensor node_weights,
                         Tensor assignment, Tensor capacity, Tensor minimum, int64_t passes,
                         int64_t patience, int64_t key) {
-  const int64_t num_nodes = indptr.numel() - 1;
+  const int64_t num_nodes = num_pointed(indptr);
   check(node_weights.dim() == 2 && capacity.dim() == 2,
         "node_weights and capacity must have two dimensions");
   const int64_t columns = node_weights.size(1), parts = capacity.size(0);
   const int64_t* weights = int64_matrix(node_weights, num_nodes, columns, "node_weights");
   const int64_t* most = int64_matrix(capacity, parts, columns, "capacity");
   const int64_t* least = int64_matrix(minimum, parts, columns, "minimum");
+  check(passes >= 0 && passes <= kMostRounds, "passes must be from 0 to 10000");
+  check(patience >= 0, "patience must not be negative");
+  checked_sum(weights, num_nodes * columns, "node_weights");
+  for (int64_t i = 0; i < parts * columns; ++i) {
+    check(most[i] >= 0 && least[i] >= 0, "capacity and minimum must not be negative");
+  }
   check(assignment.numel() == num_nodes, "assignment must have one number a node");
   const IntColumn before = int_column(assignment, "assignment");
   Tensor out = torch::stable::empty({num_nodes}, ScalarType::Int);
   int32_t* part = num_nodes ? out.mutable_data_ptr<int32_t>() : nullptr;
   PartLoads loads(weights, num_nodes, columns, parts, most, least);
+  check(loads.is_bounded(), "minimum is too large for node_weights: the excess needs more than 62 bits");
   for (int64_t v = 0; v < num_nodes; ++v) {
     check(before[v] >= 0 && before[v] < parts, "assignment must be from 0 to the number of parts");
     part[v] = static_cast<int32_t>(before[v]);

@@ -51,6 +51,8 @@ Tensors cache_plan_placed(Tensor slot_of, Tensor loaded, Tensor ids) {
   const int64_t* id = checked_ids(ids, slot_of.numel());
   int32_t* slot = data_of<int32_t>(slot_of, ScalarType::Int, -1, "slot_of");
   auto* there = data_of<uint8_t>(loaded, ScalarType::Byte, -1, "loaded");
+  const int64_t slots = loaded.numel();
+  check_state({&slot_of, &loaded, &ids});
   Plan plan(count);
   std::vector<int32_t> before;  // what slot_of was for each miss
   for (int64_t i = 0; i < count; ++i) {
@@ -59,7 +61,10 @@ Tensors cache_plan_placed(Tensor slot_of, Tensor loaded, Tensor ids) {
     plan.at[i] = -1;
     if (found < 0) {
       plan.again.push_back(i);
-      plan.same.push_back(plan.miss[static_cast<size_t>(-found - 1)]);
+      plan.same.push_back(plan.earlier(found));
+    } else if (found > slots) {
+      fail("slot_of: there is no slot " + std::to_string(found - 1) + "; there are " +
+           std::to_string(slots));
     } else if (found > 0 && there[found - 1]) {
       plan.at[i] = found - 1;
     } else {
@@ -85,6 +90,7 @@ Tensor cache_copy(Tensor rows, Tensor held, Tensor slot_at, Tensor ids, Tensor o
   const int64_t* holds = int64_data(held, from.count, "held");
   const int32_t* slot = data_of<int32_t>(slot_at, ScalarType::Int, count, "slot_at");
   check(to.count == count && to.bytes == from.bytes, "out has another shape than the request");
+  check_apart(out, "out", {&rows, &held, &slot_at, &ids});
   const int64_t ahead = rows_ahead(from.bytes);
   std::vector<int64_t> late;
   for (int64_t i = 0; i < count; ++i) {
@@ -111,6 +117,8 @@ void cache_fill(Tensor rows, Tensor held, Tensor slots, Tensor position, Tensor 
   const int32_t* slot = data_of<int32_t>(slots, ScalarType::Int, count, "slots");
   auto* holds = data_of<int64_t>(held, ScalarType::Long, to.count, "held");
   check(to.bytes == from.bytes, "out has rows of another size");
+  check_apart(rows, "rows", {&held, &slots, &position, &ids, &out});
+  check_apart(held, "held", {&slots, &position, &ids, &out});
   check_positions(at, count, from.count);
   const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
@@ -133,6 +141,7 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
     check(first_outside(source, count, from.count) == count, "a position is out of range");
   }
   check_positions(at, count, to.count);
+  check_apart(out, "out", {&rows, &take, &position});
   const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
     if (!all && i + ahead < count) from.prefetch(source[i + ahead]);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,6 +40,17 @@ inline const int64_t* checked_ids(const Tensor& ids, int64_t num_rows) {
   return id;
 }
 
+constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() - 1;  // that int32 numbers
+
+// Refuses a state of which two tensors are one.
+inline void check_state(std::initializer_list<const Tensor*> tensors) {
+  for (auto one = tensors.begin(); one != tensors.end(); ++one) {
+    for (auto other = one + 1; other != tensors.end(); ++other) {
+      check_apart(**one, "what a cache keeps", {*other});
+    }
+  }
+}
+
 // In `slot_of`: 0 for a row that is in no slot, its slot + 1, or, while a plan is made,
 // -(k + 1) for the k-th miss.
 constexpr int64_t kPlanAhead = 24;  // rows; covers the latency of memory
@@ -54,12 +67,20 @@ Tensor numbers(const std::vector<T>& values) {
 
 struct Plan {
   explicit Plan(int64_t count) : slot_at(pool_empty({count}, ScalarType::Int)) {
+    check(count <= kMostSlots, "there are too many rows in a request");
     at = static_cast<int32_t*>(slot_at.mutable_data_ptr());
   }
 
   Tensors tensors() const {
     return {slot_at,       numbers(miss), numbers(fill), numbers(fill_slot),
             numbers(again), numbers(same)};
+  }
+
+  // The position of the miss that slot_of has `found` for, which is below 0.
+  int64_t earlier(int32_t found) const {
+    const auto k = static_cast<size_t>(-(int64_t{found} + 1));
+    if (k >= miss.size()) [[unlikely]] fail("slot_of: there is no slot " + std::to_string(found));
+    return miss[k];
   }
 
   Tensor slot_at;

@@ -55,7 +55,7 @@ struct RowTasks {
       long_rows.push_back({row, first, static_cast<int64_t>(pieces.size())});
     }
     const int64_t cost = num_edges + num_rows * kRowCost;
-    work = cost * std::max<int64_t>(width, 1);
+    work = cost * std::clamp<int64_t>(width, 1, kTaskWork);
     const int64_t count = std::clamp<int64_t>(work / kTaskWork, 1, kMostTasks);
     bounds.push_back(0);
     for (int64_t task = 1; task < count; ++task) {

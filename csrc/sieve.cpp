@@ -3,6 +3,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <string>
+
 #include "row_cache.h"
 
 namespace pyg_scale {
@@ -18,7 +20,20 @@ struct Queue {
   int32_t *newer, *older;
   uint8_t* visited;
   int32_t* slot_of;
-  int64_t count;
+  int64_t count, num_rows;
+
+  // Refuses what is no slot: what a cache keeps is handed over by its user.
+  int64_t slot(int64_t at, const char* name) const {
+    if (static_cast<uint64_t>(at) >= static_cast<uint64_t>(count)) [[unlikely]] {
+      fail(std::string(name) + ": there is no slot " + std::to_string(at) + "; there are " +
+           std::to_string(count));
+    }
+    return at;
+  }
+
+  int64_t slot_or_none(int64_t at, const char* name) const {
+    return at == kNone ? at : slot(at, name);
+  }
 
   // A slot for a row, at the head; the row that the hand comes to makes room.
   int32_t insert(int64_t row) {
@@ -28,30 +43,37 @@ struct Queue {
     visited[slot] = 0;
     newer[slot] = kNone;
     older[slot] = static_cast<int32_t>(head);
-    if (head != kNone) newer[head] = slot;
+    if (head != kNone) newer[this->slot(head, "older")] = slot;
     head = slot;
     if (tail == kNone) tail = slot;
     return slot;
   }
 
   int32_t evict() {
-    int64_t at = hand == kNone ? tail : hand;
+    int64_t at = slot(hand == kNone ? tail : hand, "state");
     while (visited[at]) {
       visited[at] = 0;
-      at = newer[at] == kNone ? tail : newer[at];
+      at = slot(newer[at] == kNone ? tail : newer[at], "newer");
     }
-    hand = newer[at];
-    if (newer[at] == kNone) {
-      head = older[at];
+    const int64_t after = slot_or_none(newer[at], "newer");
+    const int64_t before = slot_or_none(older[at], "older");
+    const int64_t row = owner[at];
+    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]] {
+      fail("owner: slot " + std::to_string(at) + " has row " + std::to_string(row) +
+           ", but there are only " + std::to_string(num_rows));
+    }
+    hand = after;
+    if (after == kNone) {
+      head = before;
     } else {
-      older[newer[at]] = older[at];
+      older[after] = static_cast<int32_t>(before);
     }
-    if (older[at] == kNone) {
-      tail = newer[at];
+    if (before == kNone) {
+      tail = after;
     } else {
-      newer[older[at]] = newer[at];
+      newer[before] = static_cast<int32_t>(after);
     }
-    slot_of[owner[at]] = 0;
+    slot_of[row] = 0;
     return static_cast<int32_t>(at);
   }
 };
@@ -69,21 +91,29 @@ Tensors sieve_plan(Tensor slot_of, Tensor owner, Tensor newer, Tensor older, Ten
               data_of<int32_t>(older, ScalarType::Int, slots, "older"),
               data_of<uint8_t>(visited, ScalarType::Byte, slots, "visited"),
               data_of<int32_t>(slot_of, ScalarType::Int, -1, "slot_of"),
-              slots};
+              slots,
+              slot_of.numel()};
   const int64_t* id = checked_ids(ids, slot_of.numel());
+  check_state({&slot_of, &owner, &newer, &older, &visited, &since, &state, &ids});
   const int64_t base = at[4];  // rows of earlier requests
+  check(slots <= kMostSlots && 0 <= queue.used && queue.used <= slots,
+        "state: there are not so many slots in use");
+  check_count(base, "state: the number of rows asked for");
+  for (const int64_t each : {queue.head, queue.tail, queue.hand}) queue.slot_or_none(each, "state");
   Plan plan(size);
   for (int64_t i = 0; i < size; ++i) {
     if (i + kPlanAhead < size) __builtin_prefetch(queue.slot_of + id[i + kPlanAhead]);
     plan.at[i] = -1;
-    const int32_t slot = queue.slot_of[id[i]] - 1;
+    const int64_t slot = int64_t{queue.slot_of[id[i]]} - 1;
     if (slot >= 0) {
-      queue.visited[slot] = 1;
-      if (inserted[slot] < base) {
-        plan.at[i] = slot;
+      queue.visited[queue.slot(slot, "slot_of")] = 1;
+      const int64_t number = inserted[slot];
+      if (number < base) {
+        plan.at[i] = static_cast<int32_t>(slot);
       } else {
+        check(number - base < i, "since has a row that comes later");
         plan.again.push_back(i);
-        plan.same.push_back(inserted[slot] - base);
+        plan.same.push_back(number - base);
       }
       continue;
     }

@@ -184,7 +184,7 @@ int64_t socket_send(int64_t fd, std::vector<Tensor> data, std::vector<Tensor> in
     }
     total += out.bytes;
   }
-  Sender sender(static_cast<int>(fd), total);
+  Sender sender(checked_file(fd), total);
   for (const Outgoing& out : all) {
     if (int error = sender.send(out)) return error;
   }
@@ -226,10 +226,9 @@ class Receiver {
       const int64_t n = std::min(most, count - i);
       if (int64_t error = read(buffer.data(), n * out.bytes)) return error;
       const int64_t end = i + n;
-      const char* from = buffer.data() - i * out.bytes;
       for (; k < places && (take ? take[k] : k) < end; ++k) {
-        put_row(out.data + position[k] * out.bytes, from + (take ? take[k] : k) * out.bytes,
-                out.bytes);
+        put_row(out.data + position[k] * out.bytes,
+                buffer.data() + ((take ? take[k] : k) - i) * out.bytes, out.bytes);
       }
       i = end;
     }
@@ -270,13 +269,14 @@ int64_t socket_receive(int64_t fd, std::vector<Tensor> out, std::vector<int64_t>
       in.matrix = {static_cast<char*>(out[t].mutable_data_ptr()), 1, bytes_of(out[t])};
       continue;
     }
+    check_apart(out[t], "out", {&position[t], &take[t]});
     in.matrix = matrix_of(out[t], "out");
     in.places = position[t].numel();
     in.position = optional_int64_data(position[t], in.places, "position");
     in.take = optional_int64_data(take[t], in.places, "take");
     check_places(in.matrix, rows[t], in.position, in.take, in.places);
   }
-  Receiver receiver(static_cast<int>(fd));
+  Receiver receiver(checked_file(fd));
   for (size_t t = 0; t < out.size(); ++t) {
     const Incoming& in = all[t];
     const int64_t error =

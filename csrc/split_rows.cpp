@@ -208,6 +208,8 @@ std::vector<Tensor> split(const Places& book, int64_t num_rows, const Tensor& in
 
   for (const Group& group : groups) {
     check(group.largest <= std::numeric_limits<Out>::max(), "a place does not fit into int32");
+    check(static_cast<uint64_t>(group.largest) <= std::numeric_limits<Id>::max(),
+          "local: a place must be below 2**32 where there are fewer rows");
   }
   constexpr ScalarType type = sizeof(Out) == 4 ? ScalarType::Int : ScalarType::Long;
   Tensor counts = pool_empty({num_groups}, ScalarType::Long);
@@ -260,9 +262,7 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
                                Tensor group, Tensor distinct, bool original, bool narrow) {
   const int64_t num_groups = distinct.numel();
   Places book;
-  book.num_parts = offsets.numel() - 1;
-  check(book.num_parts > 0, "there must be a part");
-  book.offsets = int64_data(offsets, offsets.numel(), "offsets");
+  book.set_offsets(offsets);
   int64_t num_rows = book.offsets[book.num_parts];
   if (part.numel()) {
     num_rows = part.numel();

@@ -43,11 +43,13 @@ std::tuple<Tensor, Tensor, Tensor> stitch_edges(int64_t size, std::vector<Tensor
   const size_t n = position.size();
   check(take.size() == n && counts.size() == n && neighbor.size() == n && edge.size() == n,
         "lists differ in length");
+  int64_t places = 0;
+  for (const Tensor& each : position) places += each.numel();
+  check(places == size, "there must be one answer for each of the `size` nodes");
   std::vector<Answer> answers(n);
   Tensor count = pool_empty({size}, ScalarType::Long);
   int64_t* of = count.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < size; ++i) of[i] = -1;
-  int64_t places = 0;
   for (size_t a = 0; a < n; ++a) {
     Answer& answer = answers[a];
     const int64_t nodes = counts[a].numel();
@@ -61,7 +63,9 @@ std::tuple<Tensor, Tensor, Tensor> stitch_edges(int64_t size, std::vector<Tensor
     answer.begin.resize(static_cast<size_t>(nodes) + 1);
     int64_t sum = 0;
     for (int64_t i = 0; i < nodes; ++i) {
-      if (answer.count[i] < 0) [[unlikely]] fail("a count is negative");
+      if (answer.count[i] < 0 || answer.count[i] > neighbor[a].numel() - sum) [[unlikely]] {
+        fail("counts must not be negative, and add up to the edges");
+      }
       answer.begin[static_cast<size_t>(i)] = sum;
       sum += answer.count[i];
     }
@@ -73,9 +77,7 @@ std::tuple<Tensor, Tensor, Tensor> stitch_edges(int64_t size, std::vector<Tensor
       }
       of[at] = answer.count[from];
     }
-    places += answer.places;
   }
-  check(places == size, "there is no answer for some nodes");
   std::vector<int64_t> begin(static_cast<size_t>(size) + 1);
   int64_t total = 0;
   for (int64_t i = 0; i < size; ++i) {

@@ -33,9 +33,22 @@ T* table(Tensor& tensor, int64_t rows, int64_t columns, ScalarType type, const c
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-int64_t floor_div(int64_t a, int64_t b) {  // b > 0; as Python's //
-  const int64_t q = a / b;
+constexpr int64_t kMost = int64_t{1} << 60;  // of weights, loads and capacities
+
+template <typename Wide>
+Wide floor_div(Wide a, int64_t b) {  // b > 0; as Python's //
+  const Wide q = a / b;
   return q - (a % b < 0);
+}
+
+// The share of `left` in a capacity. Where 64 bits do not hold it, it is as large as they hold.
+int64_t share_of(int64_t left, int64_t capacity) {
+  constexpr int64_t kFits = int64_t{1} << (63 - kFraction);
+  if (-kFits <= left && left < kFits) [[likely]] {
+    return floor_div(left * (int64_t{1} << kFraction), capacity);
+  }
+  const __int128 share = floor_div(static_cast<__int128>(left) * (1 << kFraction), capacity);
+  return static_cast<int64_t>(std::clamp<__int128>(share, kNever + 1, INT64_MAX));
 }
 
 // What is placed by, whatever the types of the neighbours and parts are.
@@ -55,7 +68,9 @@ struct Loads {
   void set_active(int64_t v) {
     active.clear();
     for (int64_t c = 0; c < columns; ++c) {
-      if (weight(v, c) > 0) active.push_back(c);
+      const int64_t w = weight(v, c);
+      if (w >= kMost) [[unlikely]] fail("weights must be less than 2**60");
+      if (w > 0) active.push_back(c);
     }
   }
 
@@ -66,12 +81,21 @@ struct Loads {
   void set_penalty(int64_t p, int64_t c) {
     const int64_t i = p * columns + c;
     // one product, then cut off: nothing that a compiler could contract
-    penalty[i] = static_cast<int64_t>(coefficient[i] * std::sqrt(static_cast<double>(load[i])));
+    const double found = coefficient[i] * std::sqrt(static_cast<double>(load[i]));
+    if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]] {
+      fail("coefficient and load: " + std::to_string(coefficient[i]) + " times the root of " +
+           std::to_string(load[i]) + " is no number below 2**62");
+    }
+    penalty[i] = static_cast<int64_t>(found);
   }
 
   void add(int64_t v, int64_t p, int64_t sign) {
     for (const int64_t c : active) {
-      load[p * columns + c] += sign * weight(v, c);
+      int64_t& there = load[p * columns + c];
+      there += sign * weight(v, c);
+      if (there < 0 || there >= kMost) [[unlikely]] {
+        fail("load does not fit part and weights, or is 2**60 or more");
+      }
       if (!ldg) set_penalty(p, c);
     }
   }
@@ -82,7 +106,7 @@ struct Loads {
     for (const int64_t c : active) {
       const int64_t i = p * columns + c;
       const int64_t left = capacity[i] - load[i] - weight(v, c);
-      const int64_t share = floor_div(left << kFraction, capacity[i] > 0 ? capacity[i] : 1);
+      const int64_t share = share_of(left, capacity[i] > 0 ? capacity[i] : 1);
       if (share < least) least = share;
     }
     return least;
@@ -98,8 +122,16 @@ struct Loads {
 
   int64_t score(int64_t v, int64_t p, int64_t room) const {
     if (ldg) return neighbors(p) ? neighbors(p) * (room + 1) : 0;
-    int64_t found = neighbors(p) << kFraction;
-    for (const int64_t c : active) found -= weight(v, c) * penalty[p * columns + c];
+    int64_t found = neighbors(p) << kFraction, price = 0;
+    bool wraps = false;
+    for (const int64_t c : active) {
+      wraps |= __builtin_mul_overflow(weight(v, c), penalty[p * columns + c], &price);
+      wraps |= __builtin_sub_overflow(found, price, &found);
+    }
+    if (wraps) [[unlikely]] {
+      fail("the weight of node " + std::to_string(v) +
+           " times the coefficient exceeds 63 bits: make weights smaller");
+    }
     return found;
   }
 
@@ -143,8 +175,9 @@ struct Stream {
 
   PYG_SCALE_PREFETCH void ask_for_row(int64_t v) const {
     if (v < 0 || v >= size) return;
-    const int64_t last = std::min(indptr[v + 1], indptr[v] + kRowEntries);
-    for (int64_t e = indptr[v]; e < last; e += kLineEntries) {
+    const int64_t first = std::clamp<int64_t>(indptr[v], 0, entries);
+    const int64_t last = std::min({indptr[v + 1], first + kRowEntries, entries});
+    for (int64_t e = first; e < last; e += kLineEntries) {
       __builtin_prefetch(indices + e * stride);
     }
   }
@@ -187,7 +220,7 @@ struct Stream {
     for (int64_t i = begin; i < end; ++i) {
       if (ordered) {  // else rows follow one another
         if (asked + 2 * kRowsAhead < end) {
-          __builtin_prefetch(indptr + node(asked + 2 * kRowsAhead));
+          prefetch_entry(indptr, node(asked + 2 * kRowsAhead));
         }
         if (asked + kRowsAhead < end) ask_for_row(node(asked + kRowsAhead));
       }
@@ -208,7 +241,7 @@ struct Stream {
 int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor order, Tensor part,
                          Tensor load, Tensor capacity, Tensor coefficient, bool ldg, int64_t begin,
                          int64_t end) {
-  const int64_t size = indptr.numel() - 1;
+  const int64_t size = num_pointed(indptr);
   const int64_t* pointers = int64_data(indptr, size + 1, "indptr");
   const IntColumn neighbors = int_column(indices, "indices");
   check(pointers[0] >= 0 && pointers[size] <= indices.numel(), "indptr does not fit indices");
@@ -228,6 +261,13 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
   loads.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double,
                                     "coefficient");
   loads.ldg = ldg;
+  for (int64_t i = 0; i < parts * columns; ++i) {
+    check(0 <= loads.load[i] && loads.load[i] < kMost, "load must be from 0 to 2**60 - 1");
+    check(-kMost < loads.capacity[i] && loads.capacity[i] < kMost,
+          "capacity must be less than 2**60");
+  }
+  check_apart(load, "load", {&indptr, &indices, &weights, &order, &part, &capacity, &coefficient});
+  check_apart(part, "part", {&indptr, &indices, &weights, &order, &capacity, &coefficient});
   loads.penalty.resize(static_cast<size_t>(parts * columns));
   loads.count.assign(static_cast<size_t>(parts + 1), 0);
   for (int64_t p = 0; p < parts; ++p) {
@@ -261,7 +301,7 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
 
 // The nodes breadth first: component after component, each from its smallest node.
 Tensor breadth_first(Tensor indptr, Tensor indices) {
-  const int64_t size = indptr.numel() - 1;
+  const int64_t size = num_pointed(indptr);
   const int64_t* pointer = int64_data(indptr, size + 1, "indptr");
   const IntColumn neighbor = int_column(indices, "indices");
   check(pointer[size] <= indices.numel(), "indptr does not fit indices");

@@ -13,6 +13,7 @@
 #include "graph_view.h"
 #include "keys.h"
 #include "parallel.h"
+#include "prefetch.h"
 
 namespace pyg_scale {
 namespace {
@@ -69,7 +70,7 @@ class Repeats {
 std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Tensor indices,
                                                                int64_t begin, int64_t end,
                                                                int64_t num_threads) {
-  const int64_t size = indptr.numel() - 1;
+  const int64_t size = num_pointed(indptr);
   const int64_t* pointer = int64_data(indptr, size + 1, "indptr");
   const IntColumn column = int_column(indices, "indices");
   check_range(pointer, size, indices.numel(), begin, end);
@@ -138,20 +139,27 @@ struct Block {
         src_offset(src),
         num_nodes(nodes),
         num_edges(neighbors.numel()) {
-    const int64_t size = pointers.numel() - 1;
+    const int64_t size = num_pointed(pointers);
     indptr = int64_data(pointers, size + 1, "indptr");
     check(!named || names.numel() == size, "rows must name every node");
     check_range(indptr, size, neighbors.numel(), begin, end);
+    check_count(dst_offset, "dst_offset");
+    check_count(src_offset, "src_offset");
+  }
+
+  // Behind the largest number comes the smallest, which is no node.
+  static int64_t moved(int64_t node, int64_t offset) {
+    return static_cast<int64_t>(static_cast<uint64_t>(node) + static_cast<uint64_t>(offset));
   }
 
   template <typename F>
   void each(int64_t begin, int64_t end, const F& f) const {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t v = (named ? rows[i] : i) + dst_offset;
+      const int64_t v = moved(named ? rows[i] : i, dst_offset);
       if (v < 0 || v >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(v));
       check_entries(i, indptr[i], indptr[i + 1], num_edges);
       for (int64_t e = indptr[i]; e < indptr[i + 1]; ++e) {
-        const int64_t u = indices[e] + src_offset;
+        const int64_t u = moved(indices[e], src_offset);
         if (u < 0 || u >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(u));
         f(v, u, e);
       }
@@ -160,6 +168,7 @@ struct Block {
 };
 
 int64_t* cursor_data(Tensor& cursor, int64_t num_nodes) {
+  check(num_nodes >= 0, "cursor must hold two numbers more than there are nodes");
   int64_data(cursor, num_nodes + 2, "cursor");
   return static_cast<int64_t*>(cursor.mutable_data_ptr());
 }
@@ -169,27 +178,42 @@ void undirected_count(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_of
                       int64_t src_offset, int64_t begin, int64_t end, Tensor cursor) {
   const int64_t num_nodes = cursor.numel() - 2;
   const Block block(indptr, indices, rows, dst_offset, src_offset, num_nodes, begin, end);
+  check_apart(cursor, "cursor", {&indptr, &indices, &rows});
   int64_t* count = cursor_data(cursor, num_nodes) + 2;
   const int64_t last = block.indptr[end];
   block.each(begin, end, [&](int64_t v, int64_t u, int64_t e) {
-    if (e + kAhead < last) __builtin_prefetch(count + block.indices[e + kAhead] + src_offset, 1);
+    if (e + kAhead < last) {
+      prefetch_entry<1>(count, Block::moved(block.indices[e + kAhead], src_offset));
+    }
     if (u == v) return;
     ++count[v];
     ++count[u];
   });
 }
 
+// Whether entries to be written are int64; else they are int32.
+bool is_wide(const Tensor& entries, const char* name) {
+  const ScalarType type = entries.scalar_type();
+  check(entries.is_cpu() && entries.is_contiguous() &&
+            (type == ScalarType::Long || type == ScalarType::Int),
+        std::string(name) + " must be contiguous, int32 or int64, on the CPU");
+  return type == ScalarType::Long;
+}
+
 template <typename T>
-void place(const Block& block, int64_t begin, int64_t end, int64_t* next, T* out, int64_t room) {
+void place(const Block& block, int64_t begin, int64_t end, int64_t* next, T* out, uint64_t room) {
   const int64_t last = block.indptr[end];
   block.each(begin, end, [&](int64_t v, int64_t u, int64_t e) {
     if (e + 2 * kAhead < last) {
-      __builtin_prefetch(next + block.indices[e + 2 * kAhead] + block.src_offset, 1);
-      const int64_t near = block.indices[e + kAhead] + block.src_offset;
-      if (near >= 0 && near < block.num_nodes) __builtin_prefetch(out + next[near], 1);
+      prefetch_entry<1>(next, Block::moved(block.indices[e + 2 * kAhead], block.src_offset));
+      const int64_t near = Block::moved(block.indices[e + kAhead], block.src_offset);
+      if (near >= 0 && near < block.num_nodes) prefetch_entry<1>(out, next[near]);
     }
     if (u == v) return;
-    if (next[v] >= room || next[u] >= room) [[unlikely]] fail("more entries than were counted");
+    if (static_cast<uint64_t>(next[v]) >= room || static_cast<uint64_t>(next[u]) >= room)
+        [[unlikely]] {
+      fail("cursor is not of these edges: it leads out of out");
+    }
     out[next[v]++] = static_cast<T>(u);
     out[next[u]++] = static_cast<T>(v);
   });
@@ -198,11 +222,13 @@ void place(const Block& block, int64_t begin, int64_t end, int64_t* next, T* out
 // Places those entries; cursor[v + 1] is where the next of v goes.
 void undirected_place(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_offset,
                       int64_t src_offset, int64_t begin, int64_t end, Tensor cursor, Tensor out) {
-  const int64_t num_nodes = cursor.numel() - 2, room = out.numel();
+  const int64_t num_nodes = cursor.numel() - 2;
+  const auto room = static_cast<uint64_t>(out.numel());
   const Block block(indptr, indices, rows, dst_offset, src_offset, num_nodes, begin, end);
   int64_t* next = cursor_data(cursor, num_nodes) + 1;
-  check(out.is_contiguous(), "out must be contiguous");
-  out.scalar_type() == ScalarType::Long
+  check_apart(cursor, "cursor", {&indptr, &indices, &rows, &out});
+  check_apart(out, "out", {&indptr, &indices, &rows});
+  is_wide(out, "out")
       ? place(block, begin, end, next, static_cast<int64_t*>(out.mutable_data_ptr()), room)
       : place(block, begin, end, next, static_cast<int32_t*>(out.mutable_data_ptr()), room);
 }
@@ -224,13 +250,15 @@ void sort_rows(const int64_t* indptr, T* entries, int64_t num_entries, int64_t b
 
 void undirected_sort(Tensor indptr, Tensor entries, int64_t begin, int64_t end, Tensor degree,
                      int64_t num_threads) {
-  const int64_t size = indptr.numel() - 1;
+  const int64_t size = num_pointed(indptr);
   const int64_t* pointer = int64_data(indptr, size + 1, "indptr");
   int64_data(degree, size, "degree");
-  check(entries.is_contiguous(), "entries must be contiguous");
+  const bool wide = is_wide(entries, "entries");
+  check_apart(entries, "entries", {&indptr, &degree});
+  check_apart(degree, "degree", {&indptr});
   check_range(pointer, size, entries.numel(), begin, end);
   auto* left = static_cast<int64_t*>(degree.mutable_data_ptr());
-  entries.scalar_type() == ScalarType::Long
+  wide
       ? sort_rows(pointer, static_cast<int64_t*>(entries.mutable_data_ptr()), entries.numel(),
                   begin, end, left, num_threads)
       : sort_rows(pointer, static_cast<int32_t*>(entries.mutable_data_ptr()), entries.numel(),
@@ -248,16 +276,18 @@ void compact(const int64_t* from, const int64_t* to, int64_t size, T* entries) {
 
 // Moves the first entries of each node from where `indptr` has them to where `kept` has them.
 void undirected_compact(Tensor indptr, Tensor kept, Tensor entries) {
-  const int64_t size = indptr.numel() - 1;
+  const int64_t size = num_pointed(indptr);
   const int64_t* from = int64_data(indptr, size + 1, "indptr");
   const int64_t* to = int64_data(kept, size + 1, "kept");
-  check(entries.is_contiguous() && from[size] <= entries.numel(), "indptr does not fit entries");
+  const bool wide = is_wide(entries, "entries");
+  check_apart(entries, "entries", {&indptr, &kept});
   for (int64_t v = 0; v < size; ++v) {
+    check_entries(v, from[v], from[v + 1], entries.numel());
     check(0 <= to[v] && to[v] <= from[v] && to[v] <= to[v + 1] &&
               to[v + 1] - to[v] <= from[v + 1] - from[v],
-          "kept does not fit");
+          "kept does not fit indptr");
   }
-  entries.scalar_type() == ScalarType::Long
+  wide
       ? compact(from, to, size, static_cast<int64_t*>(entries.mutable_data_ptr()))
       : compact(from, to, size, static_cast<int32_t*>(entries.mutable_data_ptr()));
 }

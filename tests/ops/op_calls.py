@@ -1,0 +1,697 @@
+"""One call of every compiled op, and more of those that have several ways: what a fuzz begins with.
+
+:data:`CALLS` has the arguments by the names in the op's schema, made anew for every call. A name may
+go on with what is special about the call: ``"csr_sum, long rows"``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = dict[str, Any]
+
+NODES, EDGES = 6, 10
+LONG = 5000
+"""Edges of a row that is cut into pieces."""
+MANY = 140_000
+"""Edges that several threads share."""
+
+
+def longs(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def ints(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def none() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def indptr() -> Tensor:
+    return longs(0, 2, 4, 7, 9, 10, 10)
+
+
+def indices() -> Tensor:
+    """Of a graph without directions, whose last node is alone."""
+    return longs(1, 2, 0, 2, 0, 1, 3, 2, 4, 3)
+
+
+def position() -> Tensor:
+    """Where the edges by source are among those by destination."""
+    return torch.argsort(indices(), stable=True)
+
+
+def graph() -> Arguments:
+    return {"indptr": indptr(), "indices": indices()}
+
+
+def fused(edge_id: bool = True) -> Arguments:
+    by_source = {"t_indptr": indptr(), "t_indices": indices(), "t_position": position()}
+    return {**graph(), "edge_id": torch.arange(EDGES) if edge_id else None, **by_source}
+
+
+def long_rows() -> Arguments:
+    """A node with more edges than one task takes, and two with none."""
+    pointers, sources = longs(0, 0, LONG, LONG), torch.arange(LONG) % 3
+    order = torch.argsort(sources, stable=True)
+    back = torch.cat([longs(0), torch.bincount(sources, minlength=3).cumsum(0)])
+    return {
+        "indptr": pointers,
+        "indices": sources,
+        "edge_id": None,
+        "t_indptr": back,
+        "t_indices": torch.ones(LONG, dtype=torch.int64),
+        "t_position": order,
+    }
+
+
+def features(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, max(1, torch.Size(shape).numel())).reshape(shape)
+
+
+# Building and partitioning ######################################################################
+
+
+def many_edges() -> Arguments:
+    """Sorted by destination."""
+    return {"dst": torch.arange(MANY) // 2, "src": torch.arange(MANY) % 7}
+
+
+def cursor_of(dst: Tensor, num_dst: int) -> Tensor:
+    ends = torch.bincount(dst, minlength=num_dst).cumsum(0)
+    return torch.cat([longs(0, 0), ends])
+
+
+def placed(dst: Tensor, src: Tensor, num_dst: int) -> Arguments:
+    size = dst.numel()
+    return {
+        "dst": dst,
+        "src": src,
+        "cursor": cursor_of(dst, num_dst),
+        "pair": torch.zeros(size, 2, dtype=torch.int64),
+        "begin": 0,
+        "end": size,
+        "num_threads": 2,
+    }
+
+
+def timed(sort: bool, of_edges: bool = True) -> Arguments:
+    time = longs(5, 3, 8, 1, 2, 9, 4, 7, 6, 0) if of_edges else longs(5, 3, 8, 1, 2, 9)
+    ids = {"edge_id": torch.arange(EDGES), "time": time}
+    return {**graph(), **ids, "of_edges": of_edges, "sort": sort, "num_threads": 2}
+
+
+def partition() -> Arguments:
+    return {
+        **graph(),
+        "weights": torch.ones(NODES, 2, dtype=torch.int64),
+        "order": longs(3, 1, 0, 2, 5, 4),
+        "part": torch.tensor([0, -1, 1, -1, 0, -1], dtype=torch.int32),
+        "load": longs(2, 2, 1, 1).view(2, 2),
+        "capacity": torch.full((2, 2), 4, dtype=torch.int64),
+        "coefficient": torch.full((2, 2), 1000.0, dtype=torch.float64),
+        "ldg": False,
+        "begin": 0,
+        "end": NODES,
+    }
+
+
+def weighted() -> Arguments:
+    return {**graph(), "edge_weights": torch.ones(EDGES, dtype=torch.int64)}
+
+
+def of_nodes() -> Tensor:
+    return torch.ones(NODES, 1, dtype=torch.int64)
+
+
+def undirected(**more: Any) -> Arguments:
+    cursor = longs(0, 0, 4, 8, 14, 18, 20, 20)
+    where = {"rows": none(), "dst_offset": 0, "src_offset": 0, "begin": 0, "end": NODES}
+    return {**graph(), **where, "cursor": cursor, **more}
+
+
+# Caches #########################################################################################
+
+
+def sieve() -> Arguments:
+    """Three slots in use of three, of rows 4, 2 and 7 in this order."""
+    return {
+        "slot_of": ints(0, 0, 2, 0, 1, 0, 0, 3, 0),
+        "owner": longs(4, 2, 7),
+        "newer": ints(1, 2, -1),
+        "older": ints(-1, 0, 1),
+        "visited": torch.tensor([1, 0, 0], dtype=torch.uint8),
+        "since": longs(0, 1, 2),
+        "state": longs(3, 2, 0, -1, 3),
+        "ids": longs(2, 5, 5, 8, 4, 0, 5),
+    }
+
+
+def belady() -> Arguments:
+    return {
+        "slot_of": ints(0, 0, 2, 0, 1, 0, 0, 3, 0),
+        "coming": torch.tensor([0, 1, 6, 0, 0, 2, 0, 4, 0], dtype=torch.uint8),
+        "owner": longs(4, 2, 7),
+        "next": ints(2**31 - 1, 1, 2),
+        "visited": torch.tensor([1, 0, 0], dtype=torch.uint8),
+        "state": longs(3, 1),
+        "ids": longs(2, 5, 5, 8, 4, 0, 5),
+        "now": 1,
+    }
+
+
+def announced() -> Arguments:
+    kept = {name: value for name, value in belady().items() if name in ("slot_of", "coming", "next")}
+    return {**kept, "ids": longs(2, 5, 8), "batch": 3}
+
+
+def byte_rows(count: int, size: int = 5) -> Tensor:
+    return torch.arange(count * size, dtype=torch.uint8).view(count, size)
+
+
+# Sampling #######################################################################################
+
+
+def sample(**changes: Any) -> Arguments:
+    size = len(changes.get("indptr", [0]))
+    return {
+        "indptr": [indptr()],
+        "indices": [indices()],
+        "edge_id": [none() for _ in range(size)],
+        "edge_time": [none() for _ in range(size)],
+        "weight_prefix": [none() for _ in range(size)],
+        "node_time": [none()],
+        "num_nodes": [NODES],
+        "expanded_type": [0],
+        "neighbor_type": [0],
+        "edge_type_hash": [1],
+        "seed": [longs(0, 2, 4)],
+        "seed_time": [none()],
+        "num_neighbors": [2, 2],
+        "num_hops": 2,
+        "replace": False,
+        "disjoint": False,
+        "last": False,
+        "induced": False,
+        "key": 1,
+        "int32_output": False,
+        "num_threads": 1,
+        "part": [],
+        "local": [],
+        "offsets": [],
+        "times_of_neighbors": False,
+        "waits": False,
+        **changes,
+    }
+
+
+def in_parts(**changes: Any) -> Arguments:
+    """The first four nodes in one part, the other two in another."""
+    return sample(
+        indptr=[longs(0, 2, 4, 7, 9), longs(0, 1, 1)],
+        indices=[indices()[:9].contiguous(), longs(3)],
+        part=[torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.uint8)],
+        local=[longs(0, 1, 2, 3, 0, 1)],
+        offsets=[longs(0, 4, 6)],
+        **changes,
+    )
+
+
+def prefix() -> Tensor:
+    return longs(3, 5, 1, 2, 4, 5, 9, 2, 3, 1)
+
+
+def temporal(**changes: Any) -> Arguments:
+    time = {"edge_time": [torch.arange(EDGES)], "seed_time": [longs(5, 9, 7)]}
+    return sample(disjoint=True, **{**time, **changes})
+
+
+def wide_frontier(**changes: Any) -> Arguments:
+    size = 6000
+    around = {"indptr": [torch.arange(size + 1)], "indices": [torch.arange(size).flip(0)]}
+    return sample(**around, num_nodes=[size], seed=[torch.arange(size)], num_threads=3, **changes)
+
+
+def expand(**changes: Any) -> Arguments:
+    return {
+        **graph(),
+        "edge_id": torch.arange(EDGES),
+        "time": torch.arange(EDGES),
+        "weight_prefix": none(),
+        "place": longs(0, 2, 3),
+        "node": longs(0, 2, 3),
+        "seed": longs(0, 1, 1),
+        "latest": longs(9, 5, 8),
+        "num_neighbor_nodes": NODES,
+        "key": 1,
+        "num_neighbors": 2,
+        "replace": False,
+        "last": False,
+        **changes,
+    }
+
+
+def number(disjoint: bool) -> Arguments:
+    return {
+        "known": longs(3, 1),
+        "known_seed": longs(0, 1),
+        "node": longs(1, 5, 3, 5),
+        "seed": longs(1, 0, 0, 0),
+        "num_nodes": NODES,
+        "num_seeds": 2,
+        "disjoint": disjoint,
+        "append": True,
+    }
+
+
+def hgt() -> Arguments:
+    return {
+        "indptr": [indptr()],
+        "indices": [indices()],
+        "edge_id": [torch.arange(EDGES)],
+        "num_nodes": [NODES],
+        "dst_type": [0],
+        "src_type": [0],
+        "node_type_hash": [1],
+        "seed": [longs(0, 2)],
+        "num_samples": [2, 1],
+        "key": 1,
+        "int32_output": False,
+    }
+
+
+def draw() -> Arguments:
+    rest = {"num_nodes": NODES, "key": 1, "num_neighbors": 2, "replace": False}
+    rows = {"node": longs(0, 2), "row": longs(0, 0, 1, 1), "offset": longs(0, 2, 4)}
+    return {**graph(), "edge_id": torch.arange(EDGES), **rows, **rest}
+
+
+# Features, disks and sockets ####################################################################
+
+
+def book() -> Arguments:
+    return {
+        "part": torch.tensor([0, 1, 0, 1], dtype=torch.uint8),
+        "local": longs(0, 0, 1, 1),
+        "offsets": longs(0, 2, 4),
+    }
+
+
+def split(**changes: Any) -> Arguments:
+    groups = {"group": longs(0, 1), "distinct": torch.tensor([True, True])}
+    index = {"index": longs(3, 0, 3, 2, 1, 0)}
+    return {**book(), **index, **groups, "original": False, "narrow": False, **changes}
+
+
+_kept: dict[str, Any] = {}
+
+
+def disk(**changes: Any) -> Arguments:
+    if "file" not in _kept:
+        _kept["file"] = os.memfd_create("rows")
+        os.write(_kept["file"], bytes(range(256)) * 64)
+    return {
+        "fd": _kept["file"],
+        "offset": 16,
+        "num_rows": 500,
+        "rows": longs(7, 0, 499, 3),
+        "position": longs(2, 0, 3, 1),
+        "out": torch.zeros(4, 8, dtype=torch.uint8),
+        "block": 64,
+        "gap": 128,
+        "longest": 4096,
+        "num_threads": 2,
+        **changes,
+    }
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, neither of which waits for long; with 4 KiB for the first."""
+    if "sockets" not in _kept:
+        both = socket.socketpair()
+        for one in both:
+            one.settimeout(0.01)
+            wait = b"\0" * 8 + (10_000).to_bytes(8, "little")  # microseconds
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+            one.setblocking(True)
+        _kept["sockets"] = both
+    mine, other = _kept["sockets"]
+    for one in (mine, other):
+        try:
+            while one.recv(1 << 20, socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            pass
+    other.send(bytes(4096), socket.MSG_DONTWAIT)
+    return mine, other
+
+
+def send() -> Arguments:
+    data = [features(3), byte_rows(4)]
+    return {
+        "fd": _pair()[0].fileno(),
+        "data": data,
+        "index": [none(), longs(3, 0, 0)],
+        "rows": [-1, 3],
+    }
+
+
+def receive() -> Arguments:
+    return {
+        "fd": _pair()[0].fileno(),
+        "out": [features(3), byte_rows(4), byte_rows(4)],
+        "rows": [-1, 3, 3],
+        "position": [none(), longs(3, 0, 1), longs(0, 2, 1, 3)],
+        "take": [none(), none(), longs(0, 1, 1, 2)],
+    }
+
+
+# Layers #########################################################################################
+
+
+def gat(make: Callable[[], Arguments], rows: int, edges: int, heads: int = 2) -> Arguments:
+    return {
+        **make(),
+        "x": features(rows, heads, 3),
+        "a_src": features(rows, heads),
+        "a_dst": features(rows, heads),
+        "a_edge": features(edges, heads),
+        "negative_slope": 0.2,
+        "dropout": 0.5,
+        "seed": longs(7),
+    }
+
+
+def gatv2(make: Callable[[], Arguments], rows: int, edges: int) -> Arguments:
+    x = features(rows, 2, 9)
+    more = {"att": features(1, 2, 9), "x_edge": features(edges, 2, 9)}
+    rest = {"negative_slope": 0.2, "dropout": 0.5, "seed": longs(7)}
+    return {**make(), "x_src": x, "x_dst": x.clone(), **more, **rest}
+
+
+def dot(make: Callable[[], Arguments], rows: int, edges: int) -> Arguments:
+    kept = {k: v for k, v in make().items() if not k.startswith("t_")}
+    x = features(rows, 2, 9)
+    more = {"query": x, "key": x.clone(), "value": x.clone(), "edge": features(edges, 2, 9)}
+    return {**kept, **more, "scale": 0.5, "dropout": 0.5, "seed": longs(7)}
+
+
+def grad_of(arguments: Arguments, rows: int, edges: int, channels: int) -> Arguments:
+    return {
+        **arguments,
+        "out": features(rows, 2, channels),
+        "lse": features(rows, 2),
+        "weights": features(edges, 2),
+        "out_grad": features(rows, 2, channels),
+        "weights_grad": features(edges, 2),
+    }
+
+
+def no_source() -> Arguments:
+    return {"t_indptr": None, "t_indices": None, "t_position": None}
+
+
+def aggregate(make: Callable[[], Arguments], rows: int, edges: int, heads: int = 1) -> Arguments:
+    return {**make(), "x": features(rows, 2 * heads), "weight": features(edges, heads)}
+
+
+def extreme_grad(make: Callable[[], Arguments], rows: int, edges: int) -> Arguments:
+    given = make()
+    kept = {k: given[k] for k in ("t_indptr", "t_indices", "t_position", "indptr", "edge_id")}
+    arg = torch.zeros(rows, 4, dtype=torch.int32)
+    return {**kept, "arg": arg, "grad": features(rows, 4), "weight": features(edges, 2)}
+
+
+def weight_grad(make: Callable[[], Arguments], rows: int) -> Arguments:
+    kept = {k: v for k, v in make().items() if not k.startswith("t_")}
+    arg = torch.zeros(rows, 4, dtype=torch.int32)
+    x = {"x": features(rows, 4), "grad": features(rows, 4)}
+    return {**kept, **x, "arg": arg, "heads": 2, "mean": False}
+
+
+CALLS: dict[str, Callable[[], Arguments]] = {
+    "adjacency_facts": lambda: {**graph(), "begin": 0, "end": NODES, "num_threads": 2},
+    "belady_announce": announced,
+    "belady_plan": belady,
+    "breadth_first": graph,
+    "cache_copy": lambda: {
+        "rows": byte_rows(3),
+        "held": longs(4, 2, 7),
+        "slot_at": ints(1, -1, 2, 0),
+        "ids": longs(2, 5, 7, 3),
+        "out": byte_rows(4),
+    },
+    "cache_fill": lambda: {
+        "rows": byte_rows(3),
+        "held": longs(4, 2, 7),
+        "slots": ints(1, 2),
+        "position": longs(3, 0),
+        "ids": longs(8, 5, 7, 3),
+        "out": byte_rows(4),
+    },
+    "cache_lookup": lambda: {"slot_of": ints(0, 2, 1, -3), "ids": longs(3, 1, 0)},
+    "cache_plan_placed": lambda: {
+        "slot_of": ints(0, 2, 1, 3),
+        "loaded": torch.tensor([1, 0, 0], dtype=torch.uint8),
+        "ids": longs(3, 1, 0, 1, 2),
+    },
+    "cache_scatter": lambda: {
+        "rows": byte_rows(3),
+        "take": longs(2, 0, 2),
+        "position": longs(0, 3, 1),
+        "out": byte_rows(4),
+    },
+    "cluster_nodes": lambda: {
+        **weighted(),
+        "node_weights": of_nodes(),
+        "limit": longs(3),
+        "group": longs(0, 0, 0, 1, 1, 5),
+        "order": torch.arange(NODES),
+        "rounds": 3,
+        "key": 1,
+    },
+    "contract_graph": lambda: {
+        **weighted(),
+        "cluster": longs(0, 0, 1, 1, 2, 2),
+        "num_clusters": 3,
+    },
+    "csc_by_time": lambda: timed(True),
+    "csc_by_time, of neighbours": lambda: timed(True, False),
+    "csc_by_time, looked at": lambda: timed(False),
+    "csc_cursor": lambda: {"dst": longs(2, 0, 1, 2), "num_dst": 3, "num_threads": 2},
+    "csc_cursor, many": lambda: {"dst": many_edges()["dst"], "num_dst": MANY, "num_threads": 2},
+    "csc_place": lambda: placed(longs(2, 0, 1, 2), longs(0, 1, 2, 3), 3),
+    "csc_place, many": lambda: placed(**many_edges(), num_dst=MANY),
+    "csc_pointers": lambda: {"dst": longs(0, 0, 2, 5), "num_dst": 7, "num_threads": 2},
+    "csc_pointers, many": lambda: {"dst": many_edges()["dst"], "num_dst": MANY, "num_threads": 2},
+    "csc_scan": lambda: {
+        "dst": longs(2, 0, 1, 2),
+        "src": longs(0, 1, 2, 3),
+        "num_dst": 3,
+        "num_src": 4,
+        "num_threads": 2,
+    },
+    "csc_weight_prefix": lambda: {
+        "indptr": indptr(),
+        "edge_id": torch.arange(EDGES),
+        "weight": torch.linspace(0, 2, EDGES, dtype=torch.float64),
+        "num_threads": 2,
+    },
+    "csr_extreme": lambda: {**aggregate(fused, NODES, EDGES, 2), "minimum": False},
+    "csr_extreme, long rows": lambda: {**aggregate(long_rows, 3, LONG), "minimum": True},
+    "csr_extreme_grad": lambda: extreme_grad(fused, NODES, EDGES),
+    "csr_extreme_grad, long rows": lambda: extreme_grad(long_rows, 3, LONG),
+    "csr_sum": lambda: {**aggregate(fused, NODES, EDGES), "mean": True},
+    "csr_sum, heads": lambda: {**aggregate(fused, NODES, EDGES, 4), "mean": False},
+    "csr_sum, long rows": lambda: {**aggregate(long_rows, 3, LONG), "mean": False},
+    "csr_transpose": lambda: {**graph(), "num_src": NODES},
+    "csr_weight_grad": lambda: weight_grad(fused, NODES),
+    "csr_weight_grad, long rows": lambda: weight_grad(long_rows, 3),
+    "cut_edges": lambda: {**graph(), "part": ints(0, 0, 1, 1, 0, 1), "num_threads": 2},
+    "dequantize": lambda: {
+        "q": byte_rows(4, 12),
+        "index": longs(3, 0, 3),
+        "scale": torch.empty(0, 0),
+        "zero": torch.empty(0, 0),
+        "dtype": torch.float32,
+        "num_threads": 2,
+    },
+    "dequantize, by column": lambda: {
+        "q": byte_rows(4, 3),
+        "index": longs(3, 0, 3),
+        "scale": features(3).double(),
+        "zero": features(3).double(),
+        "dtype": torch.float64,
+        "num_threads": 2,
+    },
+    "disk_read": disk,
+    "disk_read, by row": lambda: disk(gap=0, longest=64, num_threads=0),
+    "dot_product_attention": lambda: {
+        **dot(fused, NODES, EDGES),
+        **no_source(),
+        "need_weights": True,
+    },
+    "dot_product_attention, long rows": lambda: {
+        **dot(long_rows, 3, LONG),
+        **no_source(),
+        "need_weights": True,
+    },
+    "dot_product_attention_grad": lambda: grad_of(dot(fused, NODES, EDGES), NODES, EDGES, 9),
+    "draw_neighbors": draw,
+    "edge_buckets": lambda: {
+        "dst": longs(5, 0, 3, 2),
+        "src": longs(1, 2, 3, 4),
+        "bounds": longs(0, 3, 6),
+        "table": ints(0, -1, 1),
+        "shift": 1,
+        "block": 3,
+        "wide": True,
+    },
+    "edge_group": lambda: {
+        "dst": ints(1, 0, 1, 2),
+        "src": longs(1, 2, 3, 4),
+        "offset": torch.tensor([0, 2, 0, 1], dtype=torch.int16),
+        "first": longs(0, 3),
+        "count": longs(2, 2),
+        "num_dst": 3,
+        "wide": True,
+    },
+    "expand_neighbors": expand,
+    "expand_neighbors, by weight": lambda: expand(weight_prefix=prefix(), num_neighbors=1),
+    "expand_neighbors, replaced": lambda: expand(replace=True, weight_prefix=prefix()),
+    "gat_attention": lambda: {**gat(fused, NODES, EDGES), "need_weights": True},
+    "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
+    "gat_attention_grad": lambda: grad_of(gat(fused, NODES, EDGES), NODES, EDGES, 3),
+    "gat_attention_grad, long rows": lambda: grad_of(gat(long_rows, 3, LONG), 3, LONG, 3),
+    "gather": lambda: {"x": features(5, 3), "index": longs(4, 0, 2), "num_threads": 2},
+    "gather_cached": lambda: {
+        "cached": features(3, 2),
+        "rest": features(5, 2),
+        "index": longs(4, 0, 2),
+        "slot_of": ints(0, -1, 2, -1, 1),
+    },
+    "gather_parts": lambda: {
+        "x": [byte_rows(2), byte_rows(2), byte_rows(2, 3), byte_rows(2, 3)],
+        **book(),
+        "index": longs(3, 0, 1, 2),
+        "num_threads": 2,
+    },
+    "gatv2_attention": lambda: {**gatv2(fused, NODES, EDGES), "need_weights": True},
+    "gatv2_attention, long rows": lambda: {**gatv2(long_rows, 3, LONG), "need_weights": True},
+    "gatv2_attention_grad": lambda: grad_of(gatv2(fused, NODES, EDGES), NODES, EDGES, 9),
+    "gatv2_attention_grad, long rows": lambda: grad_of(gatv2(long_rows, 3, LONG), 3, LONG, 9),
+    "grow_part": lambda: {
+        **weighted(),
+        "size": torch.ones(NODES, dtype=torch.int64),
+        "order": torch.arange(NODES),
+        "target": 3,
+        "key": 1,
+    },
+    "hgt_sample": hgt,
+    "hgt_take": lambda: {
+        "neighbor": [longs(1, 2, 1), longs(4)],
+        "counts": [longs(2, 1), longs(1)],
+        "score": [longs(5, 3), longs(2)],
+        "taken": longs(2),
+        "num_nodes": NODES,
+        "k": 1,
+        "key": 1,
+    },
+    "huge_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
+    "map_rows": lambda: {"x": features(4096), "device": 0},
+    "is_edge": lambda: {**graph(), "src": longs(0, 3), "dst": longs(1, 1)},
+    "keyed_draws": lambda: {"key": 1, "index": longs(0, 1), "size": longs(5, 0)},
+    "neighbor_sample": sample,
+    "neighbor_sample, in parts": in_parts,
+    "neighbor_sample, in parts by weight": lambda: in_parts(
+        weight_prefix=[prefix()[:9].contiguous(), longs(1)], replace=True
+    ),
+    "neighbor_sample, induced": lambda: temporal(induced=True, edge_id=[torch.arange(EDGES)]),
+    "neighbor_sample, temporal": temporal,
+    "neighbor_sample, times of nodes": lambda: temporal(
+        edge_time=[none()], node_time=[torch.arange(NODES)], last=True, times_of_neighbors=True
+    ),
+    "neighbor_sample, by weight": lambda: sample(weight_prefix=[prefix()], num_neighbors=[1, 1]),
+    "neighbor_sample, many": wide_frontier,
+    "neighbor_sample, many disjoint": lambda: wide_frontier(disjoint=True, waits=True),
+    "neighbor_sum": lambda: {
+        **graph(),
+        "weights": torch.ones(EDGES, dtype=torch.float64),
+        "x": features(NODES, 3).double(),
+        "num_threads": 2,
+    },
+    "nonzero_rows": lambda: {"x": features(5, 3)},
+    "number_nodes": lambda: number(False),
+    "number_nodes, disjoint": lambda: number(True),
+    "pool_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
+    "pool_stats": dict,
+    "pool_trim": dict,
+    "prefer_huge_pages": lambda: {"tensor": torch.zeros(1 << 20)},
+    "random_walk": lambda: {
+        **graph(),
+        "start": longs(0, 5, 3),
+        "walk": longs(0, 1, 2),
+        "length": 4,
+        "key": 1,
+        "num_threads": 2,
+    },
+    "refine_partition": lambda: {
+        **weighted(),
+        "node_weights": of_nodes(),
+        "assignment": longs(0, 1, 0, 1, 0, 1),
+        "capacity": longs(4, 4).view(2, 1),
+        "minimum": longs(2, 2).view(2, 1),
+        "passes": 3,
+        "patience": 5,
+        "key": 1,
+    },
+    "sieve_plan": sieve,
+    "socket_receive": receive,
+    "socket_send": send,
+    "split_rows": split,
+    "split_rows, by range": lambda: split(part=torch.empty(0, dtype=torch.uint8), local=none()),
+    "stitch_edges": lambda: {
+        "size": 4,
+        "position": [longs(2, 0), longs(1, 3)],
+        "take": [none(), longs(0, 0)],
+        "counts": [longs(1, 2), longs(2)],
+        "neighbor": [longs(4, 5, 6), longs(7, 8)],
+        "edge": [ints(0, 1, 2), ints(3, 4)],
+    },
+    "stream_partition": partition,
+    "stream_partition, ldg": lambda: {
+        **partition(),
+        "ldg": True,
+        "order": none(),
+        "part": torch.full((NODES,), -1, dtype=torch.int8),
+        "load": torch.zeros(2, 2, dtype=torch.int64),
+    },
+    "undirected_compact": lambda: {
+        "indptr": indptr(),
+        "kept": longs(0, 1, 3, 4, 6, 7, 7),
+        "entries": indices(),
+    },
+    "undirected_count": undirected,
+    "undirected_place": lambda: undirected(out=torch.zeros(20, dtype=torch.int64)),
+    "undirected_sort": lambda: {
+        "indptr": indptr(),
+        "entries": indices().to(torch.int32),
+        "begin": 0,
+        "end": NODES,
+        "degree": torch.zeros(NODES, dtype=torch.int64),
+        "num_threads": 2,
+    },
+    "unmap_rows": lambda: {"x": features(4096), "device": 0},
+}
+
+NEED_A_DEVICE = {"map_rows", "unmap_rows"}
+"""Of these every call raises where there is no GPU."""
