@@ -29,7 +29,10 @@ class PartLoads {
     __int128 sum = 0;
     for (int64_t c = 0; c < columns_; ++c) {
       __int128 most = total_[c];
-      for (int64_t part = 0; part < parts_; ++part) most += least_[part * columns_ + c];
+      for (int64_t part = 0; part < parts_; ++part) {
+        const int64_t at = part * columns_ + c;
+        most += std::max<int64_t>(0, least_[at]) + std::max<int64_t>(0, -most_[at]);
+      }
       sum += most * scale_[c];
       if (sum >= static_cast<__int128>(1) << 62) return false;
     }

@@ -205,15 +205,17 @@ Tensor refine_partition(Tensor indptr, Tensor indices, Tensor edge_weights, Tens
   check(passes >= 0 && passes <= kMostRounds, "passes must be from 0 to 10000");
   check(patience >= 0, "patience must not be negative");
   checked_sum(weights, num_nodes * columns, "node_weights");
+  constexpr int64_t kLeast = -(int64_t{1} << 60);
   for (int64_t i = 0; i < parts * columns; ++i) {
-    check(most[i] >= 0 && least[i] >= 0, "capacity and minimum must not be negative");
+    check(most[i] > kLeast && least[i] > kLeast, "capacity and minimum must be above -2**60");
   }
   check(assignment.numel() == num_nodes, "assignment must have one number a node");
   const IntColumn before = int_column(assignment, "assignment");
   Tensor out = torch::stable::empty({num_nodes}, ScalarType::Int);
   int32_t* part = num_nodes ? out.mutable_data_ptr<int32_t>() : nullptr;
   PartLoads loads(weights, num_nodes, columns, parts, most, least);
-  check(loads.is_bounded(), "minimum is too large for node_weights: the excess needs more than 62 bits");
+  check(loads.is_bounded(),
+        "minimum (or a negative capacity) is too large: the excess needs more than 62 bits");
   for (int64_t v = 0; v < num_nodes; ++v) {
     check(before[v] >= 0 && before[v] < parts, "assignment must be from 0 to the number of parts");
     part[v] = static_cast<int32_t>(before[v]);

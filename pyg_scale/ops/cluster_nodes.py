@@ -40,18 +40,23 @@ def cluster_nodes(
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions. May be
             strided.
-        node_weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0.
+        node_weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0, together less than
+            ``2**59``.
         limit: ``int64`` ``[num_constraints]``, the most that a cluster of several nodes may weigh.
         order: ``int64`` ``[num_nodes]``, the nodes in the order of the visits.
-        edge_weights: ``int64`` ``[num_entries]``, above 0. ``None``: 1 each.
+        edge_weights: ``int64`` ``[num_entries]``, above 0, together less than ``2**59``. ``None``:
+            1 each.
         group: ``int32`` or ``int64`` ``[num_nodes]``, at least 0: nodes of different groups do not
             come together. ``None``: all are one.
-        rounds: The largest number of rounds.
+        rounds: The largest number of rounds, at most 10,000.
         key: Of the choice among equal clusters (:mod:`pyg_scale.ops.keys`).
 
     Returns:
         ``int64`` ``[num_nodes]``: the cluster of each node. Clusters are numbered from 0, in the
         order of their smallest nodes.
+
+    Raises:
+        ValueError: If shapes, types or numbers are others.
     """
     none = torch.empty(0, dtype=torch.int64)
     path = torch.ops.pyg_scale.cluster_nodes if library.compiled() else cluster_nodes_plain

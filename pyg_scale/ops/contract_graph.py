@@ -23,8 +23,9 @@ def contract_graph(
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions.
         cluster: ``int64`` ``[num_nodes]``, from 0 to ``num_clusters - 1``.
-        num_clusters: Less than ``2**31``.
-        edge_weights: ``int64`` ``[num_entries]``, the same in both directions. ``None``: 1 each.
+        num_clusters: At most as many as there are nodes, and less than ``2**31``.
+        edge_weights: ``int64`` ``[num_entries]``, the same in both directions, at least 0, together
+            less than ``2**59``. ``None``: 1 each.
 
     Returns:
         ``indptr`` (``int64`` ``[num_clusters + 1]``), ``indices`` (``int32``, ascending within a

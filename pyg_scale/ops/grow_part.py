@@ -36,10 +36,12 @@ def grow_part(
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions.
-        size: ``int64`` ``[num_nodes]``, what each node weighs, at least 0.
+        size: ``int64`` ``[num_nodes]``, what each node weighs, at least 0, together less than
+            ``2**59``.
         order: ``int64`` ``[num_nodes]``, the nodes in the order in which they are starts.
         target: What the piece should weigh.
-        edge_weights: ``int64`` ``[num_entries]``, the same in both directions. ``None``: 1 each.
+        edge_weights: ``int64`` ``[num_entries]``, the same in both directions, at least 0, together
+            less than ``2**59``. ``None``: 1 each.
         key: Of the order among equal gains (:mod:`pyg_scale.ops.keys`).
 
     Returns:

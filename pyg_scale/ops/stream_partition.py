@@ -48,11 +48,13 @@ def stream_partition(
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions; may be
             strided.
-        weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0; may be strided.
+        weights: ``int64`` ``[num_nodes, num_constraints]``, from 0 to ``2**60 - 1``; may be
+            strided.
         order: ``int64`` or ``int32`` ``[num_nodes]``; empty for 0, 1, ...
         part: ``int32``, or ``int8`` for at most 127 parts, ``[num_nodes]``, -1 for what has none
             yet; written to.
-        load: ``int64`` ``[num_parts, num_constraints]``, what ``part`` says; written to.
+        load: ``int64`` ``[num_parts, num_constraints]``, what ``part`` says, less than ``2**60``;
+            written to.
         capacity: As ``load``, the most that a part may hold.
         coefficient: ``float64``, as ``load``, with ``FRACTION`` bits behind the point (Fennel).
         ldg: Whether to score as LDG does, else as Fennel does.
@@ -63,7 +65,7 @@ def stream_partition(
         How many nodes are in another part than before.
 
     Raises:
-        ValueError: If shapes, types or node ids do not fit.
+        ValueError: If shapes, types or node ids do not fit, or if a score (Fennel) exceeds 63 bits.
     """
     op = torch.ops.pyg_scale.stream_partition if library.compiled() else stream_partition_plain
     return op(indptr, indices, weights, order, part, load, capacity, coefficient, ldg, begin, end)

@@ -1,7 +1,7 @@
-"""Compiled ops with arguments that make no sense: each call returns or raises, whatever it is given.
+"""Compiled ops with arguments that make no sense: each call returns or raises, whatever they are.
 
-:func:`run` makes the calls in other processes, of which one that dies or hangs gives away what it was
-called with. Which call has which arguments depends on its number alone; :func:`describe` tells.
+:func:`run` makes the calls in other processes, of which one that dies or hangs gives away what it
+was called with. A call's number alone says what its arguments are; :func:`describe` tells.
 
 As a program, ``python -m tests.ops.fuzz LIBRARY NOTE MEMORY ROUNDS BEGIN END`` makes the calls
 ``BEGIN`` to ``END - 1`` and writes into the file ``NOTE`` where it is.
@@ -10,6 +10,8 @@ As a program, ``python -m tests.ops.fuzz LIBRARY NOTE MEMORY ROUNDS BEGIN END`` 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import random
 import resource
@@ -42,6 +44,9 @@ RAISED = (
     *(ValueError, IndexError, TypeError, RuntimeError, MemoryError, OverflowError),
     *(NotImplementedError,),
 )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 # What is done to arguments ######################################################################
@@ -115,6 +120,8 @@ def _layout(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 def _tensor(rng: random.Random, tensor: Tensor, others: Sequence[Tensor]) -> Any:
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return tensor  # torch would import much to change it
     how = rng.randrange(10)
     if how < 5:
         return _numbers(rng, tensor)
@@ -211,6 +218,36 @@ def describe(name: str, number: int) -> str:
     return f"{name}, call {number}:\n{inner}"
 
 
+def _before_the_end(value: Tensor) -> Tensor:
+    """A copy that ends where memory does: one byte further is a segmentation fault."""
+    plain = value.layout == torch.strided and value.is_cpu and not value.is_quantized
+    if not plain or value.requires_grad or not value.numel():
+        return value
+    steps = zip(value.shape, value.stride(), strict=True)
+    source = value.as_strided((1 + sum((size - 1) * stride for size, stride in steps),), (1,))
+    size, page = source.numel() * source.element_size(), mmap.PAGESIZE
+    room = -(-size // page) * page
+    memory = torch.frombuffer(mmap.mmap(-1, room + page), dtype=torch.uint8)
+    if _libc.mprotect(ctypes.c_void_p(memory.data_ptr() + room), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    copy = memory[room - size : room].view(value.dtype)
+    copy.copy_(source)
+    return copy.as_strided(value.shape, value.stride(), copy.storage_offset())
+
+
+def _guarded(given: Arguments) -> Arguments:
+    """The same arguments in memory that ends with each; what was one tensor is one still."""
+    tensors = {id(tensor): tensor for tensor in _all_tensors(given)}
+    seen = {key: _before_the_end(tensor) for key, tensor in tensors.items()}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(each) for each in value]
+        return seen.get(id(value), value)
+
+    return {key: moved(value) for key, value in given.items()}
+
+
 # The processes ##################################################################################
 
 
@@ -285,7 +322,7 @@ def _main(library: str, note: str, memory: int, rounds: int, begin: int, end: in
     for at in range(begin, end):
         os.pwrite(file, b"%12d" % at, 0)
         name, number = calls[at]
-        given = arguments(name, number)
+        given = _guarded(arguments(name, number))
         op = getattr(ops, name.partition(", ")[0])
         signal.alarm(SECONDS)
         try:

@@ -1,7 +1,7 @@
-"""One call of every compiled op, and more of those that have several ways: what a fuzz begins with.
+"""One call of every compiled op, and more of those that have several ways: where a fuzz begins.
 
-:data:`CALLS` has the arguments by the names in the op's schema, made anew for every call. A name may
-go on with what is special about the call: ``"csr_sum, long rows"``.
+:data:`CALLS` has the arguments by the names in the op's schema, made anew for every call. A name
+may go on with what is special about the call: ``"csr_sum, long rows"``.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ def belady() -> Arguments:
 
 
 def announced() -> Arguments:
-    kept = {name: value for name, value in belady().items() if name in ("slot_of", "coming", "next")}
+    kept = {
+        name: value for name, value in belady().items() if name in ("slot_of", "coming", "next")
+    }
     return {**kept, "ids": longs(2, 5, 8), "batch": 3}
 
 
@@ -635,7 +637,8 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "pool_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
     "pool_stats": dict,
     "pool_trim": dict,
-    "prefer_huge_pages": lambda: {"tensor": torch.zeros(1 << 20)},
+    "prefer_huge_pages": lambda: {"tensor": features(5)},
+    "prefer_huge_pages, many": lambda: {"tensor": torch.zeros(1 << 20)},
     "random_walk": lambda: {
         **graph(),
         "start": longs(0, 5, 3),
