@@ -53,7 +53,11 @@ WRONG = {
         ({"slot_of": torch.full((9,), 8, dtype=torch.int32)}, "slot_of: there is no slot 7"),
         ({"slot_of": torch.full((9,), -8, dtype=torch.int32)}, "slot_of: there is no slot -8"),
         (
-            {"owner": longs(-4, -99, -7), "visited": torch.zeros(3, dtype=torch.uint8)},
+            {
+                "owner": longs(-4, -99, -7),
+                "visited": torch.zeros(3, dtype=torch.uint8),
+                "ids": longs(5, 8),
+            },
             "owner: slot 0 has row -4",
         ),
         ({"state": longs(4, 1)}, "state: there are not so many slots in use"),
