@@ -261,8 +261,8 @@ bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, boo
   check(!sort || has_id, "edges cannot be moved without their ids");
   const int64_t num_times = of_edges ? num_edges : time.numel();
   const int64_t* when = int64_data(time, num_times, "time");
-  if (sort) {
-    check_apart(indices, "indices", {&indptr, &edge_id, &time});
+  if (sort) {  // indices and edge_id may be columns of one table
+    check_apart(indices, "indices", {&indptr, &time});
     check_apart(edge_id, "edge_id", {&indptr, &time});
   }
   std::atomic<bool> sorted{true};

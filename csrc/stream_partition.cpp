@@ -271,7 +271,7 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
   loads.penalty.resize(static_cast<size_t>(parts * columns));
   loads.count.assign(static_cast<size_t>(parts + 1), 0);
   for (int64_t p = 0; p < parts; ++p) {
-    for (int64_t c = 0; c < columns; ++c) loads.set_penalty(p, c);
+    for (int64_t c = 0; c < columns && !ldg; ++c) loads.set_penalty(p, c);
   }
   const bool narrow = part.scalar_type() == ScalarType::Char;
   check(part.is_cpu() && part.dim() == 1 && part.is_contiguous() && part.numel() == size &&

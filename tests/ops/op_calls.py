@@ -109,6 +109,12 @@ def timed(sort: bool, of_edges: bool = True) -> Arguments:
     return {**graph(), **ids, "of_edges": of_edges, "sort": sort, "num_threads": 2}
 
 
+def of_one_table() -> Arguments:
+    given = timed(True)
+    pair = torch.stack([given["indices"], given["edge_id"]], dim=1)
+    return {**given, "indices": pair[:, 0], "edge_id": pair[:, 1]}
+
+
 def partition() -> Arguments:
     return {
         **graph(),
@@ -489,6 +495,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "csc_by_time": lambda: timed(True),
     "csc_by_time, of neighbours": lambda: timed(True, False),
     "csc_by_time, looked at": lambda: timed(False),
+    "csc_by_time, of one table": of_one_table,
     "csc_cursor": lambda: {"dst": longs(2, 0, 1, 2), "num_dst": 3, "num_threads": 2},
     "csc_cursor, many": lambda: {"dst": many_edges()["dst"], "num_dst": MANY, "num_threads": 2},
     "csc_place": lambda: placed(longs(2, 0, 1, 2), longs(0, 1, 2, 3), 3),

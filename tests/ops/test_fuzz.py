@@ -17,7 +17,7 @@ from tests.ops.op_calls import CALLS
 
 pytestmark = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
 
-ROUNDS = 60
+ROUNDS = 100
 MANY_ROUNDS = 1500
 MEMORY = 2 << 30
 """Bytes that a process may map: more is refused, and must raise."""
