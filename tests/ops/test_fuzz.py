@@ -60,7 +60,7 @@ def test_calls_return_or_raise_under_sanitizers(tmp_path: Path) -> None:
     preloads = [_runtime(name) for name in ("libasan.so", "libubsan.so")]
     environ = {**OPTIONS, "LD_PRELOAD": " ".join(preloads), "OMP_NUM_THREADS": "2"}
     path = sanitized_library(tmp_path)
-    deaths = fuzz.run(sys.executable, path, MANY_ROUNDS, environ=environ)
+    deaths = fuzz.run(sys.executable, path, MANY_ROUNDS, environ=environ, memory=2 * MEMORY)
     assert not deaths, "\n\n".join(map(str, deaths))
 
 
