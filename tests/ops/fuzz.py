@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tests.ops.op_calls import CALLS, NEED_A_DEVICE, Arguments
 
-SECONDS = 20
+SECONDS = 60
 """That one call may take."""
 SLOW = 8
 """Calls of which there is one for so many of others: those with many edges."""
