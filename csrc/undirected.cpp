@@ -179,7 +179,8 @@ void undirected_count(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_of
   const int64_t num_nodes = cursor.numel() - 2;
   const Block block(indptr, indices, rows, dst_offset, src_offset, num_nodes, begin, end);
   check_apart(cursor, "cursor", {&indptr, &indices, &rows});
-  int64_t* count = cursor_data(cursor, num_nodes) + 2;
+  // unsigned: whatever was there, it may be counted on from
+  auto* count = reinterpret_cast<uint64_t*>(cursor_data(cursor, num_nodes)) + 2;
   const int64_t last = block.indptr[end];
   block.each(begin, end, [&](int64_t v, int64_t u, int64_t e) {
     if (e + kAhead < last) {
