@@ -141,7 +141,7 @@ void cache_scatter(Tensor rows, Tensor take, Tensor position, Tensor out) {
     check(first_outside(source, count, from.count) == count, "a position is out of range");
   }
   check_positions(at, count, to.count);
-  check_apart(out, "out", {&rows, &take, &position});
+  check_apart(out, "out", {&take, &position});  // rows may be those of out
   const int64_t ahead = rows_ahead(from.bytes);
   for (int64_t i = 0; i < count; ++i) {
     if (!all && i + ahead < count) from.prefetch(source[i + ahead]);
