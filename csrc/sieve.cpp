@@ -25,10 +25,15 @@ struct Queue {
   // Refuses what is no slot: what a cache keeps is handed over by its user.
   int64_t slot(int64_t at, const char* name) const {
     if (static_cast<uint64_t>(at) >= static_cast<uint64_t>(count)) [[unlikely]] {
-      fail(std::string(name) + ": there is no slot " + std::to_string(at) + "; there are " +
-           std::to_string(count));
+      no_slot(at, name);
     }
     return at;
+  }
+
+  // Not inlined: the loops that look at slots stay small.
+  [[noreturn, gnu::noinline, gnu::cold]] void no_slot(int64_t at, const char* name) const {
+    fail(std::string(name) + ": there is no slot " + std::to_string(at) + "; there are " +
+         std::to_string(count));
   }
 
   int64_t slot_or_none(int64_t at, const char* name) const {
