@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -71,7 +72,8 @@ class Interrupts:
             sys.settrace(before)
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(HERE) else None
+        ours = frame.f_code.co_filename.startswith(HERE)
+        return self._line if ours and not _in_finalizer(frame) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         where = self._again, frame.f_code, frame.f_lineno
@@ -82,6 +84,15 @@ class Interrupts:
                 self._raised = True
                 raise (Stop if self.came % 2 else Alarm)
         return self._line
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    """An exception that leaves a finalizer is lost, and with it what was left to do."""
+    while frame is not None:
+        if frame.f_code is weakref.finalize.__call__.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def add_noise(batch: Data) -> Data:
