@@ -31,6 +31,7 @@ from pyg_scale.comm.meeting import store_failure
 from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 _CPU = torch.device("cpu")
 _NOBODY = 4 * MAX_TAG + 1  # a tag that nobody sends with
@@ -129,7 +130,7 @@ class _Exchange(Work[list[Tensor]]):
                 self._headers[rank] = (found, group.recv([found], rank, 2 * tag))
                 self._sent.append((rank, headers[rank], group.send([headers[rank]], rank, 2 * tag)))
                 if tensors[rank].numel():
-                    flat = _bits(tensors[rank])
+                    flat = raw_bytes(tensors[rank])
                     self._sent.append((rank, flat, group.send([flat], rank, 2 * tag + 1)))
         except RuntimeError as error:
             raise self._failed(error, rank, 0.0) from None
@@ -155,7 +156,7 @@ class _Exchange(Work[list[Tensor]]):
             self._await(work, rank, deadline, seconds)
             result[rank] = message.empty_for(found, self._name, rank, _CPU)
             if result[rank].numel():
-                flat = _bits(result[rank])
+                flat = raw_bytes(result[rank])
                 coming.append((rank, flat, self._comm._group.recv([flat], rank, 2 * self._tag + 1)))
         for rank, _, work in [*coming, *self._sent]:
             self._await(work, rank, deadline, seconds)
@@ -185,11 +186,6 @@ def _options(address: str, seconds: float) -> Any:
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=seconds)
     return options
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as bytes: gloo does not know every dtype."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 class _Receiver:

@@ -16,6 +16,7 @@ from pyg_scale.comm import message
 from pyg_scale.comm.base import Communicator, Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 _POLL = 0.0005
 
@@ -104,7 +105,7 @@ class _Exchange(Work[list[Tensor]]):
                 for rank, tensor in enumerate(self._tensors)
             ]
             flat_in, flat_out = (
-                [_nothing(t) if rank == own else _bits(t) for rank, t in enumerate(each)]
+                [_nothing(t) if rank == own else raw_bytes(t) for rank, t in enumerate(each)]
                 for each in (self._tensors, result)
             )
             self._group.alltoall(flat_out, flat_in, dist.AllToAllOptions()).wait()
@@ -134,10 +135,6 @@ def _here() -> Any:
     event = torch.cuda.Event()
     event.record()
     return event
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
 
 
 def _nothing(tensor: Tensor) -> Tensor:

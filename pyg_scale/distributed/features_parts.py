@@ -13,6 +13,7 @@ from torch import Tensor
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.gather_parts import gather_parts
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import Attribute, GraphDirectory
 from pyg_scale.store.directory.array import torch_dtype
@@ -97,7 +98,7 @@ def columns_of(
 def raw_rows(tensor: Tensor) -> Tensor:
     """A contiguous tensor ``[n, ...]`` as ``uint8`` ``[n, row_bytes]``, the same memory."""
     row_bytes = tensor.dtype.itemsize * math.prod(tensor.shape[1:])
-    return tensor.view(-1).view(torch.uint8).view(tensor.size(0), row_bytes)
+    return raw_bytes(tensor).view(tensor.size(0), row_bytes)
 
 
 class PartRows:

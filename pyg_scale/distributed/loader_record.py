@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale import plugins
 from pyg_scale.loader import wire
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.sampler.negative import NegativeSampling
 from pyg_scale.store.base import EdgeType, NodeType
 
@@ -127,7 +127,7 @@ def digest(message: Sequence[Tensor]) -> Tensor:
     for tensor in message:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
         if tensor.numel():
-            content: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            content: Any = raw_bytes(tensor.contiguous()).numpy()
             found.update(content)
     return wire.bytes_tensor(found.digest())
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyg_scale.comm.base import MAX_DIMS
 from pyg_scale.comm.message import DTYPES, dtype_code
 from pyg_scale.ops import memory
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 HEAD, WRITTEN, READ = b"H", b"W", b"R"
 _COUNT = struct.Struct("<cQ")
@@ -182,5 +182,5 @@ def count_of(message: bytes) -> int:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor that is not empty."""
-    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    array: Any = raw_bytes(tensor).numpy()
     return memoryview(array)

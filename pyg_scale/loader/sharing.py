@@ -19,6 +19,7 @@ from pyg_scale.loader.by_part import order_by_part
 from pyg_scale.loader.epoch import Batches, BatchIndex, num_batches, order, seeds_of_batch
 from pyg_scale.loader.share import Epoch, Ranks, default_owners, num_steps
 from pyg_scale.ops import keys
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 
 class Sharing:
@@ -67,7 +68,7 @@ class Sharing:
         """What identifies the parts of the seeds; 0 if they are not grouped."""
         if self.part is None:
             return 0
-        return 1 + zlib.crc32(self.part.contiguous().numpy().data.cast("B"))
+        return 1 + zlib.crc32(raw_bytes(self.part.contiguous()).numpy().data)
 
     # What ranks agree on ###################################################################
 
@@ -262,5 +263,5 @@ def fingerprint(tensors: Sequence[Tensor]) -> str:
     found = hashlib.blake2b(digest_size=12)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        found.update(raw_bytes(tensor.contiguous()).numpy().data)
     return found.hexdigest()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyg_scale.ops import library, row_cache
 from pyg_scale.ops.gather import gather
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 _MOST_BUFFERS = 512  # of one sendmsg
 _CLOSED = -1
@@ -158,5 +159,5 @@ def read_into(connection: socket.socket, tensor: Tensor) -> None:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    array: Any = raw_bytes(tensor).numpy()
     return memoryview(array)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore
 from torch_geometric.data.graph_store import EdgeLayout
 
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.base import CSC, EdgeType, Topology
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.assemble import Places, fill_edge_list
@@ -372,5 +373,5 @@ def _digest(tokens: list[str], source: GraphSource, options: TopologyOptions) ->
         for kind, tensor in values.items():
             digest.update(repr((kind, tensor.dtype, tensor.shape)).encode())
             with contextlib.suppress(BufferError):
-                digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+                digest.update(raw_bytes(tensor.contiguous()).numpy().data)
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from pyg_scale.convert.base import Description, Reader
 from pyg_scale.convert.journal import Journal, Work
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.run import run
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.array import dtype_name
 
@@ -145,8 +146,4 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether tensors are equal to the bit: a missing number (NaN) is equal to itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return not one.numel() or torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return not one.numel() or torch.equal(*(raw_bytes(each.contiguous()) for each in (one, other)))

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from pyg_scale.comm import Communicator
 from pyg_scale.errors import CheckpointError
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.train import folders
 from pyg_scale.train.folders import Folder
 from pyg_scale.train.storage import Reader
@@ -124,7 +125,10 @@ def _refuse_unequal(
         if equal:
             ours = _tensors(reader, metadata, names_of(first)).values()
             theirs = _tensors(reader, metadata, names_of(other)).values()
-            equal = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(ours, theirs))
+            equal = all(
+                torch.equal(raw_bytes(a.contiguous()), raw_bytes(b.contiguous()))
+                for a, b in zip(ours, theirs)
+            )
         if not equal:
             raise CheckpointError(
                 f"{reader.folder} was saved by {saved_by} ranks, whose {name!r} differ, so it "
@@ -151,7 +155,3 @@ def _tensors(reader: Reader, metadata: Metadata, names: list[str]) -> dict[str, 
     reader.set_up_storage_reader(metadata, True)
     reader.read_data(planner.finish_plan(plans[0]), planner).wait()
     return into
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)

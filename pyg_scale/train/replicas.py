@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 
-import torch
 from torch import nn
+
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 _SAMPLES = 4096
 
@@ -23,7 +24,7 @@ def fingerprint(module: nn.Module) -> int:
     for parameter in module.parameters():
         flat = parameter.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // _SAMPLES)].contiguous().cpu()
-        crc = zlib.crc32(some.view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(raw_bytes(some).numpy().data, crc)
     return crc
 
 

@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from pyg_scale.errors import CheckpointError, GraphDirectoryError
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.directory.array import open_regular
 
 FORMAT = 1
@@ -89,7 +90,7 @@ class Writer(StorageWriter):
                 if item.type == WriteItemType.BYTE_IO or not isinstance(tensor, Tensor):
                     raise TypeError(f"{item.index.fqn} is no tensor: it belongs into states")
                 tensor = tensor.detach().cpu().contiguous()
-                data = tensor.view(-1).view(torch.uint8).numpy().data
+                data = raw_bytes(tensor).numpy().data
                 out.write(data)
                 crc = zlib.crc32(data, crc)
                 place = Place(name, offset, data.nbytes, tensor.dtype, tensor.shape)

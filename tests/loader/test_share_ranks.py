@@ -439,6 +439,44 @@ def test_seeds_split_by_hand_are_not_split_again() -> None:
         assert_same_batches(second, expected)
 
 
+@pytest.mark.parametrize("split_seeds", ["global", False])
+def test_a_rank_with_no_seeds_has_no_batch_and_disturbs_nobody(split_seeds: str | bool) -> None:
+    seeds = torch.tensor([7, 30])  # of which rank 1 has one, and rank 2 none: both with a stride
+
+    def work(comm: Communicator) -> Any:
+        mine, links = seeds[comm.rank :: comm.world_size], DATA.edge_index[:, :2]
+        own = loader(comm, input_nodes=mine, split_seeds=split_seeds)
+        of_links = LinkNeighborLoader(
+            DATA,
+            [3],
+            edge_label_index=links[:, comm.rank :: comm.world_size],
+            seed=1,
+            split_seeds=split_seeds,
+            comm=comm,
+        )
+        return [len(own), list(own)], [len(of_links), list(of_links)]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the ranks gave this")
+        found = on_ranks(3, work)
+    assert [[length, len(got)] for each in found for length, got in each] == [[1, 1]] * 4 + [
+        [0, 0],
+        [0, 0],
+    ]
+    for rank in range(2):
+        assert_same_batches(found[rank][0][1], loader(input_nodes=seeds[rank : rank + 1]))
+
+
+def test_no_seeds_by_part(parts: Path) -> None:
+    nothing = torch.arange(1)[1::2]
+
+    def work(comm: Communicator) -> Any:
+        own = loader(comm, pyg_scale.open(parts), input_nodes=nothing, split_seeds="part")
+        return list(own), own.state_dict()["num_seeds"]
+
+    assert on_ranks(2, work) == [([], 0)] * 2
+
+
 def test_a_sampler_of_the_user_keeps_its_split(parts: Path) -> None:
     def work(comm: Communicator) -> list[int]:
         data = pyg_scale.open(parts)

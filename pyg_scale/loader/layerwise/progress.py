@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.loader.layerwise.inputs import some
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.directory.array import (
     as_array,
     dtype_name,
@@ -296,8 +297,7 @@ def fingerprint(
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return raw_bytes(tensor.detach().cpu().contiguous()).numpy().tobytes()
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:

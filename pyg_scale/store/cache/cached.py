@@ -19,6 +19,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.errors import was_interrupted
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.belady import MOST
+from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.hot import hot_lists, hot_of
@@ -284,7 +285,7 @@ class Cached(FeatureStore):
                 f"{self.store!r} returned {value.dtype} of shape {list(value.shape)} for "
                 f"{_name(attr)}, expected {rows.dtype} of shape {list(expected)}"
             )
-        raw = value.contiguous().view(wanted.numel(), -1).view(torch.uint8)
+        raw = raw_bytes(value.contiguous()).view(wanted.numel(), -1)
         row_cache.scatter(raw, position, out)
 
     def _from_store(self, attr: TensorAttr, index: Any) -> Any:

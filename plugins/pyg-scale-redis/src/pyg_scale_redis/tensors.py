@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_scale.ops.raw_bytes import raw_bytes
+
 Key = tuple[Any, str]
 """A group (node type, edge type, ``None`` or ``(None, None)``) and the name of an attribute."""
 
@@ -119,7 +121,7 @@ def rows_of(tensor: Tensor) -> list[memoryview]:
     rows = tensor.size(0)
     if not tensor.numel():
         return [memoryview(b"")] * rows
-    flat = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    flat = memoryview(raw_bytes(tensor.contiguous()).numpy())
     size = flat.nbytes // rows
     return [flat[begin : begin + size] for begin in range(0, flat.nbytes, size)]
 

@@ -21,6 +21,7 @@ from pyg_scale.comm.remote import MAX_ANSWER, MAX_REQUEST
 from pyg_scale.comm.secret import checked_secret, derive_key
 from pyg_scale.comm.service import Handlers
 from pyg_scale.errors import AccessError, CommError, CommTimeoutError, RequestError
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 
 class TemplateCommunicator(Communicator):
@@ -83,7 +84,7 @@ class TemplateWork(Work):
 
 
 def _to_bytes(name, tensor):
-    values = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    values = raw_bytes(tensor.contiguous()).numpy().tobytes()
     shape = ",".join(map(str, tensor.shape))
     return f"{name} {tensor.dtype} {shape} ".encode() + values
 
@@ -212,7 +213,7 @@ def key_of(token):
 def packed(text, tensors):
     """A message: a line of JSON, then the values of all tensors."""
     specs = [[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors]
-    values = [each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors]
+    values = [raw_bytes(each.contiguous()).numpy().tobytes() for each in tensors]
     return b"\n".join([json.dumps([text, specs]).encode(), b"".join(values)])
 
 

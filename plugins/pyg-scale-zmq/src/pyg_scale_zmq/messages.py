@@ -20,6 +20,7 @@ from torch import Tensor
 from pyg_scale.comm.base import MAX_DIMS
 from pyg_scale.comm.message import DTYPES, announced_bytes, dtype_code
 from pyg_scale.errors import CommError
+from pyg_scale.ops.raw_bytes import raw_bytes
 
 REQUEST, REPLY, ERROR = range(3)
 MAX_TENSORS = 4096
@@ -69,7 +70,7 @@ def frames_of(message: Message) -> list[Any]:
         head.append(_SPEC.pack(dtype_code(tensor.dtype), tensor.dim(), tensor.nbytes))
         head.append(struct.pack(f"<{tensor.dim()}Q", *tensor.shape))
         if tensor.nbytes:
-            payload.append(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            payload.append(memoryview(raw_bytes(tensor).numpy()))
     return [b"".join(head), *payload]
 
 
