@@ -9,15 +9,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pyg_scale.errors import DeviceError
 from pyg_scale.ops import fused, library
-
-_MAPS = Path("/proc/self/maps")
+from pyg_scale.ops.mapped_file import in_file
 
 
 class _Lock:
@@ -88,24 +86,6 @@ def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
     if not library.compiled() or not fused.usable(torch.empty(0, device=device)):
         return "there are no kernels for CUDA, which alone read it"
     return ""
-
-
-def in_file(tensor: Tensor, maps: Path = _MAPS) -> bool:
-    """Whether the memory of a CPU tensor is a mapped file (also one in shared memory).
-
-    Args:
-        tensor: On the CPU.
-        maps: Where the system lists what is mapped; if it does not, nothing is a file.
-    """
-    if tensor.numel() == 0 or not maps.is_file():
-        return False
-    address = tensor.data_ptr()
-    for line in maps.read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        begin, _, end = fields[0].partition("-")
-        if int(begin, 16) <= address < int(end, 16):
-            return len(fields) == 6 and fields[4] != "0"  # has an inode
-    return False
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pyg_scale.ops.gather_cached import gather_cached
-from pyg_scale.ops.mapped_rows import MappedRows, in_file, why_not_mapped
+from pyg_scale.ops.mapped_file import in_file
+from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
 from tests.ops.gathers import DTYPES, SHAPES, rows
 
 

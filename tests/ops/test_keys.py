@@ -81,6 +81,7 @@ MEANING = {
     "bounded": bounded,
     "edge_type_hash": lambda *names: keys.edge_type_hash(names),
     "permutation": lambda key, size: keys.permutation(key, size).tolist(),
+    "permuted": lambda key, size, *at: keys.permuted(key, size, torch.tensor(at)).tolist(),
     "weight_prefix": fixed_point,
 }
 
