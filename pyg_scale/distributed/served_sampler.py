@@ -10,12 +10,15 @@ import torch_geometric.sampler as pyg
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeighbors
 
+from pyg_scale import plugins
 from pyg_scale.distributed.answers import AnswerCheck
 from pyg_scale.distributed.loader_record import LoaderRecord, RowsOf, digest
 from pyg_scale.distributed.servers import Asked
+from pyg_scale.errors import UnknownPluginError
 from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.sampling_options import SamplingOptions
 from pyg_scale.ops import keys
+from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.negative import NegativeSampling
 from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry
 
@@ -61,6 +64,17 @@ class ServedSampler(pyg.BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": {}}
+
+    @property
+    def draws_by_node(self) -> bool:
+        """What the sampler would say of itself here; see :class:`DrawsByNode
+        <pyg_scale.sampler.base.DrawsByNode>`."""
+        try:
+            sampler = plugins.get("sampler", self._name)
+        except UnknownPluginError:
+            return False
+        disjoint = self.options.get("disjoint") or self.options.get("time_attr") is not None
+        return isinstance(sampler, type) and issubclass(sampler, HopSampler) and not disjoint
 
     # PyG's methods #########################################################################
 

@@ -67,6 +67,16 @@ class SubgraphLoader(Resumable, DataLoader):
         raise NotImplementedError
 
     @property
+    def _draws_by_node(self) -> bool:
+        """Whether a node's draws are the same in all pieces of a step; see :class:`DrawsByNode
+        <pyg_scale.sampler.base.DrawsByNode>`."""
+        return False
+
+    def _sampler_key(self, batch: BatchIndex) -> int:
+        """The key to sample a batch with."""
+        return batch.key if self._draws_by_node else batch.piece_key
+
+    @property
     def _asks(self) -> bool:
         """Whether batches are made elsewhere, by who is asked with :meth:`_ask`."""
         return False
@@ -101,6 +111,7 @@ class SubgraphLoader(Resumable, DataLoader):
         worker_type: str | None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         sampling: SamplingOptions | None = None,
         **kwargs: Any,
@@ -113,6 +124,7 @@ class SubgraphLoader(Resumable, DataLoader):
             worker_type: See there.
             split_seeds: See there.
             uneven: See there.
+            split_batches: See there.
             comm: See there.
             sampling: See there.
             kwargs: ``device``, ``device_memory`` and arguments of ``DataLoader``.
@@ -137,8 +149,8 @@ class SubgraphLoader(Resumable, DataLoader):
         self._total_stats = Counted()
         check_workers(worker_type, kwargs)
         check_index_samplers(kwargs)
-        check_split_seeds(split_seeds, uneven, comm)
-        self.split_seeds, self.uneven = split_seeds, uneven
+        check_split_seeds(split_seeds, uneven, split_batches, comm)
+        self.split_seeds, self.uneven, self.split_batches = split_seeds, uneven, split_batches
         self._sharing, self._unsplit = None, None
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle"))
@@ -148,7 +160,7 @@ class SubgraphLoader(Resumable, DataLoader):
             kwargs["sampler"] = KeyedRandomSampler(dataset, kwargs.get("generator"))
         DataLoader.__init__(self, dataset, collate_fn=self.collate_fn, **kwargs)
         del self.__dict__["collate_fn"]  # the method does; as an attribute it would be a cycle
-        self._sharing, self._unsplit = sharing_of(self, split_seeds, uneven, comm)
+        self._sharing, self._unsplit = sharing_of(self, comm)
 
     @property
     def worker_type(self) -> str:
@@ -225,10 +237,13 @@ class SubgraphLoader(Resumable, DataLoader):
 
     def _sample_stage(self, batch: BatchIndex, stats: Stats, pending: Pending | None = None) -> Any:
         with stats.stage("sample"):
-            out = self._sample(batch.index, batch.key) if pending is None else pending.wait()
+            if pending is None:
+                out = self._sample(batch.index, self._sampler_key(batch))
+            else:
+                out = pending.wait()
             for each in out if isinstance(out, tuple) else (out,):
                 if isinstance(each, SamplerOutput | HeteroSamplerOutput):
-                    each._batch_key = batch.key
+                    each._batch_key = batch.piece_key
                     count_sampled(each, stats)
         return out
 
@@ -319,7 +334,7 @@ class SubgraphLoader(Resumable, DataLoader):
         if stage == _DONE:
             return out
         if stage == _FETCHED:
-            out = self._transform_stage(out, batch.key, stats)
+            out = self._transform_stage(out, batch.piece_key, stats)
         elif self._overrides("filter_fn"):
             with stats.stage("fetch"):
                 out = self.filter_fn(out)

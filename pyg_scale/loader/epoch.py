@@ -12,25 +12,32 @@ from torch.utils.data import RandomSampler
 
 from pyg_scale.ops import keys
 
+LISTED = 1 << 22
+"""Up to so many seeds a shuffled epoch is a list in memory, 32 MB; beyond it is computed."""
+_AT_ONCE = 1 << 14  # of them are computed at a time
+
 
 class BatchIndex:
     """One batch before it is sampled: which seeds, and the key of its draws.
 
     Attributes:
         index: ``int64`` ``[batch_size]``, positions in the loader's input.
-        key: The key of the batch, an unsigned 64-bit integer.
+        key: The key of the batch, an unsigned 64-bit integer; that of the step where ranks share
+            the seeds of a step.
         position: Where the batch stands in the epoch's list; -1 for ``loader(index)``.
         epoch: The number of the epoch.
         step: Counts the batches of this process; increases within an iteration. The same as
             ``position`` unless ranks share the list.
         delivered: How many of the list are delivered with it, by all ranks together.
         repeated: Whether another rank has it too, which it is counted for.
+        first: Of a piece of a step, where in the step its first seed stands; else 0.
         sampler_state: What the user's index sampler said after handing out this batch.
     """
 
     __slots__ = (
         "delivered",
         "epoch",
+        "first",
         "index",
         "key",
         "position",
@@ -49,6 +56,7 @@ class BatchIndex:
         step: int | None = None,
         delivered: int | None = None,
         repeated: bool = False,
+        first: int = 0,
     ) -> None:
         self.index = index
         self.key = key
@@ -57,7 +65,13 @@ class BatchIndex:
         self.step = position if step is None else step
         self.delivered = position + 1 if delivered is None else delivered
         self.repeated = repeated
+        self.first = first
         self.sampler_state: Any = None
+
+    @property
+    def piece_key(self) -> int:
+        """The key of this piece of a step: :attr:`key` where it holds the step's first seed."""
+        return keys.fold(self.key, keys.PIECE, self.first) if self.first else self.key
 
     def __len__(self) -> int:
         return self.index.numel()
@@ -70,11 +84,14 @@ class BatchIndex:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A tensor would move its whole storage, all seeds of the epoch, to shared memory.
-        return _rebuild, (self.index.numpy(), self.key, self.position, self.epoch, self.step)
+        values = self.key, self.position, self.epoch, self.step, self.first
+        return _rebuild, (self.index.numpy(), *values)
 
 
-def _rebuild(index: np.ndarray, key: int, position: int, epoch: int, step: int) -> BatchIndex:
-    return BatchIndex(torch.from_numpy(index), key, position, epoch, step=step)
+def _rebuild(
+    index: np.ndarray, key: int, position: int, epoch: int, step: int, first: int
+) -> BatchIndex:
+    return BatchIndex(torch.from_numpy(index), key, position, epoch, step=step, first=first)
 
 
 class KeyedRandomSampler(RandomSampler):
@@ -91,7 +108,11 @@ class KeyedRandomSampler(RandomSampler):
         self.generator = generator  # not super().__init__(), which refuses an empty source
 
     def __iter__(self) -> Iterator[int]:
-        return iter(order(len(self.data_source), draw_seed(self.generator), 0).tolist())
+        count = len(self.data_source)
+        ordered = order(count, draw_seed(self.generator), 0)
+        starts = range(0, count, _AT_ONCE)
+        pieces = (ordered.between(at, min(at + _AT_ONCE, count)) for at in starts)
+        return (position for piece in pieces for position in piece.tolist())
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
@@ -99,9 +120,55 @@ def draw_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
-def order(num_seeds: int, seed: int, epoch: int) -> Tensor:
-    """The order of a shuffled epoch, ``int64`` ``[num_seeds]``."""
-    return keys.permutation(keys.fold(0, seed, epoch, keys.SHUFFLE), num_seeds)
+class SeedOrder:
+    """The order in which an epoch has its seeds, read piece by piece.
+
+    Args:
+        listed: The positions in order ``int64`` ``[num_seeds]``, where somebody made a list.
+        num_seeds: How many seeds there are, where nobody did.
+        key: Of the keyed permutation by which they come then; ``None``: as they were given.
+    """
+
+    def __init__(
+        self, listed: Tensor | None = None, num_seeds: int = 0, key: int | None = None
+    ) -> None:
+        self._listed = listed
+        self._num_seeds, self._key = num_seeds, key
+        self._begin = self._end = 0  # of the piece that was computed last: calls are many, small
+        self._piece = torch.empty(0, dtype=torch.int64)
+
+    def between(self, begin: int, end: int) -> Tensor:
+        """The positions of the seeds from place ``begin`` to ``end - 1`` of the epoch, ``int64``.
+
+        Args:
+            begin: At least 0.
+            end: At most the number of seeds.
+        """
+        if self._listed is not None:
+            return self._listed[begin:end]
+        if self._key is None:
+            return torch.arange(begin, end)
+        if not self._begin <= begin <= end <= self._end:
+            self._begin, self._end = begin, min(max(end, begin + _AT_ONCE), self._num_seeds)
+            places = torch.arange(self._begin, self._end)
+            self._piece = keys.permuted(self._key, self._num_seeds, places)
+        return self._piece[begin - self._begin : end - self._begin]
+
+
+def order(num_seeds: int, seed: int, epoch: int) -> SeedOrder:
+    """The order of a shuffled epoch: of more than :data:`LISTED` seeds computed as it is read."""
+    if num_seeds > LISTED:
+        return SeedOrder(num_seeds=num_seeds, key=_shuffle_key(seed, epoch))
+    return SeedOrder(listed_order(num_seeds, seed, epoch))
+
+
+def listed_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """The order of a shuffled epoch as a list, ``int64`` ``[num_seeds]``: an argsort of hashes."""
+    return keys.permutation(_shuffle_key(seed, epoch), num_seeds)
+
+
+def _shuffle_key(seed: int, epoch: int) -> int:
+    return keys.fold(0, seed, epoch, keys.SHUFFLE)
 
 
 def num_batches(num_seeds: int, batch_size: int | None, drop_last: bool) -> int:
@@ -183,7 +250,7 @@ def batches(
         start: How many batches were delivered already.
     """
     count = num_batches(num_seeds, batch_size, drop_last)
-    ordered = order(num_seeds, seed, epoch) if shuffle and start < count else None
+    ordered = order(num_seeds, seed, epoch) if shuffle and start < count else SeedOrder()
 
     def draw(step: int) -> BatchIndex | None:
         if step >= count:
@@ -195,7 +262,7 @@ def batches(
 
 
 def seeds_of_batch(
-    number: int, num_seeds: int, batch_size: int | None, ordered: Tensor | None
+    number: int, num_seeds: int, batch_size: int | None, ordered: SeedOrder
 ) -> Tensor:
     """The positions ``int64`` ``[batch_size]`` of a batch of the list.
 
@@ -203,11 +270,10 @@ def seeds_of_batch(
         number: Which batch.
         num_seeds: How many seeds the loader has.
         batch_size: Seeds per batch, or ``None`` for one.
-        ordered: The order of the seeds ``[num_seeds]``; ``None`` for as they were given.
+        ordered: The order of the seeds.
     """
     size = batch_size or 1
-    begin, end = number * size, min((number + 1) * size, num_seeds)
-    return torch.arange(begin, end) if ordered is None else ordered[begin:end]
+    return ordered.between(number * size, min((number + 1) * size, num_seeds))
 
 
 def batches_of(

@@ -33,6 +33,7 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
         feature_store: See :class:`NodeLoader`.
         split_seeds: See :class:`NodeLoader`.
         uneven: See :class:`NodeLoader`.
+        split_batches: See :class:`NodeLoader`.
         comm: See :class:`NodeLoader`.
         sampling: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
@@ -59,6 +60,7 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
         feature_store: Any = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -84,6 +86,7 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )

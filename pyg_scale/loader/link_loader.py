@@ -9,7 +9,6 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
-from torch_geometric.sampler import EdgeSamplerInput
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
@@ -27,7 +26,7 @@ from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
 
 
@@ -43,7 +42,8 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
         link_sampler: A sampler with ``sample_from_edges``.
         edge_label_index: The seed links ``[2, num_links]``, ``None`` for all edges; in a
-            heterogeneous graph an edge type or ``(edge_type, links or None)``.
+            heterogeneous graph an edge type or ``(edge_type, links or None)``. Those of a mapped
+            file stay there: a batch reads its own.
         edge_label: Labels of the seed links ``[num_links, ...]``. With binary negatives, labels
             that begin at 0 are shifted by 1, since 0 means "negative" then.
         edge_label_time: Times of the seed links ``[num_links]``.
@@ -60,6 +60,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         feature_store: See there.
         split_seeds: See there.
         uneven: See there.
+        split_batches: See there.
         comm: See there.
         sampling: See there.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
@@ -67,7 +68,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If arguments contradict each other or do not fit the graph.
-        IndexError: If an endpoint is not a node.
+        IndexError: If an endpoint is not a node; of mapped links, when a batch has it.
         NotImplementedError: If the sampler cannot leave out positives, and should.
     """
 
@@ -91,6 +92,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         feature_store: Any = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -111,6 +113,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )
@@ -148,13 +151,11 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         )
         self.custom_cls = custom_cls
         self.input_id = input_id
-        self.input_data = EdgeSamplerInput(
-            input_id=check_labels(input_id, num_links, "input_id"),
-            row=links.edge_index[0],
-            col=links.edge_index[1],
-            label=_shifted(check_labels(edge_label, num_links), neg_sampling),
-            time=check_time(edge_label_time, links.edge_index[0], "edge_label_time"),
-            input_type=links.edge_type,
+        self.input_data = links.inputs(
+            check_labels(input_id, num_links, "input_id"),
+            check_labels(edge_label, num_links),
+            check_time(edge_label_time, links.edge_index[0], "edge_label_time"),
+            shift=_shifts(edge_label, neg_sampling),
         )
         self._start(num_links, **kwargs)
         sampler = make_sampler()
@@ -195,12 +196,19 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         )
 
     @property
+    def _draws_by_node(self) -> bool:
+        sampler: Any = self.link_sampler  # negatives are drawn by their place in the batch
+        by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node
+        return by_node and self.neg_sampling is None
+
+    @property
     def _asks(self) -> bool:
         return callable(getattr(self.link_sampler, "ask_from_edges", None))
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.link_sampler
-        return sampler.ask_from_edges(self.input_data[batch.index], self._negatives, batch.key)
+        inputs = self.input_data[batch.index]
+        return sampler.ask_from_edges(inputs, self._negatives, self._sampler_key(batch))
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None
@@ -242,15 +250,16 @@ def neg_sampling_of(neg_sampling: Any, ratio: int | float | None) -> NegativeSam
     return NegativeSampling("binary", ratio)
 
 
-def _shifted(label: Tensor | None, neg_sampling: NegativeSampling | None) -> Tensor | None:
+def _shifts(label: Any, neg_sampling: NegativeSampling | None) -> bool:
+    """Whether labels must leave 0 to negatives."""
     if label is None or neg_sampling is None:
-        return label
+        return False
     if neg_sampling.is_triplet():
         raise ValueError(
             "edge_label must be None with negatives of mode 'triplet': src_index, dst_pos_index "
             "and dst_neg_index of a batch say what is positive"
         )
-    return label + 1 if label.numel() and bool(label.min() == 0) else label
+    return True
 
 
 def check_link_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> None:

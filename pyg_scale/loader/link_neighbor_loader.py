@@ -49,6 +49,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         feature_store: See there.
         split_seeds: See there.
         uneven: See there.
+        split_batches: See there.
         comm: See there.
         sampling: See there.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
@@ -87,6 +88,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         feature_store: Any = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -137,6 +139,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )

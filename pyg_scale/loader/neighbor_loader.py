@@ -50,6 +50,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         feature_store: See :class:`NodeLoader`.
         split_seeds: See :class:`NodeLoader`.
         uneven: See :class:`NodeLoader`.
+        split_batches: See :class:`NodeLoader`.
         comm: See :class:`NodeLoader`.
         sampling: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
@@ -85,6 +86,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         feature_store: Any = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -130,6 +132,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )

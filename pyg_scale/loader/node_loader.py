@@ -9,7 +9,6 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
-from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
@@ -22,11 +21,11 @@ from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.seeds import check_time, input_nodes_of
+from pyg_scale.loader.seeds import seed_nodes_of
 from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
 from pyg_scale.store.base import NodeType, Topology
 
 
@@ -48,7 +47,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         node_sampler: A sampler with ``sample_from_nodes``. One that takes ``key=`` draws the same
             whoever runs it; any other gets torch's generator seeded, and processes as workers.
         input_nodes: The seeds: ids or a mask ``[num_seeds]``, ``None`` for all nodes; in a
-            heterogeneous graph a node type or ``(node_type, ids or mask)``.
+            heterogeneous graph a node type or ``(node_type, ids or mask)``. Ids in a mapped file
+            stay there: a batch reads its own.
         input_time: Times of the seeds ``[num_seeds]``, instead of those of the nodes.
         transform: Called with every batch.
         transform_sampler_output: Called with every sampled subgraph before features are fetched.
@@ -74,6 +74,12 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             ranks have one batch less (torch's ``Join`` waits for the others). ``"drop"``: those
             batches are left out. ``"repeat"``: ranks that have none get a batch of another rank
             again; every batch says so in its attribute ``repeated``.
+        split_batches: Whether ``batch_size`` is that of a step of all ranks together, whatever
+            their number: each has its piece of the seeds of every step, which is empty where there
+            are fewer seeds than ranks. The steps of an epoch, and so ``state_dict()``, do not
+            depend on the ranks, and all of them make equally many. With ``"part"`` the seeds of a
+            step go to ranks that have their part as far as all get equally many. Implies
+            ``split_seeds="global"`` if nothing else is said.
         comm: A communicator: its ranks share the seeds. By default that of ``data``, else the
             ranks of ``torch.distributed`` or torchrun.
         sampling: :class:`~pyg_scale.loader.SamplingOptions`: sampler processes or servers, and
@@ -90,7 +96,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If arguments contradict each other or do not fit the graph.
-        IndexError: If a seed is not a node.
+        IndexError: If a seed is not a node; of mapped ids, when a batch has it.
         DeviceError: If ``device`` is not there; says what is missing.
     """
 
@@ -111,6 +117,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         feature_store: Any = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -129,6 +136,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )
@@ -150,8 +158,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
         check_data(data)
-        node_type, ids, named = input_nodes_of(data, input_nodes, input_id)
-        time = check_time(input_time, ids)
+        self.input_data = seed_nodes_of(data, input_nodes, input_time, input_id)
+        node_type, time = self.input_data.input_type, self.input_data.time
         self.data = data
         self.input_nodes = input_nodes
         self.input_time = input_time
@@ -162,10 +170,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         )
         self.custom_cls = custom_cls
         self.input_id = input_id
-        self.input_data = NodeSamplerInput(
-            input_id=named, node=ids, time=time, input_type=node_type
-        )
-        self._start(ids.numel(), **kwargs)
+        self._start(self.input_data.node.numel(), **kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
         warn_if_unplanned(data, sampler)
@@ -192,12 +197,17 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)
 
     @property
+    def _draws_by_node(self) -> bool:
+        sampler: Any = self.node_sampler
+        return isinstance(sampler, DrawsByNode) and sampler.draws_by_node
+
+    @property
     def _asks(self) -> bool:
         return callable(getattr(self.node_sampler, "ask_from_nodes", None))
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.node_sampler
-        return sampler.ask_from_nodes(self.input_data[batch.index], batch.key)
+        return sampler.ask_from_nodes(self.input_data[batch.index], self._sampler_key(batch))
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None

@@ -46,7 +46,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import serial
 
 TASK, QUIT = b"T", b"Q"
-_TASK = struct.Struct("<cqQqq")  # kind, step, key, position, epoch
+_TASK = struct.Struct("<cqQqqq")  # kind, step, key, position, epoch, first
 _JOIN_SECONDS = 5.0
 
 
@@ -87,7 +87,8 @@ class _Worker:
     def give(self, batch: BatchIndex) -> None:
         """Let the process make a batch."""
         self.sent.append(batch)
-        head = _TASK.pack(TASK, batch.step, batch.key, batch.position, batch.epoch)
+        numbers = batch.step, batch.key, batch.position, batch.epoch, batch.first
+        head = _TASK.pack(TASK, *numbers)
         try:
             self.pipe.send_bytes(head + batch.index.to(torch.int64).numpy().tobytes())
         except OSError:
@@ -241,7 +242,7 @@ class RingPipeline:
             return batch, Failed(_error(head, worker)), Stats()
         stage, out = wire.unpack(head["text"].encode(), tensors)
         if isinstance(out, SamplerOutput | HeteroSamplerOutput):
-            out._batch_key = batch.key
+            out._batch_key = batch.piece_key
         stats = _stats(head["stats"])
         stats.add_seconds("wait", time.perf_counter() - start)
         return batch, (stage, pin_batch(out, stats) if self._pin else out), stats
@@ -345,9 +346,9 @@ def _run(pipe: Connection, size: int, work: Any, concurrency: int) -> None:
             if message[:1] == READ:
                 writer.freed(count_of(message))
                 continue
-            _, step, key, position, epoch = _TASK.unpack_from(message)
+            _, step, key, position, epoch, first = _TASK.unpack_from(message)
             index = torch.from_numpy(np.frombuffer(message, np.int64, offset=_TASK.size).copy())
-            batch = BatchIndex(index, key, position, epoch, step=step)
+            batch = BatchIndex(index, key, position, epoch, step=step, first=first)
             tasks.put((batch, pool.submit(_make, work, batch, room)))
     except (EOFError, OSError):
         pass  # the parent is gone

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput
 from torch_geometric.utils import to_edge_index
 
 from pyg_scale.loader.seeds import num_nodes_of
+from pyg_scale.ops.mapped_file import in_file, pieces
 from pyg_scale.store.base import EdgeType, NodeType
 
 _WHAT = "edge_label_index must be an integer tensor [2, num_links]"
@@ -22,11 +24,62 @@ class SeedLinks(NamedTuple):
         edge_type: Their type, ``None`` in a homogeneous graph.
         edge_index: Sources and destinations, ``int64`` or ``int32`` ``[2, num_links]``.
         are_edges: Whether they are the edges of the graph itself.
+        num_nodes: How many nodes there are that can be a source, and a destination.
+        mapped: Whether they are in a mapped file.
     """
 
     edge_type: EdgeType
     edge_index: Tensor
     are_edges: bool
+    num_nodes: tuple[int, int]
+    mapped: bool
+
+    def inputs(
+        self, input_id: Tensor | None, label: Tensor | None, time: Tensor | None, shift: bool
+    ) -> EdgeSamplerInput:
+        """What a sampler takes. Mapped links stay in their file; others are copied, as in PyG.
+
+        Args:
+            input_id: What to call the links, ``[num_links]``.
+            label: Their labels ``[num_links, ...]``.
+            time: Their times ``[num_links]``.
+            shift: Whether 0 is the label of negatives, so that labels from 0 on become 1 and more.
+        """
+        shift = shift and label is not None and label.numel() > 0 and _least(label) == 0
+        if self.mapped:
+            return _MappedLinks(self, input_id, label, time, shift)
+        return EdgeSamplerInput(
+            input_id,
+            *self.edge_index,
+            label=label + 1 if shift and label is not None else label,
+            time=time,
+            input_type=self.edge_type,
+        )
+
+
+class _MappedLinks(EdgeSamplerInput):
+    """Links of which those of a batch are read, and looked at, when it is made."""
+
+    def __init__(
+        self,
+        links: SeedLinks,
+        input_id: Tensor | None,
+        label: Tensor | None,
+        time: Tensor | None,
+        shift: bool,
+    ) -> None:
+        nothing = torch.empty(0, dtype=torch.int64)
+        super().__init__(input_id, nothing, nothing, label, time, links.edge_type)
+        self.row, self.col = links.edge_index  # the constructor would copy them
+        self._links, self._shift = links, shift
+
+    def __getitem__(self, index: Tensor | Any) -> EdgeSamplerInput:
+        found = cast(EdgeSamplerInput, super().__getitem__(index))
+        links = self._links
+        _check_range(links.edge_type, links.num_nodes, found.row, found.col)
+        if self._shift:
+            found.label = found.label + 1
+        return found
 
 
 def seed_links_of(data: Any, edge_label_index: Any) -> SeedLinks:
@@ -40,13 +93,16 @@ def seed_links_of(data: Any, edge_label_index: Any) -> SeedLinks:
     Raises:
         TypeError: If links are not integers.
         ValueError: If an edge type, or one too many, is given, or links have another shape.
-        IndexError: If an endpoint is not a node.
+        IndexError: If an endpoint is not a node; of mapped links, when a batch has it.
     """
     edge_type, links = _split(data, edge_label_index)
     index = _edges(data, edge_type) if links is None else _tensor(links)
-    _check_end(data, None if edge_type is None else edge_type[0], index[0], "source")
-    _check_end(data, None if edge_type is None else edge_type[2], index[1], "destination")
-    return SeedLinks(edge_type, index, links is None)
+    source, destination = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+    num_nodes = _num_nodes(data, source), _num_nodes(data, destination)
+    mapped = in_file(index)
+    if not mapped:
+        _check_range(edge_type, num_nodes, *index)
+    return SeedLinks(edge_type, index, links is None, num_nodes, mapped)
 
 
 def check_labels(edge_label: Any, num_links: int, name: str = "edge_label") -> Tensor | None:
@@ -66,21 +122,29 @@ def check_labels(edge_label: Any, num_links: int, name: str = "edge_label") -> T
     return label
 
 
-def _check_end(data: Any, node_type: NodeType, node: Tensor, end: str) -> None:
+def _num_nodes(data: Any, node_type: NodeType) -> int:
     if isinstance(data, HeteroData) and node_type not in data.node_types:
         raise ValueError(
             f"edge_label_index: {node_type!r} is no node type of the graph; it has "
             f"{', '.join(map(repr, data.node_types))}"
         )
-    num_nodes = num_nodes_of(data, node_type)
-    if node.numel() == 0:
-        return
-    low, high = int(node.min()), int(node.max())
-    if low < 0 or high >= num_nodes:
-        raise IndexError(
-            f"edge_label_index has {low if low < 0 else high} as a {end}, but there are "
-            f"{num_nodes} nodes{'' if node_type is None else f' of type {node_type!r}'}"
-        )
+    return num_nodes_of(data, node_type)
+
+
+def _check_range(edge_type: EdgeType, num_nodes: tuple[int, int], *ends: Tensor) -> None:
+    for node, count, end, place in zip(ends, num_nodes, ("source", "destination"), (0, 2)):
+        if node.numel() == 0:
+            return
+        low, high = (int(each) for each in node.aminmax())
+        if low < 0 or high >= count:
+            raise IndexError(
+                f"edge_label_index has {low if low < 0 else high} as a {end}, but there are "
+                f"{count} nodes{'' if edge_type is None else f' of type {edge_type[place]!r}'}"
+            )
+
+
+def _least(label: Tensor) -> float:
+    return float(torch.stack([piece.min() for piece in pieces(label)]).min())
 
 
 def _split(data: Any, given: Any) -> tuple[EdgeType, Any]:

@@ -8,8 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData, remote_backend_utils
+from torch_geometric.sampler import NodeSamplerInput
 
+from pyg_scale.ops.mapped_file import in_file
 from pyg_scale.store.base import NodeType
+
+
+class _MappedNodes(NodeSamplerInput):
+    """Nodes of which those of a batch are read, and looked at, when it is made."""
+
+    num_nodes = 0
+
+    def __getitem__(self, index: Any) -> NodeSamplerInput:
+        found: NodeSamplerInput = super().__getitem__(index)
+        _check_range(found.node, self.num_nodes)
+        return found
 
 
 def num_nodes_of(data: Any, node_type: NodeType) -> int:
@@ -47,24 +60,25 @@ def _num_nodes_of_stores(feature_store: Any, graph_store: Any) -> int:
     )
 
 
-def input_nodes_of(
-    data: Any, input_nodes: Any, input_id: Tensor | None
-) -> tuple[NodeType, Tensor, Tensor | None]:
-    """The node type, ids (``int64`` or ``int32`` ``[num_seeds]``) and input ids of seeds.
+def seed_nodes_of(
+    data: Any, input_nodes: Any, input_time: Any, input_id: Tensor | None
+) -> NodeSamplerInput:
+    """The seeds that a loader's arguments stand for, as a sampler takes them.
 
     A mask stands for its nodes, and their ids are then the input ids unless those are given, as in
-    PyG.
+    PyG. Ids in a mapped file stay there: a batch reads its own.
 
     Args:
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
         input_nodes: ``None`` (all), ids or a mask; in a heterogeneous graph a node type, or
             ``(node_type, None or ids or mask)``.
+        input_time: Times of the seeds ``[num_seeds]``.
         input_id: What to call the seeds in batches.
 
     Raises:
-        TypeError: If ids are not integers.
+        TypeError: If ids are not integers, or times no numbers.
         ValueError: If a node type, or one too many, is given, or lengths differ.
-        IndexError: If an id is out of range.
+        IndexError: If an id is out of range; of mapped ids, when a batch has it.
     """
     node_type, nodes = _split(data, input_nodes)
     num_nodes = num_nodes_of(data, node_type)
@@ -80,14 +94,21 @@ def input_nodes_of(
                 )
             ids = ids.nonzero().view(-1)
             input_id = ids if input_id is None else input_id
-    _check_range(ids, num_nodes)
+    mapped = in_file(ids)
+    if not mapped:
+        _check_range(ids, num_nodes)
     if input_id is not None:
         input_id = _tensor(input_id, "input_id")
         if input_id.numel() != ids.numel():
             raise ValueError(
                 f"input_id has {input_id.numel()} entries for {ids.numel()} input_nodes"
             )
-    return node_type, ids, input_id
+    time = check_time(input_time, ids)
+    if not mapped:
+        return NodeSamplerInput(input_id, ids, time, node_type)
+    found = _MappedNodes(input_id, ids, time, node_type)
+    found.num_nodes = num_nodes
+    return found
 
 
 def check_time(time: Any, ids: Tensor, name: str = "input_time") -> Tensor | None:
@@ -162,7 +183,7 @@ def _tensor(nodes: Any, name: str = "input_nodes") -> Tensor:
 def _check_range(ids: Tensor, num_nodes: int) -> None:
     if ids.numel() == 0:
         return
-    low, high = int(ids.min()), int(ids.max())
+    low, high = (int(each) for each in ids.aminmax())
     if low < 0 or high >= num_nodes:
         raise IndexError(
             f"input_nodes has node {low if low < 0 else high}, but there are {num_nodes} nodes"

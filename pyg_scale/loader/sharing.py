@@ -16,9 +16,18 @@ from pyg_scale.comm import Group
 from pyg_scale.errors import CommError
 from pyg_scale.loader.agreement import Agreement
 from pyg_scale.loader.by_part import order_by_part
-from pyg_scale.loader.epoch import Batches, BatchIndex, num_batches, order, seeds_of_batch
-from pyg_scale.loader.share import Epoch, Ranks, default_owners, num_steps
+from pyg_scale.loader.epoch import (
+    Batches,
+    BatchIndex,
+    SeedOrder,
+    listed_order,
+    num_batches,
+    order,
+    seeds_of_batch,
+)
+from pyg_scale.loader.share import Epoch, Ranks, deal, default_owners, num_steps
 from pyg_scale.ops import keys
+from pyg_scale.ops.mapped_file import pieces
 from pyg_scale.ops.raw_bytes import raw_bytes
 
 
@@ -29,6 +38,7 @@ class Sharing:
         name: The loader, for errors.
         group: The ranks.
         uneven: One of :data:`~pyg_scale.loader.share.UNEVEN`.
+        split_batches: Whether ranks share the seeds of every batch, and not the batches.
         seeds: What the seeds are: the same tensors on all ranks, unless somebody split them.
         options: What else must be the same on all ranks.
         part: The part of each seed ``[num_seeds]``, to group them by part.
@@ -41,12 +51,14 @@ class Sharing:
         group: Group,
         uneven: str,
         *,
+        split_batches: bool = False,
         seeds: Sequence[Tensor],
         options: Mapping[str, Any],
         part: Tensor | None = None,
         owners: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.rank, self.uneven, self.part = group.rank, uneven, part
+        self.split_batches = split_batches
         self.ranks = Ranks(group.world_size)
         if part is not None:
             known = default_owners(int(part.max()) + 1 if part.numel() else 1, group.world_size)
@@ -63,10 +75,15 @@ class Sharing:
             known_as = {"seeds": fingerprint(seeds), "num_seeds": seeds[0].numel()}
             self._made = {**options, **known_as}
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the list of batches is one of seeds that were grouped by part."""
+        return self.part is not None and not self.split_batches
+
     @functools.cached_property
     def partition(self) -> int:
         """What identifies the parts of the seeds; 0 if they are not grouped."""
-        if self.part is None:
+        if self.part is None or not self.grouped:
             return 0
         return 1 + zlib.crc32(raw_bytes(self.part.contiguous()).numpy().data)
 
@@ -157,6 +174,13 @@ class Sharing:
                         "loaders in the same order; one that not all of them make needs "
                         "split_seeds=False"
                     )
+        if by_hand and self.split_batches:
+            counts = ", ".join(str(each["num_seeds"]) for each in made[:16])
+            raise CommError(
+                f"the ranks gave this {self._name} different seeds ({counts}), but with "
+                "split_batches=True they share the seeds of each step: give all of them to every "
+                "rank"
+            )
         if by_hand and self.rank == 0:
             counts = ", ".join(str(each["num_seeds"]) for each in made[:16])
             warnings.warn(
@@ -182,7 +206,9 @@ class Sharing:
     # Batches ###############################################################################
 
     def num_batches(self, count: int) -> int:
-        """How many of the ``count`` batches of an epoch this rank gets."""
+        """How many of the ``count`` batches of an epoch this rank gets, whole or a piece of."""
+        if self.split_batches:
+            return count
         return num_steps(count, self.ranks.world_size, self.rank, self.uneven)
 
     def batches(
@@ -205,12 +231,28 @@ class Sharing:
         """
         seed, number, size = progress.seed, progress.epoch, batch_size or 1
         count = num_batches(num_seeds, batch_size, drop_last)
+        if self.split_batches:
+            in_order = order(num_seeds, seed, number) if shuffle else SeedOrder()
+
+            def piece(step: int) -> BatchIndex | None:
+                if step >= count:
+                    return None
+                seeds = seeds_of_batch(step, num_seeds, size, in_order)
+                mine = self._piece(seeds)
+                first = int(mine[0]) if mine.numel() else 0
+                key = keys.batch_key(seed, number, step)
+                return BatchIndex(seeds[mine], key, step, number, first=first)
+
+            return Batches(piece, progress.delivered)
         self._warn_if_nothing_is_left(count)
-        ordered = order(num_seeds, seed, number) if shuffle else None
         part = None
         if self.part is not None:
-            ordered = order_by_part(self.part, size, ordered)
-            part = self.part[ordered[: count * size : size]].to(torch.int64)
+            listed = listed_order(num_seeds, seed, number) if shuffle else None
+            grouped = order_by_part(self.part, size, listed)
+            part = self.part[grouped[: count * size : size]].to(torch.int64)
+            ordered = SeedOrder(grouped)
+        else:
+            ordered = order(num_seeds, seed, number) if shuffle else SeedOrder()
         epoch = Epoch(count, part, progress.delivered, progress.segments).joined_by(self.ranks)
         progress.position = progress.position._replace(segments=epoch.segments)
         turns = epoch.turns(self.ranks, self.rank, self.uneven)
@@ -230,6 +272,17 @@ class Sharing:
             )
 
         return Batches(draw, turns.first)
+
+    def _piece(self, seeds: Tensor) -> Tensor:
+        """Which of the seeds of a step this rank has, ascending ``int64`` ``[n]``.
+
+        A run of them, or with parts those that it owns, as far as all ranks get equally many.
+        """
+        places, world_size = torch.arange(seeds.numel()), self.ranks.world_size
+        if self.part is None:
+            return places.tensor_split(world_size)[self.rank]
+        dealt = deal(places, self.ranks, self.part[seeds].to(torch.int64))[:, self.rank]
+        return dealt[dealt >= 0]
 
     def _warn_if_nothing_is_left(self, count: int) -> None:
         world_size = self.ranks.world_size
@@ -259,9 +312,10 @@ def _compared(made: Mapping[str, Any], by_hand: bool) -> dict[str, Any]:
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> str:
-    """A few letters that are the same for the same tensors."""
+    """A few letters that are the same for the same tensors; reads them piece by piece."""
     found = hashlib.blake2b(digest_size=12)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(raw_bytes(tensor.contiguous()).numpy().data)
+        for piece in pieces(tensor):
+            found.update(raw_bytes(piece).numpy().data)
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""What the arguments ``split_seeds``, ``uneven`` and ``comm`` of a loader stand for."""
+"""What ``split_seeds``, ``uneven``, ``split_batches`` and ``comm`` of a loader stand for."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyg_scale.store.base import NodeType
 SPLIT_SEEDS = ("global", "part")
 
 
-def check_split_seeds(split_seeds: Any, uneven: Any, comm: Any) -> None:
+def check_split_seeds(split_seeds: Any, uneven: Any, split_batches: Any, comm: Any) -> None:
     """Refuse what these arguments cannot be.
 
     Raises:
-        TypeError: If ``comm`` is no communicator.
+        TypeError: If ``comm`` is no communicator, or ``split_batches`` no bool.
         ValueError: If a name is none of those that there are, or means nothing here.
     """
     if split_seeds not in (None, False, *SPLIT_SEEDS) or split_seeds is True:
@@ -35,6 +35,18 @@ def check_split_seeds(split_seeds: Any, uneven: Any, comm: Any) -> None:
         raise ValueError(f"uneven must be one of {', '.join(UNEVEN)} (got {uneven!r})")
     if comm is not None and not isinstance(comm, Communicator):
         raise TypeError(f"comm must be a Communicator (got {type(comm).__name__})")
+    if not isinstance(split_batches, bool):
+        raise TypeError(f"split_batches must be a bool (got {split_batches!r})")
+    if split_batches and split_seeds is False:
+        raise ValueError(
+            "split_batches=True is about ranks that share seeds, but split_seeds=False: leave out "
+            "one of them"
+        )
+    if split_batches and uneven != "join":
+        raise ValueError(
+            f"uneven={uneven!r} is about ranks that have no batch in the last step, but with "
+            "split_batches=True all have a piece of every step: leave out one of them"
+        )
     if split_seeds is False and uneven != "join":
         raise ValueError(
             f"uneven={uneven!r} is about ranks that share seeds, but split_seeds=False: leave out "
@@ -42,33 +54,34 @@ def check_split_seeds(split_seeds: Any, uneven: Any, comm: Any) -> None:
         )
 
 
-def sharing_of(
-    loader: Any, split_seeds: str | bool | None, uneven: str, comm: Communicator | None
-) -> tuple[Sharing | None, Unsplit | None]:
+def sharing_of(loader: Any, comm: Communicator | None) -> tuple[Sharing | None, Unsplit | None]:
     """How the seeds of a loader are shared; or, if they are not, who watches over that.
 
     Args:
-        loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, with its seeds.
-        split_seeds: See :class:`~pyg_scale.loader.NodeLoader`.
-        uneven: See there.
-        comm: See there.
+        loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, with its seeds and what it was
+            told about sharing them.
+        comm: See :class:`~pyg_scale.loader.NodeLoader`.
 
     Raises:
         ValueError: If the seeds cannot be shared as asked for.
     """
-    name = type(loader).__name__
+    name, split_batches = type(loader).__name__, loader.split_batches
+    split_seeds, uneven = loader.split_seeds, loader.uneven
     opened = communicator_of(loader) if comm is None else comm
     several = opened is not None and opened.world_size > 1
     if not loader._own_order:
-        if split_seeds:
+        if split_seeds or split_batches:
+            said = f"split_seeds={split_seeds!r}" if split_seeds else "split_batches=True"
             raise ValueError(
-                f"split_seeds={split_seeds!r} shares out the order of the loader, but sampler= or "
+                f"{said} shares out the order of the loader, but sampler= or "
                 "batch_sampler= is an order of its own: leave out one of them (PyTorch Lightning: "
                 "Trainer(use_distributed_sampler=False))"
             )
         return None, None
+    if split_batches and loader.batch_size is None:
+        raise ValueError("split_batches=True cuts batches, but batch_size=None makes none")
     mode = split_seeds
-    if mode is None and opened is not None:
+    if mode is None and (opened is not None or split_batches):
         mode = "global"
     if not mode:
         if mode is None and uneven != "join" and not _may_have_ranks(loader):
@@ -87,16 +100,18 @@ def sharing_of(
             "pyg_scale.open(), or pass split_seeds='global'"
         )
     group = _group_of(opened)
-    if group.world_size == 1 and part is None:
+    if group.world_size == 1 and (part is None or split_batches):
         return None, None
     owners = None
     if part is not None and opened is communicator_of(loader):
         owners = getattr(getattr(loader.data, "owners", None), "ranks_of", None)
-    options = {"loader": name, "split_seeds": mode, "uneven": uneven, **loader._identity()}
+    options = {"loader": name, "split_seeds": mode, "uneven": uneven}
+    options |= {"split_batches": split_batches, **loader._identity()}
     sharing = Sharing(
         name,
         group,
         uneven,
+        split_batches=split_batches,
         seeds=loader._seed_tensors(),
         options=options,
         part=part,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pyg_scale.loader import index_state
-from pyg_scale.loader.epoch import Batches, BatchIndex, batches, batches_of, draw_seed
+from pyg_scale.loader.epoch import LISTED, Batches, BatchIndex, batches, batches_of, draw_seed
 from pyg_scale.loader.index_state import SamplerState
 from pyg_scale.loader.share import Segment
 from pyg_scale.loader.sharing import Sharing
@@ -247,7 +247,7 @@ class Resumable:
             raise ValueError(
                 f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
             )
-        if missing := (_KEYS | self._identity().keys()) - {"by_part"} - state.keys():
+        if missing := (_KEYS | self._identity().keys()) - {"by_part", "order"} - state.keys():
             raise ValueError(
                 f"state must be what state_dict() returned; it lacks {', '.join(sorted(missing))}"
             )
@@ -277,7 +277,13 @@ class Resumable:
             "drop_last": self.drop_last,
             "shuffle": self._shuffle,
             **({"by_part": by_part} if by_part else {}),
+            **({"order": _COMPUTED} if self._computes_order(sharing) else {}),
         }
+
+    def _computes_order(self, sharing: Sharing | None) -> bool:
+        """Whether the seeds of an epoch come in an order that nobody lists."""
+        grouped = sharing is not None and sharing.grouped
+        return self._own_order and self._shuffle and not grouped and len(self.dataset) > LISTED
 
     def _refuse_other_loader(self, state: dict[str, Any]) -> None:
         identity = self._identity()
@@ -288,12 +294,19 @@ class Resumable:
                 + ", and this one has others, none, or those of another partition: build the "
                 "loader as it was (split_seeds=)"
             )
+        ordered = identity.pop("order", None)
         for name, value in identity.items():
             if state[name] != value:
                 raise ValueError(
                     f"the state was taken from a loader with {name}={state[name]}, this one has "
                     f"{name}={value}: its batches are others"
                 )
+        if state["running"] and state.get("order") != ordered:
+            raise ValueError(
+                f"the state is of another order of these {len(self.dataset)} seeds: that of more "
+                f"than {LISTED} shuffled seeds is computed now, and was sorted when the state was "
+                "taken, by an earlier release; begin the epoch again"
+            )
         if self.seed is not None and (state["fixed_seed"], state["seed"]) != (True, self.seed):
             was = f"seed={state['seed']}" if state["fixed_seed"] else "no seed="
             raise ValueError(
@@ -308,6 +321,8 @@ class Resumable:
             )
 
 
+_COMPUTED = "permuted"
+"""The order of many shuffled seeds; a state without it is of few, or of an older release."""
 _KEYS = {"running", "seed", "fixed_seed", "epoch", "next_epoch", "pinned", "delivered"}
 
 

@@ -42,6 +42,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         split_seeds: See there; ``"part"`` is not supported, as the parts of seeds at the same
             position differ.
         uneven: See there.
+        split_batches: See there.
         comm: See there.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
@@ -59,6 +60,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         worker_type: str | None = None,
         split_seeds: str | bool | None = None,
         uneven: str = "join",
+        split_batches: bool = False,
         comm: Any = None,
         **kwargs: Any,
     ):
@@ -99,6 +101,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             worker_type=worker_type,
             split_seeds=split_seeds,
             uneven=uneven,
+            split_batches=split_batches,
             comm=comm,
             **kwargs,
         )
@@ -134,7 +137,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                 key = call_key(part.seed, batch.index)
             else:
                 key = keys.batch_key(part.seed, batch.epoch, batch.position)
-            yield part, BatchIndex(batch.index, key, batch.position, batch.epoch)
+            yield part, BatchIndex(batch.index, key, batch.position, batch.epoch, first=batch.first)
 
     def collate_fn(self, index: Any) -> tuple[Any, ...]:
         """One batch of each loader; sampled only, unless ``filter_per_worker``."""
@@ -209,7 +212,7 @@ class _Foreign:
         return self.loader.filter_fn
 
     def collate_fn(self, batch: BatchIndex) -> Any:
-        with torch_forked(keys.fold(batch.key, keys.FOREIGN)):
+        with torch_forked(keys.fold(batch.piece_key, keys.FOREIGN)):
             return self.loader.collate_fn(batch.index)
 
     def _work(self, batch: BatchIndex, stats: Stats, pin: bool) -> Any:

@@ -6,7 +6,7 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 import torch_geometric.sampler as pyg
@@ -33,6 +33,19 @@ CAPABILITIES = {
     "links": "link loaders (sample_from_edges)",
 }
 """What a sampler can declare in ``supports``. What it does not declare raises when asked for."""
+
+
+@runtime_checkable
+class DrawsByNode(Protocol):
+    """A sampler that says whether what it draws for a node depends on that node alone.
+
+    Attributes:
+        draws_by_node: Whether draws are a function of the batch's key, the hop, the edge type and
+            the node, and of nothing else of the batch. The pieces of a step that several ranks
+            share are then sampled with one key, and a node has the same neighbours in all of them.
+    """
+
+    draws_by_node: bool
 
 
 class NeighborSampler(pyg.BaseSampler):

@@ -38,6 +38,8 @@ class CudaSampler(NeighborSampler):
 
     supports: ClassVar[frozenset[str]] = frozenset({"hetero", "replace"})
 
+    draws_by_node: ClassVar[bool] = True  # it knows no disjoint ones
+
     def __init__(self, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
         self.device = device_of(device)
         self._graph: DeviceGraph | None = None

@@ -58,6 +58,11 @@ class HopSampler(NeighborSampler):
 
     across_parts = True
 
+    @property
+    def draws_by_node(self) -> bool:
+        """See :class:`~pyg_scale.sampler.base.DrawsByNode`: unless disjoint, where seeds count."""
+        return not self.disjoint
+
     @abstractmethod
     def pick(self, frontier: Frontier, k: int) -> Chosen:
         """Choose about ``k`` of the candidates of every row.

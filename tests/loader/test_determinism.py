@@ -15,7 +15,7 @@ from torch_geometric.loader import ImbalancedSampler
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.loader.epoch import BatchIndex, batches, call_key, order
+from pyg_scale.loader.epoch import BatchIndex, batches, call_key, listed_order, order
 from pyg_scale.ops import keys
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
@@ -196,7 +196,7 @@ def test_the_formulas_of_the_documentation() -> None:
     n, seed, epoch = 50, 9, 4
     hashes = [keys.fold(keys.fold(0, seed, epoch, keys.SHUFFLE), i) >> 1 for i in range(n)]
     expected = sorted(range(n), key=lambda i: (hashes[i], i))
-    assert order(n, seed, epoch).tolist() == expected
+    assert listed_order(n, seed, epoch).tolist() == expected
     made = list(batches(n, 8, drop_last=False, shuffle=True, seed=seed, epoch=epoch))
     assert [i for b in made for i in b.index.tolist()] == expected
     assert [b.key for b in made] == [keys.fold(0, seed, epoch, b) for b in range(7)]
@@ -225,7 +225,7 @@ def test_every_order_is_about_as_likely() -> None:
 
     count = [0] * 24
     for seed in range(2400):
-        a, b, c, _ = order(4, seed, 0).tolist()
+        a, b, c, _ = order(4, seed, 0).between(0, 4).tolist()
         rest = sorted({0, 1, 2, 3} - {a})
         count[a * 6 + rest.index(b) * 2 + int(c > min(set(rest) - {b}))] += 1
     assert chisquare(count).pvalue > 1e-4

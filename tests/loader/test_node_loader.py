@@ -19,7 +19,7 @@ from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same
 
-EXTRAS = {"seed", "worker_type", "feature_store", "split_seeds", "uneven", "comm"}
+EXTRAS = {"seed", "worker_type", "feature_store", "split_seeds", "uneven", "split_batches", "comm"}
 
 
 def test_every_name_of_pygs_loaders_can_be_imported() -> None:

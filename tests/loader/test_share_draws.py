@@ -14,7 +14,8 @@ from pyg_scale.errors import CommError
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, ZipLoader
 from pyg_scale.sampler.negative import NegativeSampling
 from pyg_scale.sampler.reference import ReferenceSampler
-from tests.loader.test_share_ranks import DATA, HETERO, errors_of, loader, on_ranks
+from tests.loader.ranks import DATA, loader, on_ranks
+from tests.loader.test_share_ranks import HETERO, errors_of
 
 EDGE_TYPES = HETERO.edge_types
 

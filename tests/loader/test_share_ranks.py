@@ -15,42 +15,14 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import pyg_scale
-from pyg_scale.comm import Group
-from pyg_scale.comm.base import Communicator, Work
+from pyg_scale.comm.base import Communicator
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, ZipLoader
 from pyg_scale.testing import graphs
-from pyg_scale.testing.ranks import run_ranks
 from tests.loader.batches import assert_same, assert_same_batches, contents
+from tests.loader.ranks import DATA, loader, on_ranks, some_steps
 
-DATA = graphs.hostile()
 HETERO = graphs.hetero()
-
-
-class Ranks(Communicator):
-    """Ranks that can tell each other nothing but where they met."""
-
-    def __init__(self, group: Group) -> None:
-        super().__init__()
-        self.group, self.timeout = group, group.timeout
-        self.rank, self.world_size = group.rank, group.world_size
-
-    def _exchange(self, *_: Any) -> Work[Any]:
-        raise AssertionError("seeds are shared without a collective")
-
-    def close(self) -> None:
-        self._break("it was closed")
-
-
-def loader(comm: Communicator | None = None, data: Any = DATA, **kwargs: Any) -> NeighborLoader:
-    kwargs = {"num_neighbors": [4, 3], "batch_size": 9, "seed": 1, "shuffle": True} | kwargs
-    if comm is not None:
-        kwargs = {"split_seeds": "global"} | kwargs
-    return NeighborLoader(data, comm=comm, **kwargs)
-
-
-def on_ranks(world_size: int, function: Callable[[Communicator], Any], **kwargs: Any) -> list[Any]:
-    return run_ranks(world_size, lambda group: function(Ranks(group)), **kwargs)
 
 
 def in_turn(batches: list[list[Any]]) -> list[Any]:
@@ -249,10 +221,6 @@ def test_more_ranks_than_batches_and_no_seeds_at_all() -> None:
 
 
 # Resuming ################################################################################
-
-
-def some_steps(own: NeighborLoader, steps: int) -> list[Any]:
-    return list(itertools.islice(own, steps))
 
 
 @pytest.mark.parametrize("mode", ["global", "part"])
@@ -528,6 +496,11 @@ def test_other_seeds_and_ranks_alone_are_no_reason_to_say_something() -> None:
         ({"uneven": "drop", "split_seeds": False}, ValueError, "leave out one"),
         ({"comm": "gloo"}, TypeError, "must be a Communicator"),
         ({"split_seeds": "part"}, ValueError, "data is Data"),
+        ({"split_batches": 1}, TypeError, "must be a bool"),
+        ({"split_batches": True, "split_seeds": False}, ValueError, "leave out one"),
+        ({"split_batches": True, "uneven": "drop"}, ValueError, "all have a piece"),
+        ({"split_batches": True, "batch_size": None}, ValueError, "batch_size=None makes none"),
+        ({"split_batches": True, "sampler": [0]}, ValueError, "sampler= or batch_sampler="),
     ],
     ids=str,
 )
