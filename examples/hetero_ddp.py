@@ -6,9 +6,9 @@
     python examples/hetero_ddp.py --tiny                      # one process, to see that it runs
 
 As hetero_dblp.py, on a graph that all ranks open together (see train_ddp.py for several machines).
-Ranks share the seeds, and sample across the parts of all of them. A batch may lack a type of nodes
-or edges, so that some parameters get no gradient: find_unused_parameters says so to DDP. Types
-without features get learned vectors, which every rank has.
+Ranks share the seeds of every step, and sample across the parts of all of them. A batch may lack a
+type of nodes or edges, so that some parameters get no gradient: find_unused_parameters says so to
+DDP. Types without features get learned vectors, which every rank has.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def accuracy(model, loader, target):
     return float(counts[0] / counts[1].clamp(min=1))
 
 
-def fit(args, data, rank, world_size):
+def fit(args, data, rank):
     target = next(name for name in data.node_types if "y" in data[name])
 
     def loader_of(split, **options):
@@ -102,14 +102,15 @@ def fit(args, data, rank, world_size):
             data,
             [15, 10],
             input_nodes=(target, data[target][f"{split}_mask"]),
-            batch_size=256 // world_size,
+            batch_size=256,
             num_workers=args.workers,
             seed=args.seed,
             **options,
         )
 
     torch.manual_seed(args.seed)
-    train, test = loader_of("train", shuffle=True), loader_of("test", shuffle=False)
+    train = loader_of("train", shuffle=True, split_batches=True)  # 256 for a step of all ranks
+    test = loader_of("test")
     core = Model(data, int(data[target].y.max()) + 1)
     with torch.no_grad():  # sets the sizes of lazily made layers; every rank takes a batch
         core(next(iter(loader_of("train"))))
@@ -117,13 +118,12 @@ def fit(args, data, rank, world_size):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for epoch in range(args.epochs):
         core.train()
-        with model.join(optimizer):
-            for batch in train:
-                optimizer.zero_grad()
-                size = batch[target].batch_size
-                loss = F.cross_entropy(model(batch)[target][:size], batch[target].y[:size])
-                model.backward(loss, size)
-                optimizer.step()
+        for batch in train:
+            optimizer.zero_grad()
+            size = batch[target].batch_size
+            loss = F.cross_entropy(model(batch)[target][:size], batch[target].y[:size])
+            model.backward(loss, size)
+            optimizer.step()
         found = accuracy(core, test, target)
         if rank == 0:
             print(f"epoch {epoch + 1}: test accuracy {found:.4f}", flush=True)
@@ -147,7 +147,7 @@ def main(argv=None):
         parts = prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None
         parts = told_by_rank_0(parts)  # and nobody goes on before it is done
         with pyg_scale.open(parts) as data:
-            fit(args, data, ranks.rank, ranks.world_size)
+            fit(args, data, ranks.rank)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 
 As link_prediction.py, on a graph that all ranks open together. Rank 0 hides a tenth of the links,
 cuts the graph of the others into parts, and leaves the links to learn from and to be asked about in
-files of their own, which every rank maps. The ranks share these links; negatives are drawn by
-LinkNeighborLoader, the same whatever the number of ranks. The area under the ROC curve is that of
+files of their own, which every rank maps. The ranks share the links of every step; negatives are
+drawn by LinkNeighborLoader. The area under the ROC curve is that of
 all ranks together.
 """
 
@@ -100,25 +100,25 @@ def fit(args, data, folder, ranks):
             data,
             [10, 5],
             edge_label_index=read(f"{split}_links.npy"),
-            batch_size=2048 // ranks.world_size,
+            batch_size=2048,
             num_workers=args.workers,
             seed=args.seed,
             **options,
         )
 
-    train = loader_of("train", shuffle=True, neg_sampling="binary")
+    # a step of all ranks has as many links as a batch of the test
+    train = loader_of("train", shuffle=True, neg_sampling="binary", split_batches=True)
     test = loader_of("test", edge_label=read("test_labels.npy"))
     model = parallel.wrap(Encoder(data.num_features, 64), "ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(args.epochs):
         model.train()
-        with model.join(optimizer):
-            for batch in train:
-                optimizer.zero_grad()
-                score = model(batch.x, batch.edge_index, batch.edge_label_index)
-                loss = F.binary_cross_entropy_with_logits(score, batch.edge_label)
-                model.backward(loss, batch.edge_label.numel())
-                optimizer.step()
+        for batch in train:
+            optimizer.zero_grad()
+            score = model(batch.x, batch.edge_index, batch.edge_label_index)
+            loss = F.binary_cross_entropy_with_logits(score, batch.edge_label)
+            model.backward(loss, batch.edge_label.numel())
+            optimizer.step()
         found = area(model.module, test, ranks)
         if ranks.rank == 0:
             print(f"epoch {epoch + 1}: area under the curve {found:.4f}", flush=True)

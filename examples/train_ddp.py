@@ -11,11 +11,12 @@ first (pyg-scale partition), copy META.json, the book and some parts to each, an
         examples/train_ddp.py --parts DIR
 
 The loader is the one that a single process would use: it samples across the parts of all ranks,
-which share the training nodes: an epoch has each of them once, in batches that do not depend on
-their number. Ranks with one batch less wait for the others in join(). All ranks evaluate
-together, each its share. At the end rank 0 evaluates alone, with a loader of its own
-(split_seeds=False), while the others wait at a barrier; the result is the same. With --layerwise
-DIR all ranks compute all nodes with all neighbours: what the whole graph would give.
+which share the training nodes: the steps of an epoch do not depend on their number, and each rank
+has a piece of every step's nodes (split_batches=True). All ranks evaluate together, taking turns
+with batches that are the same for any number of ranks. At the end rank 0 evaluates alone, with a
+loader of its own (split_seeds=False), while the others wait at a barrier; the result is the same.
+With --layerwise DIR all ranks compute all nodes with all neighbours: what the whole graph would
+give.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def fit(args, data, rank, world_size):
             data,
             [10, 5],
             input_nodes=data[f"{split}_mask"],
-            batch_size=max(1, args.batch_size // world_size),
+            batch_size=args.batch_size,
             num_workers=1,
             seed=args.seed,
             **options,
@@ -105,18 +106,17 @@ def fit(args, data, rank, world_size):
     model = parallel.wrap(core, "ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs)
-    train = loader_of("train", shuffle=True, split_seeds=args.split_seeds)
+    train = loader_of("train", shuffle=True, split_seeds=args.split_seeds, split_batches=True)
     validation, test = loader_of("val"), loader_of("test")
-    print(f"rank {rank} of {world_size}: {len(train)} batches an epoch", flush=True)
+    print(f"rank {rank} of {world_size}: {len(train)} steps an epoch", flush=True)
     for epoch in range(args.epochs):
         core.train()
-        with model.join(optimizer):
-            for batch in train:
-                optimizer.zero_grad()
-                out = model(batch.x, batch.edge_index)[: batch.batch_size]
-                loss = F.cross_entropy(out, batch.y[: batch.batch_size])
-                model.backward(loss, batch.batch_size)  # the mean over the seeds of all ranks
-                optimizer.step()
+        for batch in train:  # a last step of few seeds has none for some ranks
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            model.backward(loss, batch.batch_size)  # the mean over the seeds of all ranks
+            optimizer.step()
         schedule.step()
         found = accuracy(core, validation, together=True)
         if rank == 0:
@@ -141,7 +141,7 @@ def main(argv=None):
     parser.add_argument("--parts", help="a partitioned graph directory, or where to make it")
     parser.add_argument("--split-seeds", choices=["global", "part"], default="global")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=512, help="seeds of all ranks together")
+    parser.add_argument("--batch-size", type=int, default=512, help="seeds of a training step")
     parser.add_argument("--layerwise", help="compute all nodes exactly, into this directory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")

@@ -99,7 +99,7 @@ def test_ranks_share_seeds_and_evaluate_together_or_alone(tmp_path, split_seeds)
     options = ("--tiny", "--split-seeds", split_seeds, "--layerwise", "out")
     python = sys.executable if split_seeds == "global" else preloaded.python()
     printed = run(named("train_ddp"), tmp_path, *options, ranks=2, python=python)
-    assert sorted(re.findall(r"rank (\d) of 2: 4 batches", printed)) == ["0", "1"]
+    assert sorted(re.findall(r"rank (\d) of 2: 4 steps", printed)) == ["0", "1"]
     (found,) = re.findall(r"test accuracy, ranks 2: ([\d.]+), rank 0 alone: ([\d.]+)", printed)
     assert found[0] == found[1] and "all neighbours" in accuracies(printed)
 

@@ -9,11 +9,13 @@
 of the node list is where they meet. --folder is one that all nodes see. `--prepare` makes the
 graph directory in it, in one part for each task or any other number; the batch script does that
 first, as one process. Each rank owns some parts and answers the others for them, and all share the
-training nodes: an epoch has each batch once, whatever the number of ranks.
+training nodes: each has a piece of the nodes of every step, and the steps of an epoch are the same
+whatever the number of ranks.
 
 120 seconds before the time limit SLURM sends SIGTERM to the tasks. All of them finish the step,
 save the run, and leave with status 75, upon which the batch script puts the job back into the
-queue. It resumes in the middle of the epoch, with the batches that would have come next.
+queue. It resumes in the middle of the epoch, with the steps that would have come next, also with
+another number of nodes.
 """
 
 import argparse
@@ -41,12 +43,12 @@ def prepare(args, parts):
         pyg_scale.partition(parts.with_name("graph"), args.num_parts, args.method, parts)
 
 
-def loader_of(args, data, context, split, **options):
+def loader_of(args, data, split, **options):
     return NeighborLoader(
         data,
         [10, 5],
         input_nodes=data[f"{split}_mask"],
-        batch_size=max(1, args.batch_size // context.world_size),
+        batch_size=args.batch_size,
         num_workers=1,
         seed=args.seed,
         **options,
@@ -73,9 +75,8 @@ def fit(args, data, context):
     core = GraphSAGE(data.num_features, 64, 2, int(data.y.max()) + 1).to(context.device)
     model = parallel.wrap(core, "ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
-    # all ranks make the same number of steps, so that they can save after the same one
-    train = loader_of(args, data, context, "train", shuffle=True, uneven="drop")
-    validation = loader_of(args, data, context, "val")
+    train = loader_of(args, data, "train", shuffle=True, split_batches=True)
+    validation = loader_of(args, data, "val")
     state = {"model": model, "optimizer": optimizer, "loader": train}
     with Checkpoint(
         Path(args.folder) / "checkpoints", state, every=args.save_every, stop_on=["SIGTERM"]
@@ -112,7 +113,7 @@ def main(argv=None):
     parser.add_argument("--num-parts", type=int, default=4)
     parser.add_argument("--method", default="fennel", help="how to cut it")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=512, help="seeds of all ranks together")
+    parser.add_argument("--batch-size", type=int, default=512, help="seeds of a training step")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--bind", choices=["exclusive", "node", "socket"], help="cores of a rank")
     parser.add_argument("--seed", type=int, default=0)
