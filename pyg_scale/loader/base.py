@@ -57,24 +57,9 @@ class SubgraphLoader(Resumable, DataLoader):
 
     # Supplied by the subclass ##############################################################
 
-    def _sample(self, index: Tensor, key: int) -> Any:
-        """Sample a batch.
-
-        Args:
-            index: ``int64`` ``[batch_size]``, positions in the loader's input.
-            key: The key of the batch.
-        """
+    def _sample(self, batch: BatchIndex) -> Any:
+        """Sample a batch."""
         raise NotImplementedError
-
-    @property
-    def _draws_by_node(self) -> bool:
-        """Whether a node's draws are the same in all pieces of a step; see :class:`DrawsByNode
-        <pyg_scale.sampler.base.DrawsByNode>`."""
-        return False
-
-    def _sampler_key(self, batch: BatchIndex) -> int:
-        """The key to sample a batch with."""
-        return batch.key if self._draws_by_node else batch.piece_key
 
     @property
     def _asks(self) -> bool:
@@ -237,10 +222,7 @@ class SubgraphLoader(Resumable, DataLoader):
 
     def _sample_stage(self, batch: BatchIndex, stats: Stats, pending: Pending | None = None) -> Any:
         with stats.stage("sample"):
-            if pending is None:
-                out = self._sample(batch.index, self._sampler_key(batch))
-            else:
-                out = pending.wait()
+            out = self._sample(batch) if pending is None else pending.wait()
             for each in out if isinstance(out, tuple) else (out,):
                 if isinstance(each, SamplerOutput | HeteroSamplerOutput):
                     each._batch_key = batch.piece_key

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.sampler import NumNeighbors
 
+from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.sharing import fingerprint
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
 
 _OPTIONS = (
     "num_neighbors",
@@ -55,6 +56,18 @@ def drawn_by(loader: Any) -> dict[str, str]:
         for name in _NEGATIVES:
             found[f"neg_sampling.{name}"] = _text(getattr(negatives, name, None))
     return found
+
+
+def key_of(batch: BatchIndex, sampler: Any, by_place: bool = False) -> int:
+    """The key to sample a batch with: where nodes alone decide, that of the whole step.
+
+    Args:
+        batch: Perhaps a piece of a step.
+        sampler: By what.
+        by_place: Whether something is drawn for places in the batch, such as negatives.
+    """
+    by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node and not by_place
+    return batch.key if by_node else batch.piece_key
 
 
 def publish(loader: Any) -> None:

@@ -15,7 +15,7 @@ from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
-from pyg_scale.loader.drawing import publish
+from pyg_scale.loader.drawing import key_of, publish
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
@@ -26,7 +26,7 @@ from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
-from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
 
 
@@ -187,19 +187,16 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         node_type = None if edge_type is None else edge_type[2]
         return parts_of_nodes(self.data, node_type, self.input_data.col)
 
-    def _sample(self, index: Tensor, key: int) -> Any:
+    def _key_of(self, batch: BatchIndex) -> int:
+        return key_of(batch, self.link_sampler, by_place=self.neg_sampling is not None)
+
+    def _sample(self, batch: BatchIndex) -> Any:
         return foreign.call(
             self.link_sampler.sample_from_edges,
-            self.input_data[index],
-            key,
+            self.input_data[batch.index],
+            self._key_of(batch),
             neg_sampling=self._negatives,
         )
-
-    @property
-    def _draws_by_node(self) -> bool:
-        sampler: Any = self.link_sampler  # negatives are drawn by their place in the batch
-        by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node
-        return by_node and self.neg_sampling is None
 
     @property
     def _asks(self) -> bool:
@@ -208,7 +205,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.link_sampler
         inputs = self.input_data[batch.index]
-        return sampler.ask_from_edges(inputs, self._negatives, self._sampler_key(batch))
+        return sampler.ask_from_edges(inputs, self._negatives, self._key_of(batch))
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None

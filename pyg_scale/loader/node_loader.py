@@ -15,7 +15,7 @@ from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
-from pyg_scale.loader.drawing import publish
+from pyg_scale.loader.drawing import key_of, publish
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
@@ -25,7 +25,7 @@ from pyg_scale.loader.seeds import seed_nodes_of
 from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
-from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.store.base import NodeType, Topology
 
 
@@ -193,13 +193,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
     def _parts_of_seeds(self) -> Tensor | None:
         return parts_of_nodes(self.data, self.input_data.input_type, self.input_data.node)
 
-    def _sample(self, index: Tensor, key: int) -> Any:
-        return foreign.call(self.node_sampler.sample_from_nodes, self.input_data[index], key)
-
-    @property
-    def _draws_by_node(self) -> bool:
-        sampler: Any = self.node_sampler
-        return isinstance(sampler, DrawsByNode) and sampler.draws_by_node
+    def _sample(self, batch: BatchIndex) -> Any:
+        inputs, sampler = self.input_data[batch.index], self.node_sampler
+        return foreign.call(sampler.sample_from_nodes, inputs, key_of(batch, sampler))
 
     @property
     def _asks(self) -> bool:
@@ -207,7 +203,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.node_sampler
-        return sampler.ask_from_nodes(self.input_data[batch.index], self._sampler_key(batch))
+        return sampler.ask_from_nodes(self.input_data[batch.index], key_of(batch, sampler))
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None

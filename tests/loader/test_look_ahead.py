@@ -234,9 +234,9 @@ def test_no_more_is_sampled_than_what_is_under_way() -> None:
     store = noting(data)
 
     class Watched(NeighborLoader):
-        def _sample(self, index: Any, key: int) -> Any:
-            sampled.append(index)
-            return super()._sample(index, key)
+        def _sample(self, batch: Any) -> Any:
+            sampled.append(batch)
+            return super()._sample(batch)
 
     loader = Watched(
         data, [2], batch_size=1, feature_store=store, num_workers=2, prefetch_factor=2, seed=1
@@ -258,10 +258,10 @@ def test_an_error_while_sampling_is_raised_in_its_place(workers: dict[str, int])
     data = graphs.hostile()
 
     class Failing(NeighborLoader):
-        def _sample(self, index: Any, key: int) -> Any:
-            if 20 in index.tolist():
+        def _sample(self, batch: Any) -> Any:
+            if 20 in batch.index.tolist():
                 raise RuntimeError("not this one")
-            return super()._sample(index, key)
+            return super()._sample(batch)
 
     expected = list(NeighborLoader(data, [2], batch_size=10, seed=1))
     loader = Failing(data, [2], batch_size=10, seed=1, feature_store=cached(data), **workers)
