@@ -74,8 +74,7 @@ class _Job:
 class _Crew:
     """Running threads and their queue of jobs. Replaced, never restarted."""
 
-    def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
+    def __init__(self) -> None:
         self.jobs: SimpleQueue[Any] = SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.stopped = False
@@ -94,6 +93,7 @@ def _serve(crew: _Crew) -> None:
         while True:
             entry = crew.jobs.get()
             if entry is None or crew.stopped:
+                crew.jobs.put(None)  # for the next one
                 return
             job, finished, cancelled = entry
             if not cancelled.raised and _claim(job):
@@ -114,8 +114,7 @@ def _stop(crew: _Crew, wait: bool) -> None:
     if crew.pid != os.getpid():
         return  # threads do not survive a fork: there is nothing to stop in the child
     crew.stopped = True
-    for _ in range(crew.num_threads):  # also one that has started and is not on the list yet
-        crew.jobs.put(None)
+    crew.jobs.put(None)  # the threads hand it on to each other, also those not on the list yet
     if not wait or getattr(_local, "is_worker", False):
         return
     if busy := _join(crew.threads, JOIN_SECONDS):
@@ -168,14 +167,16 @@ class WorkerThreads:
     def __init__(self, num_threads: int, cores: Sequence[Sequence[int]] | None = None) -> None:
         self.num_threads = num_threads
         self._cores = cores
-        self._crew = _Crew(self.num_threads)
+        self._crew = _Crew()
         self._finalizer = weakref.finalize(self, _stop, self._crew, True)
 
     def submit(self, job: _Job, finished: SimpleQueue[_Job], cancelled: _Flag) -> None:
         if self._crew.stopped or self._crew.pid != os.getpid():
+            crew = _Crew()
+            finalizer = weakref.finalize(self, _stop, crew, True)
+            _stop(self._crew, False)  # which an exception may have left half done
             self._finalizer.detach()
-            self._crew = _Crew(self.num_threads)
-            self._finalizer = weakref.finalize(self, _stop, self._crew, True)
+            self._crew, self._finalizer = crew, finalizer
         if len(self._crew.threads) < self.num_threads:  # none, or an exception came in between
             self._start()
         self._crew.jobs.put((job, finished, cancelled))
