@@ -51,7 +51,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pyg_scale
 	$(INSTALL) --editable ".[plot]"
 	@touch $@
 
-# One environment for the eight builds, as each of its own takes seconds.
+$(VENV)/.bench: $(VENV)/.demo plugins/pyg-scale-bench/pyproject.toml
+	$(INSTALL) --editable plugins/pyg-scale-bench
+	@touch $@
+
+# One environment for all builds, as each of its own takes seconds.
 $(VENV)/.test: $(VENV)/.demo $(wildcard plugins/*/pyproject.toml)
 	@echo "installing what tests need into $(VENV): half a minute"
 	$(INSTALL) hatchling editables
@@ -126,20 +130,21 @@ peers: $(VENV)/.test
 	$(INSTALL) setuptools wheel
 	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
 
-bench: $(VENV)/.demo kernels
+bench: $(VENV)/.bench kernels
 	$(BIN)/pyg-scale bench loader --options --json docs/benchmarks/loader.json \
 	  --png docs/benchmarks/loader.png --report docs/benchmarks/loader.md
 
-# With what is installed: a machine with a GPU has its own torch, and perhaps no network. What it
-# lacks of other packages may be in a directory, GPU_SITE.
+# With what is installed: a machine with a GPU has its own torch, and perhaps no network. The
+# benchmarks are found by their path. What is lacking of other packages may be in a directory, GPU_SITE.
 GPU_PYTHON ?= python3
-GPU := PYTHONPATH=.$(if $(GPU_SITE),:$(GPU_SITE)) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=1 $(GPU_PYTHON)
+GPU_PATH := .:plugins/pyg-scale-bench/src$(if $(GPU_SITE),:$(GPU_SITE))
+GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=1 $(GPU_PYTHON)
 
 gpu:
 	$(GPU) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(GPU) -m pyg_scale.cli build
 	failed=0; \
-	$(GPU) -m pyg_scale.cli bench gpu --sanitize --nvrtc --seconds 400 \
+	$(GPU) -m pyg_scale_bench gpu --sanitize --nvrtc --seconds 400 \
 	  --json docs/benchmarks/gpu.json --report docs/benchmarks/gpu.md || failed=1; \
 	! $(GPU) -c 'import pytest, pytest_timeout' 2>/dev/null || \
 	  $(GPU) -m pytest -q -m cuda --continue-on-collection-errors $(shell grep -rl 'mark.cuda' tests) || \

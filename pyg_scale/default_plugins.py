@@ -95,7 +95,6 @@ def pyg_scale_convs() -> dict[str, str]:
 @hookimpl
 def pyg_scale_commands() -> dict[str, str]:
     return {
-        "bench": "pyg_scale.cli.bench:main",
         "build": "pyg_scale.cli.build:main",
         "convert": "pyg_scale.cli.convert:main",
         "doctor": "pyg_scale.cli.doctor:main",
@@ -121,6 +120,7 @@ def pyg_scale_checks() -> dict[str, str]:
 
 
 FIRST_PARTY = {
+    ("command", "bench"): "pyg-scale-bench",
     ("comm", "zmq"): "pyg-scale-zmq",
     ("partitioner", "metis"): "pyg-scale-metis",
     ("feature_store", "redis"): "pyg-scale-redis",

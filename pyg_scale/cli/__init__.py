@@ -6,7 +6,8 @@ import ast
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyg_scale import __version__
 from pyg_scale import plugins as registry  # cli.plugins is the command
@@ -38,12 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args[0] in ("-V", "--version"):
             print(f"pyg-scale {__version__}")
             return OK
-        return _run(args[0], args[1:])
+        return run(lambda argv: registry.get("command", args[0])(argv), args[1:])
 
 
-def _run(name: str, args: list[str]) -> int:
+def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
+    """Run the function of a command, and print an error that a user can do something about.
+
+    Args:
+        command: Takes the arguments, returns the exit status or ``None``.
+        argv: The arguments.
+
+    Returns:
+        The exit status, as that of :func:`main`.
+    """
     try:
-        return int(registry.get("command", name)(args) or 0)
+        return int(command(argv) or OK)
     except UnknownPluginError as error:
         print(f"pyg-scale: {error}", file=sys.stderr)
         return USAGE

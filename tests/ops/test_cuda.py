@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_scale.cli.bench import gpu_check
 from pyg_scale.nn import GATConv, SAGEConv
 from pyg_scale.ops import build as building
 from pyg_scale.ops import fused, library, nvcc, sources
 from pyg_scale.ops.aggregate import REDUCTIONS
 from tests import compiling
 
+gpu_check = pytest.importorskip(
+    "pyg_scale_bench.gpu_check",
+    reason="needs pyg-scale-bench: pip install ./plugins/pyg-scale-bench",
+)
 device = torch.device("cuda", 0)
 MOST_SPILLED = 64
 """Bytes of a thread: some registers outside of the loops, not the rows under way."""

@@ -1,0 +1,10 @@
+"""Benchmarks as a command. Imports nothing heavy: this is read to list names."""
+
+from __future__ import annotations
+
+from pyg_scale import hookimpl
+
+
+@hookimpl
+def pyg_scale_commands() -> dict[str, str]:
+    return {"bench": "pyg_scale_bench.command:main"}

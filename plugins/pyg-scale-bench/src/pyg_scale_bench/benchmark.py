@@ -1,0 +1,208 @@
+"""A benchmark: its options, its measurements, its report; and how one runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyg_scale.ops import library
+from pyg_scale_bench import environment, memory
+from pyg_scale_bench.report import Report
+
+HIDDEN = ("dir", "json", "png", "report", "npz", "compare_npz")
+"""Options that name files of this machine. They are no part of a report, which is published."""
+
+
+class Option(NamedTuple):
+    """An option of a command line.
+
+    Attributes:
+        default: Its value where it is not given. The type follows from it: a whole number (also
+            written ``4e7``), a float, a list of whole numbers, a switch, else a string.
+        help: For ``--help``.
+        type: Makes the value of the text where the default does not say how.
+        least: The smallest number that makes sense.
+        choices: All values that there are.
+        required: There is no default.
+    """
+
+    default: Any = None
+    help: str = ""
+    type: Callable[[str], Any] | None = None
+    least: float | None = None
+    choices: Sequence[str] | None = None
+    required: bool = False
+
+
+Options = Mapping[str, Option]
+
+FOLDER: Options = {
+    "dir": Option(help="a folder with room for the files", required=True),
+    "keep": Option(False, "do not delete that folder afterwards"),
+}
+"""For benchmarks that write files. :func:`run` deletes the folder at the end."""
+
+OUTPUT: Options = {
+    "json": Option(help="write all that was found"),
+    "png": Option(help="draw it"),
+    "report": Option(help="write the report as Markdown"),
+}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark.
+
+    Attributes:
+        name: ``pyg-scale bench NAME``.
+        about: For ``--help``.
+        options: By title of a group, then by name.
+        measure: Adds JSON values to what was found so far, given the options.
+        report: Makes a report of what was found.
+        quick: Defaults with ``--quick``, for a run of seconds, if there is such a run.
+        complaint: Says what is wrong with the options, or nothing.
+    """
+
+    name: str
+    about: str | None
+    options: Mapping[str, Options]
+    measure: Callable[[argparse.Namespace, dict[str, Any]], None]
+    report: Callable[[Mapping[str, Any]], Report]
+    quick: Mapping[str, Any] | None = None
+    complaint: Callable[[argparse.Namespace], str | None] = lambda args: None
+
+
+def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
+    """Measure, print the report, and write the files that were asked for.
+
+    Returns:
+        The exit status: 1 if the benchmark found something wrong, else 0.
+
+    Raises:
+        KernelsError: If there are no compiled kernels.
+    """
+    args = arguments(benchmark, argv)
+    os.environ.setdefault("PYG_SCALE_KERNELS", "require")
+    library.compiled()  # raises at once, not after a graph was made
+    found: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "command": environment.command(benchmark.name, argv),
+        "environment": environment.describe(),
+        "settings": {k: v for k, v in vars(args).items() if k not in HIDDEN},
+    }
+    try:
+        benchmark.measure(args, found)
+    finally:
+        if "dir" in args and not args.keep:
+            shutil.rmtree(args.dir, ignore_errors=True)
+    found["environment"]["load_average_after"] = memory.load_average()
+    report = benchmark.report(found)
+    print(report.terminal())
+    report.write(args.json, args.png, args.report)
+    return int(report.failed)
+
+
+def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
+    """Run ``pyg-scale bench report``: the report of what a benchmark found before.
+
+    Args:
+        make: Gives a benchmark of its name.
+        argv: The arguments.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pyg-scale bench report",
+        description="Show what a benchmark found before, and write its report and picture again.",
+    )
+    parser.add_argument("found", metavar="FILE.json", help="what --json wrote")
+    for name in ("png", "report"):
+        _add(parser, name, OUTPUT[name])
+    args = parser.parse_args(argv)
+    found = json.loads(Path(args.found).read_text())
+    report = make(found["benchmark"]).report(found)
+    print(report.terminal())
+    report.write(None, args.png, args.report)
+    return 0
+
+
+def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a benchmark as they were given; ends the process if they are wrong."""
+    parser = argparse.ArgumentParser(
+        prog=f"pyg-scale bench {benchmark.name}",
+        description=benchmark.about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    every = {**benchmark.options, "output": OUTPUT}
+    for title, options in every.items():
+        group = parser.add_argument_group(title)
+        for name, option in options.items():
+            _add(group, name, option)
+    if benchmark.quick is not None:
+        about = "little of everything, to see that it runs"
+        parser.add_argument("--quick", action="store_true", help=about)
+        if "--quick" in argv:
+            parser.set_defaults(**benchmark.quick)
+    args = parser.parse_args(argv)
+    for options in every.values():
+        for name, option in options.items():
+            value = getattr(args, name)
+            if option.least is not None and value is not None and value < option.least:
+                parser.error(f"{_flag(name)} must be at least {option.least}")
+    if complaint := benchmark.complaint(args):
+        parser.error(complaint)
+    return args
+
+
+def count(text: str) -> int:
+    """A whole number, also as ``4e7``."""
+    number = float(text)
+    if number != int(number):
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers, as ``15,10,5``."""
+    return [int(part) for part in text.split(",")]
+
+
+def names_of(among: Sequence[str], or_none: bool = False) -> Callable[[str], list[str]]:
+    """A type of options: some of these names, with commas between them, or perhaps ``none``."""
+
+    def names(text: str) -> list[str]:
+        found = [] if or_none and text == "none" else [part.strip() for part in text.split(",")]
+        for name in found:
+            if name not in among:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(among)}")
+        return found
+
+    return names
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _add(group: argparse._ActionsContainer, name: str, option: Option) -> None:
+    if option.default is False:
+        group.add_argument(_flag(name), action="store_true", help=option.help)
+        return
+    convert: dict[type, Callable[[str], Any]] = {int: count, float: float, list: numbers}
+    group.add_argument(
+        _flag(name),
+        type=option.type or convert.get(type(option.default), str),
+        default=option.default,
+        choices=option.choices,
+        required=option.required,
+        help=option.help,
+    )

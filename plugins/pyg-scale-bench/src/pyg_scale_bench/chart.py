@@ -1,0 +1,156 @@
+"""Horizontal bars, in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_COLORS = {
+    "pyg_scale": "#1b5e96",
+    "features on disk": "#1b5e96",
+    "torch.sparse.mm": "#9cc3e6",
+    "sample": "#4a90c9",
+    "fetch": "#e08a3c",
+    "train": "#5aa469",
+    "stated": "#ffffff",
+}
+_OTHERS = "#b9b9b9"
+_KEY: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1, 1),
+    "ncols": 4,
+    "frameon": False,
+    "handlelength": 1.0,
+    "columnspacing": 1.0,
+    "borderaxespad": 0.2,
+}
+"""How colours are explained: above a panel, to the right of its title."""
+_INK, _LINE, _GRID = "#2b2b2b", "#c2542d", "#e4e4e4"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar.
+
+    Attributes:
+        row: The label of its row.
+        value: Its length.
+        side: Whose it is, which is its colour; grey is what there is to compare with.
+        begin: Where it begins.
+        spread: The lowest and the highest of what was measured, if several were.
+    """
+
+    row: str
+    value: float
+    side: str = "pyg_scale"
+    begin: float = 0.0
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bars below each other.
+
+    Attributes:
+        title: Above them.
+        bars: In the order of their rows.
+        unit: Of their lengths.
+        form: How a length is written at the end of its bar; empty for not at all.
+        log: Whether the axis is logarithmic.
+        stacked: Whether the bars of a row are in one line, not below each other.
+        mark: A length that is drawn as a line, and what it is.
+    """
+
+    title: str
+    bars: Sequence[Bar]
+    unit: str
+    form: str = ".2f"
+    log: bool = False
+    stacked: bool = False
+    mark: tuple[float, str] | None = None
+
+    @property
+    def rows(self) -> list[str]:
+        """The labels of the rows, from the top."""
+        return list(dict.fromkeys(bar.row for bar in self.bars))
+
+    @property
+    def sides(self) -> list[str]:
+        """The sides, in the order of their bars."""
+        return list(dict.fromkeys(bar.side for bar in self.bars))
+
+
+def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
+    """Draw rows of panels into a PNG; panels without bars are left out.
+
+    Raises:
+        SystemExit: If matplotlib is missing.
+    """
+    try:  # here, as the checks of a GPU run where it is not installed
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SystemExit(f"--png needs matplotlib: pip install matplotlib ({error})") from error
+    shown = [kept for row in panels if (kept := [panel for panel in row if panel.bars])]
+    heights = [1.0 + max(_height(panel) for panel in row) for row in shown]
+    width = max([9.0, *(6.0 * len(row) for row in shown)])
+    figure = Figure(figsize=(width, 0.5 + sum(heights)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    if shown:
+        parts = figure.subfigures(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, row in zip(parts, shown):
+            most = max(len(panel.rows) for panel in row)
+            for axis, panel in zip(part.subplots(1, len(row), squeeze=False)[0], row):
+                _draw(axis, panel, most)
+    figure.suptitle(caption, x=0.01, ha="left", fontsize=9, color=_INK)
+    figure.savefig(path, facecolor="white")
+
+
+def _height(panel: Panel) -> float:
+    """Inches that the rows of a panel need."""
+    bars = len(panel.rows) if panel.stacked else len(panel.bars)
+    return 0.1 * len(panel.rows) + 0.2 * bars
+
+
+def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
+    top = max(bar.begin + bar.value for bar in panel.bars)
+    rows = {row: number for number, row in enumerate(panel.rows)}
+    each = {row: [bar.side for bar in panel.bars if bar.row == row] for row in rows}
+    for bar in panel.bars:
+        sides = [bar.side] if panel.stacked else each[bar.row]
+        height = 0.76 / len(sides)
+        place = rows[bar.row] + height * (sides.index(bar.side) - (len(sides) - 1) / 2)
+        axis.barh(place, bar.value, height, bar.begin, **_style(bar.side))
+        low, high = bar.spread or (bar.value, bar.value)
+        axis.plot([low, high], [place, place], color=_INK, linewidth=1.1 if bar.spread else 0)
+        if panel.form:
+            end = high * 1.05 if panel.log else high + top * 0.012
+            text = format(bar.value, panel.form)
+            axis.text(end, place, text, va="center", fontsize=7.5, color=_INK)
+    for side in panel.sides if len(panel.sides) > 1 else []:
+        axis.barh(0, 0, **_style(side), label=side)
+    if panel.mark:
+        top = max(top, panel.mark[0])
+        axis.axvline(panel.mark[0], color=_LINE, linestyle="--", zorder=1, label=panel.mark[1])
+    if len(panel.sides) > 1 or panel.mark:
+        axis.legend(fontsize=7.5, **_KEY)
+    axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    axis.set_ylim(most_rows - 0.45, -0.55)
+    if panel.log:
+        axis.set_xscale("log")
+        axis.margins(x=0.1)
+    else:
+        axis.set_xlim(0, top * 1.12 or 1)
+    axis.set_xlabel(panel.unit, fontsize=8)
+    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold", color=_INK)
+    axis.grid(axis="x", color=_GRID, zorder=0)
+    axis.tick_params(length=0, colors=_INK, labelsize=8)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+
+
+def _style(side: str) -> dict[str, Any]:
+    """The look of the bars of a side."""
+    line = {"edgecolor": "#8a8a8a", "hatch": "////"} if side == "stated" else {}
+    return {"color": _COLORS.get(side, _OTHERS), "linewidth": 0, "zorder": 2, **line}

@@ -1,0 +1,377 @@
+"""Layers and the ops behind them: time and memory beside PyG and ``torch.sparse.mm``.
+
+Every op and every layer runs on a whole generated graph and on blocks as a neighbour loader samples
+them, forward alone and with gradients; all sides of a comparison take turns within a round, rounds
+are repeated, medians are given. For ops of attention PyG's side is its layer's attention and
+aggregation, without the projections before it; layers are compared with all that they do, and two
+SAGE layers by a training step on a loader's batches. For ops the report gives the rate at which
+rows of features are read (one for every edge, however many of them are in a cache) beside the
+machine's measured copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+import pyg_scale.nn
+from pyg_scale.datasets import planted_communities
+from pyg_scale.loader import NeighborLoader
+from pyg_scale_bench.benchmark import Benchmark, Option, names_of
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.report import GB, Report, Table
+from pyg_scale_bench.rounds import OURS, PYG
+from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
+from pyg_scale_bench.training import CLASSES, FEATURES, TwoLayers, batches, two_layer_step
+
+RELATIONS = 8
+STEPS = {"sage": False, "sage-trimmed": True}
+"""Every training step by name, and whether each layer gets only what the seeds still need."""
+BATCHES = "batches"
+"""What the report calls the graph of a training step."""
+_COPY_BYTES = 1 << 28
+_SHORT_SECONDS = 1.0
+
+_Build = Callable[[type, int, int], nn.Module]
+
+
+def _square(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels)
+
+
+def _attention(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels // heads, heads)
+
+
+def _gin(cls: type, channels: int, heads: int) -> nn.Module:
+    linear = [nn.Linear(channels, channels) for _ in range(2)]
+    return cls(nn.Sequential(linear[0], nn.ReLU(), linear[1]))
+
+
+def _relational(cls: type, channels: int, heads: int) -> nn.Module:
+    return cls(channels, channels, RELATIONS)
+
+
+LAYERS: dict[str, _Build] = {
+    **dict.fromkeys(("GCNConv", "SAGEConv"), _square),
+    "GINConv": _gin,
+    "GraphConv": _square,
+    **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv"), _attention),
+    "RGCNConv": _relational,
+}
+"""Every layer by name, and how it is made of its class, the channels and the heads."""
+
+
+# Measuring ################################################################################
+
+
+def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Run every op, layer and step that was asked for."""
+    gc.collect()
+    gc.freeze()  # what is there by now is not looked through again before every measurement
+    try:
+        _measure(args, found, Gauge(torch.device("cpu")))
+    finally:
+        gc.unfreeze()
+
+
+def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> None:
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    found |= {"copy_bytes_per_s": gauge.copy_bandwidth(_COPY_BYTES), "graphs": [], "cases": []}
+
+    def run(name: str, where: str, cases: Sequence[Case]) -> None:
+        print(f"measuring {name} on {where}", file=sys.stderr)
+        for _, group in groupby(cases, key=lambda case: case.about["backward"]):
+            gauge.measure(list(group), args.rounds, 0.0 if args.quick else _SHORT_SECONDS)
+        found["cases"] += [case.to_dict() for case in cases]
+
+    data = planted_communities(args.nodes, args.edges, 16, 1)
+    for graph in _graphs(data, args):
+        found["graphs"].append(
+            _described(graph.name, graph.num_src, graph.num_dst, graph.num_edges)
+        )
+        torch.manual_seed(0)
+        for name in args.ops:
+            run(name, graph.name, op_cases(name, graph, args.channels, args.heads))
+        for name in args.layers:
+            run(name, graph.name, layer_cases(name, graph, args.channels, args.heads))
+    if args.steps:
+        seen = batches(data, args.num_neighbors, args.batch_size)
+        reached = seen[0].edge_index[1].unique().numel()
+        size = seen[0].num_nodes, reached, seen[0].num_edges
+        found["graphs"].append(_described(BATCHES, *size))
+        torch.manual_seed(0)
+        for name in args.steps:
+            run(name, BATCHES, step_cases(name, seen, args.hidden))
+
+
+def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
+    return {"name": name, "sources": sources, "destinations": destinations, "edges": edges}
+
+
+def _graphs(data: Data, args: argparse.Namespace) -> list[Graph]:
+    size = int(data.num_nodes or 0)
+    whole = Graph.of("whole graph", data.edge_index, size, size)
+    loader = NeighborLoader(
+        data, args.num_neighbors, batch_size=args.batch_size, shuffle=True, seed=0
+    )
+    batch = next(iter(loader))
+    nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+    blocks = []
+    for hops in range(len(args.num_neighbors), 0, -1):  # as layers need them, trimmed
+        index: Tensor = batch.edge_index[:, : sum(edges[:hops])]
+        sizes = sum(nodes[: hops + 1]), sum(nodes[:hops])
+        blocks.append(Graph.of(f"block of {hops} hops", index, *sizes, is_block=True))
+    return [whole, *blocks[: args.blocks]]
+
+
+# Cases ####################################################################################
+
+
+def op_cases(op: str, graph: Graph, channels: int, heads: int) -> list[Case]:
+    """All sides of an op on a graph, forward alone and with gradients."""
+    compared = compare(op, graph, channels, heads)
+    row = channels * compared.inputs[0].element_size()
+    gradient: list[Tensor] = []  # the same for all sides
+    return [
+        _case(
+            op, graph.name, backward, side, graph.num_edges, row, compared.reads[backward],
+            once(run, compared.inputs, gradient if backward else None),
+        )
+        for backward in (False, True)
+        for side, run in compared.sides.items()
+    ]  # fmt: skip
+
+
+def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case]:
+    """Both sides of a layer, forward alone and with gradients of features and parameters.
+
+    On a block, destinations are the first of the sources, as in a loader's batch that is trimmed;
+    ``GCNConv``, which has one set of nodes, gets all of them.
+
+    Args:
+        name: Of :data:`LAYERS`.
+        graph: The edges.
+        channels: Of the features and of the result, all heads together.
+        heads: Of attention.
+    """
+    theirs = LAYERS[name](getattr(torch_geometric.nn, name), channels, heads)
+    ours = LAYERS[name](getattr(pyg_scale.nn, name), channels, heads)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(graph.num_src, channels)
+    rest = (torch.randint(RELATIONS, (graph.num_edges,)),) if name == "RGCNConv" else ()
+    pair = graph.num_src != graph.num_dst and name != "GCNConv"
+
+    def call(layer: nn.Module) -> Callable[..., Any]:
+        def run(x: Tensor, *parameters: Tensor) -> Any:
+            features = (x, x[: graph.num_dst]) if pair else x
+            return layer(features, graph.fresh_edge_index(), *rest)
+
+        return run
+
+    gradient: list[Tensor] = []  # the same for both sides
+    row = channels * x.element_size()
+    return [
+        _case(
+            name, graph.name, backward, side, graph.num_edges, row, 0,
+            once(call(layer), [x, *layer.parameters()], gradient if backward else None),
+        )
+        for backward in (False, True)
+        for side, layer in ((OURS, ours), (PYG, theirs))
+    ]  # fmt: skip
+
+
+def _case(
+    op: str,
+    graph: str,
+    backward: bool,
+    side: str,
+    edges: int,
+    row_bytes: int,
+    gathers: int,
+    step: Callable[[], Any],
+) -> Case:
+    about = {"op": op, "graph": graph, "backward": backward, "edges": edges}
+    about |= {"row_bytes": row_bytes, "gathers": gathers}
+    return Case(side=side, about=about, bytes=gathers * row_bytes * edges, step=step)
+
+
+def step_cases(name: str, data: list[Data], hidden: int) -> list[Case]:
+    """One step of either model: forward, loss, gradients, Adam.
+
+    Args:
+        name: Of :data:`STEPS`.
+        data: The batches, which take turns; each turn hands out new edges, as a loader does.
+        hidden: Channels between the layers.
+    """
+    edges = sum(batch.num_edges for batch in data) // len(data)
+    graphs = [
+        Graph.of(BATCHES, batch.edge_index, batch.num_nodes, batch.num_nodes, is_block=True)
+        for batch in data
+    ]
+    theirs = TwoLayers(torch_geometric.nn.SAGEConv, hidden)
+    ours = TwoLayers(pyg_scale.nn.SAGEConv, hidden)
+    ours.load_state_dict(theirs.state_dict())
+    return [
+        _case(
+            name, BATCHES, True, side, edges, 4 * hidden, 0,
+            two_layer_step(model, data, [graph.fresh_edge_index for graph in graphs], STEPS[name]),
+        )
+        for side, model in ((OURS, ours), (PYG, theirs))
+    ]  # fmt: skip
+
+
+# Report ###################################################################################
+
+
+def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry per op, graph and direction: its cases by side, and how much faster ours is."""
+    out: dict[tuple[str, str, bool], dict[str, Any]] = {}
+    for case in found["cases"]:
+        key = case["op"], case["graph"], case["backward"]
+        entry = out.setdefault(key, dict(zip(("op", "graph", "backward"), key)) | {"sides": {}})
+        entry["sides"][case["side"]] = case
+    for entry in out.values():
+        ours = entry["sides"][OURS]
+        for side in (PYG, SPARSE):
+            other = entry["sides"].get(side, {})
+            if "median_seconds" in other:
+                entry[f"times {side}"] = other["median_seconds"] / ours["median_seconds"]
+    return list(out.values())
+
+
+def report(found: Mapping[str, Any]) -> Report:
+    """The report of what was found."""
+    settings, compared = found["settings"], comparisons(found)
+    graphs = "; ".join(
+        f"{g['name']}: {g['edges']:,} edges from {g['sources']:,} to {g['destinations']:,} nodes"
+        for g in found["graphs"]
+    )
+    lines = [
+        (
+            f"fp32, {settings['channels']} channels, {settings['heads']} heads; medians of "
+            f"{settings['rounds']} rounds, of short steps up to 100; the whole graph is grouped by "
+            "source before, a block in every step with gradients, as every batch has another"
+        ),
+        (
+            "layers: with their linear maps, gradients of features and parameters, options as they "
+            "are by default (our GCNConv keeps the normalisation of a whole graph, PyG's makes it "
+            "in every step)"
+        ),
+        (
+            f"steps: two SAGE layers, {FEATURES} features, {settings['hidden']} hidden channels, "
+            f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
+            "by trim_to_layer"
+        ),
+        f"graphs: {graphs}",
+        f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
+        "peak: memory that a first step needs beyond what there was, inputs not counted",
+    ]
+    errors = {f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]}
+    header = ["what", "graph", "direction", "ms", "PyG ms", "faster", "sparse.mm ms", "faster"]
+    header += ["rows GB/s", "of copy", "peak MB", "PyG peak MB"]
+    rows = [_row(entry, found["copy_bytes_per_s"]) for entry in compared]
+    return Report(
+        found,
+        [*lines, *sorted(errors)],
+        [Table(header, rows, align="lllr")],
+        [[_panel(graph["name"], compared) for graph in found["graphs"]]],
+        f"{settings['channels']} channels fp32, {settings['heads']} heads",
+    )
+
+
+def _row(entry: Mapping[str, Any], copy: float) -> list[str]:
+    ours, pyg, sparse = (entry["sides"].get(side) for side in (OURS, PYG, SPARSE))
+    rate = ours["bytes_per_s"]
+    return [
+        entry["op"],
+        entry["graph"],
+        _direction(entry),
+        _milliseconds(ours),
+        _milliseconds(pyg),
+        _times(entry, PYG),
+        _milliseconds(sparse),
+        _times(entry, SPARSE),
+        "" if rate is None else f"{rate / GB:.1f}",
+        "" if rate is None else f"{rate / copy:.0%}",
+        _megabytes(ours),
+        _megabytes(pyg),
+    ]
+
+
+def _direction(entry: Mapping[str, Any]) -> str:
+    return "step" if entry["op"] in STEPS else "both" if entry["backward"] else "forward"
+
+
+def _milliseconds(case: Mapping[str, Any] | None) -> str:
+    if case is None or "median_seconds" not in case:
+        return "failed" if case else ""
+    return f"{1e3 * case['median_seconds']:.1f}"
+
+
+def _times(entry: Mapping[str, Any], side: str) -> str:
+    return f"{entry[f'times {side}']:.1f}x" if f"times {side}" in entry else ""
+
+
+def _megabytes(case: Mapping[str, Any] | None) -> str:
+    peak = None if case is None else case["peak_bytes"]
+    return "" if peak is None else f"{peak / 1e6:.0f}"
+
+
+def _panel(graph: str, compared: Sequence[Mapping[str, Any]]) -> Panel:
+    bars = [
+        Bar(
+            f"{entry['op']}{' + gradient' if _direction(entry) == 'both' else ''}",
+            1e3 * case["median_seconds"],
+            side,
+        )
+        for entry in compared
+        if entry["graph"] == graph
+        for side, case in entry["sides"].items()
+        if "median_seconds" in case
+    ]
+    return Panel(graph, bars, "milliseconds (median)", form="", log=True)
+
+
+def _complaint(args: argparse.Namespace) -> str | None:
+    if args.channels % args.heads:
+        return f"--channels {args.channels} must be a multiple of --heads {args.heads}"
+    return None
+
+
+BENCHMARK = Benchmark(
+    "conv",
+    __doc__,
+    {
+        "what is measured": {
+            "nodes": Option(100_000),
+            "edges": Option(1_500_000, "directed"),
+            "channels": Option(128, "of all heads together, fp32", least=1),
+            "heads": Option(4, least=1),
+            "batch_size": Option(1024, least=1),
+            "num_neighbors": Option([15, 10], "of each hop, as 15,10"),
+            "blocks": Option(1, "how many layers' blocks, the largest"),
+            **{
+                name: Option(among, f"none, or of: {', '.join(among)}", names_of(among, True))
+                for name, among in {"ops": [*OPS], "layers": [*LAYERS], "steps": [*STEPS]}.items()
+            },
+            "hidden": Option(256, "channels between layers of a step", least=1),
+            "rounds": Option(7, least=1),
+            "threads": Option(0, "torch's own number if 0"),
+        }
+    },
+    measure,
+    report,
+    {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64, "hidden": 32},
+    _complaint,
+)

@@ -1,0 +1,157 @@
+"""What ``pyg-scale bench gpu`` measures, and what each number is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale_bench.rounds import OURS, PYG
+from pyg_scale_bench.steps import SPARSE, Case, Graph, compare, once
+
+CONTROL = "even degrees"
+
+
+class Sizes(NamedTuple):
+    """Nodes and edges of the graphs; the defaults have the shape of real ones."""
+
+    large: tuple[int, int] = (2_449_029, 123_718_280)  # ogbn-products
+    middle: tuple[int, int] = (500_000, 20_000_000)
+    small: tuple[int, int] = (169_343, 2_332_486)  # ogbn-arxiv
+    block: tuple[int, int, int] = (400_000, 110_000, 550_000)  # sources, destinations, edges
+    channels: int = 128
+    heads: int = 4
+
+
+_ROOMY_BYTES = 100 << 30
+QUICK = Sizes((3000, 30_000), (2000, 20_000), (1000, 12_000), (900, 300, 1500), 16, 2)
+
+
+class Gate(NamedTuple):
+    """A limit that a measurement is held against; see docs/kernels.md.
+
+    Attributes:
+        name: What is wanted.
+        left: Case and side whose time, memory or rate is looked at.
+        right: Case and side that it is compared with; empty: the device's copy bandwidth.
+        limit: The ratio to reach. For ``"slower"`` and ``"memory"`` not to be exceeded.
+        kind: ``"faster"``, ``"slower"``, ``"rate"`` or ``"memory"``.
+    """
+
+    name: str
+    left: tuple[str, str]
+    right: tuple[str, str]
+    limit: float
+    kind: str = "faster"
+
+
+GATES = (
+    Gate(
+        "sum of float32 at 70 % of the copy bandwidth", ("sum float32", OURS), ("", ""), 0.7, "rate"
+    ),
+    Gate("sum not slower than cuSPARSE", ("sum float32", OURS), ("sum float32", SPARSE), 0.95),
+    Gate("bfloat16 1.6 times float32", ("sum bfloat16", OURS), ("sum float32", OURS), 1.6),
+    Gate("max 3 times PyG", ("max, both", OURS), ("max, both", PYG), 3),
+    Gate("min 3 times PyG", ("min, both", OURS), ("min, both", PYG), 3),
+    Gate("GAT 5 times PyG", ("gat, both", OURS), ("gat, both", PYG), 5),
+    Gate("GATv2 4 times PyG", ("gatv2, both", OURS), ("gatv2, both", PYG), 4),
+    Gate("GAT without a tensor of edges by channels", ("gat, both", OURS), ("", ""), 1, "memory"),
+    Gate("sum with hubs", ("sum with hubs", OURS), ("sum with hubs", CONTROL), 1.25, "slower"),
+    Gate("GAT with hubs", ("gat with hubs", OURS), ("gat with hubs", CONTROL), 1.25, "slower"),
+    Gate("sum on a block 2 times PyG", ("sum on a block", OURS), ("sum on a block", PYG), 2),
+)
+
+
+def sizes_for(device: torch.device) -> Sizes:
+    """Sizes of graphs that PyG's layers have the memory for, too, on a device."""
+    if device.type != "cuda":
+        return Sizes()
+    roomy = torch.cuda.get_device_properties(device).total_memory >= _ROOMY_BYTES
+    # PyG's GATv2 makes about ten tensors of edges by channels.
+    return Sizes() if roomy else Sizes(middle=(500_000, 12_000_000))
+
+
+def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
+    """What is measured side by side, one graph in memory at a time."""
+    torch.manual_seed(0)
+    yield _sums(power_law("large", *sizes.large, device), sizes)
+    graph = power_law("middle", *sizes.middle, device)
+    for op in ("max", "min", "gat", "gatv2"):
+        yield _with_gradients(f"{op}, both", op, graph, sizes)
+    for op in ("sum", "gat"):
+        yield _with_hubs(op, sizes, device)
+    sources, destinations, edges = sizes.block
+    degree = torch.full((destinations,), edges // destinations, device=device)
+    yield _with_gradients("sum on a block", "sum", _drawn("block", degree, sources), sizes)
+
+
+# Graphs ###################################################################################
+
+
+def power_law(
+    name: str, nodes: int, edges: int, device: torch.device, exponent: float = 0.4
+) -> Graph:
+    """Degrees that fall with a power of the rank; sources are drawn unevenly, too."""
+    weight = torch.arange(1, nodes + 1, device=device, dtype=torch.float64).pow(-exponent)
+    weight = weight[torch.randperm(nodes, device=device)]
+    return _drawn(name, (weight / weight.sum() * edges).long(), nodes)
+
+
+def with_hubs(nodes: int, edges: int, device: torch.device, hubs: int = 20) -> Graph:
+    """A few rows have a third of all edges, the others have even degrees."""
+    degree = torch.full((nodes,), edges * 2 // 3 // nodes, device=device)
+    degree[torch.randperm(nodes, device=device)[:hubs]] = edges // 3 // hubs
+    return _drawn("hubs", degree, nodes)
+
+
+def _drawn(name: str, degree: Tensor, sources: int) -> Graph:
+    indptr, device = torch.cat([degree.new_zeros(1), degree.cumsum(0)]), degree.device
+    count = int(indptr[-1])
+    place = (torch.rand(count, device=device, dtype=torch.float64).pow(1.5) * sources).long()
+    indices = torch.randperm(sources, device=device)[place]
+    return Graph(name, Adjacency(indptr, indices, sources))
+
+
+# Cases ####################################################################################
+
+
+def _sums(graph: Graph, sizes: Sizes) -> list[Case]:
+    cases = []
+    for dtype in (torch.float32, torch.bfloat16):
+        sum_of = compare("sum", graph, sizes.channels, sizes.heads, dtype)
+        row = sizes.channels * dtype.itemsize
+        moved = (graph.num_edges + graph.num_dst) * row
+        moved += graph.num_edges * graph.adjacency.indices.element_size() + graph.num_dst * 8
+        about = {"graph": graph.name, "name": f"sum {str(dtype).removeprefix('torch.')}"}
+        cases += [
+            Case(side=side, about=about, bytes=moved, step=once(sum_of.sides[side], sum_of.inputs))
+            for side in (OURS, SPARSE)  # PyG's messages are too large
+        ]
+    return cases
+
+
+def _with_gradients(name: str, op: str, graph: Graph, sizes: Sizes) -> list[Case]:
+    compared = compare(op, graph, sizes.channels, sizes.heads)
+    # Features, the result, and the gradients of both, all in float32.
+    nodes = 4 * sizes.channels * (2 * graph.num_src + 2 * graph.num_dst)
+    limit = nodes + 8 * graph.num_edges * sizes.heads + (64 << 20)
+    about = {"graph": graph.name, "name": name, "memory_limit": limit}
+    return [
+        Case(side=side, about=about, step=once(compared.sides[side], compared.inputs, []))
+        for side in (OURS, PYG)
+    ]
+
+
+def _with_hubs(op: str, sizes: Sizes, device: torch.device) -> list[Case]:
+    hubs = with_hubs(*sizes.small, device)
+    even = torch.full((hubs.num_dst,), hubs.num_edges // hubs.num_dst, device=device)
+    even[: hubs.num_edges - int(even.sum())] += 1  # as many edges
+    cases = []
+    for side, graph in ((OURS, hubs), (CONTROL, _drawn("even", even, hubs.num_src))):
+        ours = compare(op, graph, sizes.channels, sizes.heads)
+        about = {"graph": "small", "name": f"{op} with hubs"}
+        cases.append(Case(side=side, about=about, step=once(ours.sides[OURS], ours.inputs)))
+    return cases

@@ -1,0 +1,114 @@
+"""What ``pyg-scale bench gpu`` checks of loading: rows, draws and batches are those of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, TensorAttr
+
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops.mapped_rows import why_not_mapped
+from pyg_scale.sampler import CudaSampler, NativeSampler
+from pyg_scale.store import DeviceFeatures, MemoryFeatureStore
+from pyg_scale.store.base import NodeType
+from pyg_scale_bench.gpu_check import Found, attempt
+
+WIDTHS = ((torch.float32, 128), (torch.float32, 33), (torch.bfloat16, 7), (torch.int64, 1))
+_BUDGET = 300_000
+_SEEDS = {"num_neighbors": [7, 5, -1], "batch_size": 128, "shuffle": True, "seed": 1}
+
+
+def check(device: torch.device) -> Iterator[Found]:
+    """Every check, one after the other. A check that fails does not stop the others."""
+    for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
+        yield attempt(f"rows from the device and {host}", partial(_rows, host, device))
+    yield attempt("draws of the sampler", partial(_draws, device))
+    for memory in (0, _BUDGET, "16MB"):
+        for workers in (0, 2):
+            name = f"batches, device_memory={memory}, num_workers={workers}"
+            yield attempt(name, partial(_batches, memory, workers, device))
+
+
+def graph() -> Data:
+    """A small graph with hubs, isolated nodes and multi-edges, and features of several kinds."""
+    generator = torch.Generator().manual_seed(0)
+    nodes, edges = 1000, 9_000
+    ends = (torch.rand(2, edges, generator=generator).pow(2) * (nodes - 50)).to(torch.int64)
+    data = Data(edge_index=ends, num_nodes=nodes)
+    data.x = torch.randn(nodes, 100, generator=generator)
+    data.y = torch.randint(0, 47, (nodes,), generator=generator)
+    data.edge_attr = torch.randn(edges, 3, generator=generator)
+    return data
+
+
+def _rows(host: str, device: torch.device) -> str:
+    generator = torch.Generator().manual_seed(0)
+    store, tables = MemoryFeatureStore(), {}
+    for number, (dtype, width) in enumerate(WIDTHS):
+        table = (torch.randn(5000, width, generator=generator) * 100).to(dtype)
+        store.put_tensor(table, group_name=None, attr_name=f"x{number}", index=None)
+        tables[f"x{number}"] = table
+        if host == "mapped" and (reason := why_not_mapped(table, device)):
+            raise ValueError(f"rows of the host cannot be mapped: {reason}")
+    hot = torch.randperm(5000, generator=generator)
+    before = _allocated(device)
+    features = DeviceFeatures(store, device, _BUDGET, hot, host=host)
+    taken = _allocated(device) - before
+    _require(taken <= _BUDGET, f"features take {taken} bytes, more than {_BUDGET}")
+    for _ in range(5):
+        index = torch.randint(0, 5000, (4001,), generator=generator)
+        asked = [TensorAttr(None, name, index) for name in tables]
+        for name, found in zip(tables, features.multi_get_tensor(asked), strict=True):
+            _require(torch.equal(found.cpu(), tables[name][index]), f"rows of {name} differ")
+            there = features.get_tensor(TensorAttr(None, name, index.to(device)))
+            _require(torch.equal(there, found), f"rows of {name} differ by ids on the device")
+    return f"equal; {features.used} of {_BUDGET} bytes"
+
+
+def _draws(device: torch.device) -> str:
+    data, hops = graph(), [7, 5, -1]
+    edges = 0
+    for replace in (False, True):
+        native = NativeSampler(data, hops, replace=replace)
+        there = CudaSampler(data, hops, replace=replace, device=device)
+        for key in range(10):
+            generator = torch.Generator().manual_seed(key)
+            seed: dict[NodeType, Tensor] = {
+                None: torch.randint(0, 1000, (50,), generator=generator)
+            }
+            wanted, found = native.sample(seed, None, key), there.sample(seed, None, key)
+            for name in ("node", "row", "col", "edge", "colptr"):
+                ours, theirs = getattr(found, name)[None], getattr(wanted, name)[None]
+                _require(torch.equal(ours.cpu(), theirs), f"{name} of batch {key} differs")
+            _require(found.num_sampled_nodes == wanted.num_sampled_nodes, "counts differ")
+            edges += wanted.row[None].numel()
+    return f"{edges} edges, equal"
+
+
+def _batches(memory: int | str, workers: int, device: torch.device) -> str:
+    data = graph()
+    options: dict[str, Any] = {**_SEEDS}
+    loader = NeighborLoader(
+        data, **options, device=device, device_memory=memory, num_workers=workers
+    )
+    for expected, batch in zip(NeighborLoader(data, **options), loader, strict=True):
+        for name, value in expected.to_dict().items():
+            if isinstance(value, Tensor):
+                found = batch[name]
+                _require(found.device.type == device.type, f"{name} is on {found.device}")
+                _require(torch.equal(found.cpu(), value), f"{name} differs")
+    where = loader.stats()["device"]
+    return f"equal; sampled on {where['sampling']['where']}, {where['used']} bytes kept"
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)

@@ -1,0 +1,130 @@
+"""A report: what a benchmark found, for a terminal, as Markdown, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyg_scale_bench import environment
+from pyg_scale_bench.chart import Panel, draw
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        header: The names of the columns.
+        rows: A cell for each column.
+        title: Above it.
+        note: Between title and table.
+        align: ``l`` or ``r`` of each column; the last letter is that of all further ones.
+        detail: Whether it is too long for a terminal.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    note: str = ""
+    align: str = "llr"
+    detail: bool = False
+
+    def terminal(self) -> list[str]:
+        """The lines of the table with its columns below each other."""
+        table = [self.header, *self.rows]
+        width = [max(map(len, column)) for column in zip(*table)]
+        sides = self._sides()
+        return [
+            "  ".join(
+                cell.ljust(size) if side == "l" else cell.rjust(size)
+                for cell, size, side in zip(row, width, sides)
+            ).rstrip()
+            for row in table
+        ]
+
+    def markdown(self) -> list[str]:
+        """The lines of the table in Markdown."""
+        ruler = "|".join("---" if side == "l" else "--:" for side in self._sides())
+        rows = ["| " + " | ".join(row) + " |" for row in (self.header, *self.rows)]
+        return [rows[0], f"|{ruler}|", *rows[1:]]
+
+    def _sides(self) -> str:
+        return self.align.ljust(len(self.header), self.align[-1])[: len(self.header)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a benchmark found, and how it is told.
+
+    Attributes:
+        found: Everything, as JSON values.
+        lines: Sentences; those about the machine follow by themselves.
+        tables: Shown after them.
+        panels: The picture, row by row.
+        caption: Above the picture.
+        failed: Whether something is wrong, not only slow.
+    """
+
+    found: Mapping[str, Any]
+    lines: Sequence[str]
+    tables: Sequence[Table] = ()
+    panels: Sequence[Sequence[Panel]] = ()
+    caption: str = ""
+    failed: bool = False
+
+    def terminal(self) -> str:
+        """The sentences, and the tables that are short."""
+        lines = [*self.lines, *environment.lines(self.found["environment"])]
+        for table in self.tables:
+            if not table.detail and table.rows:
+                lines += ["", *filter(None, (table.title, table.note)), *table.terminal()]
+        return "\n".join(lines)
+
+    def markdown(self, png_path: str | None = None) -> str:
+        """The whole report, with the picture if there is a path to it."""
+        lines = [f"# `pyg-scale bench {self.found['benchmark']}`", ""]
+        lines += ["```", self.found["command"], "```", ""]
+        if png_path:
+            lines += [f"![Chart]({Path(png_path).name})", ""]
+        lines += [f"* {line}" for line in self.lines]
+        lines += [f"* {line}" for line in environment.lines(self.found["environment"])]
+        for table in self.tables:
+            if table.rows:
+                for text in (f"## {table.title}" if table.title else "", table.note):
+                    lines += ["", text] if text else []
+                lines += ["", *table.markdown()]
+        return "\n".join(lines) + "\n"
+
+    def draw(self, path: str) -> None:
+        """Draw the picture into a PNG."""
+        loud = "" if self.found["environment"]["quiet"] else "   NOT A QUIET MACHINE"
+        draw(self.panels, self.caption + loud, path)
+
+    def write(self, json_path: str | None, png_path: str | None, markdown: str | None) -> None:
+        """Write the files that were asked for, and the folders that they are in."""
+        for path in (json_path, png_path, markdown):
+            if path:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if json_path:
+            Path(json_path).write_text(json.dumps(self.found, indent=1, default=str) + "\n")
+        if png_path:
+            self.draw(png_path)
+        if markdown:
+            Path(markdown).write_text(self.markdown(png_path))
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes as a text with a unit."""
+    if num_bytes is None:
+        return "?"
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def listed(values: Sequence[float], form: str) -> str:
+    """Numbers in a format, with commas between them."""
+    return ", ".join(format(value, form) for value in values)

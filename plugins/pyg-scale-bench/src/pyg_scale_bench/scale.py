@@ -1,0 +1,294 @@
+"""Convert, partition and train on a graph that is larger than the memory it may use.
+
+A graph in the shape of papers100M is computed while it is converted, cut by a streaming
+partitioner, and trained on with features from disk: each step in a process whose memory, page
+cache included, is limited by a control group to a share of the files. Where that cannot be done,
+the report says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import pyg_scale
+from pyg_scale import plugins
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.store.topology import topology_of
+from pyg_scale_bench import memory
+from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, count, size_of
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.child import call
+from pyg_scale_bench.graphs import REUSE, converted
+from pyg_scale_bench.report import GB, Report
+from pyg_scale_bench.training import Trainer
+
+STREAMING = {"order": "natural", "refine": 0}
+"""Options of streaming partitioners that read the edges from one end to the other, as a graph on
+disk that is larger than memory needs; other orders, and moves of single nodes, read here and there.
+"""
+_TEMPORARY = 12  # bytes an edge that a conversion needs for a while
+
+
+# Measuring ################################################################################
+
+
+def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Run the steps, each under the limit."""
+    root = Path(args.dir).absolute()
+    graph = root / "graph"
+    root.mkdir(parents=True, exist_ok=True)
+    expected = args.nodes * (args.features * 2 + 8) + args.edges * 8
+    limit = args.limit or expected // 3
+    cache = int(args.cache * args.nodes * args.features * 2)
+    found |= {"limit_bytes": limit, "limited": True, "cache_bytes": cache, "steps": []}
+    if not (args.reuse and graph.exists()):
+        names = ("nodes", "edges", "features", "communities")
+        values = {name: getattr(args, name) for name in names}
+        options = {"path": str(graph), "values": values, "memory_bytes": args.memory or limit // 2}
+        _step(found, "convert", converted, options)
+    found["file_bytes"] = size_of(graph)
+    if args.parts > 1:
+        memory.evict(root)
+        options = {"num_parts": args.parts, "method": args.method}
+        out = str(root / "assignment.npy")
+        _step(found, "partition", partition, {"path": str(graph), "out": out, **options})
+    memory.evict(root)
+    names = ("batches", "warmup", "num_neighbors", "hidden")
+    options = {name: getattr(args, name) for name in names}
+    _step(found, "train", train, {"path": str(graph), "cache": f"{cache}B", **options})
+
+
+def _step(
+    found: dict[str, Any],
+    name: str,
+    target: Callable[..., Iterator[dict[str, Any]]],
+    options: dict[str, Any],
+) -> None:
+    """Run a step under the limit, and append what it said and took."""
+    print(f"{name} ...", file=sys.stderr)
+    step: dict[str, Any] = {"name": name}
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        group = None
+        try:
+            group = stack.enter_context(memory.MemoryLimit(found["limit_bytes"]))
+        except OSError as error:
+            found |= {"limited": False, "why_not": str(error)}
+        step["result"] = call(target, options, group=group)
+        if group is not None:
+            step["peak_with_page_cache"] = group.peak()
+    step["wall_seconds"] = time.perf_counter() - start
+    found["steps"].append(step)
+
+
+def partition(path: str, num_parts: int, method: str, out: str) -> Iterator[dict[str, Any]]:
+    """Assign the nodes to parts; the assignment is kept as ``.npy``."""
+    made = plugins.get("partitioner", method)
+    partitioner = made(**STREAMING) if method in ("fennel", "ldg") else made()
+    start = time.perf_counter()
+    assignment = pyg_scale.partition(path, num_parts, method=partitioner)
+    seconds = time.perf_counter() - start
+    np.save(out, assignment.numpy())
+    sizes = torch.bincount(assignment, minlength=num_parts)
+    yield {
+        "options": partitioner.options(),
+        "seconds": seconds,
+        "balance": float(sizes.max() * num_parts / sizes.sum()),
+        "cut": _cut(pyg_scale.open(path), assignment),
+        "peak_resident": memory.peak(),
+    }
+
+
+def _cut(data: Any, assignment: Tensor, sample: int = 20_000_000) -> float:
+    """The share of cut edges, of all or of evenly spaced pieces of a large graph."""
+    csc = topology_of(data).csc[None]
+    total, cut, pieces = 0, 0, 64
+    size = csc.num_edges
+    width = min(-(-size // pieces), sample // pieces)
+    for begin in range(0, size, max(1, size // pieces)):
+        position = torch.arange(begin, min(begin + width, size))
+        node = torch.searchsorted(csc.indptr, position, right=True) - 1
+        neighbor = csc.indices[begin : begin + position.numel()].long()
+        cut += int((assignment[node] != assignment[neighbor]).sum())
+        total += position.numel()
+    return cut / max(1, total)
+
+
+def train(
+    path: str, cache: str, batches: int, warmup: int, num_neighbors: list[int], hidden: int
+) -> Iterator[dict[str, Any]]:
+    """Train on batches whose features come from disk through a bounded cache."""
+    start = time.perf_counter()
+    data = pyg_scale.open(path)
+    opened = time.perf_counter() - start
+    # Labels stay mapped: to know which of them are cached would take more than they do.
+    store = plugins.get("feature_store", "disk")(path, cache=cache, attributes=["x"])
+    loader = NeighborLoader(
+        data,
+        num_neighbors=num_neighbors,
+        input_nodes=data.index_set("train"),
+        batch_size=1024,
+        shuffle=True,
+        seed=0,
+        num_workers=2,
+        feature_store=store,
+    )
+    trainer = Trainer(data.num_features, hidden, int(data.y.max()) + 1, trim=True)
+    losses, correct, seen = [], 0, 0
+    clock = time.perf_counter()
+    for number, batch in enumerate(islice(loader, warmup + batches)):
+        if number == warmup:
+            clock = time.perf_counter()
+        loss, out = trainer.step(batch)
+        losses.append(float(loss))
+        if number >= warmup + batches // 2:
+            correct += int((out.argmax(1) == batch.y[: len(out)]).sum())
+            seen += len(out)
+    seconds = time.perf_counter() - clock
+    yield {
+        "open_seconds": opened,
+        "batches": len(losses) - warmup,
+        "seconds": seconds,
+        "batches_per_s": (len(losses) - warmup) / seconds,
+        "first_loss": losses[0],
+        "last_loss": sum(losses[-10:]) / 10,
+        "accuracy_of_the_second_half": correct / max(1, seen),
+        "loader": loader.stats()["total"],
+        "store": store.stats(),
+        "peak_resident": memory.peak(),
+    }
+
+
+# Report ###################################################################################
+
+
+def report(found: Mapping[str, Any]) -> Report:
+    """The report of what was found."""
+    settings, steps = found["settings"], found["steps"]
+    enforced = "" if found["limited"] else f", NOT ENFORCED: {found['why_not']}"
+    lines = [
+        (
+            f"graph: generated, power law, planted communities: {settings['nodes']:,} nodes, "
+            f"{settings['edges']:,} directed edges, {settings['features']} fp16 features; "
+            f"{found['file_bytes'] / GB:.1f} GB of files"
+        ),
+        (
+            f"memory limit of every step, page cache included: {found['limit_bytes'] / GB:.2f} GB"
+            f"{enforced}"
+        ),
+        *("; ".join(_said(step, found)) for step in steps),
+    ]
+    seconds = [Bar(step["name"], step["wall_seconds"]) for step in steps]
+    peaks = [Bar(step["name"], (step.get("peak_with_page_cache") or 0) / GB) for step in steps]
+    limit = found["limit_bytes"] / GB
+    return Report(
+        found,
+        lines,
+        panels=[
+            [
+                Panel("Time", seconds, "seconds", form=".0f"),
+                Panel(
+                    "Memory, page cache included",
+                    [*peaks, Bar("files", found["file_bytes"] / GB)],
+                    "GB",
+                    form=".1f",
+                    mark=(limit, f"limit {limit:.1f}"),
+                ),
+            ]
+        ],
+        caption=f"{settings['nodes']:,} nodes, {settings['edges']:,} directed edges",
+    )
+
+
+def _said(step: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to say of a step."""
+    settings, result, peak = found["settings"], step.get("result", {}), "peak_with_page_cache"
+    yield f"{step['name']}: {step['wall_seconds']:.0f} s in all"
+    if step["name"] == "convert":
+        rate = settings["edges"] / step["wall_seconds"] / 1e6
+        yield f"{rate:.1f} M edges/s, features included"
+    if step["name"] == "partition":
+        rate = settings["edges"] / result["seconds"] / 1e6
+        options = ", ".join(f"{k}={v}" for k, v in result["options"].items())
+        yield (
+            f"{settings['method']} ({options}), {settings['parts']} parts in "
+            f"{result['seconds']:.0f} s ({rate:.1f} M edges/s), {result['cut']:.3f} of the edges "
+            f"cut, balance {result['balance']:.3f}"
+        )
+    if step["name"] == "train":
+        yield (
+            f"opened in {1000 * result['open_seconds']:.0f} ms, {result['batches']} batches at "
+            f"{result['batches_per_s']:.2f} batches/s, loss {result['first_loss']:.2f} to "
+            f"{result['last_loss']:.2f}, accuracy on the training nodes of the second half "
+            f"{result['accuracy_of_the_second_half']:.3f}"
+        )
+        store = result["store"]
+        x = store["tensors"]["x"]
+        yield (
+            f"a cache of {found['cache_bytes'] / GB:.2f} GB ({store['policy']}) had "
+            f"{x['hits'] / max(1, x['hits'] + x['misses']):.0%} of the rows of features; "
+            f"{store['read_bytes'] / GB:.0f} GB in {store['reads']:,} reads, "
+            + ("past the page cache" if store["direct"] else "through the page cache")
+        )
+    if result.get("peak_resident"):
+        yield f"peak resident {result['peak_resident'] / GB:.2f} GB"
+    if step.get(peak):
+        yield f"peak with page cache {step[peak] / GB:.2f} GB"
+
+
+def _complaint(args: argparse.Namespace) -> str | None:
+    """Refuse to begin what the disk cannot hold."""
+    root = Path(args.dir).absolute()
+    needed = args.nodes * (args.features * 2 + 16) + args.edges * (8 + _TEMPORARY)
+    if args.reuse and (root / "graph").exists():
+        needed = args.nodes * 16
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free >= needed:
+        return None
+    return (
+        f"about {needed / GB:.0f} GB are needed in --dir, {free / GB:.0f} GB are free: choose "
+        "another folder or a smaller graph"
+    )
+
+
+BENCHMARK = Benchmark(
+    "scale",
+    __doc__,
+    {
+        "graph": {
+            "nodes": Option(40_000_000),
+            "edges": Option(600_000_000, "directed"),
+            "features": Option(128, "columns of fp16"),
+            "communities": Option(172),
+        },
+        "how": {
+            **FOLDER,
+            **REUSE,
+            "limit": Option(help="bytes of memory; a third of the files", type=count),
+            "memory": Option(help="of the conversion; half the limit", type=count),
+            "parts": Option(4, "1 for no partition"),
+            "method": Option("fennel"),
+            "cache": Option(0.15, "share of the features in memory"),
+            "batches": Option(100),
+            "warmup": Option(20),
+            "num_neighbors": Option([15, 10, 5], "of each hop, as 15,10,5"),
+            "hidden": Option(128),
+        },
+    },
+    measure,
+    report,
+    complaint=_complaint,
+)

@@ -1,0 +1,161 @@
+"""The models that benchmarks train, and a step of their training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+from torch_geometric.utils import trim_to_layer
+
+from pyg_scale.loader import NeighborLoader
+
+
+class GraphSAGE(nn.Module):
+    """Three layers of mean aggregation.
+
+    Args:
+        in_channels: Columns of the features.
+        hidden: Channels between layers.
+        num_classes: Columns of the result.
+    """
+
+    def __init__(self, in_channels: int, hidden: int, num_classes: int) -> None:
+        super().__init__()
+        sizes = [in_channels, hidden, hidden, num_classes]
+        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(sizes))
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        num_sampled_nodes: Sequence[int] | None = None,
+        num_sampled_edges: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Class scores ``[num_nodes, num_classes]``.
+
+        Given what each hop of a batch added, a layer works on the nodes and edges that are still
+        needed only, and the scores are those of the seeds.
+        """
+        for number, conv in enumerate(self.convs):
+            if num_sampled_nodes is not None and num_sampled_edges is not None:
+                hops = len(num_sampled_edges) - number
+                edge_index = edge_index[:, : sum(num_sampled_edges[:hops])]
+                x = x[: sum(num_sampled_nodes[: hops + 1])]
+                x = conv((x, x[: sum(num_sampled_nodes[:hops])]), edge_index)
+            else:
+                x = conv(x, edge_index)
+            if number < len(self.convs) - 1:
+                x = F.relu(x)
+        return x
+
+
+class Trainer:
+    """A :class:`GraphSAGE` and its optimizer.
+
+    Args:
+        features: Columns of the features.
+        hidden: Channels between layers.
+        classes: Number of classes.
+        trim: Whether layers work on the nodes and edges that are still needed only.
+        seed: Of the parameters.
+    """
+
+    def __init__(
+        self, features: int, hidden: int, classes: int, *, trim: bool = False, seed: int = 0
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model, self.trim = GraphSAGE(features, hidden, classes), trim
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.003)
+
+    def step(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Loss and class scores of the seeds of a batch, before the parameters were changed."""
+        size = batch.batch_size
+        hops = (batch.num_sampled_nodes, batch.num_sampled_edges) if self.trim else ()
+        out = self.model(batch.x.float(), batch.edge_index, *hops)[:size]
+        loss = F.cross_entropy(out, batch.y[:size])
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach(), out.detach()
+
+
+# Two layers ###############################################################################
+
+FEATURES, CLASSES = 100, 47
+"""Of the batches for two layers, as ogbn-products has them."""
+
+
+class TwoLayers(nn.Module):
+    """Two layers of one kind.
+
+    Args:
+        conv: The class of the layers.
+        hidden: Channels between them.
+    """
+
+    def __init__(self, conv: type[nn.Module], hidden: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([conv(FEATURES, hidden), conv(hidden, CLASSES)])
+
+    def forward(self, x: Tensor, batch: Data, edge_index: Tensor, trim: bool) -> Tensor:
+        """Class scores of the seeds of a batch; trimmed, with what each layer still needs."""
+        for number, conv in enumerate(self.convs):
+            if trim:
+                nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+                x, edge_index, _ = trim_to_layer(number, nodes, edges, x, edge_index)
+            x = conv(x, edge_index)
+            if number == 0:
+                x = x.relu()
+        return x[: batch.batch_size]
+
+
+def batches(data: Data, num_neighbors: Sequence[int], batch_size: int) -> list[Data]:
+    """A few batches of two hops with features and labels, as our loader gives them.
+
+    Args:
+        data: ``edge_index`` is used.
+        num_neighbors: The first two numbers are used.
+        batch_size: Seeds of a batch.
+    """
+    size = int(data.num_nodes or 0)
+    generator = torch.Generator().manual_seed(0)
+    full = Data(
+        edge_index=data.edge_index,
+        x=torch.randn(size, FEATURES, generator=generator),
+        y=torch.randint(CLASSES, (size,), generator=generator),
+    )
+    hops = list(num_neighbors[:2]) + [num_neighbors[-1]] * (2 - len(num_neighbors))
+    loader = NeighborLoader(full, hops, batch_size=batch_size, shuffle=True, seed=1)
+    return [batch for _, batch in zip(range(4), loader)]
+
+
+def two_layer_step(
+    model: TwoLayers, data: list[Data], edges: list[Callable[[], Tensor]], trim: bool
+) -> Callable[[], Tensor]:
+    """A step that trains on the next one of the batches, round and round, and returns the loss.
+
+    Args:
+        model: The model.
+        data: The batches.
+        edges: Gives the edges of each batch for a step.
+        trim: Whether each layer gets only what the seeds still need.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    turns = cycle(zip(data, edges))
+
+    def step() -> Tensor:
+        batch, edge_index = next(turns)
+        optimizer.zero_grad()
+        out = model(batch.x, batch, edge_index(), trim)
+        loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step

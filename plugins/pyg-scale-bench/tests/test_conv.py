@@ -1,0 +1,129 @@
+"""``pyg-scale bench conv``: every side of every comparison runs, and the report says what was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_scale.datasets import planted_communities
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn import fallbacks, forget_fallbacks
+from pyg_scale.ops import colptr, library
+from pyg_scale_bench import command, conv, training
+from pyg_scale_bench.steps import OPS, Case, Graph
+
+SMALL = shlex.split(
+    "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 "
+    "--rounds 2 --hidden 8 --threads 1"
+)
+
+
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_the_whole_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
+    monkeypatch.setattr(conv, "_SHORT_SECONDS", 0.0)
+    files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}
+    args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
+    threads = torch.get_num_threads()
+    try:
+        assert command.main(["conv", *SMALL, *map(str, args)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    found = json.loads(files["json"].read_text())
+    graphs = ["whole graph", "block of 2 hops", "batches"]
+    assert [graph["name"] for graph in found["graphs"]] == graphs
+    assert not [case for case in found["cases"] if case["error"]]
+    assert all(len(case["seconds"]) == 2 for case in found["cases"])
+    entries = conv.comparisons(found)
+    both = len(OPS) + len(conv.LAYERS)
+    assert len(entries) == 2 * 2 * both + len(conv.STEPS)
+    for entry in entries:
+        assert entry["times PyG"] > 0
+        assert ("times torch.sparse.mm" in entry) == (entry["op"] == "sum")
+    for row in ("gatv2|whole graph|both", "RGCNConv|block of 2 hops|forward"):
+        assert row.replace("|", " | ") in files["md"].read_text()
+        assert re.search(row.replace("|", " +"), printed)
+    for text in (printed, files["md"].read_text()):
+        assert re.search(r"sage-trimmed[ |]+batches[ |]+step", text)
+        assert "copying memory" in text
+    assert files["png"].stat().st_size > 5000
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_sides_compute_the_same(op: str) -> None:
+    data = planted_communities(200, 2000, 4, 1)
+    graph = Graph.of("g", data.edge_index, 200, 200)
+    torch.manual_seed(0)
+    compare(conv.op_cases(op, graph, 8, 2))
+
+
+def compare(cases: list[Case]) -> None:
+    """All sides return the same, forward and gradients."""
+    sides: dict[bool, list] = {False: [], True: []}
+    for case in cases:
+        out = case.step()
+        backward = case.about["backward"]
+        sides[backward].append(out if backward else (out,))
+    for found in sides.values():
+        for other in found[1:]:
+            for a, b in zip(found[0], other):
+                torch.testing.assert_close(a.view(b.shape), b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def block() -> Graph:
+    data = planted_communities(400, 6000, 4, 1)
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=10, seed=0)))
+    size = batch.num_nodes, sum(batch.num_sampled_nodes[:-1])
+    return Graph.of("block", batch.edge_index, *size, is_block=True)
+
+
+@pytest.mark.parametrize("name", conv.LAYERS)
+@pytest.mark.usefixtures("fused_at_any_size")
+def test_layers_compute_the_same_in_the_fused_path(name: str, block: Graph) -> None:
+    data = planted_communities(200, 2000, 4, 1)
+    forget_fallbacks()
+    torch.manual_seed(0)
+    for graph in (Graph.of("whole", data.edge_index, 200, 200), block):
+        compare(conv.layer_cases(name, graph, 8, 2))
+    assert fallbacks() == {}
+
+
+def test_a_step_of_a_block_meets_edges_it_has_not_seen(block: Graph) -> None:
+    first, second = block.fresh_edge_index(), block.fresh_edge_index()
+    assert first is not second and torch.equal(first, second)
+    assert colptr.recall(second) is not None
+
+
+@pytest.mark.parametrize("name", conv.STEPS)
+@pytest.mark.usefixtures("fused_at_any_size")
+def test_steps_lose_the_same(name: str) -> None:
+    data = planted_communities(400, 6000, 4, 1)
+    batches = training.batches(data, [4, 3], 10)
+    torch.manual_seed(0)
+    forget_fallbacks()
+    ours, theirs = conv.step_cases(name, batches, 16)
+    losses = [[float(case.step()) for _ in range(6)] for case in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0][4] < losses[0][0]  # the first batch again
+    assert fallbacks() == {}
+
+
+def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["conv", "--channels", "10", "--heads", "4"])
+    with pytest.raises(SystemExit):
+        command.main(["conv", "--ops", "sum,nothing"])
+    with pytest.raises(SystemExit):
+        command.main(["conv", "--layers", "SAGE"])
+    said = capsys.readouterr().err
+    assert "'SAGE' is none of GCNConv, SAGEConv" in said
+    assert "must be a multiple of --heads" in said and "'nothing' is none of" in said

@@ -1,0 +1,45 @@
+"""What `pyg-scale bench gpu` checks of loading, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyg_scale.ops import library
+from pyg_scale.ops.draw_neighbors import draw_neighbors
+from pyg_scale.sampler import cuda
+from pyg_scale.store.device import table
+from pyg_scale_bench import gpu_loading
+from tests.ops import emulated
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    if not library.compiled():
+        pytest.skip("the kernels are not compiled")
+
+
+def test_every_check_passes():
+    found = list(gpu_loading.check(CPU))
+    assert [check for check in found if not check.ok] == []
+    assert len(found) == 2 + 6
+
+
+def test_draws_pass_in_the_emulator():
+    with emulated.instead_of():
+        assert "equal" in gpu_loading._draws(CPU)
+
+
+def test_what_is_wrong_is_found(monkeypatch):
+    monkeypatch.setattr(
+        cuda, "draw_neighbors", lambda *a, **o: draw_neighbors(*a[:5], a[5] + 1, *a[6:], **o)
+    )
+    monkeypatch.setattr(table, "gather_cached", lambda cached, rest, place: rest[place.abs() - 1])
+    found = list(gpu_loading.check(CPU))
+    assert [check.name for check in found if not check.ok][:2] == [
+        "rows from the device and staged",
+        "draws of the sampler",
+    ]
+    assert "differ" in found[1].detail
