@@ -153,7 +153,7 @@ def test_only_what_is_wrong_is_a_failure(monkeypatch, capsys, ok, code, said):
     monkeypatch.setattr(gpu, "_sanitized", lambda _: gpu_check.Found("memcheck", ok, "no tool"))
     assert main(["gpu", "--device=cpu", "--check-only", "--sanitize"]) == code
     found = capsys.readouterr().out
-    assert f"* {said}: memcheck: no tool" in found
+    assert f"\n{said}: memcheck: no tool\n" in found
     assert "checks: 1 of 2 passed" in found
 
 
