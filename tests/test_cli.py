@@ -444,3 +444,10 @@ def test_compiler_check_says_how_to_get_one(monkeypatch):
     assert found.ok is None
     assert "g++" in found.detail
     assert "install" in found.fix
+
+
+def test_a_command_of_a_plugin_that_is_not_installed_names_the_line_to_run(monkeypatch, capsys):
+    monkeypatch.setenv("PYG_SCALE_PLUGINS", "")
+    monkeypatch.setattr("pyg_scale.cli.registry.get", plugins.Registry().get)
+    assert main(["bench", "loader"]) == 2
+    assert "pip install pyg-scale-bench" in capsys.readouterr().err
