@@ -19,6 +19,14 @@ class PluginLoadError(PluginError, ImportError):
     """A name is known, but what it stands for cannot be imported."""
 
 
+def install_hint(distribution: str) -> str:
+    """The sentence that says which plugin of ours is missing, and how to install it."""
+    return (
+        f"it is part of {distribution}: pip install {distribution} "
+        f"(in a checkout: pip install ./plugins/{distribution})"
+    )
+
+
 class KernelsError(RuntimeError):
     """``PYG_SCALE_KERNELS=require`` asks for compiled kernels, and they cannot be used."""
 

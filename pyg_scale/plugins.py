@@ -24,7 +24,12 @@ from typing import Any
 import pluggy
 
 from pyg_scale import __version__, default_plugins, hookspecs
-from pyg_scale.errors import AmbiguousPluginError, PluginError, UnknownPluginError
+from pyg_scale.errors import (
+    AmbiguousPluginError,
+    PluginError,
+    UnknownPluginError,
+    install_hint,
+)
 from pyg_scale.kinds import (
     BUILTIN,
     KINDS,
@@ -136,11 +141,7 @@ class Registry:
         names = self.names(kind)
         lines = [f"unknown {kind} {name!r}"]
         if (kind, name) in default_plugins.FIRST_PARTY:
-            distribution = default_plugins.FIRST_PARTY[kind, name]
-            lines.append(
-                f"it is part of {distribution}: pip install {distribution} "
-                f"(in a checkout: pip install ./plugins/{distribution})"
-            )
+            lines.append(install_hint(default_plugins.FIRST_PARTY[kind, name]))
         elif close := difflib.get_close_matches(name, names, n=1):
             lines.append(f"did you mean {close[0]!r}?")
         lines.append("available: " + (", ".join(names) or "none"))

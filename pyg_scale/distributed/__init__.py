@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from pyg_scale.distributed.opening import open_graph
     from pyg_scale.distributed.options import SamplingOptions
     from pyg_scale.distributed.owners import Owners
-    from pyg_scale.distributed.pyg_feature_store import LocalFeatureStore
-    from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
-    from pyg_scale.distributed.pyg_loaders import DistLinkNeighborLoader, DistNeighborLoader
-    from pyg_scale.distributed.pyg_partitioner import Partitioner
     from pyg_scale.distributed.ranks import Ranks
     from pyg_scale.distributed.spawning import spawn
     from pyg_scale.distributed.start import get_context, init, shutdown
@@ -32,14 +28,9 @@ if TYPE_CHECKING:
 _HOME = {
     "Binding": "binding",
     "DistContext": "context",
-    "DistLinkNeighborLoader": "pyg_loaders",
-    "DistNeighborLoader": "pyg_loaders",
     "DistRole": "context",
     "GraphServer": "graph_server",
-    "LocalFeatureStore": "pyg_feature_store",
-    "LocalGraphStore": "pyg_graph_store",
     "Owners": "owners",
-    "Partitioner": "pyg_partitioner",
     "Ranks": "ranks",
     "SamplingOptions": "options",
     "bind": "binding",
@@ -53,14 +44,9 @@ _HOME = {
 __all__ = [
     "Binding",
     "DistContext",
-    "DistLinkNeighborLoader",
-    "DistNeighborLoader",
     "DistRole",
     "GraphServer",
-    "LocalFeatureStore",
-    "LocalGraphStore",
     "Owners",
-    "Partitioner",
     "Ranks",
     "SamplingOptions",
     "bind",
@@ -71,4 +57,16 @@ __all__ = [
     "spawn",
 ]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOME)
+# The names of ``torch_geometric.distributed`` are those of pyg-scale-migrate.
+_MOVED = dict.fromkeys(
+    (
+        "DistLinkNeighborLoader",
+        "DistNeighborLoader",
+        "LocalFeatureStore",
+        "LocalGraphStore",
+        "Partitioner",
+    ),
+    "pyg_scale_migrate.pyg_distributed",
+)
+
+__getattr__, __dir__ = lazy.names(__name__, _HOME, _MOVED)

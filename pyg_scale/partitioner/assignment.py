@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_scale import lazy
 from pyg_scale.store.base import NodeType
-from pyg_scale.store.glt_book import read_book
+from pyg_scale.store.plain_pickle import load_plain
 from pyg_scale.store.source import of
 
 
@@ -22,8 +23,8 @@ def read_assignment(
     """Check and number through the parts of all nodes.
 
     A text file has the part of node ``i`` in line ``i + 1`` (as METIS, KaHIP and DistDGL write
-    it), an ``.npy`` file is an integer array ``[num_nodes]``, a ``.pt`` file such a tensor or a
-    partition book of GraphLearn-for-PyTorch (its ``node_pb.pt``).
+    it), an ``.npy`` file is an integer array ``[num_nodes]``, a ``.pt`` file such a tensor or, with
+    pyg-scale-migrate, a partition book of GraphLearn-for-PyTorch (its ``node_pb.pt``).
 
     Args:
         given: A tensor or array ``[num_nodes]`` or a file, or one of them by node type.
@@ -66,7 +67,7 @@ def _one(given: Any, of_type: str, num_nodes: int, num_parts: int) -> Tensor:
         if path.suffix == ".npy":
             values = _array(path)
         elif path.suffix == ".pt":
-            values = read_book(path)
+            values = _pickled(path)
         else:
             values, unit, first = _text(path), "line", 1
     elif isinstance(given, (Tensor, np.ndarray)):
@@ -111,6 +112,24 @@ def _array(path: Path) -> Tensor:
     if array.dtype == np.uint64:  # torch compares none; what is beyond int64 is no part either
         array = np.minimum(array, np.uint64(2**63 - 1))
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _pickled(path: Path) -> Tensor:
+    """The tensor in a ``.pt`` file. A partition book of GLT is read by pyg-scale-migrate."""
+    modules: list[str] = []
+
+    def note(module: str, _: str) -> None:
+        modules.append(module.partition(".")[0])
+
+    try:
+        found = load_plain(path, stand_in=note)
+    except ValueError:
+        if "graphlearn_torch" not in modules:
+            raise
+        found = lazy.plugin_module(str(path), "pyg_scale_migrate.glt").read_book(path)
+    if not isinstance(found, Tensor):
+        raise ValueError(f"{path} must hold the part of each node (got {type(found).__name__})")
+    return found
 
 
 def _text(path: Path) -> Tensor:

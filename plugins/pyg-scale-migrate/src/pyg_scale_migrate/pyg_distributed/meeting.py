@@ -14,11 +14,11 @@ from pyg_scale import plugins
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.meeting import meet, open_store
 from pyg_scale.distributed.opening import open_graph, open_on_ranks
-from pyg_scale.distributed.pyg_feature_store import LocalFeatureStore
-from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
-from pyg_scale.distributed.pyg_memory import directory_in_memory
-from pyg_scale.distributed.pyg_part import PartInfo
 from pyg_scale.store.directory.opening import graph_of
+from pyg_scale_migrate.pyg_distributed.feature_store import LocalFeatureStore
+from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
+from pyg_scale_migrate.pyg_distributed.memory import directory_in_memory
+from pyg_scale_migrate.pyg_distributed.part import PartInfo
 
 
 def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:

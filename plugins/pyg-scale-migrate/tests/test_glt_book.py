@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_scale.partitioner.cut import partition
-from pyg_scale.store.glt_book import read_book
+from pyg_scale_migrate.glt.book import read_book
 
 
 class GLTPartitionBook(torch.Tensor):

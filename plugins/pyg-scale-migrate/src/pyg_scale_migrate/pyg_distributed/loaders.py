@@ -16,8 +16,13 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.distributed.pyg_meeting import address_of, open_together, stores_of, with_labels
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, SamplingOptions
+from pyg_scale_migrate.pyg_distributed.meeting import (
+    address_of,
+    open_together,
+    stores_of,
+    with_labels,
+)
 
 
 class _Dist:

@@ -10,10 +10,11 @@ from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale.convert import convert
-from pyg_scale.convert.glt import GLTReader, assignment
 from pyg_scale.partitioner.cut import partition
 from pyg_scale.store.directory.reader import GraphDirectory
-from tests.convert.glt_directory import save, write_glt
+from pyg_scale_migrate.glt.reader import GLTReader, assignment
+
+from .glt_directory import save, write_glt
 
 NODES, EDGES = 50, 300
 WRITES = ("author", "writes", "paper")

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.comm import Communicator
-from pyg_scale.distributed.pyg_feature_store import LocalFeatureStore
-from pyg_scale.distributed.pyg_graph_store import LocalGraphStore
-from pyg_scale.distributed.pyg_held import Held, HeldEdges, Rows, read_held
 from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
 from pyg_scale.store.base import EdgeType, NodeType
@@ -25,6 +22,9 @@ from pyg_scale.store.directory.in_memory import MemoryDirectory
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import PartitionMeta, attribute_file, edge_dir, node_dir
 from pyg_scale.store.read_data import one_level
+from pyg_scale_migrate.pyg_distributed.feature_store import LocalFeatureStore
+from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
+from pyg_scale_migrate.pyg_distributed.held import Held, HeldEdges, Rows, read_held
 
 _INT32 = 2**31
 

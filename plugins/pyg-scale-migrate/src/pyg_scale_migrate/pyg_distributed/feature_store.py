@@ -1,7 +1,7 @@
 """``LocalFeatureStore``: the rows of features that a process has, as PyG's store.
 
 Made of tensors it holds these, and can be written to. ``from_partition`` gives that of one part of
-a graph directory, see :mod:`pyg_scale.distributed.pyg_part_stores`.
+a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LocalFeatureStore(FeatureStore):
             GraphDirectoryError: As there.
             IndexError: As there.
         """
-        from pyg_scale.distributed.pyg_part_stores import PartFeatureStore
+        from pyg_scale_migrate.pyg_distributed.part import PartFeatureStore
 
         return PartFeatureStore(root, pid)
 

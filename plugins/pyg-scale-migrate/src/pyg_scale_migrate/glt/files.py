@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale.store.base import EdgeType, NodeType
-from pyg_scale.store.glt_book import read_book
 from pyg_scale.store.plain_pickle import iterate_pickles, load_pickle, load_plain
 from pyg_scale.store.source import of
+from pyg_scale_migrate.glt.book import read_book
 
 _ROWS = 10_000  # GLT's own chunk
 

@@ -1,7 +1,7 @@
 """``LocalGraphStore``: the edges that a process has, as PyG's store.
 
 Made of tensors it holds these, and can be written to. ``from_partition`` gives that of one part of
-a graph directory, see :mod:`pyg_scale.distributed.pyg_part_stores`.
+a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LocalGraphStore(GraphStore):
             GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
             IndexError: If there is no such part.
         """
-        from pyg_scale.distributed.pyg_part_stores import PartGraphStore
+        from pyg_scale_migrate.pyg_distributed.part import PartGraphStore
 
         return PartGraphStore(root, pid)
 

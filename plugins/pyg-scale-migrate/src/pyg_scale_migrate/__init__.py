@@ -1,0 +1,10 @@
+"""Scripts and files of other libraries. Imports nothing heavy: this is read to list names."""
+
+from __future__ import annotations
+
+from pyg_scale import hookimpl
+
+
+@hookimpl
+def pyg_scale_readers() -> dict[str, str]:
+    return {"glt": "pyg_scale_migrate.glt.reader:GLTReader"}
