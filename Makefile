@@ -15,12 +15,13 @@ unexport PYTHONPATH
 # Hundreds of processes import what one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test pyg-suite lint format kernels docs wheel peers bench gpu clean
+.PHONY: help demo test test-all test-slow pyg-suite lint format kernels docs wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
-	@echo "make test    everything that must pass: linters, types, layers, tests, plugins, examples"
+	@echo "make test    what every change must pass: linters, types, layers, tests, plugins, examples"
+	@echo "make test-all    the same, and then the exhaustive tests: half an hour more"
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make docs    the documentation site, in build/docs"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
@@ -70,16 +71,26 @@ kernels: $(VENV)/.demo
 
 # There are more processes than cores, and some wait: torch's threads must not spin meanwhile. A
 # process that a test ends is not replaced, as pytest-xdist would wait for ever for what it had.
-test: export PYG_SCALE_KERNELS = require
-test: export OMP_WAIT_POLICY = passive
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+test test-slow: export PYG_SCALE_KERNELS = require
+test test-slow: export OMP_WAIT_POLICY = passive
 test:
 	$(MAKE) --jobs 2 lint kernels
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
-	  --max-worker-restart 0 tests
+	$(PYTEST) $(PARALLEL) -m "not slow" tests
 	$(MAKE) --jobs $(JOBS) --output-sync=target $(PLUGINS:%=test-%)
 
 test-%: $(VENV)/.test
-	$(BIN)/python -m pytest -q plugins/$*
+	$(PYTEST) -q -m "not slow" plugins/$*
+
+# Exhaustive matrices, whole runs of benchmarks, minutes of faults: what a change seldom breaks.
+test-slow: $(VENV)/.test kernels
+	$(PYTEST) $(PARALLEL) -m slow tests plugins
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
 
 # Of a checkout of PyG, of the version that is installed.
 PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
