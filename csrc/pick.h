@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "buffer.h"
-#include "graph_view.h"
 #include "keys.h"
 
 namespace pyg_scale {
@@ -107,8 +107,9 @@ class Picker {
   }
 
   [[noreturn]] static void not_rising(Candidates c) {
-    fail("weight_prefix must rise from 0 within a node, but does not at positions " +
-         std::to_string(c.begin) + " to " + std::to_string(c.end - 1));
+    throw std::invalid_argument(
+        "weight_prefix must rise from 0 within a node, but does not at positions " +
+        std::to_string(c.begin) + " to " + std::to_string(c.end - 1));
   }
 
   // The first position whose running sum is beyond `sum`.

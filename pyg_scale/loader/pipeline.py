@@ -247,7 +247,8 @@ class Inline:
             item = next(self._items)
             return item, self._work(item, stats), stats
         except Exception as error:
-            if was_interrupted(error) or (item is None and isinstance(error, StopIteration)):
+            # The end is looked at first: whoever looks at the frames of an error keeps them.
+            if (item is None and isinstance(error, StopIteration)) or was_interrupted(error):
                 raise
             return item, Failed(error), stats
 

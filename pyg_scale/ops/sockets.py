@@ -6,6 +6,7 @@ lock other threads of a rank want as well.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
     data = [each.data if isinstance(each, Rows) else each for each in parts]
     index = [each.index if isinstance(each, Rows) else _ABSENT for each in parts]
     rows = [each.index.numel() if isinstance(each, Rows) else -1 for each in parts]
-    error = torch.ops.pyg_scale.socket_send(connection.fileno(), data, index, rows)
+    error = torch.ops.pyg_scale.socket_send(_open(connection), data, index, rows)
     if error:
         raise OSError(error, os.strerror(error))
 
@@ -109,11 +110,18 @@ def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None
         rows.append(places.count)
         position.append(places.position)
         take.append(_ABSENT if places.take is None else places.take)
-    error = torch.ops.pyg_scale.socket_receive(connection.fileno(), out, rows, position, take)
+    error = torch.ops.pyg_scale.socket_receive(_open(connection), out, rows, position, take)
     if error == _CLOSED:
         raise ConnectionResetError(_ENDED)
     if error:
         raise OSError(error, os.strerror(error))
+
+
+def _open(connection: socket.socket) -> int:
+    """The number of a socket. One that another thread has closed meanwhile has none."""
+    if (number := connection.fileno()) < 0:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return number
 
 
 _ENDED = "the connection was closed in the middle of a message"

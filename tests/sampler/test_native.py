@@ -194,9 +194,9 @@ def test_the_table_is_cleared_before_the_number_of_the_batch_repeats():
 
 
 def test_refuses_identities_beyond_63_bits():
-    sampler = bound(NativeSampler, huge(62), num_neighbors=[1], disjoint=True)
-    with pytest.raises(ValueError, match="disjoint: 3 seeds times .* nodes exceed 63 bits"):
-        sampler.sample({"few": torch.tensor([0, 1, 2])}, None, 0)
+    sampler = bound(NativeSampler, huge(61), num_neighbors=[1], disjoint=True)
+    with pytest.raises(ValueError, match="disjoint: 5 seeds times .* nodes exceed 63 bits"):
+        sampler.sample({"few": torch.tensor([0, 1, 2, 0, 1])}, None, 0)
 
 
 def test_refuses_what_would_read_out_of_bounds():
