@@ -36,14 +36,11 @@ def pyg_scale_graph_stores() -> dict[str, str]:
 @hookimpl
 def pyg_scale_readers() -> dict[str, str]:
     return {
-        "csv": "pyg_scale.convert.csv_table:CsvReader",
         "data": "pyg_scale.convert.data:DataReader",
         "generated": "pyg_scale.convert.generated:GeneratedReader",
         "npy": "pyg_scale.convert.npy:NpyReader",
         "npz": "pyg_scale.convert.npz:NpzReader",
         "pyg": "pyg_scale.convert.pyg:PyGReader",
-        "tsv": "pyg_scale.convert.csv_table:CsvReader",
-        "txt": "pyg_scale.convert.csv_table:CsvReader",
     }
 
 
@@ -125,7 +122,12 @@ FIRST_PARTY = {
     ("feature_store", "redis"): "pyg-scale-redis",
     ("reader", "glt"): "pyg-scale-migrate",
     ("reader", "ogb"): "pyg-scale-ogb",
-    ("reader", "parquet"): "pyg-scale-parquet",
+    ("reader", "arrow"): "pyg-scale-tables",
+    ("reader", "csv"): "pyg-scale-tables",
+    ("reader", "feather"): "pyg-scale-tables",
+    ("reader", "parquet"): "pyg-scale-tables",
+    ("reader", "tsv"): "pyg-scale-tables",
+    ("reader", "txt"): "pyg-scale-tables",
     ("sampler", "pyg-lib"): "pyg-scale-pyglib",
     ("sampler", "torch-sparse"): "pyg-scale-pyglib",
 }

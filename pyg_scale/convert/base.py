@@ -172,3 +172,8 @@ class Reader(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of files. Called once, last, also after an error."""
+
+
+def suffix(path: Path) -> str:
+    """The name of the reader of a file: its suffix, that before ``.gz`` where it is compressed."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix[1:].lower()

@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale import plugins
-from pyg_scale.convert.base import Reader
+from pyg_scale.convert.base import Reader, suffix
 from pyg_scale.convert.conversion import Conversion
 from pyg_scale.convert.journal import Journal, Work
 from pyg_scale.convert.options import Options, dtype_option, file_identity
@@ -245,11 +245,6 @@ def reader_of(source: Any, options: Mapping[str, Any]) -> Reader:
     if not name:
         raise ValueError(f"{text!r} has no suffix that says how to read it: give 'name:{text}'")
     return _made(name, text, options)
-
-
-def suffix(path: Path) -> str:
-    """The name of the reader of a file: its suffix, that before ``.gz`` where it is compressed."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix[1:].lower()
 
 
 def _made(name: str, source: str, options: Mapping[str, Any]) -> Reader:

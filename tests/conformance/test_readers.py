@@ -1,19 +1,17 @@
 """Every built-in reader does what a reader must."""
 
-import gzip
-
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_scale.convert.csv_table import CsvReader
 from pyg_scale.convert.data import DataReader
 from pyg_scale.convert.generated import GeneratedReader
 from pyg_scale.convert.npy import NpyReader
 from pyg_scale.convert.npz import NpzReader
 from pyg_scale.convert.tables import Tables
 from pyg_scale.testing import ReaderTests
+from tests.convert.graphs import Rows
 
 RANDOM = np.random.default_rng(0)
 EDGES = RANDOM.integers(0, 20, (2, 100))
@@ -39,19 +37,6 @@ class TestNpyReader(ReaderTests):
         return NpyReader(
             file, nodes={"x": tmp_path / "x.npy"}, edge_attributes={"w": tmp_path / "w.npy"}
         )
-
-
-class TestCsvReader(ReaderTests):
-    @pytest.fixture(params=["map", "position", "gz"])
-    def reader(self, request, tmp_path):
-        text = "src,dst,weight\n" + "".join(f"{s},{d},{s / 3}\n" for s, d in EDGES.T)
-        if request.param == "gz":
-            file = tmp_path / "edges.csv.gz"
-            file.write_bytes(gzip.compress(text.encode()))
-            return CsvReader(file)
-        file = tmp_path / "edges.csv"
-        file.write_text(text)
-        return CsvReader(file, ids=request.param)
 
 
 class TestNpzReader(ReaderTests):
@@ -101,12 +86,11 @@ class TestTables(ReaderTests):
     def reader(self, tmp_path):
         np.save(tmp_path / "cites.npy", EDGES)
         np.save(tmp_path / "x.npy", RANDOM.random((20, 3)))
-        with (tmp_path / "writes.csv").open("w") as file:
-            file.write("author,paper\n" + "".join(f"{s},{d}\n" for s, d in EDGES.T))
+        writes = Rows(tmp_path / "writes", author=EDGES[0], paper=EDGES[1])
         return Tables(
             {
                 ("paper", "cites", "paper"): tmp_path / "cites.npy",
-                ("author", "writes", "paper"): tmp_path / "writes.csv",
+                ("author", "writes", "paper"): writes,
             },
             {"paper": {"x": tmp_path / "x.npy"}},
             ids="position",

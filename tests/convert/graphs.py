@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.convert import Column, Table
 from pyg_scale.store import topology_of
 from pyg_scale.store.directory.meta import edge_dir
 
@@ -102,3 +103,28 @@ def raw(path):
             name = file.relative_to(path).as_posix()
             found[name] = json.loads(file.read_text()) if name == "META.json" else file.read_bytes()
     return found
+
+
+class Rows(Table):
+    """Columns with ids, which are slow to read as far as a conversion knows.
+
+    Args:
+        path: A file that is written.
+        **columns: Arrays ``[num_rows]``, of numbers or of bytes.
+    """
+
+    fast = False
+
+    def __init__(self, path, **columns):
+        self.path = path
+        self._arrays = {name: np.asarray(values) for name, values in columns.items()}
+        path.write_bytes(b"".join(each.tobytes() for each in self._arrays.values()))
+        self.columns = {
+            name: Column("text" if values.dtype.kind == "S" else str(values.dtype))
+            for name, values in self._arrays.items()
+        }
+
+    def read(self, names, begin, rows):
+        arrays = [self._arrays[name] for name in names]
+        for first in range(begin, len(arrays[0]), rows):
+            yield tuple(each[first : first + rows] for each in arrays)

@@ -16,7 +16,7 @@ from pyg_scale.convert.run import run
 from pyg_scale.convert.tables import Tables
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from tests import preloaded
-from tests.convert.graphs import raw
+from tests.convert.graphs import Rows, raw
 
 ROOT = Path(pyg_scale.__file__).parents[1]
 MEMORY = 1 << 14
@@ -166,12 +166,11 @@ def test_an_end_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
     """Checksums are made when temporary files are gone, by which ids and times were mapped."""
     generator = np.random.default_rng(0)
     ends = generator.integers(0, 30, (2, 200)) * 7 + 5
-    (tmp_path / "e.csv").write_text("a,b\n" + "".join(f"{a},{b}\n" for a, b in ends.T))
-    times = "".join(f"{i * 7 + 5},{i % 4}\n" for i in range(30))
-    (tmp_path / "n.csv").write_text("id,time\n" + times)
+    edges = Rows(tmp_path / "e", a=ends[0], b=ends[1])
+    nodes = Rows(tmp_path / "n", id=np.arange(30) * 7 + 5, time=np.arange(30) % 4)
 
     def go(name):
-        source = Tables(tmp_path / "e.csv", tmp_path / "n.csv")
+        source = Tables(edges, nodes)
         options = Options(time_attr="time")
         _, steps = run(source, tmp_path / name, options, 1 << 26, overwrite=False, quiet=True)
         return steps

@@ -6,4 +6,4 @@ from pyg_scale.testing import PluginTests
 class TestPlugin(PluginTests):
     @pytest.fixture
     def plugin(self):
-        return "pyg-scale-parquet"
+        return "pyg-scale-tables"
