@@ -214,6 +214,7 @@ def test_show_says_why_something_does_not_load(adds, capsys):
     assert error.value.code == 2
 
 
+@pytest.mark.slow
 def test_check_runs_the_conformance_tests():
     good = run("plugins", "check", "memory", "--kind", "graph_store", "--json")
     assert good.returncode == 0, good.stdout + good.stderr

@@ -244,7 +244,7 @@ def test_manual_seed(data, installed):
     assert again != epochs[2]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_processes(data, installed, method):
     loader = pyg_loader.NeighborLoader(
         data, [3], batch_size=30, num_workers=1, multiprocessing_context=method

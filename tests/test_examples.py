@@ -94,7 +94,8 @@ def test_resuming_gives_the_same_model(call):
     assert "the same to the bit" in call(named("resume"), "--tiny")
 
 
-@pytest.mark.parametrize("split_seeds", ["global", pytest.param("part", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("split_seeds", ["global", "part"])
 def test_ranks_share_seeds_and_evaluate_together_or_alone(tmp_path, split_seeds):
     options = ("--tiny", "--split-seeds", split_seeds, "--layerwise", "out")
     python = sys.executable if split_seeds == "global" else preloaded.python()

@@ -146,6 +146,7 @@ def test_the_library_needs_torch_and_the_system_alone(compiled, tmp_path):
     assert not [s for s in undefined if unstable.match(s)]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_compiled_wheel_works_where_there_is_no_compiler(compiled, tmp_path):
     venv = tmp_path / "venv"

@@ -154,6 +154,7 @@ def test_it_is_found(made):
         assert [kind, "mine", "pyg-scale-mine", "0.1.0"] in [line[:4] for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_it_conforms(made):
     _, site = made
@@ -280,6 +281,7 @@ def test_an_installed_wheel_has_the_template(tmp_path):
         assert (made[0] / name).read_text() == (made[1] / name).read_text()
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_not_installed_is_skipped_with_the_line_that_installs_it(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     (tmp_path / "conftest.py").write_text((ROOT / "plugins" / "conftest.py").read_text())

@@ -118,6 +118,7 @@ def test_two_servers_and_two_clients_in_processes(
         assert torch.load(tmp_path / f"{seed}") == expected
 
 
+@pytest.mark.slow
 def test_an_epoch_of_a_real_graph_with_a_server_killed_in_the_middle(
     tmp_path: Path, secret: Path, started: list[Server], data_dir: Path
 ) -> None:

@@ -47,6 +47,7 @@ def edges(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_nodes_that_no_edge_leads_to_take_no_memory(tmp_path):
     np.save(tmp_path / "edges.npy", np.array([[25_000_000, 1, 2], [0, 1, 0]]))
     assert peak(tmp_path) <= 1.1 * LIMIT

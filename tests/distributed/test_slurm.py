@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyg_scale.distributed.slurm import default_port, expand_hosts, expand_tasks, is_step
@@ -56,8 +56,18 @@ nested = brackets(ranges() | digits | st.builds(started, plain, sequence(flat)))
 hosts = st.builds(started, plain, sequence(flat | plain | nested)) | plain
 
 
-@given(listed(hosts).filter(lambda made: len(made[1]) <= 1000))
+some = given(listed(hosts).filter(lambda made: len(made[1]) <= 1000))
+
+
+@settings(max_examples=20)
+@some
 def test_lists_expand_as_they_were_made(made: Made) -> None:
+    assert expand_hosts(made[0]) == made[1]
+
+
+@pytest.mark.slow
+@some
+def test_many_lists_expand_as_they_were_made(made: Made) -> None:
     assert expand_hosts(made[0]) == made[1]
 
 

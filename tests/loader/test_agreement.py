@@ -42,6 +42,7 @@ def held() -> Iterator[tuple[TCPStore, int]]:
     process.join()
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_an_error_in_time(held: tuple[TCPStore, int]) -> None:
     store, process = held
     agreement = Agreement(Group(store, 1, 2, 2.0), "NeighborLoader", "")

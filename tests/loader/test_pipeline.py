@@ -394,11 +394,13 @@ def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_with_an_iterator_alive() -> None:
     done = run(sys.executable, "source = start(1000); next(source); print('end')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.slow
 def test_a_thread_that_is_busy_at_the_end_does_not_abort_the_process() -> None:
     done = run(
         sys.executable,

@@ -65,6 +65,7 @@ def test_types_links_and_hgt() -> None:
     assert_same_batches(HGTLoader(data, [9, 9], **hgt), HGTLoader(data, [9, 9], **hgt, **RING))
 
 
+@pytest.mark.slow
 def test_a_spawned_process() -> None:
     options = NODES | {"batch_size": 100}
     found = NeighborLoader(graph(), **options | RING, multiprocessing_context="spawn")

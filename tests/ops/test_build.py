@@ -71,6 +71,7 @@ def test_writes_a_library_beside_the_package(checkout):
     assert sources.built_from(path) == sources.source_hash(checkout / "csrc")
 
 
+@pytest.mark.slow
 def test_registers_ops_through_the_stable_abi(checkout):
     (checkout / "csrc" / "twice.cpp").write_text(STABLE_OP)
     path = build()

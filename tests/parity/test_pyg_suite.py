@@ -74,6 +74,7 @@ def test_packaging():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drop_in", "passed"), [("loaders", 1), ("compat", 2)])
 def test_runs_what_pyg_skips(tmp_path: Path, drop_in: str, passed: int) -> None:
     out = run(tmp_path, drop_in, SUITE)

@@ -181,7 +181,10 @@ WORKERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "workers",
+    [w if w != "spawn" else pytest.param(w, marks=pytest.mark.slow) for w in WORKERS],
+)
 def test_batches_are_the_same_as_in_memory(tmp_path: Path, workers: str) -> None:
     if workers == "spawn" and os.environ["PYG_SCALE_KERNELS"] == "never":
         pytest.skip("once is enough: the process takes seconds to start")

@@ -172,7 +172,9 @@ def test_a_killed_process_leaves_nothing_that_stays() -> None:
     assert not path.exists(), "the next store of the machine removes it"
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 2)"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("", marks=pytest.mark.slow), "os.kill(os.getpid(), 2)"]
+)
 def test_a_process_that_ends_removes_it(end: str) -> None:
     called = name()
     code = (

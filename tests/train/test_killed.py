@@ -62,6 +62,7 @@ def save(path, point, calls):
             checkpoint.save(numbers.count)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killed_at_any_point_the_last_good_one_loads(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")

@@ -41,7 +41,7 @@ ROOT = Path(pyg_scale.__file__).parents[1]
 @pytest.mark.parametrize(
     ("before", "step", "more"),
     [
-        ("replace", -7, []),
+        pytest.param("replace", -7, [], marks=pytest.mark.slow),
         ("replace", 151, []),
         pytest.param("replace", -1, [], marks=pytest.mark.slow),
         pytest.param("replace", 19, [], marks=pytest.mark.slow),
