@@ -110,7 +110,7 @@ def test_a_header_is_not_taken_for_an_edge(tmp_path):
 
 @pytest.mark.parametrize("text", ["a,b\n", "a,b", "# no edge\na,b\n\n\n"])
 def test_a_header_alone_is_a_graph_without_edges(tmp_path, text):
-    convert(csv(tmp_path / "e.csv", text), tmp_path / "g", quiet=True)
+    convert(csv(tmp_path / "e.csv", text), tmp_path / "g", ids="position", quiet=True)
     assert pyg_scale.open(tmp_path / "g").edge_index.shape == (2, 0)
 
 
