@@ -22,8 +22,20 @@ PATIENCE = 5.0
 """Seconds that threads and processes get to end after a test."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files whose slow tests may take longest come first: none is left when others have ended."""
+    """Mark the cases of matrices as slow, but for one in so many.
+
+    Files whose slow tests may take longest come first: none is left when others have ended.
+    """
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("matrix")
+        if marker and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            place = item.path, f"{item.parent and item.parent.name}.{item.originalname}"
+            if cases[place] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[place] += 1
     seconds: Counter[Path] = Counter()
     usual = float(config.getini("timeout"))
     for item in items:

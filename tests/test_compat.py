@@ -18,6 +18,8 @@ from pyg_scale import compat
 from pyg_scale.datasets import read_npz
 from pyg_scale.store import pyg_tensors
 
+pytestmark = pytest.mark.matrix(2)
+
 if torch_geometric.typing.WITH_PYG_LIB:
     pytest.skip("pyg-lib is installed: there is nothing to stand in for", allow_module_level=True)
 

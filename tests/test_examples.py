@@ -12,6 +12,8 @@ from torch.distributed.run import get_args_parser
 
 from tests import preloaded
 
+pytestmark = pytest.mark.matrix(2)
+
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 

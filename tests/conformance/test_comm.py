@@ -15,6 +15,8 @@ from pyg_scale.comm.nccl import Nccl
 from pyg_scale.testing import CommTests
 from tests.comm.queued import Event, QueuedNccl
 
+pytestmark = pytest.mark.matrix(3)
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 NUM_GPUS = min(4, torch.cuda.device_count())
 

@@ -7,6 +7,8 @@ from torch import nn
 from pyg_scale import plugins
 from pyg_scale.testing import ConvTests
 
+pytestmark = pytest.mark.matrix(3)
+
 
 class TestGCN(ConvTests):
     @pytest.fixture

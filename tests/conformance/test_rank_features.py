@@ -15,6 +15,8 @@ from pyg_scale.testing.store_content import forked
 from tests.distributed.rank_features import Ranks
 from tests.store.feature_directories import write_features
 
+pytestmark = pytest.mark.matrix(3)
+
 BUYS = ("user", "buys", "item")
 
 

@@ -5,6 +5,8 @@ import pytest
 from pyg_scale.ops import library
 from pyg_scale.testing import SamplerTests
 
+pytestmark = pytest.mark.matrix(3)
+
 
 class TestReference(SamplerTests):
     @pytest.fixture

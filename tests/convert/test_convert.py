@@ -19,6 +19,8 @@ from pyg_scale.convert.run import run
 from pyg_scale.store.directory import GraphDirectory
 from tests.convert.graphs import content, expected, graph, hetero, raw, same
 
+pytestmark = pytest.mark.matrix(2)
+
 OPTIONS = [
     {},
     {"time_attr": "time"},

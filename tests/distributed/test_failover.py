@@ -24,7 +24,10 @@ from pyg_scale.testing.ranks import run_ranks
 from tests.distributed.across import in_parts, spread
 from tests.loader.batches import assert_same_batches
 
-pytestmark = pytest.mark.filterwarnings("ignore:all . ranks iterate over the same:UserWarning")
+pytestmark = [
+    pytest.mark.matrix(2),
+    pytest.mark.filterwarnings("ignore:all . ranks iterate over the same:UserWarning"),
+]
 
 COPIES = [[0, 1], [1, 2], [2, 0]]
 """Three ranks, each part on two of them: rank 0 asks rank 2 for part 2, then rank 1."""

@@ -24,6 +24,8 @@ from pyg_scale.testing import graphs
 from tests.distributed.rank_features import Ranks, content_of, ranks, some_rows
 from tests.loader.batches import assert_same_batches
 
+pytestmark = pytest.mark.matrix(3)
+
 PARTS = 4
 
 

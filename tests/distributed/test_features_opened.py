@@ -21,7 +21,10 @@ from tests.distributed.test_features import edges_with_features
 from tests.loader.batches import assert_same_batches
 
 # Every rank takes all seeds here, to compare its batches with those of one process.
-pytestmark = pytest.mark.filterwarnings("ignore:all . ranks iterate over the same")
+pytestmark = [
+    pytest.mark.matrix(2),
+    pytest.mark.filterwarnings("ignore:all . ranks iterate over the same"),
+]
 ARGUMENTS: dict[str, Any] = {
     "num_neighbors": [4, 3], "batch_size": 16, "seed": 3, "split_seeds": False
 }  # fmt: skip

@@ -17,7 +17,10 @@ from tests.cases import shown
 from tests.distributed.across import in_parts, on_ranks, shares, spread
 from tests.loader.batches import assert_same_batches
 
-pytestmark = pytest.mark.filterwarnings("ignore:all . ranks iterate over the same:UserWarning")
+pytestmark = [
+    pytest.mark.matrix(3),
+    pytest.mark.filterwarnings("ignore:all . ranks iterate over the same:UserWarning"),
+]
 
 WAYS: list[dict[str, Any]] = [
     {},

@@ -16,6 +16,8 @@ from tests.distributed.network import until
 from tests.distributed.served import graph
 from tests.loader.batches import assert_same_batches
 
+pytestmark = pytest.mark.matrix(3)
+
 NODES: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 10, "seed": 7, "shuffle": True}
 
 

@@ -22,6 +22,8 @@ from pyg_scale.sampler import NegativeSampling
 from tests.distributed.served import Served, graph, hetero
 from tests.loader.batches import assert_same, assert_same_batches
 
+pytestmark = pytest.mark.matrix(3)
+
 NODES: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "seed": 7, "shuffle": True}
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -29,6 +29,8 @@ from tests.distributed.network import Network, until
 from tests.distributed.served import TOKEN, graph, hetero
 from tests.loader.batches import assert_same_batches
 
+pytestmark = pytest.mark.matrix(3)
+
 NODES: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 20, "seed": 7, "shuffle": True}
 
 

@@ -20,6 +20,8 @@ from pyg_scale.ops import keys
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
 
+pytestmark = pytest.mark.matrix(2)
+
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 1},
     {"num_workers": 3, "prefetch_factor": 1},

@@ -33,6 +33,8 @@ from pyg_scale.loader import layerwise
 from pyg_scale.loader.layerwise import layers
 from pyg_scale.store import MemoryFeatureStore, MemoryGraphStore, Mmap, MmapGraph
 
+pytestmark = pytest.mark.matrix(3)
+
 N, E, C = 200, 1500, 40
 TOLERANCE = 1e-12
 

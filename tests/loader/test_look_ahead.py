@@ -21,6 +21,8 @@ from pyg_scale.store import Cached, Disk, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
 
+pytestmark = pytest.mark.matrix(2)
+
 WORKERS = [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "in_order": False}]
 
 

@@ -25,6 +25,8 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
 
+pytestmark = pytest.mark.matrix(3)
+
 DATA = graphs.hostile()
 WORKERS: list[dict[str, Any]] = [
     {},

@@ -22,6 +22,8 @@ from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches, contents
 from tests.loader.ranks import DATA, loader, on_ranks, some_steps
 
+pytestmark = pytest.mark.matrix(3)
+
 HETERO = graphs.hetero()
 
 

@@ -22,6 +22,8 @@ from pyg_scale.nn import (
 from pyg_scale.testing import graphs
 from tests.nn.oracle import assert_equal, distance, pair, run
 
+pytestmark = pytest.mark.matrix(3)
+
 NUM = 100
 
 

@@ -22,6 +22,8 @@ from pyg_scale.testing import graphs
 from tests import compiling
 from tests.nn.oracle import assert_equal, distance, pair, run
 
+pytestmark = pytest.mark.matrix(3)
+
 CONVS = [GCNConv, SAGEConv, GraphConv, GATConv, GATv2Conv, TransformerConv]
 ALL = [*CONVS, GINConv, RGCNConv]
 OTHERS = [GCNConv, GraphConv, GATv2Conv, TransformerConv]

@@ -15,6 +15,8 @@ from pyg_scale.ops import fused, library
 from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, csr_aggregate
 from tests.ops import graphs
 
+pytestmark = pytest.mark.matrix(4)
+
 TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,

@@ -16,6 +16,8 @@ from pyg_scale.ops.attention_plain import keep_mask
 from tests.ops import graphs
 from tests.ops.test_aggregate import TOLERANCE, compiled, near, path, poison  # noqa: F401
 
+pytestmark = pytest.mark.matrix(4)
+
 KINDS = ("gat", "gatv2", "dot")
 
 

@@ -12,7 +12,7 @@ from tests.ops.test_aggregate import LAYOUTS, TOLERANCE, near
 from tests.ops.test_attention import KINDS, attend, expected, inputs_of, make
 from tests.ops.test_cuda_emulated import nan_everywhere  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("nan_everywhere")
+pytestmark = [pytest.mark.matrix(4), pytest.mark.usefixtures("nan_everywhere")]
 
 
 def gradients(out, inputs, given):

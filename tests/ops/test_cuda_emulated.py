@@ -9,6 +9,8 @@ from pyg_scale.ops.aggregate import REDUCTIONS, csr_aggregate
 from tests.ops import emulated, graphs
 from tests.ops.test_aggregate import LAYOUTS, TOLERANCE, by_loops, near
 
+pytestmark = pytest.mark.matrix(4)
+
 
 @pytest.fixture(autouse=True)
 def nan_everywhere():

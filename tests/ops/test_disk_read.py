@@ -12,6 +12,8 @@ import torch
 from pyg_scale.ops import library
 from pyg_scale.ops.disk_read import BLOCK, TRUNCATED, disk_read
 
+pytestmark = pytest.mark.matrix(5)
+
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 

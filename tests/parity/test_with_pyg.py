@@ -28,6 +28,8 @@ from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, ZipL
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, contents
 
+pytestmark = pytest.mark.matrix(2)
+
 OURS = [n for n in pyg.__all__ if getattr(pyg_scale.loader, n) is not getattr(pyg, n)]
 LINK = ("paper", "to", "term")
 

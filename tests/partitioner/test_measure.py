@@ -13,6 +13,8 @@ from pyg_scale.datasets import load
 from pyg_scale.partitioner import Partition, Quality, compare, quality, write_partition
 from pyg_scale.partitioner.report import describe, draw, table
 
+pytestmark = pytest.mark.matrix(2)
+
 K = 3
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 

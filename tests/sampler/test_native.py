@@ -24,7 +24,10 @@ from tests.sampler.graphs import (
     random_topology,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:subgraph_type='bidirectional'")
+pytestmark = [
+    pytest.mark.matrix(3),
+    pytest.mark.filterwarnings("ignore:subgraph_type='bidirectional'"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,10 @@ from pyg_scale.store.directory import (
 )
 from tests.store.edges import CITES, E, N, assert_is, edge_index
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*plain-torch path.*:RuntimeWarning")
+pytestmark = [
+    pytest.mark.matrix(2),
+    pytest.mark.filterwarnings("ignore:.*plain-torch path.*:RuntimeWarning"),
+]
 
 
 def graph_directory(path: Path, *, dtype: torch.dtype = torch.int64) -> Data:

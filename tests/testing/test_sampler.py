@@ -14,6 +14,8 @@ from pyg_scale.testing import SamplerTests, graphs
 from pyg_scale.testing.ask import ask
 from pyg_scale.testing.run import failures
 
+pytestmark = pytest.mark.matrix(2)
+
 
 class Bernoulli(HopSampler):
     """Keeps each of ``d`` in-edges by itself with probability ``k / d``."""

@@ -17,6 +17,8 @@ from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
 from tests.store.directory.graphs import edge_list_was_made, everything, opened
 
+pytestmark = pytest.mark.matrix(3)
+
 IN_MEMORY = "ignore:.*in the memory of this process:UserWarning"
 WAYS: list[dict[str, Any]] = [
     {},
