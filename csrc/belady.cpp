@@ -43,13 +43,15 @@ struct Slots {
   int64_t count;
   int64_t num_rows;
 
+  [[noreturn, gnu::noinline, gnu::cold]] void no_row(int64_t slot) const {
+    fail("owner: slot " + std::to_string(slot) + " has row " + std::to_string(owner[slot]) +
+         ", but there are only " + std::to_string(num_rows));
+  }
+
   // The row of a slot.
   int64_t row(int64_t slot) const {
     const int64_t row = owner[slot];
-    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]] {
-      fail("owner: slot " + std::to_string(slot) + " has row " + std::to_string(row) +
-           ", but there are only " + std::to_string(num_rows));
-    }
+    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]] no_row(slot);
     return row;
   }
 };
@@ -61,7 +63,7 @@ void check_batch(int64_t batch, const char* name) {
   }
 }
 
-[[noreturn]] void no_slot(int64_t slot, int64_t count) {
+[[noreturn, gnu::noinline, gnu::cold]] void no_slot(int64_t slot, int64_t count) {
   fail("slot_of: there is no slot " + std::to_string(slot) + "; there are " +
        std::to_string(count));
 }

@@ -32,7 +32,7 @@ void for_tasks(int64_t tasks, const F& f) {
 }
 
 int64_t tasks_for(int64_t num_edges, int64_t num_threads) {
-  return std::max<int64_t>(1, std::min(num_threads, num_edges / kTaskEdges));
+  return std::max<int64_t>(1, std::min(usable_threads(num_threads), num_edges / kTaskEdges));
 }
 
 // Where the part of a task begins, if `size` things are shared.

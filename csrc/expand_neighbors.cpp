@@ -111,15 +111,13 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     const auto own = static_cast<uint64_t>(v);
     return disjoint ? static_cast<uint64_t>(s) * static_cast<uint64_t>(num_nodes) + own : own;
   };
-  const auto look = [&](int64_t v, const int64_t* seeds, int64_t i) {
-    if (v < 0 || v >= num_nodes) [[unlikely]] {
-      fail("node " + std::to_string(v) + " does not exist: there are " + std::to_string(num_nodes));
-    }
-    if (disjoint && (seeds[i] < 0 || seeds[i] >= num_seeds)) [[unlikely]] {
-      fail("seed " + std::to_string(seeds[i]) + " does not exist: there are " +
-           std::to_string(num_seeds));
-    }
-  };
+  // In passes of their own, which take a hundredth of the time of the loops below.
+  check_each_within(first, size, "node", num_nodes);
+  check_each_within(wanted, n, "node", num_nodes);
+  if (disjoint) {
+    check_each_within(first_seed, size, "seed", num_seeds);
+    check_each_within(wanted_seed, n, "seed", num_seeds);
+  }
   const auto insert = [&](uint64_t key, int64_t next) {
     return static_cast<int64_t>(
         table.wide() ? table.find_or_insert<true>(key, static_cast<uint64_t>(next))
@@ -132,7 +130,6 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   };
   for (int64_t i = 0; i < size; ++i) {
     prefetch(first, first_seed, i, size);
-    look(first[i], first_seed, i);
     insert(identity(first[i], disjoint ? first_seed[i] : 0), i);
     out[i] = first[i];
     if (disjoint) out_seed[i] = first_seed[i];
@@ -141,7 +138,6 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
   int64_t next = size;
   for (int64_t i = 0; i < n; ++i) {
     prefetch(wanted, wanted_seed, i, n);
-    look(wanted[i], wanted_seed, i);
     const int64_t found = insert(identity(wanted[i], disjoint ? wanted_seed[i] : 0), next);
     if (found == next) {
       out[next] = wanted[i];

@@ -14,7 +14,18 @@ namespace pyg_scale {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-[[noreturn]] inline void fail(const std::string& message) { throw std::invalid_argument(message); }
+// Out of line: a loop in which a message is built is slower, also where none ever is.
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail(const std::string& message) {
+  throw std::invalid_argument(message);
+}
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail(const char* message) {
+  throw std::invalid_argument(message);
+}
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_missing(const char* what, int64_t id,
+                                                                int64_t count) {
+  fail(std::string(what) + " " + std::to_string(id) + " does not exist: there are " +
+       std::to_string(count));
+}
 
 // The message is built when it is needed.
 inline void check(bool condition, const char* message) {
@@ -55,6 +66,14 @@ bool all_within(const T* numbers, int64_t n, int64_t count) {
     signs |= number | (static_cast<uint64_t>(count) - 1 - number);
   }
   return signs >> 63 == 0;
+}
+
+// Refuses ids of which one is none of `count`; names the first.
+inline void check_each_within(const int64_t* ids, int64_t n, const char* what, int64_t count) {
+  if (all_within(ids, n, count)) [[likely]] return;
+  for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= count) fail_missing(what, ids[i], count);
+  }
 }
 
 // The first of `n` numbers that is not in [0, count), or n.

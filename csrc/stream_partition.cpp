@@ -35,6 +35,16 @@ T* table(Tensor& tensor, int64_t rows, int64_t columns, ScalarType type, const c
 
 constexpr int64_t kMost = int64_t{1} << 60;  // of weights, loads and capacities
 
+[[noreturn, gnu::noinline, gnu::cold]] void fail_heavy(int64_t node) {
+  fail("the weight of node " + std::to_string(node) +
+       " times the coefficient exceeds 63 bits: make weights smaller");
+}
+
+[[noreturn, gnu::noinline, gnu::cold]] void fail_penalty(double coefficient, int64_t load) {
+  fail("coefficient and load: " + std::to_string(coefficient) + " times the root of " +
+       std::to_string(load) + " is no number below 2**62");
+}
+
 template <typename Wide>
 Wide floor_div(Wide a, int64_t b) {  // b > 0; as Python's //
   const Wide q = a / b;
@@ -82,10 +92,7 @@ struct Loads {
     const int64_t i = p * columns + c;
     // one product, then cut off: nothing that a compiler could contract
     const double found = coefficient[i] * std::sqrt(static_cast<double>(load[i]));
-    if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]] {
-      fail("coefficient and load: " + std::to_string(coefficient[i]) + " times the root of " +
-           std::to_string(load[i]) + " is no number below 2**62");
-    }
+    if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]] fail_penalty(coefficient[i], load[i]);
     penalty[i] = static_cast<int64_t>(found);
   }
 
@@ -128,10 +135,7 @@ struct Loads {
       wraps |= __builtin_mul_overflow(weight(v, c), penalty[p * columns + c], &price);
       wraps |= __builtin_sub_overflow(found, price, &found);
     }
-    if (wraps) [[unlikely]] {
-      fail("the weight of node " + std::to_string(v) +
-           " times the coefficient exceeds 63 bits: make weights smaller");
-    }
+    if (wraps) [[unlikely]] fail_heavy(v);
     return found;
   }
 
