@@ -25,7 +25,7 @@ _KEY: dict[str, Any] = {
     "columnspacing": 1.0,
     "borderaxespad": 0.2,
 }
-"""How colours are explained: above a panel, to the right of its title."""
+"""The place of the legend: above a panel, to the right of its title."""
 _INK, _LINE, _GRID = "#2b2b2b", "#c2542d", "#e4e4e4"
 
 

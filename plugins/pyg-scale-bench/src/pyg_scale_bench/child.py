@@ -62,7 +62,7 @@ class Child:
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """What the step yielded.
+        """The answer that the step yielded.
 
         Raises:
             SystemExit: If the process ended, such as for more memory than its limit.

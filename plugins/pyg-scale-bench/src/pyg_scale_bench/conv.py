@@ -37,7 +37,7 @@ RELATIONS = 8
 STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, and whether each layer gets only what the seeds still need."""
 BATCHES = "batches"
-"""What the report calls the graph of a training step."""
+"""The name of the graph of a training step in the report."""
 _COPY_BYTES = 1 << 28
 _SHORT_SECONDS = 1.0
 

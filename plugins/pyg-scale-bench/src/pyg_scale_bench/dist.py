@@ -122,7 +122,7 @@ def parts(
 
 
 def share_of_tcp(found: Mapping[str, Any], name: str = "bandwidth") -> list[float]:
-    """What share of the bytes per second of plain sockets rows have, round by round, all ranks.
+    """The bytes per second of rows as a share of plain sockets', round by round, all ranks.
 
     Args:
         found: What was found.
@@ -143,7 +143,7 @@ def remote_bytes(found: Mapping[str, Any], cache: str, method: str | None = None
 
 
 def gain_of_flight(found: Mapping[str, Any]) -> float:
-    """How many times more batches per second there are with several batches in flight."""
+    """The gain in batches per second of several batches in flight."""
     seconds = [
         max(rank["in_flight"][name]["seconds"] for rank in found["ranks"])
         for name in ("1", str(found["settings"]["in_flight"]))
