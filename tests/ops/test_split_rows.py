@@ -141,5 +141,6 @@ def test_a_book_with_places_before_the_first(ranges: bool) -> None:
     group = torch.zeros(offsets.numel() - 1, dtype=torch.int64)
     book = (None, None) if ranges else (part, local)
     index = torch.tensor([2, 1, 0])
-    with pytest.raises(ValueError, match="place -|offsets must rise from 0"):
+    refused = "place -|offsets must rise from 0" if ranges else "place -"
+    with pytest.raises(ValueError, match=refused):
         split_rows(*book, offsets, index, group, torch.tensor([False]))

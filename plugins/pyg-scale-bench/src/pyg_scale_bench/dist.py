@@ -275,7 +275,7 @@ def _speed(found: Mapping[str, Any]) -> list[str]:
 
 
 def _methods(found: Mapping[str, Any]) -> list[str]:
-    """What travels of the graph that was partitioned by several methods, beside the first one."""
+    """The traffic of the graph partitioned by several methods, beside that of the first one."""
     if "compared" not in found:
         return []
     graph, cache = found["compared"], found["settings"]["cache"]

@@ -1,4 +1,4 @@
-"""How fast bytes go between ranks: rows of features, plain sockets, gloo; and on a slow network.
+"""Bytes per second between ranks: rows of features, plain sockets, gloo; and on a slow network.
 
 What processes of one machine send each other is copied by its processors, which is not what limits
 machines with a network between them. A network of a given speed is the loopback of a network

@@ -19,7 +19,7 @@ METHOD_BATCH_SIZE, _METHOD_BATCHES = 128, 8  # of each rank: real graphs are sma
 
 
 def measured(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What this rank finds, once.
+    """The measurements of this rank, once.
 
     Args:
         settings: What ``pyg-scale bench dist`` was asked for, and the paths of the parts.

@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """What :func:`describe` found, as sentences of a report."""
+    """The findings of :func:`describe` as sentences of a report."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     quiet = "quiet" if found["quiet"] else "NOT QUIET: do not quote these numbers"
     return [

@@ -125,7 +125,7 @@ def _with_nvrtc(device: str) -> gpu_check.Found:
 
 
 def _child(command: list[str], settings: dict[str, str], seconds: float) -> tuple[bool | None, str]:
-    """Whether checks in a process of their own pass, and what it says; ``None``: not in time."""
+    """The outcome of checks in a process of their own, and its output; ``None``: not in time."""
     start = time.monotonic()
     child = subprocess.Popen(
         command,
