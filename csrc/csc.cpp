@@ -236,11 +236,35 @@ struct TimedEdge {
   int64_t time, neighbor, id;
 };
 
-template <typename T, typename Time>
-void sort_by_time(Column<T> indices, Column<T> edge_id, const Time& time, int64_t begin,
-                  int64_t end, std::vector<TimedEdge>& edges) {
+// The times of edges or nodes, of which an edge reads one.
+struct Times {
+  const int64_t* data;
+  int64_t size;
+  bool of_edges;
+
+  // The time of number `of`, which the edge at position `e` names.
+  int64_t at(int64_t of, int64_t e) const {
+    if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(size)) [[unlikely]] none(of, e);
+    return data[of];
+  }
+
+  [[noreturn]] __attribute__((noinline)) void none(int64_t of, int64_t e) const {
+    fail(std::string(of_edges ? "edge_id" : "indices") + "[" + std::to_string(e) + "] is " +
+         std::to_string(of) + ", but there are only " + std::to_string(size) + " times");
+  }
+};
+
+template <typename T>
+void sort_by_time(Column<T> indices, Column<T> edge_id, const Times& times, int64_t begin,
+                  int64_t end, int64_t num_edges, std::vector<TimedEdge>& edges) {
   edges.clear();
-  for (int64_t e = begin; e < end; ++e) edges.push_back({time(e), indices[e], edge_id[e]});
+  for (int64_t e = begin; e < end; ++e) {
+    if (e + kFar < num_edges) {
+      prefetch_entry(times.data, times.of_edges ? edge_id[e + kFar] : indices[e + kFar]);
+    }
+    const int64_t neighbor = indices[e], id = edge_id[e];
+    edges.push_back({times.at(times.of_edges ? id : neighbor, e), neighbor, id});
+  }
   std::stable_sort(edges.begin(), edges.end(),
                    [](const TimedEdge& a, const TimedEdge& b) { return a.time < b.time; });
   for (int64_t e = begin; e < end; ++e) {
@@ -260,7 +284,7 @@ bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, boo
         "edge_id must be as indices");
   check(!sort || has_id, "edges cannot be moved without their ids");
   const int64_t num_times = of_edges ? num_edges : time.numel();
-  const int64_t* when = int64_data(time, num_times, "time");
+  const Times times{int64_data(time, num_times, "time"), num_times, of_edges};
   if (sort) {  // indices and edge_id may be columns of one table
     check_apart(indices, "indices", {&indptr, &time});
     check_apart(edge_id, "edge_id", {&indptr, &time});
@@ -269,12 +293,7 @@ bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, boo
   for_destinations(begin, num_dst, num_threads, [&](int64_t first, int64_t last) {
     std::vector<TimedEdge> edges;
     const auto at = [&](int64_t p) {
-      const int64_t of = !of_edges ? neighbor[p] : has_id ? id[p] : p;
-      if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(num_times)) [[unlikely]] {
-        fail(std::string(of_edges ? "edge_id" : "indices") + "[" + std::to_string(p) + "] is " +
-             std::to_string(of) + ", but there are only " + std::to_string(num_times) + " times");
-      }
-      return when[of];
+      return times.at(!of_edges ? neighbor[p] : has_id ? id[p] : p, p);
     };
     for (int64_t v = first; v < last; ++v) {
       const int64_t from = begin[v], to = begin[v + 1];
@@ -289,10 +308,10 @@ bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, boo
       if (e >= to) continue;
       sorted = false;
       if (!sort) return;
-      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), at, from,
-                                   to, edges)
-                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), at, from,
-                                   to, edges);
+      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), times,
+                                   from, to, num_edges, edges)
+                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), times,
+                                   from, to, num_edges, edges);
     }
   });
   return sorted;

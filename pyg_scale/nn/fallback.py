@@ -16,8 +16,8 @@ RECORDED = "torch.compile or a CUDA graph"
 """How reasons begin that only hold where a call is recorded."""
 
 _lock = threading.Lock()
-_by_layer: Counter[tuple[str, str]] = Counter()
-_by_module: weakref.WeakKeyDictionary[Module, Counter[str]] = weakref.WeakKeyDictionary()
+_gone: Counter[tuple[str, str]] = Counter()  # of layers that are no more, and of compilations
+_of_layer: weakref.WeakKeyDictionary[Module, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class NotFused(Exception):
@@ -32,19 +32,32 @@ def record(layer: Module, reason: str) -> None:
     if torch.compiler.is_compiling():
         _record_compiled(type(layer).__name__, reason)
         return
+    # Without the lock and any other dictionary: a small layer takes hardly longer than this.
+    counts = _of_layer.get(layer)
+    if counts is None:
+        counts = _start(layer)
+    counts[reason] += 1
+
+
+def _start(layer: Module) -> Counter[str]:
+    """The counts of a layer that had none, which go to those of its class when it is gone."""
     with _lock:
-        _by_layer[type(layer).__name__, reason] += 1
-        counts = _by_module.get(layer)
-        if counts is None:
-            counts = _by_module[layer] = Counter()
-        counts[reason] += 1
+        counts = _of_layer.setdefault(layer, Counter())
+    weakref.finalize(layer, _keep, type(layer).__name__, counts).atexit = False
+    return counts
+
+
+def _keep(name: str, counts: Counter[str]) -> None:
+    for reason, count in counts.items():
+        _gone[name, reason] += count
+    counts.clear()
 
 
 @torch.compiler.assume_constant_result
 def _record_compiled(layer: str, reason: str) -> bool:
     """Count once per compilation: while it is compiled, a graph has no side effects."""
     with _lock:
-        _by_layer[layer, reason] += 1
+        _gone[layer, reason] += 1
     return True
 
 
@@ -61,19 +74,24 @@ def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
         The reason ``"small input"`` (:data:`SMALL`) is no fault: PyG's path is faster there.
     """
     found: dict[str, dict[str, int]] = {}
-    with _lock:
-        if model is None:
-            for (name, reason), count in sorted(_by_layer.items()):
-                found.setdefault(name, {})[reason] = count
-            return found
+    if model is not None:
         for name, module in model.named_modules():
-            if counts := _by_module.get(module):
+            if counts := _of_layer.get(module):
                 found[name] = dict(sorted(counts.items()))
+        return found
+    with _lock:
+        total = Counter(_gone)
+        for layer, counts in list(_of_layer.items()):
+            for reason, count in counts.items():
+                total[type(layer).__name__, reason] += count
+    for (name, reason), count in sorted(total.items()):
+        found.setdefault(name, {})[reason] = count
     return found
 
 
 def forget_fallbacks() -> None:
     """Start counting anew."""
     with _lock:
-        _by_layer.clear()
-        _by_module.clear()
+        _gone.clear()
+        for counts in list(_of_layer.values()):
+            counts.clear()

@@ -102,7 +102,7 @@ class FusedConv:
         Args:
             x: Features of sources, ``[num_src, channels]``.
         """
-        return x.size(-1)
+        return x.shape[-1]
 
     def _is_small(self, x: Any, edge_index: Any) -> bool:
         """Whether the input is on the CPU and too small; in a trace, whose sizes vary, nothing is.
@@ -110,23 +110,21 @@ class FusedConv:
         It depends on sizes and on where the edges come from, never on earlier calls: a run that
         is resumed takes the paths of one that was not stopped.
         """
-        if self.min_work == 0 or torch.compiler.is_compiling():
+        least = self.min_work
+        of_edges, of_batches = self.crossover if least is None else (least, least)
+        if of_edges == 0 or torch.compiler.is_compiling():
             return False
         if isinstance(x, tuple):
             x = x[0]
         if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
             return False
         # With int32 edges PyG's path raises, or has wrong gradients (torch 2.13).
-        if edge_index.dtype != torch.int64 or edge_index.layout != torch.strided:
+        if edge_index.dtype is not torch.int64 or edge_index.layout is not torch.strided:
             return False
         if x.dim() == 0 or edge_index.dim() != 2 or not edge_index.is_cpu:
             return False
-        if self.min_work is None:
-            of_edges, of_batches = self.crossover
-        else:
-            of_edges = of_batches = self.min_work
-        num_edges, channels = edge_index.size(1), self.message_channels(x)
-        if of_edges == 0 or num_edges * (channels - 2 * _GROUPING) >= of_edges:
+        num_edges, channels = edge_index.numel() >> 1, self.message_channels(x)
+        if num_edges * (channels - 2 * _GROUPING) >= of_edges:
             return False
         return num_edges * (channels - _GROUPING) < of_batches or recall(edge_index) is None
 
