@@ -35,6 +35,7 @@ from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 
 _PAUSE = 0.05
+_NEWS_SECONDS = 1.0  # in which what a rank sent before it ended is read
 _DROPPED_SECONDS = 2 * HELLO_SECONDS  # for which a rank that drops this one is called again
 
 
@@ -65,7 +66,8 @@ class TcpService(Service):
         self._unsent: dict[int, list[tuple[Frame, Future[list[Tensor]]]]] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self.landings = Landings()
-        self._gone: set[int] = set()
+        self._said_bye: set[int] = set()
+        self._gone: set[int] = set()  # these, and those that ended without a word
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
         self._handlers = Handlers(handlers, num_threads)
@@ -227,8 +229,12 @@ class TcpService(Service):
 
     def said_bye(self, rank: int) -> None:
         with self._lock:
-            self._gone.add(rank)
-            self._all_gone.notify_all()
+            self._said_bye.add(rank)
+            self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        self._gone.add(rank)
+        self._all_gone.notify_all()
 
     def lost(self, connection: TcpConnection) -> None:
         with self._lock:
@@ -236,8 +242,7 @@ class TcpService(Service):
             if self._peers.get(connection.rank) is connection:
                 del self._peers[connection.rank]
             if self._closing or connection.said_bye or connection.asked:
-                self._gone.add(connection.rank)
-                self._all_gone.notify_all()
+                self._leave(connection.rank)
 
     def close(self, wait: float = 0.0) -> list[int]:
         others = set(range(self.world_size)) - {self.rank}
@@ -253,11 +258,16 @@ class TcpService(Service):
                     continue
                 except (CommError, OSError):  # it is not there any more, or cannot find this one
                     if not self._hears_from(rank):
-                        self.said_bye(rank)
+                        with self._lock:
+                            self._leave(rank)
             with self._all_gone:
                 while others - self._gone and not self._closed and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
-                missing = sorted(others - self._gone)  # before connections are lost by this
+                # What a rank said last may be on its way on another of its connections.
+                self._all_gone.wait_for(
+                    lambda: self._closed or self._gone <= self._said_bye, min(wait, _NEWS_SECONDS)
+                )
+                missing = sorted(others - self._said_bye)  # before connections are lost by this
         self._closed = True
         self._acceptor.close()
         with self._lock:

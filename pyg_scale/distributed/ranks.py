@@ -22,6 +22,7 @@ from pyg_scale.errors import CommError, CommTimeoutError
 
 _log = logging.getLogger("pyg_scale")
 _LONGEST = 24 * 3600.0  # seconds that a script that has ended goes on serving
+_AT_ONCE = 1e-3  # long enough to say that it was closed
 _NOTICE = 10.0  # seconds after which it says for whom
 
 _lock = threading.Lock()
@@ -112,16 +113,25 @@ class Ranks:
 
         Raises:
             CommTimeoutError: If not all ranks have closed it by then; names them.
+            CommError: If ranks have ended without closing it; names them.
         """
         if self._finalizer.detach() is None or os.getpid() != self._process:
             return
         seconds = self.timeout if timeout is None else timeout
-        missing = self._serving.finish(seconds)
-        if missing and seconds > 0:
-            raise CommTimeoutError(
-                f"rank {', '.join(map(str, missing))} did not close {self.path} within "
-                f"{seconds:g} seconds; rank {self.rank} serves its parts no more"
+        start = time.monotonic()
+        missing = self._serving.finish(max(seconds, _AT_ONCE))
+        if not missing or seconds <= 0:
+            return
+        names = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
+        if time.monotonic() - start < seconds:
+            raise CommError(
+                f"{names} ended without closing {self.path}: killed, or failed (see what it said "
+                "last)"
             )
+        raise CommTimeoutError(
+            f"{names} did not close {self.path} within {seconds:g} seconds; rank {self.rank} "
+            "serves its parts no more"
+        )
 
     def __reduce__(self) -> tuple:
         raise TypeError(
@@ -209,7 +219,10 @@ def _finish_all(serving: _Serving, failed: bool) -> None:
     timer.join()  # a daemon thread that drops what it has while the interpreter ends aborts it
     if missing:
         _log.warning(
-            "rank %s did not close %s in %.0f s", missing, serving.path, time.monotonic() - start
+            "rank %s ended without closing %s, or did not in %.0f s",
+            missing,
+            serving.path,
+            time.monotonic() - start,
         )
 
 

@@ -151,6 +151,30 @@ def test_a_rank_that_is_killed_after_its_last_batch_is_named_by_all(tmp_path: Pa
         assert "CommError: rank 2 ended without distributed.shutdown()" in each, each
 
 
+@pytest.mark.slow
+def test_without_init_a_rank_that_is_killed_is_named_by_all_that_close(tmp_path: Path) -> None:
+    data = graph(num_nodes=400, num_edges=4000)
+    paths = [str(path) for path in spread(in_parts(data, tmp_path, 3), [[0], [1], [2]])]
+    code = f"""
+        import os, signal, pyg_scale.loader
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        data = pyg_scale.open({paths!r}[rank], timeout=60)
+        for batch in pyg_scale.loader.NeighborLoader(data, [3], batch_size=16):
+            pass
+        dist.barrier()
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        data.close()
+    """
+    (first, said), (second, also), (third, _) = end(start(tmp_path, code, 3))
+    assert (first, second, third) == (1, 1, -signal.SIGKILL), said + also
+    for each in (said, also):
+        assert "CommError: rank 2 ended without closing" in each, each
+
+
 def test_what_is_a_failure() -> None:
     assert not any(map(is_failure, (None, SystemExit(), SystemExit(0))))
     assert all(map(is_failure, (SystemExit(3), SystemExit("why"), ValueError())))
