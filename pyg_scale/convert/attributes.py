@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayWriter, read_header
 from pyg_scale.convert.journal import Work
-from pyg_scale.store.base import sortable_time
+from pyg_scale.graph.topology import sortable_time
 from pyg_scale.store.directory.array import dtype_name, numpy_dtype, torch_dtype
 from pyg_scale.store.directory.meta import Attribute
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.meta import Attribute
 
 T = TypeVar("T")

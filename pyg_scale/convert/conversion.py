@@ -26,7 +26,7 @@ from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.scan import Scan, check_column
 from pyg_scale.convert.space import check_space, estimate
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.meta import (
     Attribute,

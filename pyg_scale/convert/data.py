@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import expand_pointers
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory.array import as_array, dtype_name
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale.store.grouped import GroupedEdges

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.base import Description, EdgeList, Reader
-from pyg_scale.store.base import EdgeType
+from pyg_scale.graph.topology import EdgeType
 from pyg_scale.store.source import of
 
 

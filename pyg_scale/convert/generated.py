@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
 from pyg_scale.datasets.streamed import LINKS, NODES, StreamedCommunities
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.meta import Attribute
 

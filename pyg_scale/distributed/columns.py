@@ -12,7 +12,7 @@ from pyg_scale.comm import Work
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.errors import CommError, GraphDirectoryError
-from pyg_scale.store.base import NodeType
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.assemble import Places

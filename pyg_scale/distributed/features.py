@@ -27,6 +27,7 @@ from pyg_scale.distributed.features_plan import (
 from pyg_scale.distributed.features_split import Splitter
 from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
+from pyg_scale.store.base import look_ahead_of
 from pyg_scale.store.cache import Cached
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.memory import _key, _name
@@ -141,7 +142,7 @@ class RankFeatures(FeatureStore):
     @property
     def look_ahead(self) -> int:
         """How many batches loaders should announce before they are read."""
-        of_local = int(getattr(self.local, "look_ahead", 0))
+        of_local = 0 if self.local is None else look_ahead_of(self.local)
         if self._all_here:
             return of_local
         of_cache = 0 if self.cache is None else self.cache.look_ahead
@@ -297,8 +298,10 @@ class RankFeatures(FeatureStore):
             index = next((known for known in same if torch.equal(known, index)), index)
             same.append(index)
             attrs.append(TensorAttr(*self._find(attr).key, index=index))
-        plan = self.plan(attrs)
+        # What a cache of its own may have is read when it is needed.
+        plan = self.plan([attr for attr in attrs if _key(attr) not in self._cached])
         self.begin(plan)
+        place = iter(plan.place)
 
         def take(number: int, column: Column) -> Tensor:
             out = plan.coming(number, column)
@@ -306,7 +309,15 @@ class RankFeatures(FeatureStore):
             self._read_asked(plan, number, column, out)
             return raw_rows(out[column.key])
 
-        return [partial(take, number, column) for number, column in plan.place]
+        return [
+            partial(self._read_raw, attr)
+            if _key(attr) in self._cached
+            else partial(take, *next(place))
+            for attr in attrs
+        ]
+
+    def _read_raw(self, attr: TensorAttr) -> Tensor:
+        return raw_rows(self.get_tensor(attr))
 
     def _find(self, attr: TensorAttr) -> Column:
         column = self._columns.get(_key(attr))

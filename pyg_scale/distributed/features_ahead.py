@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
+from pyg_scale.store.base import look_ahead_of
+
 if TYPE_CHECKING:
     from pyg_scale.distributed.features import RankFeatures
     from pyg_scale.distributed.features_plan import Plan
@@ -123,8 +125,7 @@ def announced_plan(store: object, attrs: Sequence[TensorAttr]) -> Plan | None:
 
 
 def _schedule_of(store: Any) -> Any:
-    wants = int(getattr(store, "look_ahead", 0)) > 0
-    return store.schedule() if wants and callable(getattr(store, "schedule", None)) else None
+    return store.schedule() if look_ahead_of(store) > 0 else None
 
 
 def _same(one: TensorAttr, two: TensorAttr) -> bool:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.gather_parts import gather_parts
 from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import Attribute, GraphDirectory
 from pyg_scale.store.directory.array import torch_dtype
 

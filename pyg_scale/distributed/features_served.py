@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.distributed.features_parts import Column, PartRows, columns_of, described
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.sockets import Rows
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import GraphDirectory
 
 FEATURES = "features"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.distributed.features_parts import edge_book
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.split_rows import split_rows
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import GraphDirectory
 
 _NONE = torch.empty(0, dtype=torch.int64)

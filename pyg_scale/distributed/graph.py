@@ -16,13 +16,13 @@ from pyg_scale.distributed.features_supplied import SuppliedFeatures, stored_att
 from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.router import RankRouter
+from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.topology import Topology
 from pyg_scale.sampler.parts import parts_topology
-from pyg_scale.store.base import Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.lazy import EDGE_INDEX
 from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
-from pyg_scale.store.mapped_topology import TopologyOptions
 
 
 class _OverRanks:
@@ -63,11 +63,11 @@ class _OverRanks:
         return f"{self.ranks.path} has parts on other ranks, which only this process can ask"
 
     def supply_topology(self, options: TopologyOptions) -> Topology | None:
-        """See :class:`~pyg_scale.store.mapped_topology.SuppliesTopology`."""
+        """See :class:`~pyg_scale.graph.source.SuppliesTopology`."""
         return self.__dict__["_over"].topology(self, options)
 
     def supply_features(self) -> FeatureStore | None:
-        """See :class:`~pyg_scale.loader.source.SuppliesFeatures`."""
+        """See :class:`~pyg_scale.graph.source.SuppliesFeatures`."""
         return self.__dict__["_over"].features(self)
 
     def rank_features(self, **options: Any) -> RankFeatures:

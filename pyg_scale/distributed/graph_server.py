@@ -23,6 +23,8 @@ from pyg_scale import plugins
 from pyg_scale.comm.service import Handler
 from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.loader_record import HGT, LoaderRecord, RowsOf, digest, json_of
+from pyg_scale.graph.source import directory_of
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader import foreign, wire
 from pyg_scale.loader.batch import select_rows
 from pyg_scale.loader.features import Features
@@ -32,7 +34,6 @@ from pyg_scale.loader.source import features_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import serial
 from pyg_scale.sampler.hgt import HGTSampler
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory.lazy import EDGE_INDEX
 
 _WHOLE = 1 << 64
@@ -83,7 +84,7 @@ class GraphServer:
         parallel: bool = True,
         max_loaders: int = 64,
     ) -> None:
-        if getattr(graph, "graph_directory", None) is None:
+        if directory_of(graph) is None:
             raise TypeError(
                 f"a server serves what pyg_scale.open(path) returns (got {type(graph).__name__})"
             )

@@ -17,10 +17,10 @@ from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale import plugins
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader import wire
 from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.sampler.negative import NegativeSampling
-from pyg_scale.store.base import EdgeType, NodeType
 
 VERSION = 1
 HGT = "hgt"

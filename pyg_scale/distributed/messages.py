@@ -23,9 +23,9 @@ from torch import Tensor
 
 from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.errors import CommError
+from pyg_scale.graph.topology import EdgeType
 from pyg_scale.ops.keys import to_signed
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.store.base import EdgeType
 from pyg_scale.store.directory.meta import Meta
 
 _COLUMNS = 6

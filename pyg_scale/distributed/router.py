@@ -23,13 +23,13 @@ from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.distributed.serving import EDGES, TIMES
 from pyg_scale.errors import CommError
+from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.split_rows import split_rows
 from pyg_scale.ops.stitch import Answer, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.parts import PartsRouter, end_of
-from pyg_scale.store.base import NodeType
-from pyg_scale.store.mapped_topology import TopologyOptions
 
 if TYPE_CHECKING:
     from pyg_scale.store.directory import GraphDirectory
@@ -49,7 +49,7 @@ class _Share(NamedTuple):
 
 
 class RankRouter:
-    """Reaches in-edges wherever they are; see :class:`~pyg_scale.store.base.Router`.
+    """Reaches in-edges wherever they are; see :class:`~pyg_scale.graph.topology.Router`.
 
     Args:
         ranks: Those that have the graph open.

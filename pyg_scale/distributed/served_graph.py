@@ -21,9 +21,9 @@ from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.served_sampler import ServedSampler
 from pyg_scale.distributed.servers import Asked, Servers, addresses_of, secret_of
 from pyg_scale.errors import CommError
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import wire
 from pyg_scale.loader.sampling_options import SamplingOptions
-from pyg_scale.store.base import NodeType
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.lazy import EDGE_INDEX

@@ -14,9 +14,9 @@ from pyg_scale.distributed.features_served import FEATURES, FeatureAnswers
 from pyg_scale.distributed.messages import Layout
 from pyg_scale.distributed.records import from_record
 from pyg_scale.errors import CommError
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.parts import PartAnswers, PartsRouter, node_times
-from pyg_scale.store.base import NodeType
 from pyg_scale.store.directory import GraphDirectory
 
 EDGES = "edges"

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.epoch import BatchIndex
@@ -38,6 +40,25 @@ class Pending(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Nobody will wait for it."""
+
+
+@runtime_checkable
+class RemoteSampler(Protocol):
+    """A sampler whose graph is elsewhere: batches are asked for, several at a time."""
+
+    def check_seeds(self, seed_type: Any, timed: bool) -> None:
+        """Let the other side check the arguments of a loader.
+
+        Raises:
+            ValueError: If they do not fit the graph; likewise ``TypeError`` and
+                ``NotImplementedError``.
+        """
+
+    def ask_from_nodes(self, inputs: NodeSamplerInput, key: int) -> Pending:
+        """Ask for the subgraph around seed nodes; returns at once."""
+
+    def ask_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any, key: int) -> Pending:
+        """Ask for the subgraph around seed links; returns at once."""
 
 
 class _Item:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.stats import Stats
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.base import look_ahead_of
 from pyg_scale.store.reading import take_reads
 
 HOMOGENEOUS_EDGES = (None, None)
@@ -121,9 +122,7 @@ class Features:
     @property
     def look_ahead(self) -> int:
         """How many batches the store wants to know before it is asked for them."""
-        if not callable(getattr(self.store, "schedule", None)):
-            return 0
-        return int(getattr(self.store, "look_ahead", 0))
+        return look_ahead_of(self.store)
 
     def _attrs(self) -> list[TensorAttr]:
         """Asked for each time, as PyG's loaders do: a store may get new features."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch_geometric.sampler as pyg
 
 from pyg_scale import plugins
+from pyg_scale.graph.source import SuppliesSampler
 from pyg_scale.loader.randomness import torch_forked
 from pyg_scale.ops import keys
 from pyg_scale.sampler.base import NeighborSampler
@@ -70,10 +71,8 @@ def resolve(
         ValueError: If the sampler was built with other arguments.
         NotImplementedError: If the sampler does not support an argument.
     """
-    brings = getattr(data, "sampler_for", None)
-    if callable(brings):  # servers sample
-        served: pyg.BaseSampler = brings(sampler, options, sampling)
-        return served
+    if isinstance(data, SuppliesSampler):
+        return data.sampler_for(sampler, options, sampling)
     if isinstance(sampler, str):
         sampler = plugins.get("sampler", sampler)
     if isinstance(sampler, type):

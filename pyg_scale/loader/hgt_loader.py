@@ -8,6 +8,7 @@ from typing import Any
 
 import torch_geometric.loader
 
+from pyg_scale.graph.source import SuppliesSampler
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.sampler.hgt import HGTSampler
 
@@ -93,7 +94,8 @@ class HGTLoader(NodeLoader, torch_geometric.loader.HGTLoader):
 
 
 def _sampler_of(data: Any, sampling: Any, num_samples: Any, *, is_sorted: bool) -> Any:
-    brings = getattr(data, "sampler_for", None)
-    if callable(brings):  # servers sample
-        return brings("hgt", {"num_samples": num_samples, "is_sorted": is_sorted}, sampling)
+    if isinstance(data, SuppliesSampler):
+        return data.sampler_for(
+            "hgt", {"num_samples": num_samples, "is_sorted": is_sorted}, sampling
+        )
     return HGTSampler(data, num_samples, is_sorted=is_sorted)

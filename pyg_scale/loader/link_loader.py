@@ -12,7 +12,7 @@ from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
-from pyg_scale.loader.ahead import Pending
+from pyg_scale.loader.ahead import Pending, RemoteSampler
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.drawing import key_of, publish
@@ -200,7 +200,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
 
     @property
     def _asks(self) -> bool:
-        return callable(getattr(self.link_sampler, "ask_from_edges", None))
+        return isinstance(self.link_sampler, RemoteSampler)
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.link_sampler

@@ -20,6 +20,7 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.graph.source import needs_threads
 from pyg_scale.loader.batch import _original
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
@@ -33,6 +34,7 @@ from pyg_scale.loader.pipeline import (
     WorkerThreads,
 )
 from pyg_scale.loader.stats import Stats
+from pyg_scale.store.base import KeepsInFlight
 
 if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader
@@ -162,8 +164,9 @@ def batches_under_way(loader: SubgraphLoader, features: Features) -> int:
     Where a graph is on several ranks, sampling waits for answers: with few workers, or none, other
     batches are sampled in the meantime, as many as the feature store has ``in_flight``.
     """
-    waits = bool(getattr(getattr(loader, "data", None), "needs_threads", ""))
-    wanted = int(getattr(features.store, "in_flight", 1)) if waits else 1
+    waits = bool(needs_threads(getattr(loader, "data", None)))
+    store = features.store
+    wanted = store.in_flight if waits and isinstance(store, KeepsInFlight) else 1
     return wanted if wanted > max(1, loader.num_workers) else 0
 
 
@@ -176,7 +179,7 @@ def refuse_processes(loader: SubgraphLoader) -> Features | None:
     if loader._target is not None:
         refuse_processes_on_device(loader)
     if loader.num_workers > 0 and loader.worker_type != "thread":
-        reason = getattr(getattr(loader, "data", None), "needs_threads", "")
+        reason = needs_threads(getattr(loader, "data", None))
         if reason:
             raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
     features: Features | None = getattr(loader, "_features", None)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
+from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.loader import foreign
 from pyg_scale.loader.affinity import WorkerControls
-from pyg_scale.loader.ahead import Pending
+from pyg_scale.loader.ahead import Pending, RemoteSampler
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
 from pyg_scale.loader.drawing import key_of, publish
@@ -26,7 +27,6 @@ from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.sampler.base import NeighborSampler
-from pyg_scale.store.base import NodeType, Topology
 
 
 class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoader):
@@ -174,7 +174,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         sampler = make_sampler()
         _check_bound(sampler)
         warn_if_unplanned(data, sampler)
-        if callable(getattr(sampler, "check_seeds", None)):  # its graph is elsewhere
+        if isinstance(sampler, RemoteSampler):
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
         self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
@@ -199,7 +199,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     @property
     def _asks(self) -> bool:
-        return callable(getattr(self.node_sampler, "ask_from_nodes", None))
+        return isinstance(self.node_sampler, RemoteSampler)
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.node_sampler

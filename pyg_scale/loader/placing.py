@@ -8,6 +8,7 @@ import torch
 from torch_geometric.data import FeatureStore
 from torch_geometric.sampler import EdgeSamplerInput
 
+from pyg_scale.graph.source import SuppliesSampler, needs_threads
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.on_device import OnDevice
 from pyg_scale.loader.source import filled, sizes_of
@@ -150,11 +151,11 @@ def _given(target: OnDevice, features: Features | None) -> bool:
 
 def _why_copied(data: Any, features: Features | None) -> str:
     """Why features are not kept on the device but copied with each batch; empty if they are."""
-    if callable(getattr(data, "sampler_for", None)):
+    if isinstance(data, SuppliesSampler):
         return "servers send features with what they sampled"
     if features is not None:
         store = features.store
         return f"{store!r} looks ahead, and keeps rows itself" if features.look_ahead else ""
-    if getattr(data, "needs_threads", ""):
+    if needs_threads(data):
         return "other ranks have some of the features"
     return ""

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch_geometric.sampler import NumNeighbors
 
+from pyg_scale.graph.source import directory_of
+
 
 def warn_if_unplanned(data: Any, sampler: Any) -> None:
     """Warn if ``data`` was opened from a directory that was cut for another ``num_neighbors``.
@@ -18,7 +20,7 @@ def warn_if_unplanned(data: Any, sampler: Any) -> None:
         data: What the loader was given.
         sampler: Its sampler.
     """
-    directory = getattr(data, "graph_directory", None)
+    directory = directory_of(data)
     if directory is None or directory.meta.partition is None:
         return
     partition = directory.meta.partition

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pyg_scale.graph.source import SuppliesSampler
 from pyg_scale.store.byte_size import byte_size
 
 _RING_BYTES = 64 << 20  # for each worker
@@ -217,4 +218,4 @@ def checked(sampling: Any, data: Any, kwargs: dict[str, Any]) -> SamplingOptions
 
 
 def _is_served(data: Any) -> bool:
-    return callable(getattr(data, "sampler_for", None))
+    return isinstance(data, SuppliesSampler)

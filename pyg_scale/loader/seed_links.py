@@ -10,9 +10,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput
 from torch_geometric.utils import to_edge_index
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.seeds import num_nodes_of
 from pyg_scale.ops.mapped_file import in_file, pieces
-from pyg_scale.store.base import EdgeType, NodeType
 
 _WHAT = "edge_label_index must be an integer tensor [2, num_links]"
 

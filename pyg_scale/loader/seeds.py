@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData, remote_backend_utils
 from torch_geometric.sampler import NodeSamplerInput
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.mapped_file import in_file
-from pyg_scale.store.base import NodeType
 
 
 class _MappedNodes(NodeSamplerInput):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,23 +10,13 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from pyg_scale import plugins
+from pyg_scale.graph.source import SuppliesFeatures, needs_threads
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds import num_nodes_of
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.store.base import BuildsFromData
 from pyg_scale.store.directory.data import is_waiting
 from pyg_scale.store.mmap import Mmap
-
-
-@runtime_checkable
-class SuppliesFeatures(Protocol):
-    """A graph that knows itself how features are read, such as one on several ranks."""
-
-    def supply_features(self) -> FeatureStore | None:
-        """Features of nodes and edges by original id.
-
-        Returns:
-            A feature store; ``None`` if they are read from the graph as from any other.
-        """
 
 
 def check_data(data: Any) -> None:
@@ -58,7 +48,7 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
         ValueError: If a feature does not fit the graph.
     """
     if isinstance(feature_store, str):
-        if getattr(type(data), "needs_threads", "") and data.needs_threads:
+        if needs_threads(data):
             raise ValueError(
                 f"feature_store={feature_store!r} takes all features from data, some of which are "
                 "on other ranks: leave it out, or pass data.rank_features(cache=..., local=...)"
@@ -69,8 +59,10 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
                 f"feature_store={feature_store!r} must stand for a subclass of FeatureStore (it is "
                 f"{made!r}, a fault of the plugin)"
             )
-        known = getattr(made, "for_data", None)  # a store that is not filled from the data
-        feature_store = known(data) if callable(known) else filled(made(), data)
+        kind: Any = made
+        feature_store = (
+            kind.for_data(data) if isinstance(kind, BuildsFromData) else filled(kind(), data)
+        )
     elif feature_store is None:
         if isinstance(data, SuppliesFeatures):
             feature_store = data.supply_features()

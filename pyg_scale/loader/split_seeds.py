@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pyg_scale import comm as comms
 from pyg_scale.comm import Communicator, Group
+from pyg_scale.graph.source import directory_of
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader.share import UNEVEN
 from pyg_scale.loader.sharing import Sharing
 from pyg_scale.loader.unsplit import Unsplit, group_of_torch
-from pyg_scale.store.base import NodeType
 
 SPLIT_SEEDS = ("global", "part")
 
@@ -132,7 +133,7 @@ def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | No
         ``int32`` ``[n]``, or ``None`` if ``data`` is no opened directory.
     """
     # Servers keep the books of a graph: a client cannot say who has which node.
-    books = getattr(getattr(data, "graph_directory", None), "books", {})
+    books = getattr(directory_of(data), "books", {})
     if node_type not in books:
         return None
     return books[node_type].part_of(nodes).to(torch.int32)
@@ -146,7 +147,7 @@ def communicator_of(loader: Any) -> Communicator | None:
 
 def _may_have_ranks(loader: Any) -> bool:
     """Whether the same script shares seeds when it runs on several ranks."""
-    return getattr(getattr(loader, "data", None), "graph_directory", None) is not None
+    return directory_of(getattr(loader, "data", None)) is not None
 
 
 def _group_of(comm: Communicator | None) -> Group:

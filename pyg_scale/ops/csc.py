@@ -23,7 +23,7 @@ _CHUNK = 1 << 22  # edges between two steps of the progress bar
 
 
 class Compressed(NamedTuple):
-    """Edges grouped by destination, see :class:`pyg_scale.store.base.CSC`."""
+    """Edges grouped by destination, see :class:`pyg_scale.graph.topology.CSC`."""
 
     indptr: Tensor
     """``int64`` ``[num_dst + 1]``."""

@@ -44,7 +44,7 @@ def draw_neighbors(
     """Draw in-edges of nodes. Waits for the device once, for how many there are.
 
     Args:
-        indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.store.base.CSC`. All tensors
+        indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.graph.topology.CSC`. All tensors
             are contiguous and on one device.
         indices: ``int64`` or ``int32`` ``[num_edges]``.
         edge_id: ``int64`` or ``int32`` ``[num_edges]``; ``None`` if ids are positions.

@@ -52,7 +52,7 @@ def expand_neighbors(
 
     Args:
         indptr: Of the in-edges of a part, or of all nodes; this and what follows is as in
-            :class:`pyg_scale.store.base.CSC`.
+            :class:`pyg_scale.graph.topology.CSC`.
         indices: See there.
         edge_id: See there.
         time: See there.

@@ -70,8 +70,8 @@ def hgt_sample(
 ) -> HGTTensors:
     """Sample a subgraph with about equally many nodes of each type.
 
-    Tensors of the graph are as in :class:`pyg_scale.store.base.CSC`, one per edge type; an empty
-    ``edge_id`` stands for the position itself.
+    Tensors of the graph are as in :class:`pyg_scale.graph.topology.CSC`, one per edge type; an
+    empty ``edge_id`` stands for the position itself.
 
     Args:
         dst_type: Number of the node type of the destinations of each edge type.

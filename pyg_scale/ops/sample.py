@@ -73,7 +73,7 @@ def neighbor_sample(
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
-    Tensors of the graph are as in :class:`pyg_scale.store.base.CSC`, one per edge type
+    Tensors of the graph are as in :class:`pyg_scale.graph.topology.CSC`, one per edge type
     (``node_time``, ``num_nodes``, ``seed`` and ``seed_time``: per node type), :data:`ABSENT`
     where there is none. Uses as many threads as :func:`pyg_scale.ops.threads.num_threads`
     says; the result does not depend on it.

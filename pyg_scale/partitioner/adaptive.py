@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import keys
 from pyg_scale.ops.refine_partition import refine_partition
 from pyg_scale.partitioner.assigned import check_assignment
 from pyg_scale.partitioner.base import Partition, PartitionGraph
 from pyg_scale.partitioner.graph import partition_graph
-from pyg_scale.store.base import NodeType
 
 _FINE = 1 << 20  # units in which the work of an average node is counted
 

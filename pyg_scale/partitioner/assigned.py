@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.partitioner.base import Partition, check_num_parts
-from pyg_scale.store.base import NodeType
 
 _CHUNK = 1 << 22
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import NodeType, Topology
+from pyg_scale.graph.topology import NodeType, Topology
 
 BALANCES = ("nodes", "edges", "train")
 """What can be balanced: nodes of each type, in-edges of all types, training nodes of each type."""

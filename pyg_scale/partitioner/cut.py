@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale import plugins
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.partitioner.assignment import read_assignment
 from pyg_scale.partitioner.base import (
     Partition,
@@ -23,7 +24,6 @@ from pyg_scale.partitioner.base import (
 )
 from pyg_scale.partitioner.graph import Train, partition_graph
 from pyg_scale.partitioner.write import write_partition
-from pyg_scale.store.base import NodeType
 
 Assignment = Tensor | dict[str, Tensor]
 

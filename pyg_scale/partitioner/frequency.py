@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_scale import plugins
+from pyg_scale.graph.topology import CSC, NodeType, Topology
 from pyg_scale.partitioner.base import Partitioner, PartitionGraph
 from pyg_scale.partitioner.hotness import METHODS, sample_prob
 from pyg_scale.partitioner.placement import place
-from pyg_scale.store.base import CSC, NodeType, Topology
 
 
 class FrequencyPartitioner(Partitioner):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.ops.undirected import Block, facts, sort_rows, undirected
 from pyg_scale.partitioner.base import BALANCES, PartitionGraph
-from pyg_scale.store.base import NodeType, Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.source import of
 from pyg_scale.store.topology import topology_of
@@ -40,7 +40,7 @@ def partition_graph(
 
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, a
-            :class:`~pyg_scale.store.base.Topology`, or a graph directory, opened or by its path.
+            :class:`~pyg_scale.graph.topology.Topology`, or a graph directory, opened or by path.
         balance: What the parts should hold equal shares of: any of ``"nodes"`` (of each type),
             ``"edges"`` (in-edges) and ``"train"`` (training nodes of each type).
         train: The training nodes. By default those of ``train_mask`` or, in a directory, of the

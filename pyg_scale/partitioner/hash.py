@@ -7,9 +7,9 @@ import hashlib
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import keys
 from pyg_scale.partitioner.base import Partitioner, PartitionGraph
-from pyg_scale.store.base import NodeType
 
 
 class HashPartitioner(Partitioner):

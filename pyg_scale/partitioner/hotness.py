@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyg_scale.graph.topology import CSC, NodeType, Topology
 from pyg_scale.ops import keys
 from pyg_scale.partitioner.remote import batches, sampler_of
 from pyg_scale.partitioner.rows import pieces
 from pyg_scale.partitioner.whole import whole_topology
-from pyg_scale.store.base import CSC, NodeType, Topology
 
 METHODS = ("auto", "propagate", "sample")
 _EDGES = 1 << 22
@@ -45,7 +45,7 @@ def sample_prob(
     Probabilistic Neighborhood Expansion Analysis and Caching" (Kaler et al., MLSys 2023).
 
     Args:
-        data: A :class:`~pyg_scale.store.base.Topology`, ``Data``, ``HeteroData``, or a graph
+        data: A :class:`~pyg_scale.graph.topology.Topology`, ``Data``, ``HeteroData``, or a graph
             directory of one part or its path. Times and weights of edges are not regarded.
         seeds: The training nodes ``[n]``, distinct, by node type where there are types.
         num_neighbors: Neighbours per hop, for all edge types; -1 for all.

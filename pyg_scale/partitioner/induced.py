@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.rows import Split
-from pyg_scale.store.base import EdgeType, NodeType
 
 _EDGES = ("edge_index", "adj_t", "adj")
 

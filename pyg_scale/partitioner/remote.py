@@ -11,10 +11,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale import plugins
+from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.ops import keys
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.counts import Remote
-from pyg_scale.store.base import NodeType, Topology
 
 
 def measure_remote(

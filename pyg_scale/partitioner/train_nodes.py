@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.whole import directory_of
-from pyg_scale.store.base import NodeType
 from pyg_scale.store.directory.assemble import node_attribute
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from pyg_scale.store.base import Topology
+from pyg_scale.graph.topology import Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.data import unchanged_directory
 from pyg_scale.store.directory.opening import open_graph

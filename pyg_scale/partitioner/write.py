@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from tqdm.auto import tqdm
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.counts import Quality
@@ -26,7 +27,6 @@ from pyg_scale.partitioner.write_edges import (
 )
 from pyg_scale.partitioner.write_nodes import write_attributes, write_book
 from pyg_scale.partitioner.write_out_edges import write_out_edges
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.directory import (
     DirectoryWriter,

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, pieces
 from pyg_scale.partitioner.write_nodes import Progress, split_rows, writers
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, node_dir

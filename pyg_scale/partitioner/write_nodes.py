@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, ranks
-from pyg_scale.store.base import NodeType
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.meta import attribute_file, node_dir
 

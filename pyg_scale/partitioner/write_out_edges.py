@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, weight_prefix
 from pyg_scale.partitioner.assigned import Assigned
 from pyg_scale.partitioner.rows import RowWriter, Split, ranks
@@ -28,7 +29,6 @@ from pyg_scale.partitioner.write_edges import (
     pointer_writers,
 )
 from pyg_scale.partitioner.write_nodes import Progress
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import DirectoryWriter, EdgeMeta, GraphDirectory
 from pyg_scale.store.directory.meta import edge_dir
 

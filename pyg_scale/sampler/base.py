@@ -14,9 +14,9 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
+from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.arguments import flag, integers, number_of_neighbors, one_of
 from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
-from pyg_scale.store.base import EdgeType, NodeType, Topology
 from pyg_scale.store.topology import topology_of
 
 CAPABILITIES = {
@@ -71,7 +71,8 @@ class NeighborSampler(pyg.BaseSampler):
 
     across_parts: ClassVar[bool] = False
     """Whether it reaches in-edges through :attr:`Topology.router
-    <pyg_scale.store.base.Topology.router>`, so that parts of a graph may be in other processes."""
+    <pyg_scale.graph.topology.Topology.router>`, so that other processes may
+    have parts of the graph."""
 
     topology: Topology | None = None
 

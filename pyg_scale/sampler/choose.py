@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import CSC, EdgeType
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.keys import NEIGHBOR, edge_type_hash, fold, fold_tensor
 from pyg_scale.sampler.frontier import Chosen, Frontier
-from pyg_scale.store.base import CSC, EdgeType
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.hop import HopSampler

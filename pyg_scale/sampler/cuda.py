@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops import keys
 from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.device_graph import DeviceGraph
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.base import EdgeType, NodeType, Topology
 from pyg_scale.store.device.target import device_of, send
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.store.device.placement import allotted
 from pyg_scale.store.device.target import send_large
 

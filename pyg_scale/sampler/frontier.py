@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import CSC, EdgeType
+from pyg_scale.graph.topology import CSC, EdgeType
 
 
 @dataclass(frozen=True)

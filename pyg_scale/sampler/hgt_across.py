@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops.expand import number_nodes
 from pyg_scale.ops.hgt import hgt_take, score_of
 from pyg_scale.ops.keys import HGT, fold
@@ -15,7 +16,6 @@ from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import edges_among
-from pyg_scale.store.base import EdgeType, NodeType, Topology
 
 
 def sample_across(

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.ops.expand import number_nodes
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import edges_among, swap_directions, to_bidirectional
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
 
 
 class HopSampler(NeighborSampler):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput
 
+from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.negative import NegativeSampling, sample_negatives
-from pyg_scale.store.base import EdgeType, NodeType, Topology
 
 if TYPE_CHECKING:
     from pyg_scale.sampler.base import NeighborSampler

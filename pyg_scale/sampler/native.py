@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
+from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops import keys, library
 from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.ops.sample import ABSENT, neighbor_sample
@@ -16,7 +17,6 @@ from pyg_scale.sampler.base import CAPABILITIES
 from pyg_scale.sampler.choose import Ask, Picked, hop_key
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
-from pyg_scale.store.base import CSC, NodeType
 
 
 class NativeSampler(ReferenceSampler):

@@ -27,11 +27,11 @@ import torch_geometric.sampler as pyg
 from torch import Tensor
 from torch_geometric.sampler.base import NegativeSamplingMode
 
+from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops.is_edge import in_edges, is_edge
 from pyg_scale.ops.keys import NEGATIVE_DST, NEGATIVE_SRC, fold, to_signed
 from pyg_scale.sampler.keyed_nodes import Candidates, draw_among
 from pyg_scale.sampler.routed_edges import RoutedEdges
-from pyg_scale.store.base import EdgeType, NodeType, Topology
 
 ATTEMPTS = 16
 """How often a negative is drawn before what is left is enumerated."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch_geometric.sampler as pyg
 from torch import Tensor
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 @dataclass

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.ops.split_rows import split_rows
 from pyg_scale.ops.stitch import Answer, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.store.base import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.paths import edge_dir

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, Topology
 from pyg_scale.sampler.choose import Ask
-from pyg_scale.store.base import EdgeType, Topology
 
 
 class RoutedEdges:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.base import EdgeType, NodeType
 
 
 def edges_among(row: Tensor, col: Tensor, edge: Tensor) -> tuple[Tensor, Tensor, Tensor]:

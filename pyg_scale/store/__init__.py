@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyg_scale import lazy
 
 if TYPE_CHECKING:
-    from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
+    from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
     from pyg_scale.store.cache import Cached
     from pyg_scale.store.device import DeviceFeatures
     from pyg_scale.store.disk import Disk

@@ -1,235 +1,167 @@
-"""What a sampler sees of a graph: the in-edges of nodes, one edge type at a time."""
+"""The contracts of feature stores beyond PyG's ``FeatureStore``.
+
+A store needs none of them. Each capability is one protocol with one name, which is asked for with
+``isinstance``: any class with its members takes part. ``docs/stores.md`` shows who gains from
+which, and :class:`pyg_scale.testing.FeatureStoreTests` checks them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-import torch
 from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
 
-NodeType = str | None
-"""A node type, or ``None`` in a homogeneous graph."""
+from pyg_scale import lazy
 
-EdgeType = tuple[str, str, str] | None
-"""An edge type ``(source, relation, destination)``, or ``None`` in a homogeneous graph."""
+if TYPE_CHECKING:
+    from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
 
-
-@dataclass(frozen=True)
-class CSC:
-    """The in-edges of one edge type, grouped by destination node.
-
-    Within a destination, edges are ordered by original edge id; in a temporal graph by
-    time, then original edge id.
-
-    Attributes:
-        indptr: ``int64`` ``[num_dst_nodes + 1]``; the in-edges of node ``v`` are the
-            positions ``indptr[v]`` to ``indptr[v + 1] - 1``.
-        indices: ``int32`` or ``int64`` ``[num_edges]``, the source node of each position.
-            May be strided (neighbour and edge id can lie side by side in memory).
-        edge_id: ``int32`` or ``int64`` ``[num_edges]``, the original id of each position:
-            where the edge stood in what the user handed over. ``None`` if it is the
-            position itself. May be strided.
-        time: ``int64`` ``[num_edges]``, the (sortable) time of each position, or ``None``.
-        weight_prefix: ``int64`` ``[num_edges]``, the running sum of the fixed-point weights
-            within each destination, this position included, or ``None``.
-        waits: Whether reading them may wait for a disk, as memory does not hold all.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    edge_id: Tensor | None = None
-    time: Tensor | None = None
-    weight_prefix: Tensor | None = None
-    waits: bool = False
-
-    @property
-    def num_edges(self) -> int:
-        return self.indices.numel()
-
-    def share_memory_(self) -> None:
-        """Move all tensors to shared memory."""
-        for tensor in (self.indptr, self.indices, self.edge_id, self.time, self.weight_prefix):
-            if tensor is not None:
-                tensor.share_memory_()
-
-    def original_id(self, position: Tensor) -> Tensor:
-        """The original edge ids, ``int64``, of positions ``[n]``."""
-        if self.edge_id is None:
-            return position.to(torch.int64)
-        return self.edge_id[position].to(torch.int64)
+__all__ = [
+    "CSC",
+    "BuildsFromData",
+    "EdgeType",
+    "LooksAhead",
+    "NodeType",
+    "ReadSchedule",
+    "RowReader",
+    "RowRequester",
+    "SharesMemory",
+    "Topology",
+    "Writable",
+    "is_read_only",
+    "look_ahead_of",
+    "returns_views",
+    "sortable_time",
+]
 
 
-@dataclass(frozen=True)
-class PartsHere:
-    """A graph all parts of which this process reads.
+@runtime_checkable
+class Writable(Protocol):
+    """A store that says whether it takes new tensors; one that does not say takes them.
 
     Attributes:
-        csc: For each edge type the in-edges of every part, by place in the part.
-        books: The :class:`~pyg_scale.store.directory.PartitionBook` of each node type.
+        read_only: True if ``put_tensor``, ``update_tensor`` and ``remove_tensor`` raise.
     """
 
-    csc: Mapping[EdgeType, Sequence[CSC]]
-    books: Mapping[NodeType, Any]
+    read_only: bool
 
 
-class Router(Protocol):
-    """Reaches in-edges that lie elsewhere: in several parts, in other processes.
+@runtime_checkable
+class SharesMemory(Protocol):
+    """A store that says whether it returns views; one that does not say returns copies.
 
     Attributes:
-        timed: The edge types whose in-edges are ordered and limited by time.
-        timed_nodes: The node types whose times these are; empty if they are times of edges.
+        returns_views: True if whole tensors and slices may share memory with the store.
     """
 
-    timed: frozenset[EdgeType]
-    timed_nodes: frozenset[NodeType]
-
-    def expand(self, sampler: Any, asks: Sequence[Any]) -> list[Any]:
-        """What :meth:`pyg_scale.sampler.hop.HopSampler.expand` returns."""
-        ...
-
-    def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
-        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``."""
-        ...
-
-    def all_node_times(self, node_type: NodeType) -> Tensor:
-        """Those of all nodes of a type, always the same tensor."""
-        ...
-
-    def parts_here(self) -> PartsHere | None:
-        """All in-edges, if they are in parts that this process reads; else ``None``."""
-        ...
+    returns_views: bool
 
 
-@dataclass(frozen=True)
-class Topology:
-    """A graph as samplers see it, immutable and shared by every loader of a process.
+@runtime_checkable
+class RowReader(Protocol):
+    """A store that writes rows where they belong, instead of returning new tensors."""
 
-    A homogeneous graph has the one node type ``None`` and the one edge type ``None``.
-    With ``direction="backward"`` the roles of source and destination are exchanged in every
-    :class:`CSC`: its "in-edges" are the out-edges of the graph.
+    def read_rows(self, attr: TensorAttr, index: Tensor, position: Tensor, out: Tensor) -> None:
+        """Write row ``index[i]`` of a tensor to ``out[position[i]]``.
 
-    Attributes:
-        node_types: In the order of the graph's metadata.
-        edge_types: In the order of the graph's metadata. This order is part of what a
-            batch looks like, so it never comes from a set or a hash.
-        num_nodes: Nodes of each type.
-        csc: In-edges of each edge type.
-        node_time: ``int64`` (sortable) ``[num_nodes]`` of the node types that have a time.
-        index_dtype: ``torch.int64`` or ``torch.int32``: what the user's edge index holds and
-            so what batches hold.
-        direction: ``"forward"`` (follow in-edges) or ``"backward"`` (follow out-edges).
-        float_time: Whether the graph's times are floating point numbers.
-        router: Reaches the in-edges where they are not all in this process; ``csc`` and
-            ``node_time`` are empty then.
-    """
-
-    node_types: tuple[NodeType, ...]
-    edge_types: tuple[EdgeType, ...]
-    num_nodes: Mapping[NodeType, int]
-    csc: Mapping[EdgeType, CSC]
-    node_time: Mapping[NodeType, Tensor] = field(default_factory=dict)
-    index_dtype: torch.dtype = torch.int64
-    direction: str = "forward"
-    float_time: bool = False
-    router: Router | None = None
-
-    @property
-    def is_hetero(self) -> bool:
-        return self.node_types != (None,)
-
-    @property
-    def has_edge_time(self) -> bool:
-        if self.router is not None:
-            return bool(self.router.timed) and not self.router.timed_nodes
-        return any(csc.time is not None for csc in self.csc.values())
-
-    @property
-    def has_node_time(self) -> bool:
-        return bool(self.node_time if self.router is None else self.router.timed_nodes)
-
-    @property
-    def is_temporal(self) -> bool:
-        return self.has_node_time or self.has_edge_time
-
-    def is_timed(self, edge_type: EdgeType) -> bool:
-        """Whether the in-edges of an edge type are limited by time."""
-        if self.router is not None:
-            return edge_type in self.router.timed
-        timed = self.csc[edge_type].time is not None
-        return timed or self.neighbor_type(edge_type) in self.node_time
-
-    def time_of(self, node_type: NodeType, node: Tensor) -> Tensor | None:
-        """The (sortable) times ``int64`` ``[n]`` of nodes; ``None`` if their type has none."""
-        if self.router is not None:
-            known = node_type in self.router.timed_nodes
-            return self.router.node_time(node_type, node) if known else None
-        time = self.node_time.get(node_type)
-        return None if time is None else time[node.to(torch.int64)]
-
-    def all_times_of(self, node_type: NodeType) -> Tensor | None:
-        """The (sortable) times of all nodes of a type; ``None`` if it has none."""
-        if self.router is not None:
-            known = node_type in self.router.timed_nodes
-            return self.router.all_node_times(node_type) if known else None
-        return self.node_time.get(node_type)
-
-    def has_times_of(self, node_type: NodeType) -> bool:
-        """Whether the nodes of a type have times of their own."""
-        return node_type in (self.node_time if self.router is None else self.router.timed_nodes)
-
-    def expanded_type(self, edge_type: EdgeType) -> NodeType:
-        """The node type whose neighbours ``csc[edge_type]`` lists."""
-        if edge_type is None:
-            return None
-        return edge_type[2] if self.direction == "forward" else edge_type[0]
-
-    def neighbor_type(self, edge_type: EdgeType) -> NodeType:
-        """The node type of the neighbours that ``csc[edge_type]`` lists."""
-        if edge_type is None:
-            return None
-        return edge_type[0] if self.direction == "forward" else edge_type[2]
-
-    def share_memory_(self) -> Topology:
-        """Move all tensors to shared memory, so that other processes get them by reference.
-
-        Neighbours and edge ids that lie side by side stay so.
+        Args:
+            attr: The tensor; its own index is not used.
+            index: Ids ``int64`` ``[n]``, which exist.
+            position: ``int64`` ``[n]``, without repetition.
+            out: ``uint8`` ``[m, row_bytes]``.
         """
-        for csc in self.csc.values():
-            csc.share_memory_()
-        for time in self.node_time.values():
-            time.share_memory_()
-        return self
-
-    def to_time(self, time: Tensor) -> Tensor:
-        """Seed times as ``int64`` that compare with this graph's times."""
-        if self.float_time:
-            return sortable_time(time.to(torch.float64))
-        if time.is_floating_point():  # an integer is <= t exactly if it is <= floor(t)
-            return _floor(time)
-        return sortable_time(time.to(torch.int64))
 
 
-def _floor(time: Tensor) -> Tensor:
-    """Times rounded down to ``int64``; beyond its range (infinity) the last number in it."""
-    if bool(time.isnan().any()):
-        raise ValueError("timestamps must not be NaN: give every seed a time")
-    time = time.to(torch.float64).floor()
-    beyond = time >= 2.0**63
-    within = time.clamp(min=-(2.0**63)).masked_fill(beyond, 0).to(torch.int64)
-    return within.masked_fill(beyond, 2**63 - 1)
+@runtime_checkable
+class RowRequester(Protocol):
+    """A store whose rows take a while to come, and can be asked for before they are needed."""
+
+    def ask_rows(self, wanted: Sequence[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
+        """Ask for rows that are needed soon; returns at once.
+
+        Args:
+            wanted: Tensors, and ids ``int64`` ``[n]``, which exist.
+
+        Returns:
+            For each, a function that waits and returns the rows, ``uint8`` ``[n, row_bytes]``;
+            to be called once.
+        """
 
 
-def sortable_time(time: Tensor) -> Tensor:
-    """Times as ``int64`` in the same order; floating point times by their ordered bits.
+class ReadSchedule(Protocol):
+    """The batches of one iteration, in order, as a loader announces them to a store."""
 
-    Raises:
-        ValueError: If a time is NaN.
+    paused: bool
+
+    def announce(self, batch: int, attrs: Sequence[TensorAttr]) -> None:
+        """Say what a batch, later than all announced ones, will read."""
+
+    def serving(self, batch: int) -> AbstractContextManager[Any]:
+        """A block in which this thread reads for an announced batch."""
+
+    def close(self) -> None:
+        """Forget the batches that were not read."""
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A store that gains from knowing what the coming batches will read.
+
+    Attributes:
+        look_ahead: Number of batches to announce before they are read; 0 for none.
     """
-    if not time.is_floating_point():
-        return time.to(torch.int64)
-    if bool(time.isnan().any()):
-        raise ValueError("timestamps must not be NaN: give every node or edge a time")
-    bits = (time.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0 turns -0.0 into 0.0
-    return bits ^ ((bits >> 63) & ((1 << 63) - 1))
+
+    @property
+    def look_ahead(self) -> int: ...
+
+    def schedule(self) -> ReadSchedule:
+        """A schedule for the batches of one iteration."""
+
+
+@runtime_checkable
+class KeepsInFlight(Protocol):
+    """A store that asks for the rows of several batches at a time.
+
+    Attributes:
+        in_flight: Number of these batches, the one that is read next among them.
+    """
+
+    in_flight: int
+
+
+@runtime_checkable
+class BuildsFromData(Protocol):
+    """A class of stores that reads the features of a graph where they are, without a copy."""
+
+    @classmethod
+    def for_data(cls, data: Any) -> Self:
+        """A store of the features of a graph.
+
+        Raises:
+            ValueError: If the graph is not one whose features can be read so.
+        """
+
+
+def is_read_only(store: FeatureStore) -> bool:
+    """Return True if a store says that it takes no new tensors."""
+    return isinstance(store, Writable) and store.read_only
+
+
+def returns_views(store: FeatureStore) -> bool:
+    """Return True if a store says that what it returns may share memory with it."""
+    return isinstance(store, SharesMemory) and store.returns_views
+
+
+def look_ahead_of(store: FeatureStore) -> int:
+    """The number of batches that are announced to a store before they are read."""
+    return store.look_ahead if isinstance(store, LooksAhead) else 0
+
+
+_TOPOLOGY = "graph.topology"
+__getattr__, _ = lazy.names(
+    "pyg_scale",
+    dict.fromkeys(("CSC", "EdgeType", "NodeType", "Topology", "sortable_time"), _TOPOLOGY),
+)

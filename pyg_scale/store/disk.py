@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_geometric.data import TensorAttr
 
+from pyg_scale.graph.source import directory_of
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.cached import Cached
 from pyg_scale.store.cache.of_parts import by_degree, listed
@@ -88,7 +89,7 @@ class Disk(Cached):
         Raises:
             ValueError: If ``data`` was not opened from a graph directory.
         """
-        directory = getattr(data, "graph_directory", None)
+        directory = directory_of(data)
         if directory is None:
             raise ValueError(
                 "feature_store='disk' takes its path from data that pyg_scale.open(path) returned, "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.store.source import Edges, GraphSource, coo, of
 
 

@@ -6,26 +6,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
-from pyg_scale.store.base import CSC, EdgeType, Topology
+from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.source import GraphSource
 from pyg_scale.store.tensor_directory import Entry, TensorDirectory
-
-
-class TopologyOptions(NamedTuple):
-    """The arguments of :func:`~pyg_scale.store.topology_of` that say which topology is meant."""
-
-    direction: str = "forward"
-    time_attr: str | None = None
-    weight_attr: str | None = None
-    is_sorted: bool = False
 
 
 @runtime_checkable
@@ -46,24 +38,6 @@ class KeepsTopology(Protocol):
             options: Which topology.
             read: Reads the edges of the store, and times and weights.
             build: Makes a topology in memory.
-        """
-
-
-@runtime_checkable
-class SuppliesTopology(Protocol):
-    """A graph that knows itself how its in-edges are reached, such as one on several ranks."""
-
-    def supply_topology(self, options: TopologyOptions) -> Topology | None:
-        """Always the same for the same options, while somebody holds it.
-
-        Args:
-            options: Which topology.
-
-        Returns:
-            The topology; ``None`` if it is to be read from the graph as from any other.
-
-        Raises:
-            ValueError: If there is none with these options, or the graph was changed.
         """
 
 

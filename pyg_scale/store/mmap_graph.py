@@ -17,15 +17,15 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore
 from torch_geometric.data.graph_store import EdgeLayout
 
+from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.store.base import CSC, EdgeType, Topology
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.assemble import Places, fill_edge_list
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.mapped_topology import (
     MappedTopology,
-    TopologyOptions,
     of_graph_directory,
     once,
     read_topology,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology, sortable_time
 
 _UNKNOWN_SIZE = 2**31 - 1  # of a node type that has no in-edges: enough for any seed
 

@@ -10,6 +10,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale import plugins
 from pyg_scale.ops import quantize
+from pyg_scale.store.base import is_read_only, returns_views
 from pyg_scale.store.memory import _as_index, _dense, _key, _name
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -99,7 +100,7 @@ class Quantized(FeatureStore):
                 "is the second argument"
             )
         self.__dict__.update(store=store, code=dtype, axis=axis, _forms={})
-        self.__dict__["read_only"] = getattr(store, "read_only", False)
+        self.__dict__["read_only"] = is_read_only(store)
         self._check_inner()
 
     def accepts(self, value: Any) -> bool:
@@ -213,7 +214,7 @@ class Quantized(FeatureStore):
         index: Any = attr.index
         if form is None:
             return self._tensor_attr_cls(group, name, index)
-        if getattr(self.store, "returns_views", False):
+        if returns_views(self.store):
             index = None
         elif index is not None:
             size = self._rows_of(group, form)
@@ -231,7 +232,7 @@ class Quantized(FeatureStore):
         if form.head:
             stored, tail = stored[: -form.head], stored[-form.head :]
             scale, zero = quantize.columns_of(tail, form.dtype)
-        if attr.index is not None and getattr(self.store, "returns_views", False):
+        if attr.index is not None and returns_views(self.store):
             rows = self._row_numbers(attr, stored.size(0))
         else:
             rows = torch.arange(stored.size(0))

@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import SparseTensor
 
-from pyg_scale.store.base import EdgeType
+from pyg_scale.graph.topology import EdgeType
 from pyg_scale.store.grouped import KnowsEdges, read_attribute
 from pyg_scale.store.source import Edges, GraphSource, coo, index_column, no_edges, of
 

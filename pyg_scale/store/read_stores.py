@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.read_data import is_edge_level, one_level
 from pyg_scale.store.source import Edges, GraphSource, coo, index_column, no_edges, of
 

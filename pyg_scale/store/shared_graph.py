@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_geometric.data import EdgeAttr, GraphStore
 
-from pyg_scale.store.base import Topology
+from pyg_scale.graph.topology import Topology
 from pyg_scale.store.mmap_graph import MmapGraph
 from pyg_scale.store.segment import Segment, memory_root
 from pyg_scale.store.shared import make_once, room

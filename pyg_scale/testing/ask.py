@@ -10,9 +10,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale import plugins
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.base import NodeType
 from pyg_scale.testing.graphs import Facts
 from pyg_scale.testing.oracle import Request, verify, verify_edges, verify_nodes
 

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, EdgeAttr, GraphStore, HeteroData
 from torch_geometric.data.graph_store import EdgeLayout
 
 from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.store.base import is_read_only
 from pyg_scale.testing import graphs
 from pyg_scale.testing.draws import assert_equal
 
@@ -144,7 +145,7 @@ class GraphStoreTests:
             store.get_edge_index(edge_type=FOLLOWS, layout="coo", size=SIZES[FOLLOWS])
 
     def test_removing(self, graph_store: GraphStore) -> None:
-        if getattr(graph_store, "read_only", False):
+        if is_read_only(graph_store):
             pytest.skip("the store declares read_only = True")
         store = self.fill(graph_store, {t: edge_list(t) for t in (BUYS, FOLLOWS)})
         gone = EdgeAttr(BUYS, "coo", size=SIZES[BUYS])

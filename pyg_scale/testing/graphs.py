@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 def written_out(index_dtype: torch.dtype = torch.int64) -> Data:

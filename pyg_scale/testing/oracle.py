@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.testing.graphs import Facts
 
 

@@ -17,6 +17,13 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
 
+from pyg_scale.store.base import (
+    LooksAhead,
+    RowReader,
+    RowRequester,
+    is_read_only,
+    returns_views,
+)
 from pyg_scale.testing.graph_store import GraphStoreTests
 from pyg_scale.testing.store_content import (
     assert_equal,
@@ -71,7 +78,10 @@ INDICES: dict[str, Any] = {
 class FeatureStoreTests:
     """Tests of a feature store that is empty when it is made.
 
-    What a store does beyond the contract it declares as attributes of its class:
+    Capabilities of :mod:`pyg_scale.store.base` are tested where a store has them:
+    :class:`~pyg_scale.store.base.RowReader`, :class:`~pyg_scale.store.base.RowRequester` and
+    :class:`~pyg_scale.store.base.LooksAhead`. What else a store does beyond the contract it
+    declares as attributes of its class:
 
     * ``read_only``: ``put_tensor`` and its like raise. Override :meth:`fill` to make one.
     * ``negative_index``: index ``-1`` is the last row. Else it is out of range.
@@ -215,7 +225,7 @@ class FeatureStoreTests:
         store = self.fill(feature_store, {("user", "x"): tensor.clone()})
         before = store["user", "x", None].clone()
         indices: list[Any] = [torch.arange(ROWS), torch.tensor([3])]
-        if not getattr(store, "returns_views", False):
+        if not returns_views(store):
             indices += [None, slice(0, 10)]
         for index in indices:
             got = store["user", "x", index]
@@ -225,6 +235,46 @@ class FeatureStoreTests:
                 f"what get_tensor returned for index {index} shares memory with the store; "
                 f"copy it, or declare returns_views = True for a whole tensor and slices"
             )
+
+    def test_rows_are_written_where_they_belong(self, feature_store: FeatureStore) -> None:
+        tensor, index = numbers(ROWS, 3), torch.tensor([7, 0, 7])
+        store = self.fill(feature_store, {("user", "x"): tensor})
+        if not isinstance(store, RowReader):
+            pytest.skip("the store has no read_rows: it is no RowReader")
+        out = torch.full((5, 3), -1.0)
+        raw = out.view(torch.uint8).view(5, -1)
+        store.read_rows(TensorAttr("user", "x"), index, torch.tensor([4, 0, 2]), raw)
+        expected = torch.full((5, 3), -1.0)
+        expected[[4, 0, 2]] = tensor[index]
+        assert torch.equal(out, expected), "read_rows must write these rows and no others"
+
+    def test_rows_that_are_asked_for_come(self, feature_store: FeatureStore) -> None:
+        content = {("user", "x"): numbers(ROWS, 3), ("item", "x"): -numbers(ROWS, 2)}
+        store, index = self.fill(feature_store, content), torch.tensor([7, 0, 7])
+        if not isinstance(store, RowRequester):
+            pytest.skip("the store has no ask_rows: it is no RowRequester")
+        asked = store.ask_rows([(TensorAttr(*key), index) for key in content])
+        assert len(asked) == len(content), "ask_rows returns one function for each tensor"
+        for take, tensor in zip(reversed(asked), reversed(content.values())):
+            rows = take()
+            assert rows.dtype == torch.uint8 and rows.dim() == 2, "rows are uint8 [n, row_bytes]"
+            assert torch.equal(rows.contiguous().view(tensor.dtype), tensor[index])
+
+    def test_announced_batches_are_those_that_are_read(self, feature_store: FeatureStore) -> None:
+        tensor = numbers(ROWS, 3)
+        store = filled = self.fill(feature_store, {("user", "x"): tensor})
+        if not isinstance(store, LooksAhead):
+            pytest.skip("the store has no look_ahead and schedule: it does not look ahead")
+        if store.look_ahead < 1:
+            pytest.skip("the store looks ahead of no batch")
+        batches = [torch.tensor(rows) for rows in ([3, 1, 3], [0], [9, 8])]
+        with contextlib.closing(store.schedule()) as schedule:
+            for number, index in enumerate(batches):
+                schedule.announce(number, [TensorAttr("user", "x", index=index)])
+            for number, index in enumerate(batches):
+                with schedule.serving(number):
+                    (got,) = filled.multi_get_tensor([TensorAttr("user", "x", index=index)])
+                assert_same(got, tensor[index], bound_of(filled, "user", "x", index))
 
     def test_can_be_pickled(self, feature_store: FeatureStore) -> None:
         content = {("user", "x"): numbers(ROWS, 2), (BUYS, "edge_attr"): numbers(9)}
@@ -295,7 +345,7 @@ class FeatureStoreTests:
 
     def test_read_only_means_it(self, feature_store: FeatureStore) -> None:
         store = self.fill(feature_store, {("user", "x"): numbers(5)})
-        if not getattr(store, "read_only", False):
+        if not is_read_only(store):
             pytest.skip("the store can be written to")
         for write in (
             lambda: store.put_tensor(numbers(5), "user", "x", None),
@@ -308,7 +358,7 @@ class FeatureStoreTests:
 
     def writable(self, store: FeatureStore) -> FeatureStore:
         """A store that holds ``x`` ``[5, 2]`` of users; skips if it cannot be written to."""
-        if getattr(store, "read_only", False):
+        if is_read_only(store):
             pytest.skip("the store declares read_only = True")
         return self.fill(store, {("user", "x"): numbers(5, 2)})
 
@@ -355,7 +405,7 @@ class FeatureStoreTests:
         """Random puts, updates, removals and reads, against a dict."""
         if importlib.util.find_spec("hypothesis") is None:
             pytest.skip("needs hypothesis")
-        if getattr(feature_store, "read_only", False):
+        if is_read_only(feature_store):
             pytest.skip("the store declares read_only = True")
         from pyg_scale.testing.store_model import run
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import Topology
 from pyg_scale.ops import keys, library
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.reference import ReferenceSampler
-from pyg_scale.store.base import Topology
 from tests.sampler.graphs import bound, csc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "draws.md").read_text()

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.sampler.base import NeighborSampler
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
 
 Sampler = TypeVar("Sampler", bound=NeighborSampler)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pyg_scale.errors import KernelsError
+from pyg_scale.graph.topology import Topology
 from pyg_scale.ops import library, sample
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.reference import ReferenceSampler
-from pyg_scale.store.base import Topology
 from tests.sampler.graphs import (
     bound,
     csc,

@@ -11,9 +11,9 @@ import torch
 import torch_geometric.sampler as pyg
 from scipy.stats import chisquare
 
+from pyg_scale.graph.topology import CSC, Topology
 from pyg_scale.ops.keys import GOLDEN, NEGATIVE_DST, NEGATIVE_SRC, fold, mix
 from pyg_scale.sampler.negative import ATTEMPTS, NegativeSampling, sample_negatives
-from pyg_scale.store.base import CSC, Topology
 
 KEY = 0xFEED_FACE_CAFE_BEEF
 

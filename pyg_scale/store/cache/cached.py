@@ -20,6 +20,7 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.belady import MOST
 from pyg_scale.ops.raw_bytes import raw_bytes
+from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.hot import hot_lists, hot_of
@@ -151,7 +152,7 @@ class Cached(FeatureStore):
     @property
     def asked_ahead(self) -> int:
         """For how many announced batches missing rows are asked for before they are read."""
-        return 2 * self.together - 1 if callable(getattr(self.store, "ask_rows", None)) else 0
+        return 2 * self.together - 1 if isinstance(self.store, RowRequester) else 0
 
     def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
         """Let the store ask for rows; an error is raised when they are read."""
@@ -163,7 +164,7 @@ class Cached(FeatureStore):
     @property
     def together(self) -> int:
         """For how many announced batches at a time missing rows are read at most."""
-        return TOGETHER if callable(getattr(self.store, "read_rows", None)) else 1
+        return TOGETHER if isinstance(self.store, RowReader) else 1
 
     @property
     def group_bytes(self) -> int | None:
@@ -173,12 +174,12 @@ class Cached(FeatureStore):
     @property
     def read_only(self) -> bool:
         """Whether the store refuses to be written to."""
-        return bool(getattr(self.store, "read_only", False))
+        return is_read_only(self.store)
 
     @property
     def returns_views(self) -> bool:
         """Whether whole tensors and slices may share memory with the store."""
-        return bool(getattr(self.store, "returns_views", False))
+        return returns_views(self.store)
 
     def stats(self) -> dict[str, Any]:
         """Rows found (``hits``), read (``misses``), read once more because an earlier request had
@@ -269,8 +270,10 @@ class Cached(FeatureStore):
         raw = (
             out.view(count, -1).view(torch.uint8) if rows.row else out.view(-1, 1).view(torch.uint8)
         )
-        into = getattr(self.store, "read_rows", None)
-        read = partial(into, attr) if callable(into) else partial(self._read, attr, rows)
+        if isinstance(self.store, RowReader):
+            read = partial(self.store.read_rows, attr)
+        else:
+            read = partial(self._read, attr, rows)
         cache.serve(request, raw, read)
         return out
 

@@ -29,7 +29,7 @@ def by_degree(graph: Any) -> dict[Any, Tensor]:
         Original ids ``int64`` ``[num_nodes]`` by node type, ``None`` in a homogeneous graph; equal
         ones in order.
     """
-    from pyg_scale.store.base import Topology
+    from pyg_scale.graph.topology import Topology
     from pyg_scale.store.topology import topology_of
 
     topology = graph if isinstance(graph, Topology) else topology_of(graph)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import NodeType
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.store.cache.hot import add_degrees, order
 from pyg_scale.store.directory import GraphDirectory
 

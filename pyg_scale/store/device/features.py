@@ -13,6 +13,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import DeviceError
 from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
+from pyg_scale.store.base import returns_views
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
@@ -101,7 +102,7 @@ class DeviceFeatures(FeatureStore):
     @property
     def returns_views(self) -> bool:
         """Whether whole tensors and slices may share memory with the store."""
-        return bool(getattr(self.store, "returns_views", False))
+        return returns_views(self.store)
 
     @property
     def used(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import NodeType
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.store.directory.array import dtype_name, npy_header
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.meta import META, Attribute, FileMeta, Meta

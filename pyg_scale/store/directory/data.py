@@ -14,7 +14,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.typing import TensorFrame
 
 from pyg_scale.errors import is_failure
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.reader import GraphDirectory

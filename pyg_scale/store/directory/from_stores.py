@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
-from pyg_scale.store.base import CSC
+from pyg_scale.graph.topology import CSC
 from pyg_scale.store.directory.assemble import Places, fill_edge_list
 from pyg_scale.store.topology import topology_of
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import EdgeType, NodeType, sortable_time
+from pyg_scale.graph.topology import EdgeType, NodeType, sortable_time
 from pyg_scale.store.directory.paths import attribute_file as attribute_file
 from pyg_scale.store.directory.paths import edge_dir as edge_dir
 from pyg_scale.store.directory.paths import node_dir as node_dir

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from torch_geometric.data.storage import BaseStorage
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.data import (
     DirectoryData,
     DirectoryEdgeStorage,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pyg_scale.store.base import CSC
+from pyg_scale.graph.topology import CSC
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")

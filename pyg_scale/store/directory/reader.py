@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import CSC, EdgeType, NodeType
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.array import check_regular, map_array, open_regular
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.layout import book_dtype

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from tqdm.auto import tqdm
 
-from pyg_scale.store.base import CSC, EdgeType, NodeType, Topology
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.from_stores import data_of_stores
 from pyg_scale.store.directory.index_sets import checked_sets

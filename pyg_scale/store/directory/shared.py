@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import CSC, EdgeType
+from pyg_scale.graph.topology import CSC, EdgeType
 from pyg_scale.store.directory import assemble
 from pyg_scale.store.directory.lazy import Entry
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory

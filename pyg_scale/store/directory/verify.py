@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import CSC, EdgeType, NodeType
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.checksums import find_altered
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.paths import edge_dir, node_dir, set_file

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, TensorAttr
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops.mapped_rows import why_not_mapped
 from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale.store import DeviceFeatures, MemoryFeatureStore
-from pyg_scale.store.base import NodeType
 from pyg_scale_bench.gpu_check import Found, attempt
 
 WIDTHS = ((torch.float32, 128), (torch.float32, 33), (torch.bfloat16, 7), (torch.int64, 1))

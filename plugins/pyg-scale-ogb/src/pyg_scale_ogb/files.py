@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyg_scale.convert.base import Workspace
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale_ogb.arrays import Array, Items, npy_array, npz_arrays, transposed
 from pyg_scale_ogb.catalog import Facts
 from pyg_scale_ogb.table import read_small, to_npy

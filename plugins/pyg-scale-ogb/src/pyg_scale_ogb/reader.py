@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale_ogb.arrays import Array, Items
 from pyg_scale_ogb.catalog import facts_of, folder_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.plain_pickle import iterate_pickles, load_pickle, load_plain
 from pyg_scale.store.source import of
 from pyg_scale_migrate.glt.book import read_book

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader, ArrayWriter
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.array import as_tensor, dtype_name
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale.store.plain_pickle import load_plain

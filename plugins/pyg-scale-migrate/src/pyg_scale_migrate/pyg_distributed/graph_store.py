@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, GraphStore
 
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 class LocalGraphStore(GraphStore):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.records import from_record, to_record
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
-from pyg_scale.store.base import EdgeType, NodeType
 from pyg_scale.store.directory import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.assemble import Places

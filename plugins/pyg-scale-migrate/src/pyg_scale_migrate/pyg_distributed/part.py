@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, TensorAttr
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.base import EdgeType, NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory import GraphDirectory, Part
 from pyg_scale_migrate.pyg_distributed.feature_store import (
     OF_EDGES,

@@ -1,0 +1,235 @@
+"""What a sampler sees of a graph: the in-edges of nodes, one edge type at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+NodeType = str | None
+"""A node type, or ``None`` in a homogeneous graph."""
+
+EdgeType = tuple[str, str, str] | None
+"""An edge type ``(source, relation, destination)``, or ``None`` in a homogeneous graph."""
+
+
+@dataclass(frozen=True)
+class CSC:
+    """The in-edges of one edge type, grouped by destination node.
+
+    Within a destination, edges are ordered by original edge id; in a temporal graph by
+    time, then original edge id.
+
+    Attributes:
+        indptr: ``int64`` ``[num_dst_nodes + 1]``; the in-edges of node ``v`` are the
+            positions ``indptr[v]`` to ``indptr[v + 1] - 1``.
+        indices: ``int32`` or ``int64`` ``[num_edges]``, the source node of each position.
+            May be strided (neighbour and edge id can lie side by side in memory).
+        edge_id: ``int32`` or ``int64`` ``[num_edges]``, the original id of each position:
+            where the edge stood in what the user handed over. ``None`` if it is the
+            position itself. May be strided.
+        time: ``int64`` ``[num_edges]``, the (sortable) time of each position, or ``None``.
+        weight_prefix: ``int64`` ``[num_edges]``, the running sum of the fixed-point weights
+            within each destination, this position included, or ``None``.
+        waits: Whether reading them may wait for a disk, as memory does not hold all.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_id: Tensor | None = None
+    time: Tensor | None = None
+    weight_prefix: Tensor | None = None
+    waits: bool = False
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    def share_memory_(self) -> None:
+        """Move all tensors to shared memory."""
+        for tensor in (self.indptr, self.indices, self.edge_id, self.time, self.weight_prefix):
+            if tensor is not None:
+                tensor.share_memory_()
+
+    def original_id(self, position: Tensor) -> Tensor:
+        """The original edge ids, ``int64``, of positions ``[n]``."""
+        if self.edge_id is None:
+            return position.to(torch.int64)
+        return self.edge_id[position].to(torch.int64)
+
+
+@dataclass(frozen=True)
+class PartsHere:
+    """A graph all parts of which this process reads.
+
+    Attributes:
+        csc: For each edge type the in-edges of every part, by place in the part.
+        books: The :class:`~pyg_scale.store.directory.PartitionBook` of each node type.
+    """
+
+    csc: Mapping[EdgeType, Sequence[CSC]]
+    books: Mapping[NodeType, Any]
+
+
+class Router(Protocol):
+    """Reaches in-edges that lie elsewhere: in several parts, in other processes.
+
+    Attributes:
+        timed: The edge types whose in-edges are ordered and limited by time.
+        timed_nodes: The node types whose times these are; empty if they are times of edges.
+    """
+
+    timed: frozenset[EdgeType]
+    timed_nodes: frozenset[NodeType]
+
+    def expand(self, sampler: Any, asks: Sequence[Any]) -> list[Any]:
+        """What :meth:`pyg_scale.sampler.hop.HopSampler.expand` returns."""
+        ...
+
+    def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
+        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``."""
+        ...
+
+    def all_node_times(self, node_type: NodeType) -> Tensor:
+        """Those of all nodes of a type, always the same tensor."""
+        ...
+
+    def parts_here(self) -> PartsHere | None:
+        """All in-edges, if they are in parts that this process reads; else ``None``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A graph as samplers see it, immutable and shared by every loader of a process.
+
+    A homogeneous graph has the one node type ``None`` and the one edge type ``None``.
+    With ``direction="backward"`` the roles of source and destination are exchanged in every
+    :class:`CSC`: its "in-edges" are the out-edges of the graph.
+
+    Attributes:
+        node_types: In the order of the graph's metadata.
+        edge_types: In the order of the graph's metadata. This order is part of what a
+            batch looks like, so it never comes from a set or a hash.
+        num_nodes: Nodes of each type.
+        csc: In-edges of each edge type.
+        node_time: ``int64`` (sortable) ``[num_nodes]`` of the node types that have a time.
+        index_dtype: ``torch.int64`` or ``torch.int32``: what the user's edge index holds and
+            so what batches hold.
+        direction: ``"forward"`` (follow in-edges) or ``"backward"`` (follow out-edges).
+        float_time: Whether the graph's times are floating point numbers.
+        router: Reaches the in-edges where they are not all in this process; ``csc`` and
+            ``node_time`` are empty then.
+    """
+
+    node_types: tuple[NodeType, ...]
+    edge_types: tuple[EdgeType, ...]
+    num_nodes: Mapping[NodeType, int]
+    csc: Mapping[EdgeType, CSC]
+    node_time: Mapping[NodeType, Tensor] = field(default_factory=dict)
+    index_dtype: torch.dtype = torch.int64
+    direction: str = "forward"
+    float_time: bool = False
+    router: Router | None = None
+
+    @property
+    def is_hetero(self) -> bool:
+        return self.node_types != (None,)
+
+    @property
+    def has_edge_time(self) -> bool:
+        if self.router is not None:
+            return bool(self.router.timed) and not self.router.timed_nodes
+        return any(csc.time is not None for csc in self.csc.values())
+
+    @property
+    def has_node_time(self) -> bool:
+        return bool(self.node_time if self.router is None else self.router.timed_nodes)
+
+    @property
+    def is_temporal(self) -> bool:
+        return self.has_node_time or self.has_edge_time
+
+    def is_timed(self, edge_type: EdgeType) -> bool:
+        """Whether the in-edges of an edge type are limited by time."""
+        if self.router is not None:
+            return edge_type in self.router.timed
+        timed = self.csc[edge_type].time is not None
+        return timed or self.neighbor_type(edge_type) in self.node_time
+
+    def time_of(self, node_type: NodeType, node: Tensor) -> Tensor | None:
+        """The (sortable) times ``int64`` ``[n]`` of nodes; ``None`` if their type has none."""
+        if self.router is not None:
+            known = node_type in self.router.timed_nodes
+            return self.router.node_time(node_type, node) if known else None
+        time = self.node_time.get(node_type)
+        return None if time is None else time[node.to(torch.int64)]
+
+    def all_times_of(self, node_type: NodeType) -> Tensor | None:
+        """The (sortable) times of all nodes of a type; ``None`` if it has none."""
+        if self.router is not None:
+            known = node_type in self.router.timed_nodes
+            return self.router.all_node_times(node_type) if known else None
+        return self.node_time.get(node_type)
+
+    def has_times_of(self, node_type: NodeType) -> bool:
+        """Whether the nodes of a type have times of their own."""
+        return node_type in (self.node_time if self.router is None else self.router.timed_nodes)
+
+    def expanded_type(self, edge_type: EdgeType) -> NodeType:
+        """The node type whose neighbours ``csc[edge_type]`` lists."""
+        if edge_type is None:
+            return None
+        return edge_type[2] if self.direction == "forward" else edge_type[0]
+
+    def neighbor_type(self, edge_type: EdgeType) -> NodeType:
+        """The node type of the neighbours that ``csc[edge_type]`` lists."""
+        if edge_type is None:
+            return None
+        return edge_type[0] if self.direction == "forward" else edge_type[2]
+
+    def share_memory_(self) -> Topology:
+        """Move all tensors to shared memory, so that other processes get them by reference.
+
+        Neighbours and edge ids that lie side by side stay so.
+        """
+        for csc in self.csc.values():
+            csc.share_memory_()
+        for time in self.node_time.values():
+            time.share_memory_()
+        return self
+
+    def to_time(self, time: Tensor) -> Tensor:
+        """Seed times as ``int64`` that compare with this graph's times."""
+        if self.float_time:
+            return sortable_time(time.to(torch.float64))
+        if time.is_floating_point():  # an integer is <= t exactly if it is <= floor(t)
+            return _floor(time)
+        return sortable_time(time.to(torch.int64))
+
+
+def _floor(time: Tensor) -> Tensor:
+    """Times rounded down to ``int64``; beyond its range (infinity) the last number in it."""
+    if bool(time.isnan().any()):
+        raise ValueError("timestamps must not be NaN: give every seed a time")
+    time = time.to(torch.float64).floor()
+    beyond = time >= 2.0**63
+    within = time.clamp(min=-(2.0**63)).masked_fill(beyond, 0).to(torch.int64)
+    return within.masked_fill(beyond, 2**63 - 1)
+
+
+def sortable_time(time: Tensor) -> Tensor:
+    """Times as ``int64`` in the same order; floating point times by their ordered bits.
+
+    Raises:
+        ValueError: If a time is NaN.
+    """
+    if not time.is_floating_point():
+        return time.to(torch.int64)
+    if bool(time.isnan().any()):
+        raise ValueError("timestamps must not be NaN: give every node or edge a time")
+    bits = (time.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0 turns -0.0 into 0.0
+    return bits ^ ((bits >> 63) & ((1 << 63) - 1))
