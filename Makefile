@@ -78,9 +78,9 @@ test test-slow: export PYG_SCALE_KERNELS = require
 test test-slow: export OMP_WAIT_POLICY = passive
 test:
 	$(MAKE) --jobs 2 lint kernels
-	$(PYTEST) $(PARALLEL) -m "not slow" tests
-	$(MAKE) --jobs $(JOBS) --output-sync=target $(PLUGINS:%=test-%)
+	$(PYTEST) $(PARALLEL) -m "not slow" tests plugins
 
+# Of one plugin.
 test-%: $(VENV)/.test
 	$(PYTEST) -q -m "not slow" plugins/$*
 

@@ -100,6 +100,7 @@ print(subprocess.run(["tc", "qdisc", "show", "dev", "lo"], capture_output=True, 
 """
 
 
+@pytest.mark.slow
 def test_a_link_has_its_speed() -> None:
     """What goes beyond the bucket of 4 MB takes its time, which no machine can beat."""
     if reason := _no_link():

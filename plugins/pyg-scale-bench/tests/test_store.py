@@ -18,6 +18,7 @@ SMALL = shlex.split(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
 def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}

@@ -143,6 +143,7 @@ def test_evaluator_is_ogbs():
     assert hits.eval({"y_pred_pos": positive, "y_pred_neg": negative}) == {"hits@2": 0.25}
 
 
+@pytest.mark.slow
 def test_importing_ogb_leaves_the_process_as_it_was():
     import subprocess
     import sys

@@ -91,6 +91,7 @@ def test_an_edge_index_by_columns(tmp_path, compressed):
     assert torch.equal(before.edge_index, after.edge_index) and torch.equal(before.x, after.x)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     """An archive of 190 MB of features and edges in far less."""
     folder = layout.papers100M(tmp_path)
