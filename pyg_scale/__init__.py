@@ -8,7 +8,7 @@ from typing import Any
 
 import pluggy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 hookimpl = pluggy.HookimplMarker("pyg_scale")
 """Marks a function of a plugin as the implementation of a hook of :mod:`pyg_scale.hookspecs`."""

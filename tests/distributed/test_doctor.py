@@ -47,7 +47,7 @@ def ranks(count: int = 4) -> list[dict[str, Any]]:
                 "threads": 2,
                 "device": "cpu",
                 "device_error": None,
-                "versions": {"python": "3.11.2", "torch": "2.13.0", "pyg_scale": "0.1.0"},
+                "versions": {"python": "3.11.2", "torch": "2.13.0", "pyg_scale": "0.2.0"},
                 "kernels": "abc",
                 "kernels_missing": "",
                 "kernels_fix": "",
