@@ -80,13 +80,13 @@ class Then(Work[T]):
     def __init__(self, work: Work[Any], function: Callable[[Any], T]) -> None:
         self._work = work
         self._function: Callable[[Any], T] | None = function
-        self._result: Any = None
+        self._result: list[T] = []
 
     def wait(self, timeout: float | None = None) -> T:
         if self._function is not None:
-            self._result = self._function(self._work.wait(timeout))
+            self._result = [self._function(self._work.wait(timeout))]
             self._function = None
-        return self._result
+        return self._result[0]
 
 
 class Communicator(ABC):

@@ -41,7 +41,7 @@ from pyg_scale.ops import keys
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
 
 
-class SubgraphLoader(Resumable, DataLoader):
+class SubgraphLoader(Resumable, DataLoader[Any]):
     """A ``DataLoader`` whose batches are sampled with a key, fetched, and transformed.
 
     A subclass calls :meth:`_start` and supplies the two stages below. ``collate_fn`` and

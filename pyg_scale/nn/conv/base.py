@@ -140,7 +140,7 @@ class FusedConv:
 
 def unfusable(layer: Any) -> str | None:
     """Why the state of a layer, or what runs it, asks for PyG's path; ``None`` if nothing does."""
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace"
     if layer.explain:
         return "explain"

@@ -100,6 +100,7 @@ def partition(path: str, num_parts: int, method: str, out: str) -> Iterator[dict
     start = time.perf_counter()
     assignment = pyg_scale.partition(path, num_parts, method=partitioner)
     seconds = time.perf_counter() - start
+    assert isinstance(assignment, Tensor), "the generated graph has one node type"
     np.save(out, assignment.numpy())
     sizes = torch.bincount(assignment, minlength=num_parts)
     yield {
