@@ -1,4 +1,4 @@
-"""The halves of a hop over a graph in parts (``csrc/expand_neighbors.cpp``).
+"""The halves of a hop over a graph in parts (``csrc/expand.cpp``).
 
 Whoever holds the in-edges of nodes chooses among them: the plain meaning of
 :func:`expand_neighbors` is :func:`pyg_scale.sampler.choose.choose`. Whoever samples numbers what

@@ -1,4 +1,4 @@
-"""The compiled neighbour sampler (``csrc/neighbor_sample.cpp``).
+"""The compiled neighbour sampler (``csrc/sample.cpp``).
 
 Its plain-torch meaning, the same bits, is :mod:`pyg_scale.sampler.reference`;
 ``docs/draws.md`` specifies both.

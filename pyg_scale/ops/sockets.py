@@ -1,6 +1,6 @@
 """Tensors through a connected socket: chosen rows are sent, and put in place, without a copy.
 
-Compiled (``csrc/socket_rows.cpp``), a whole message takes one call without the interpreter, whose
+Compiled (``csrc/sockets.cpp``), a whole message takes one call without the interpreter, whose
 lock other threads of a rank want as well.
 """
 
