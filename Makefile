@@ -15,13 +15,13 @@ unexport PYTHONPATH
 # Hundreds of processes import what one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slow pyg-suite lint format kernels docs wheel peers bench gpu clean
+.PHONY: help demo test test-all test-slow test-slow-failed pyg-suite lint format kernels docs wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train GraphSAGE on a generated graph, beside PyG, and draw a picture"
 	@echo "make test    what every change must pass: linters, types, layers, tests, plugins, examples"
-	@echo "make test-all    the same, and then the exhaustive tests: half an hour more"
+	@echo "make test-all    the same, and then the exhaustive tests: a quarter of an hour more"
 	@echo "make lint    the linters alone        make format   mend what they can"
 	@echo "make docs    the documentation site, in build/docs"
 	@echo "make kernels compile csrc/            make wheel    a wheel that holds what it compiles to"
@@ -74,8 +74,8 @@ kernels: $(VENV)/.demo
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-test test-slow: export PYG_SCALE_KERNELS = require
-test test-slow: export OMP_WAIT_POLICY = passive
+test test-slow test-slow-failed: export PYG_SCALE_KERNELS = require
+test test-slow test-slow-failed: export OMP_WAIT_POLICY = passive
 test:
 	$(MAKE) --jobs 2 lint kernels
 	$(PYTEST) $(PARALLEL) -m "not slow" tests plugins
@@ -87,6 +87,10 @@ test-%: $(VENV)/.test
 # Exhaustive matrices, whole runs of benchmarks, minutes of faults: what a change seldom breaks.
 test-slow: $(VENV)/.test kernels
 	$(PYTEST) $(PARALLEL) -m slow tests plugins
+
+# What failed in the last run, one after the other.
+test-slow-failed: $(VENV)/.test
+	$(PYTEST) -m slow --last-failed --last-failed-no-failures none tests plugins
 
 test-all:
 	$(MAKE) test
@@ -109,15 +113,19 @@ pyg-suite: $(VENV)/.test kernels
 	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
 	$(PYG_SUITE) --drop-in=convs $(PYG_CONV_TESTS:%=$(PYG)/test/%)
 
+CSRC := $(wildcard $(foreach kind,cpp h cu cuh,csrc/*.$(kind) csrc/*/*.$(kind)))
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CSRC)
 
 # Documentation ###################################################################################
 

@@ -48,8 +48,8 @@ void transpose(const CsrEdges& edges, const Index* col, int64_t num_src, int64_t
     if (e + kAhead < edges.edges) __builtin_prefetch(cursor + col[e + kAhead], 1);
     ++cursor[col[e]];
   }
-  const int64_t threads = std::clamp<int64_t>(edges.edges / kThreadEdges, 1,
-                                              torch::stable::get_num_threads());
+  const int64_t threads =
+      std::clamp<int64_t>(edges.edges / kThreadEdges, 1, torch::stable::get_num_threads());
   std::vector<int64_t> bounds{0};
   int64_t before = 0;
   for (int64_t v = 0; v < num_src; ++v) {
@@ -91,8 +91,7 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose(Tensor indptr, Tensor indices, 
 }  // namespace pyg_scale
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
-  m.def(
-      "csr_transpose(Tensor indptr, Tensor indices, SymInt num_src) -> (Tensor, Tensor, Tensor)");
+  m.def("csr_transpose(Tensor indptr, Tensor indices, SymInt num_src) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {

@@ -43,8 +43,8 @@ struct Extreme {
 #pragma omp simd
         for (int64_t c = first; c < first + channels; ++c) {
           const A value = widen(from[c]) * factor;
-          const bool better = (value > best[c]) | ((value != value) & (best[c] == best[c])) |
-                              (arg[c] < 0);
+          const bool better =
+              (value > best[c]) | ((value != value) & (best[c] == best[c])) | (arg[c] < 0);
           best[c] = better ? value : best[c];
           arg[c] = better ? here : arg[c];
         }
@@ -138,9 +138,9 @@ std::tuple<Tensor, Tensor> csr_extreme(Tensor indptr, Tensor indices, MaybeTenso
 template <typename T>
 struct ExtremeGrad {
   using A = AccumulatorOf<T>;
-  const CsrEdges& edges;    // by source; ids are positions by destination
-  const int64_t* indptr;    // by destination
-  IntColumn edge_id;        // of positions
+  const CsrEdges& edges;  // by source; ids are positions by destination
+  const int64_t* indptr;  // by destination
+  IntColumn edge_id;      // of positions
   Rows<T> grad;
   const int32_t* arg;
   const A* weight;
@@ -160,7 +160,8 @@ struct ExtremeGrad {
                                              static_cast<uint64_t>(indptr[target]));
       const T* from = grad[target];
       const int32_t* chosen = arg + target * grad.size;
-      const A* w = weight ? weight + (edge_id.data ? edge_id[position] : position) * heads : nullptr;
+      const A* w =
+          weight ? weight + (edge_id.data ? edge_id[position] : position) * heads : nullptr;
       for (int64_t h = 0; h < heads; ++h) {
         const A factor = w ? w[h] : A{1};
         const int64_t first = h * channels;
@@ -233,7 +234,8 @@ Tensor csr_extreme_grad(Tensor t_indptr, Tensor t_indices, Tensor t_position, Te
     };
     const auto merge = [&](const LongRow& row) {
       A* total = partial.data() + row.first * size;
-      for (int64_t i = row.first + 1; i < row.last; ++i) add(total, partial.data() + i * size, size);
+      for (int64_t i = row.first + 1; i < row.last; ++i)
+        add(total, partial.data() + i * size, size);
       store_row(to + row.row * size, total, A{1}, size);
     };
     if (size) run_tasks(tasks, rows, piece, merge);

@@ -171,7 +171,8 @@ Tensor csr_sum(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, 
     };
     const auto merge = [&](const LongRow& row) {
       A* total = partial.data() + row.first * size;
-      for (int64_t i = row.first + 1; i < row.last; ++i) add(total, partial.data() + i * size, size);
+      for (int64_t i = row.first + 1; i < row.last; ++i)
+        add(total, partial.data() + i * size, size);
       store_row(to + row.row * size, total, sum.factor(row.row), size);
     };
     if (size) run_tasks(tasks, rows, piece, merge);

@@ -86,12 +86,9 @@ Tensor csr_weight_grad(Tensor indptr, Tensor indices, MaybeTensor edge_id, Tenso
   visit(x.scalar_type(), "x", [&](auto one) {
     using T = decltype(one);
     using A = AccumulatorOf<T>;
-    const WeightGrad<T> op{edges,
-                           rows_of<T>(x),
-                           rows_of<T>(grad),
-                           arg ? const_data_of<int32_t>(chosen) : nullptr,
-                           heads,
-                           mean};
+    const WeightGrad<T> op{
+        edges, rows_of<T>(x), rows_of<T>(grad), arg ? const_data_of<int32_t>(chosen) : nullptr,
+        heads, mean};
     A* to = data_of<A>(out);
     const auto scratch = [&] { return std::vector<A>(static_cast<size_t>(size)); };
     const auto rows = [&](int64_t, int64_t first, int64_t last) {

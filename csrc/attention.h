@@ -12,7 +12,7 @@
 
 namespace pyg_scale {
 
-constexpr int64_t kBlock = 32;  // edges whose logits are made together; whole vectors
+constexpr int64_t kBlock = 32;              // edges whose logits are made together; whole vectors
 constexpr uint64_t kAttentionDropout = 20;  // see pyg_scale/ops/keys.py
 
 // Whether the weight of a head of an edge stays, and what it is multiplied with then.
@@ -22,7 +22,8 @@ struct Dropout {
     check(p >= 0 && p <= 1, "dropout must be a probability");
     const Tensor number = dense(*seed, ScalarType::Long, 1, "seed");
     on = true;
-    key = fold(fold(0, kAttentionDropout), static_cast<uint64_t>(*number.const_data_ptr<int64_t>()));
+    key =
+        fold(fold(0, kAttentionDropout), static_cast<uint64_t>(*number.const_data_ptr<int64_t>()));
     below = static_cast<uint64_t>(p * 4294967296.0);
     scale = p < 1 ? 1 / (1 - p) : 0;
   }
@@ -41,7 +42,8 @@ struct Dropout {
 // The shape of rows of heads, [*, heads, channels].
 struct Heads {
   explicit Heads(const Tensor& x) : heads(x.size(1)), channels(x.size(2)) {
-    constexpr int64_t kMost = int64_t{1} << 24;  // of rows that are there; of none there may be more
+    constexpr int64_t kMost = int64_t{1}
+                              << 24;  // of rows that are there; of none there may be more
     check(heads <= kMost && channels <= kMost, "there are more than 2**24 heads or channels");
   }
   int64_t size() const { return heads * channels; }
@@ -135,8 +137,8 @@ struct AttentionForward {
       const A factor = begin == end ? A{0} : A{1} / state.total[h];
       A* sum = state.sum + h * channels;
       store_row(out + row * shape.size() + h * channels, sum, factor, channels);
-      const A base = state.largest[h] == -std::numeric_limits<A>::infinity() ? A{0}
-                                                                             : state.largest[h];
+      const A base =
+          state.largest[h] == -std::numeric_limits<A>::infinity() ? A{0} : state.largest[h];
       lse[row * heads + h] = base + std::log(state.total[h]);
       if (!weights) continue;
       for (int64_t e = begin; e < end; ++e) {

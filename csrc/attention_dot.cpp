@@ -127,8 +127,8 @@ struct DotBackward {
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t c = h * channels;
           const T* term = of_edge ? of_edge + c : nullptr;
-          exps[k * heads + h] = in.scale * dot_both(query + c, key + c, term, channels) -
-                                weight.lse[row * heads + h];
+          exps[k * heads + h] =
+              in.scale * dot_both(query + c, key + c, term, channels) - weight.lse[row * heads + h];
           products[k * heads + h] = dot_both(of_grad + c, value + c, term, channels);
         }
       }
@@ -180,10 +180,12 @@ struct DotBackwardPiece {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> dot_product_attention(
-    Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, MaybeTensor, MaybeTensor,
-    Tensor query, Tensor key, Tensor value, MaybeTensor edge, double scale, double dropout,
-    MaybeTensor seed, bool need_weights) {
+std::tuple<Tensor, Tensor, Tensor> dot_product_attention(Tensor indptr, Tensor indices,
+                                                         MaybeTensor edge_id, MaybeTensor,
+                                                         MaybeTensor, MaybeTensor, Tensor query,
+                                                         Tensor key, Tensor value, MaybeTensor edge,
+                                                         double scale, double dropout,
+                                                         MaybeTensor seed, bool need_weights) {
   const CsrEdges edges(indptr, indices, edge_id);
   const DotInput in(edges, query, key, value, edge);
   const Heads shape(in.query);
@@ -243,7 +245,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dot_product_attention_grad(
     };
     const auto merge = [&](const LongRow& row) {
       A* total = partial.data() + row.first * size;
-      for (int64_t i = row.first + 1; i < row.last; ++i) add(total, partial.data() + i * size, size);
+      for (int64_t i = row.first + 1; i < row.last; ++i)
+        add(total, partial.data() + i * size, size);
       store_row(to + row.row * size, total, A{1}, size);
     };
     run_tasks(tasks, rows, piece, merge);

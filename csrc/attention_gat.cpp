@@ -105,8 +105,7 @@ struct GatBackward {
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t c = h * channels;
           const A product = dot(features + c, from + c, channels);
-          const auto [stays, logit] =
-              weight.of(exps[k * heads + h], product, target, id, heads, h);
+          const auto [stays, logit] = weight.of(exps[k * heads + h], product, target, id, heads, h);
           const A change = logit * slopes[k * heads + h];
           logits_grad[id * heads + h] = change;
           a_grad[h] += change;
@@ -161,10 +160,11 @@ struct GatInput {
   bool has_edge;
 };
 
-std::tuple<Tensor, Tensor, Tensor> gat_attention(
-    Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, MaybeTensor, MaybeTensor,
-    Tensor x, Tensor a_src, Tensor a_dst, MaybeTensor a_edge, double slope, double dropout,
-    MaybeTensor seed, bool need_weights) {
+std::tuple<Tensor, Tensor, Tensor> gat_attention(Tensor indptr, Tensor indices, MaybeTensor edge_id,
+                                                 MaybeTensor, MaybeTensor, MaybeTensor, Tensor x,
+                                                 Tensor a_src, Tensor a_dst, MaybeTensor a_edge,
+                                                 double slope, double dropout, MaybeTensor seed,
+                                                 bool need_weights) {
   const CsrEdges edges(indptr, indices, edge_id);
   const GatInput in(edges, x, a_src, a_dst, a_edge);
   const Heads shape(in.x);
@@ -211,18 +211,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_attention_grad(
     using T = decltype(one);
     using A = AccumulatorOf<T>;
     const std::vector<A> mean = given.mean<T>(edges, shape);
-    const GatBackward<T> op{
-        by_source,
-        edges,
-        rows_of<T>(in.x),
-        rows_of<T>(given.out_grad),
-        const_data_of<A>(in.a_src),
-        const_data_of<A>(in.a_dst),
-        in.has_edge ? const_data_of<A>(in.a_edge) : nullptr,
-        shape,
-        static_cast<A>(slope),
-        given.weight<A>(mean, Dropout(seed, dropout)),
-        data_of<A>(edge_grad)};
+    const GatBackward<T> op{by_source,
+                            edges,
+                            rows_of<T>(in.x),
+                            rows_of<T>(given.out_grad),
+                            const_data_of<A>(in.a_src),
+                            const_data_of<A>(in.a_dst),
+                            in.has_edge ? const_data_of<A>(in.a_edge) : nullptr,
+                            shape,
+                            static_cast<A>(slope),
+                            given.weight<A>(mean, Dropout(seed, dropout)),
+                            data_of<A>(edge_grad)};
     const RowTasks tasks(by_source.indptr, num_src, edges.edges, 4 * size);
     const int64_t numbers = size + heads;
     std::vector<A> partial(tasks.pieces.size() * static_cast<size_t>(numbers));

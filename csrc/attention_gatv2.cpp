@@ -49,10 +49,12 @@ struct Gatv2Logits {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> gatv2_attention(
-    Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, MaybeTensor, MaybeTensor,
-    Tensor x_src, Tensor x_dst, Tensor att, MaybeTensor x_edge, double slope, double dropout,
-    MaybeTensor seed, bool need_weights) {
+std::tuple<Tensor, Tensor, Tensor> gatv2_attention(Tensor indptr, Tensor indices,
+                                                   MaybeTensor edge_id, MaybeTensor, MaybeTensor,
+                                                   MaybeTensor, Tensor x_src, Tensor x_dst,
+                                                   Tensor att, MaybeTensor x_edge, double slope,
+                                                   double dropout, MaybeTensor seed,
+                                                   bool need_weights) {
   const CsrEdges edges(indptr, indices, edge_id);
   const Gatv2Input in(edges, x_src, x_dst, att, x_edge);
   const Heads shape(in.src);
@@ -64,10 +66,10 @@ std::tuple<Tensor, Tensor, Tensor> gatv2_attention(
     using T = decltype(one);
     using A = AccumulatorOf<T>;
     const Gatv2Logits<T> logits{edges, in.rows<T>(slope), shape};
-    attend(AttentionForward<T, Gatv2Logits<T>>{edges, logits, shape, Dropout(seed, dropout),
-                                               data_of<T>(out), data_of<A>(lse),
-                                               data_of<A>(weights)},
-           in.src.size(0));
+    attend(
+        AttentionForward<T, Gatv2Logits<T>>{edges, logits, shape, Dropout(seed, dropout),
+                                            data_of<T>(out), data_of<A>(lse), data_of<A>(weights)},
+        in.src.size(0));
   });
   return {out, lse, weights};
 }

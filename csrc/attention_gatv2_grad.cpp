@@ -46,9 +46,9 @@ struct ByDestination {
         const T* of_edge = in.edge.data ? in.edge[edges.id(e)] : nullptr;
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t c = h * channels;
-          exps[k * heads + h] = in.logit(from + c, to + c, of_edge ? of_edge + c : nullptr,
-                                         in.att + c, channels) -
-                                weight.lse[row * heads + h];
+          exps[k * heads + h] =
+              in.logit(from + c, to + c, of_edge ? of_edge + c : nullptr, in.att + c, channels) -
+              weight.lse[row * heads + h];
           products[k * heads + h] = dot(of_grad + c, from + c, channels);
         }
       }
@@ -62,8 +62,7 @@ struct ByDestination {
           stays[e * heads + h] = kept;
           logits_grad[e * heads + h] = logit;
           edge(from + c, to + c, in.edge.data ? in.edge[id] + c : nullptr, in.att + c, logit,
-               dst_grad + c, att_grad + c,
-               edge_grad ? edge_grad + id * size + c : nullptr);
+               dst_grad + c, att_grad + c, edge_grad ? edge_grad + id * size + c : nullptr);
         }
       }
     }
@@ -100,9 +99,8 @@ struct ByDestination {
 template <typename T>
 struct ByDestinationRows {
   using A = AccumulatorOf<T>;
-  PYG_SCALE_INLINE void operator()(const ByDestination<T>* op, const RowTasks* tasks,
-                                   int64_t first, int64_t last, A* scratch, T* dst_grad,
-                                   A* att_grad) const {
+  PYG_SCALE_INLINE void operator()(const ByDestination<T>* op, const RowTasks* tasks, int64_t first,
+                                   int64_t last, A* scratch, T* dst_grad, A* att_grad) const {
     const int64_t *indptr = op->edges.indptr, size = op->shape.size();
     A* sum = scratch + op->numbers();
     for (int64_t row = first; row < last; ++row) {
@@ -289,11 +287,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gatv2_attention_grad(
     using A = AccumulatorOf<T>;
     const std::vector<A> mean = given.mean<T>(edges, shape);
     A *kept = data_of<A>(stays), *of_logits = data_of<A>(logits);
-    run_by_destination(
-        ByDestination<T>{edges, in.rows<T>(slope), rows_of<T>(given.out_grad), shape,
-                         given.weight<A>(mean, Dropout(seed, dropout)), kept, of_logits,
-                         data_of<T>(edge_grad)},
-        num_src, data_of<T>(dst_grad), data_of<A>(att_grad));
+    run_by_destination(ByDestination<T>{edges, in.rows<T>(slope), rows_of<T>(given.out_grad), shape,
+                                        given.weight<A>(mean, Dropout(seed, dropout)), kept,
+                                        of_logits, data_of<T>(edge_grad)},
+                       num_src, data_of<T>(dst_grad), data_of<A>(att_grad));
     run_by_source(BySource<T>{by_source, edges, in.rows<T>(slope), rows_of<T>(given.out_grad),
                               shape, kept, of_logits},
                   edges.rows, data_of<T>(src_grad));

@@ -36,9 +36,9 @@ int32_t next_use(Word word, int64_t now) {
 struct Slots {
   int32_t* slot_of;
   int64_t* owner;
-  int32_t* next;      // the batch that needs the row next
-  uint8_t* visited;   // since the hand passed
-  int64_t* used;      // slots that have an owner: the first ones
+  int32_t* next;     // the batch that needs the row next
+  uint8_t* visited;  // since the hand passed
+  int64_t* used;     // slots that have an owner: the first ones
   int64_t* hand;
   int64_t count;
   int64_t num_rows;
@@ -51,7 +51,8 @@ struct Slots {
   // The row of a slot.
   int64_t row(int64_t slot) const {
     const int64_t row = owner[slot];
-    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]] no_row(slot);
+    if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(num_rows)) [[unlikely]]
+      no_row(slot);
     return row;
   }
 };
@@ -132,7 +133,8 @@ Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t si
     coming[row] = static_cast<Word>(coming[row] & ~bit);
     plan.at[i] = -1;
     if (found > 0) {
-      if (found > slots.count) [[unlikely]] no_slot(found - 1, slots.count);
+      if (found > slots.count) [[unlikely]]
+        no_slot(found - 1, slots.count);
       plan.at[i] = found - 1;
       slots.visited[found - 1] = 1;
       slots.next[found - 1] = next_use(coming[row], now);
@@ -259,7 +261,8 @@ void belady_announce(Tensor slot_of, Tensor coming, Tensor next, Tensor ids, int
       const int32_t found = slot[id[i]];
       words[id[i]] = batch < 0 ? Word{0} : static_cast<Word>(words[id[i]] | bit);
       if (found <= 0) continue;
-      if (found > slots) [[unlikely]] no_slot(found - 1, slots);
+      if (found > slots) [[unlikely]]
+        no_slot(found - 1, slots);
       if (batch < 0) {
         when[found - 1] = kNever;
       } else if (when[found - 1] == kNever) {

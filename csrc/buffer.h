@@ -47,11 +47,13 @@ class Buffer {
 
   // Makes room for `capacity` elements in all; what is there stays.
   void reserve(int64_t capacity) {
-    if (capacity > capacity_) [[unlikely]] grow(capacity);
+    if (capacity > capacity_) [[unlikely]]
+      grow(capacity);
   }
 
   void push(T value) {
-    if (size_ == capacity_) [[unlikely]] grow(size_ + 1);
+    if (size_ == capacity_) [[unlikely]]
+      grow(size_ + 1);
     data_[size_++] = value;
   }
 
@@ -64,8 +66,8 @@ class Buffer {
  private:
   void grow(int64_t wanted) {
     constexpr size_t kHugePage = size_t{1} << 21;
-    const size_t capacity = std::max<size_t>({static_cast<size_t>(wanted),
-                                              static_cast<size_t>(capacity_) * 2, 64});
+    const size_t capacity =
+        std::max<size_t>({static_cast<size_t>(wanted), static_cast<size_t>(capacity_) * 2, 64});
     if (capacity > (size_t{1} << 62) / sizeof(T)) throw std::bad_alloc();
     size_t bytes = capacity * sizeof(T);
     T* data;

@@ -14,8 +14,7 @@ namespace pyg_scale {
 class Connections {
  public:
   template <typename T>
-  Connections(const Adjacency<T>& graph, const int32_t* assignment, int64_t parts)
-      : parts_(parts) {
+  Connections(const Adjacency<T>& graph, const int32_t* assignment, int64_t parts) : parts_(parts) {
     const int64_t size = graph.num_nodes;
     begin_.reserve(size + 1);
     begin_.set_size(size + 1);

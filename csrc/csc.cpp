@@ -22,7 +22,7 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kTaskEdges = 1 << 16;  // fewer are not worth a thread
+constexpr int64_t kTaskEdges = 1 << 16;   // fewer are not worth a thread
 constexpr int64_t kFar = 32, kNear = 16;  // edges ahead whose memory is asked for
 
 // Calls f(task) for each of `tasks`, in parallel.
@@ -244,7 +244,8 @@ struct Times {
 
   // The time of number `of`, which the edge at position `e` names.
   int64_t at(int64_t of, int64_t e) const {
-    if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(size)) [[unlikely]] none(of, e);
+    if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(size)) [[unlikely]]
+      none(of, e);
     return data[of];
   }
 
@@ -308,10 +309,10 @@ bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, boo
       if (e >= to) continue;
       sorted = false;
       if (!sort) return;
-      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), times,
-                                   from, to, num_edges, edges)
-                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), times,
-                                   from, to, num_edges, edges);
+      neighbor.wide ? sort_by_time(column<int64_t>(indices), column<int64_t>(edge_id), times, from,
+                                   to, num_edges, edges)
+                    : sort_by_time(column<int32_t>(indices), column<int32_t>(edge_id), times, from,
+                                   to, num_edges, edges);
     }
   });
   return sorted;

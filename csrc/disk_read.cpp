@@ -38,8 +38,8 @@ struct Wanted {
 
 // Rows one after the other in `wanted` that one read brings.
 struct Run {
-  int64_t begin, end;        // of `wanted`
-  int64_t first, last;       // bytes of the file, whole blocks
+  int64_t begin, end;   // of `wanted`
+  int64_t first, last;  // bytes of the file, whole blocks
 };
 
 // Least significant digit first; a batch has hundreds of thousands of rows.
@@ -102,8 +102,13 @@ class Reader {
  public:
   Reader(int fd, int64_t offset, int64_t row_bytes, int64_t block, std::vector<Wanted> wanted,
          std::vector<Run> runs, char* out)
-      : fd_(fd), offset_(offset), row_bytes_(row_bytes), block_(block),
-        wanted_(std::move(wanted)), runs_(std::move(runs)), out_(out) {
+      : fd_(fd),
+        offset_(offset),
+        row_bytes_(row_bytes),
+        block_(block),
+        wanted_(std::move(wanted)),
+        runs_(std::move(runs)),
+        out_(out) {
     for (const Run& run : runs_) largest_ = std::max(largest_, run.last - run.first);
   }
 
@@ -286,8 +291,8 @@ std::vector<int64_t> disk_read(int64_t fd, int64_t offset, int64_t num_rows, Ten
   }
   sort_by_row(wanted);
   std::vector<Run> runs = merge(wanted, offset, row_bytes, block, gap, longest);
-  Reader reader(checked_file(fd), offset, row_bytes, block, std::move(wanted),
-                std::move(runs), static_cast<char*>(out.mutable_data_ptr()));
+  Reader reader(checked_file(fd), offset, row_bytes, block, std::move(wanted), std::move(runs),
+                static_cast<char*>(out.mutable_data_ptr()));
   reader.read(std::min(num_threads, usable_threads(num_threads)));
   return reader.result();
 }

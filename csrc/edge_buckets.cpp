@@ -26,7 +26,8 @@ struct Ranges {
 
   int64_t of(int64_t node) const {
     const int32_t range = table[node >> shift];
-    if (range >= 0) [[likely]] return range;
+    if (range >= 0) [[likely]]
+      return range;
     return std::upper_bound(bounds, bounds + count + 1, node) - bounds - 1;
   }
 };
@@ -47,8 +48,7 @@ template <typename Index>
 bool within(const Tensor& dst, const Ranges& ranges) {
   const auto* to = static_cast<const Index*>(dst.const_data_ptr());
   const int64_t size = ranges.bounds[ranges.count];
-  return std::all_of(to, to + dst.numel(),
-                     [&](int64_t node) { return 0 <= node && node < size; });
+  return std::all_of(to, to + dst.numel(), [&](int64_t node) { return 0 <= node && node < size; });
 }
 
 template <typename Index>
@@ -149,8 +149,8 @@ std::tuple<Tensor, Tensor> edge_group(Tensor dst, Tensor src, Tensor offset, Ten
                                       Tensor count, int64_t num_dst, bool wide) {
   const int64_t num_edges = dst.numel(), num_blocks = first.numel();
   check(dst.is_cpu() && dst.is_contiguous() && dst.scalar_type() == ScalarType::Int &&
-            src.is_cpu() && src.is_contiguous() && src.numel() == num_edges &&
-            offset.is_cpu() && offset.is_contiguous() && offset.numel() == num_edges &&
+            src.is_cpu() && src.is_contiguous() && src.numel() == num_edges && offset.is_cpu() &&
+            offset.is_contiguous() && offset.numel() == num_edges &&
             offset.scalar_type() == ScalarType::Short,
         "dst, src and offset must be contiguous and of one length, on the CPU");
   const bool wide_src = int_column(src, "src").wide;
@@ -164,15 +164,15 @@ std::tuple<Tensor, Tensor> edge_group(Tensor dst, Tensor src, Tensor offset, Ten
     sum += counts[block];
     check_count(begins[block], "first");
   }
-  check(sum == num_edges,
-        "count must be the edges of each block, together as many as there are");
+  check(sum == num_edges, "count must be the edges of each block, together as many as there are");
   check_count(num_dst, "num_dst");
   const auto* to = dst.const_data_ptr<int32_t>();
   Tensor cursor = huge_empty({num_dst + 2}, ScalarType::Long);
   int64_t* next = cursor.mutable_data_ptr<int64_t>();
   std::fill(next, next + num_dst + 2, 0);
   for (int64_t e = 0; e < num_edges; ++e) {
-    if (to[e] < 0 || to[e] >= num_dst) [[unlikely]] fail("a destination is outside of the bucket");
+    if (to[e] < 0 || to[e] >= num_dst) [[unlikely]]
+      fail("a destination is outside of the bucket");
     if (e + kFar < num_edges) __builtin_prefetch(next + 2 + to[e + kFar], 1);
     ++next[to[e] + 2];
   }

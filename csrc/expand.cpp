@@ -31,10 +31,12 @@ Tensor copy(const int64_t* from, int64_t count) {
 }
 
 // Chooses in-edges of nodes that lie at `place` in a part: how many of each, neighbours, edge ids.
-std::tuple<Tensor, Tensor, Tensor> expand_neighbors(
-    Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, Tensor weight_prefix, Tensor place,
-    Tensor node, Tensor seed, Tensor latest, int64_t num_neighbor_nodes, int64_t key,
-    int64_t num_neighbors, bool replace, bool last) {
+std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id,
+                                                    Tensor time, Tensor weight_prefix, Tensor place,
+                                                    Tensor node, Tensor seed, Tensor latest,
+                                                    int64_t num_neighbor_nodes, int64_t key,
+                                                    int64_t num_neighbors, bool replace,
+                                                    bool last) {
   EdgeView view;
   const int64_t num_edges = view.num_edges = indices.numel();
   view.num_neighbors = num_neighbor_nodes;
@@ -94,9 +96,9 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     first_seed = int64_data(known_seed, size, "known_seed");
     wanted_seed = int64_data(seed, n, "seed");
   }
-  const auto identities = static_cast<unsigned __int128>(std::max<int64_t>(num_nodes, 1)) *
-                          static_cast<unsigned __int128>(
-                              disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
+  const auto identities =
+      static_cast<unsigned __int128>(std::max<int64_t>(num_nodes, 1)) *
+      static_cast<unsigned __int128>(disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
   check(identities < (static_cast<unsigned __int128>(1) << 63),
         "disjoint: the seeds times the nodes exceed 63 bits; use smaller batches");
   thread_local RelabelTable table;

@@ -25,7 +25,7 @@ struct Rows {
   const int64_t* node;
   const int64_t* seed;       // position of the seed to which each belongs; null if not disjoint
   const int64_t* seed_time;  // of each seed position; null without times
-  const int64_t* place = nullptr;  // where the in-edges of each row are; null: at its node
+  const int64_t* place = nullptr;   // where the in-edges of each row are; null: at its node
   const int64_t* latest = nullptr;  // the time of each row's seed, instead of seed_time
 
   int64_t at(int64_t row) const { return place ? place[row] : node[row]; }
@@ -70,8 +70,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
   }
 
   size_t bytes() const {
-    return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() +
-           seed_.bytes() + held_.bytes() + picker_.bytes();
+    return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() + seed_.bytes() +
+           held_.bytes() + picker_.bytes();
   }
 
  private:
@@ -118,8 +118,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
       position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
       int64_t* out = position_.data() + size;
       const int64_t n = view.weight_prefix
-                            ? picker_.weighted(key, c, first, in->weight_prefix,
-                                               hop.num_neighbors, hop.replace, out)
+                            ? picker_.weighted(key, c, first, in->weight_prefix, hop.num_neighbors,
+                                               hop.replace, out)
                             : picker_.uniform(key, c, hop.num_neighbors, hop.replace, out);
       prefetch(*in, out, n);
       position_.set_size(size + n);

@@ -45,7 +45,8 @@ int64_t copy_rows(const Rows& rows, const Index* index, int64_t index_stride, in
       if (valid(coming)) prefetch_row_start(rows.data + coming * rows.stride, bytes);
     }
     const auto row = static_cast<int64_t>(index[i * index_stride]);
-    if (!valid(row)) [[unlikely]] return i;
+    if (!valid(row)) [[unlikely]]
+      return i;
     std::memcpy(out + i * bytes, rows.data + row * rows.stride, static_cast<size_t>(bytes));
   }
   return end;
@@ -94,11 +95,10 @@ Tensor gather(Tensor x, Tensor index, int64_t num_threads) {
   const bool past = RowWriter::suits(rows.bytes, count * rows.bytes);
   std::atomic<int64_t> wrong{count};
   const auto copy = [&](int64_t begin, int64_t end) {
-    const int64_t stop =
-        column.wide ? copy_any(rows, static_cast<const int64_t*>(column.data), column.stride,
-                               begin, end, past, to)
-                    : copy_any(rows, static_cast<const int32_t*>(column.data), column.stride,
-                               begin, end, past, to);
+    const int64_t stop = column.wide ? copy_any(rows, static_cast<const int64_t*>(column.data),
+                                                column.stride, begin, end, past, to)
+                                     : copy_any(rows, static_cast<const int32_t*>(column.data),
+                                                column.stride, begin, end, past, to);
     if (stop == end) return;
     int64_t before = wrong.load();
     while (stop < before && !wrong.compare_exchange_weak(before, stop)) {

@@ -38,7 +38,7 @@ struct Matrix {
   std::vector<Part> parts;
   int64_t bytes;  // of a row
   char* out;
-  bool past;      // whether they pass the caches
+  bool past;  // whether they pass the caches
 };
 
 // A part and a row of it, in one word.
@@ -72,7 +72,8 @@ int64_t look_up(const Places& book, const std::vector<Part>& sizes, const IntCol
     const int64_t v = index[i];
     const int64_t p = is_row(v) ? book.part(v) : -1;
     const int64_t row = p >= 0 && p < book.num_parts ? book.at(v, p) : -1;
-    if (row < 0 || row >= sizes[static_cast<size_t>(p)].count) [[unlikely]] return i;
+    if (row < 0 || row >= sizes[static_cast<size_t>(p)].count) [[unlikely]]
+      return i;
     places[i - begin] = {p, row};
   }
   return -1;
@@ -184,10 +185,9 @@ std::vector<Tensor> gather_parts(std::vector<Tensor> x, Tensor part, Tensor loca
     copy_some(0, count);
   }
   if (wrong < count) {
-    throw std::out_of_range("index[" + std::to_string(wrong) + "] is " +
-                            std::to_string(column[wrong]) +
-                            ", which is no row of a part; there are " + std::to_string(num_rows) +
-                            " rows");
+    throw std::out_of_range(
+        "index[" + std::to_string(wrong) + "] is " + std::to_string(column[wrong]) +
+        ", which is no row of a part; there are " + std::to_string(num_rows) + " rows");
   }
   return out;
 }

@@ -29,7 +29,8 @@ using torch::stable::Tensor;
 
 // The message is built when it is needed.
 inline void check(bool condition, const char* message) {
-  if (!condition) [[unlikely]] fail(message);
+  if (!condition) [[unlikely]]
+    fail(message);
 }
 
 // For checks that are made once a call: the message is built whether needed or not.
@@ -70,7 +71,8 @@ bool all_within(const T* numbers, int64_t n, int64_t count) {
 
 // Refuses ids of which one is none of `count`; names the first.
 inline void check_each_within(const int64_t* ids, int64_t n, const char* what, int64_t count) {
-  if (all_within(ids, n, count)) [[likely]] return;
+  if (all_within(ids, n, count)) [[likely]]
+    return;
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= count) fail_missing(what, ids[i], count);
   }
@@ -113,7 +115,8 @@ inline void check_entries(int64_t node, int64_t begin, int64_t end, int64_t size
 
 // How many nodes (or rows) pointers are of; there is one pointer more.
 inline int64_t num_pointed(const Tensor& pointers, const char* name = "indptr") {
-  check(pointers.numel() > 0, std::string(name) + " must hold one number more than there are nodes");
+  check(pointers.numel() > 0,
+        std::string(name) + " must hold one number more than there are nodes");
   return pointers.numel() - 1;
 }
 
@@ -173,8 +176,8 @@ struct Places;
 struct EdgeView {
   const int64_t* indptr = nullptr;
   IntColumn indices;
-  IntColumn edge_id;                      // absent: the position itself
-  const int64_t* time = nullptr;          // of each position
+  IntColumn edge_id;              // absent: the position itself
+  const int64_t* time = nullptr;  // of each position
   const int64_t* weight_prefix = nullptr;
   const int64_t* neighbor_time = nullptr;  // of each node of the neighbour type
   int64_t num_expanded = 0;                // nodes of the expanded type

@@ -147,8 +147,7 @@ class Budget {
     }
     for (int64_t i = 0; i < count; ++i) {
       const auto next = static_cast<uint64_t>(entries_.size());
-      const uint64_t place =
-          table_.find_or_insert<kWide>(static_cast<uint64_t>(nodes[i]), next);
+      const uint64_t place = table_.find_or_insert<kWide>(static_cast<uint64_t>(nodes[i]), next);
       if (place == next) entries_.push({nodes[i], 0});
       entries_[static_cast<int64_t>(place)].score += score;
     }
@@ -256,11 +255,10 @@ std::vector<EdgeView> edge_views(const Tensors& indptr, const Tensors& indices,
   return views;
 }
 
-Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id,
-                  std::vector<int64_t> num_nodes, std::vector<int64_t> dst_type,
-                  std::vector<int64_t> src_type, std::vector<int64_t> node_type_hash,
-                  Tensors seed, std::vector<int64_t> num_samples, int64_t key,
-                  bool int32_output) {
+Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id, std::vector<int64_t> num_nodes,
+                  std::vector<int64_t> dst_type, std::vector<int64_t> src_type,
+                  std::vector<int64_t> node_type_hash, Tensors seed,
+                  std::vector<int64_t> num_samples, int64_t key, bool int32_output) {
   const size_t types = num_nodes.size();
   for (const int64_t count : num_nodes) check_count(count, "num_nodes");
   check(types && node_type_hash.size() == types && seed.size() == types,

@@ -1,7 +1,8 @@
 // io_uring: many reads under way by one thread, begun and waited for by one system call.
 //
 // The kernel's own interface (linux/io_uring.h): two rings that are shared with it, one of what is
-// to be done and one of what was. Where the kernel refuses (containers often do), `usable()` says so.
+// to be done and one of what was. Where the kernel refuses (containers often do), `usable()` says
+// so.
 
 #pragma once
 

@@ -49,13 +49,13 @@ struct Block {
 Block* map(size_t bytes) {
   const size_t capacity = capacity_for(bytes);
   const size_t spare = capacity >= 2 * kHugePage ? kHugePage : 0;
-  void* mapped = mmap(nullptr, capacity + spare, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped =
+      mmap(nullptr, capacity + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   char* data = static_cast<char*>(mapped);
   if (spare) {
-    const size_t head = round_up(reinterpret_cast<size_t>(data), kHugePage) -
-                        reinterpret_cast<size_t>(data);
+    const size_t head =
+        round_up(reinterpret_cast<size_t>(data), kHugePage) - reinterpret_cast<size_t>(data);
     if (head) munmap(data, head);
     data += head;
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -259,10 +259,9 @@ Tensor on_block(Block* block, const std::vector<int64_t>& sizes, ScalarType dtyp
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i]) strides[i] = stride;
   try {
-    return torch::stable::from_blob(
-        block->data, sizes, strides,
-        torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype,
-        [block, release](void*) { release(block); });
+    return torch::stable::from_blob(block->data, sizes, strides,
+                                    torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                    dtype, [block, release](void*) { release(block); });
   } catch (...) {
     release(block);
     throw;

@@ -47,9 +47,8 @@ void prefer_huge_pages(Tensor tensor) {
   if (tensor.numel() == 0) return;
   const auto data = reinterpret_cast<uintptr_t>(tensor.data_ptr());
   const uintptr_t begin = (data + kHugePage - 1) / kHugePage * kHugePage;
-  const uintptr_t end =
-      (data + static_cast<uintptr_t>(tensor.numel()) * tensor.element_size()) / kHugePage *
-      kHugePage;
+  const uintptr_t end = (data + static_cast<uintptr_t>(tensor.numel()) * tensor.element_size()) /
+                        kHugePage * kHugePage;
   if (!tensor.is_contiguous() || begin >= end || !is_private(begin, end)) return;
   if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0) {
     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);

@@ -67,10 +67,9 @@ Tensor neighbor_sum(Tensor indptr, Tensor indices, Tensor weights, Tensor x, int
         "indptr must go from 0 to the number of entries of indices");
   for (int64_t v = 0; v < num_nodes; ++v) check(begin[v] <= begin[v + 1], "indptr must not fall");
   const int64_t rows = x.size(0), columns = x.size(1);
-  column.wide ? check_range(static_cast<const int64_t*>(column.data), column.stride, num_entries,
-                            rows)
-              : check_range(static_cast<const int32_t*>(column.data), column.stride, num_entries,
-                            rows);
+  column.wide
+      ? check_range(static_cast<const int64_t*>(column.data), column.stride, num_entries, rows)
+      : check_range(static_cast<const int32_t*>(column.data), column.stride, num_entries, rows);
   Tensor out = pool_empty({num_nodes, columns}, ScalarType::Double);
   if (num_nodes == 0 || columns == 0) return out;
   auto* to = static_cast<double*>(out.mutable_data_ptr());
@@ -79,10 +78,10 @@ Tensor neighbor_sum(Tensor indptr, Tensor indices, Tensor weights, Tensor x, int
       weights.numel() ? static_cast<const double*>(weights.const_data_ptr()) : nullptr;
   const auto run = [&](int64_t first, int64_t last) {
     for (int64_t v = first; v < last; ++v) {
-      column.wide ? sum_rows(begin, static_cast<const int64_t*>(column.data), column.stride,
-                             weight, from, columns, num_entries, v, to)
-                  : sum_rows(begin, static_cast<const int32_t*>(column.data), column.stride,
-                             weight, from, columns, num_entries, v, to);
+      column.wide ? sum_rows(begin, static_cast<const int64_t*>(column.data), column.stride, weight,
+                             from, columns, num_entries, v, to)
+                  : sum_rows(begin, static_cast<const int32_t*>(column.data), column.stride, weight,
+                             from, columns, num_entries, v, to);
     }
   };
   const int64_t work = num_entries * columns / num_nodes + 1;  // of a row

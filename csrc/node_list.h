@@ -20,8 +20,8 @@ class NodeList {
         static_cast<unsigned __int128>(std::max<int64_t>(num_nodes, 1)) *
         static_cast<unsigned __int128>(disjoint ? std::max<int64_t>(num_seeds, 1) : 1);
     check(identities < (static_cast<unsigned __int128>(1) << 63),
-          "disjoint: " + std::to_string(num_seeds) + " seeds times " +
-              std::to_string(num_nodes) + " nodes exceed 63 bits; use smaller batches");
+          "disjoint: " + std::to_string(num_seeds) + " seeds times " + std::to_string(num_nodes) +
+              " nodes exceed 63 bits; use smaller batches");
     node_.clear();
     seed_.clear();
     num_nodes_ = num_nodes;

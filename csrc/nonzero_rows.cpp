@@ -43,7 +43,8 @@ int64_t last_row(const char* data, int64_t row_bytes, uint64_t mask, int64_t beg
 }
 
 int64_t nonzero_rows(Tensor x) {
-  check(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "x must be a contiguous matrix on the CPU");
+  check(x.is_cpu() && x.dim() == 2 && x.is_contiguous(),
+        "x must be a contiguous matrix on the CPU");
   const auto type = x.scalar_type();
   check(type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Half ||
             type == ScalarType::BFloat16,

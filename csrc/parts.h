@@ -15,15 +15,16 @@ namespace pyg_scale {
 
 // The partition book of a node type (see pyg_scale.store.directory.PartitionBook).
 struct Places {
-  const uint8_t* narrow = nullptr;  // the part of each node, if there are no more than 256
-  const int32_t* wide = nullptr;    // else
-  IntColumn local;                  // its place in the part
+  const uint8_t* narrow = nullptr;   // the part of each node, if there are no more than 256
+  const int32_t* wide = nullptr;     // else
+  IntColumn local;                   // its place in the part
   const int64_t* offsets = nullptr;  // [num_parts + 1], if parts are ranges of nodes
   int64_t num_parts = 0;
 
   void set_offsets(const Tensor& tensor) {
     num_parts = tensor.numel() - 1;
-    check(num_parts > 0, "offsets must hold one number more than there are parts, which is at least 2");
+    check(num_parts > 0,
+          "offsets must hold one number more than there are parts, which is at least 2");
     offsets = int64_data(tensor, num_parts + 1, "offsets");
     check(offsets[0] == 0 && std::is_sorted(offsets, offsets + num_parts + 1),
           "offsets must rise from 0");
@@ -35,9 +36,7 @@ struct Places {
     return std::upper_bound(offsets + 1, offsets + num_parts, v) - (offsets + 1);
   }
 
-  int64_t at(int64_t v, int64_t part) const {
-    return local.data ? local[v] : v - offsets[part];
-  }
+  int64_t at(int64_t v, int64_t part) const { return local.data ? local[v] : v - offsets[part]; }
 
   // Far more are under way than the first cache can wait for.
   PYG_SCALE_PREFETCH void prefetch(int64_t v) const {

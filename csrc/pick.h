@@ -52,7 +52,8 @@ class Picker {
     if (k < 0 || (!replace && k >= d)) return all(c, out);
     if (d == 0) return 0;
     const int64_t base = c.begin > first ? prefix[c.begin - 1] : 0;
-    if (base < 0 || prefix[c.end - 1] < base) [[unlikely]] not_rising(c);
+    if (base < 0 || prefix[c.end - 1] < base) [[unlikely]]
+      not_rising(c);
     const int64_t total = prefix[c.end - 1] - base;
     if (!replace) return successive(key, c, base, total, prefix, k, out);
     if (total == 0) return 0;
@@ -115,14 +116,15 @@ class Picker {
   // The first position whose running sum is beyond `sum`.
   static int64_t locate(Candidates c, const int64_t* prefix, int64_t sum) {
     const int64_t position = std::upper_bound(prefix + c.begin, prefix + c.end, sum) - prefix;
-    if (position == c.end) [[unlikely]] not_rising(c);
+    if (position == c.end) [[unlikely]]
+      not_rising(c);
     return position;
   }
 
   // Successive sampling without replacement: draw from what is left of the total, and step
   // over the intervals of the positions that were picked before, in ascending order.
-  int64_t successive(uint64_t key, Candidates c, int64_t base, int64_t total,
-                     const int64_t* prefix, int64_t k, int64_t* out) {
+  int64_t successive(uint64_t key, Candidates c, int64_t base, int64_t total, const int64_t* prefix,
+                     int64_t k, int64_t* out) {
     picked_.clear();
     picked_.reserve(k);
     int64_t left = total;
@@ -138,7 +140,8 @@ class Picker {
       const auto before = static_cast<int64_t>(until);
       const auto weight = static_cast<int64_t>(static_cast<uint64_t>(prefix[position]) -
                                                static_cast<uint64_t>(base) - until);
-      if (before < 0 || weight <= 0 || weight > left) [[unlikely]] not_rising(c);
+      if (before < 0 || weight <= 0 || weight > left) [[unlikely]]
+        not_rising(c);
       picked_.set_size(i + 1);
       std::memmove(picked_.data() + at + 1, picked_.data() + at,
                    static_cast<size_t>(i - at) * sizeof(Pick));

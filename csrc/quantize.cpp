@@ -24,7 +24,7 @@ namespace {
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
-constexpr int64_t kAhead = 8;            // rows under way
+constexpr int64_t kAhead = 8;              // rows under way
 constexpr int64_t kTaskNumbers = 1 << 16;  // less is not worth a thread
 
 struct Rows {

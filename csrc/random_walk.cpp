@@ -16,7 +16,7 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kTogether = 16;      // walks that take a step at a time: covers memory's latency
+constexpr int64_t kTogether = 16;  // walks that take a step at a time: covers memory's latency
 constexpr int64_t kTaskSteps = 1 << 14;  // fewer are not worth a thread
 
 Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int64_t length,
@@ -59,8 +59,8 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
           } else if (const int64_t degree = high - low; degree > 0) {
             uint64_t mine = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(number[i]));
             mine = fold(fold(mine, static_cast<uint64_t>(step)), static_cast<uint64_t>(v));
-            next = neighbor[low + static_cast<int64_t>(
-                                      bounded(mine, 0, static_cast<uint64_t>(degree)))];
+            next = neighbor[low +
+                            static_cast<int64_t>(bounded(mine, 0, static_cast<uint64_t>(degree)))];
             if (!valid(next)) [[unlikely]] {
               wrong = next;
               outside = true;
@@ -81,7 +81,7 @@ Tensor random_walk(Tensor indptr, Tensor indices, Tensor start, Tensor walk, int
   }
   if (const int64_t v = broken; v >= 0) check_entries(v, begin[v], begin[v + 1], num_entries);
   check(!outside, "indices: node " + std::to_string(wrong) + " is out of range, there are " +
-                       std::to_string(num_nodes));
+                      std::to_string(num_nodes));
   return out;
 }
 

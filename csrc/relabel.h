@@ -40,7 +40,8 @@ class RelabelTable {
 
   // Makes room for `rows` identities in all. Rehashes when the table gets too full.
   void reserve(int64_t rows) {
-    if (rows > limit_) [[unlikely]] rehash(rows);
+    if (rows > limit_) [[unlikely]]
+      rehash(rows);
   }
 
   template <bool kWide>

@@ -18,9 +18,7 @@ struct ByteRows {
   int64_t count, bytes;
 
   char* operator[](int64_t i) const { return data + i * bytes; }
-  PYG_SCALE_PREFETCH void prefetch(int64_t i) const {
-    prefetch_row_start(data + i * bytes, bytes);
-  }
+  PYG_SCALE_PREFETCH void prefetch(int64_t i) const { prefetch_row_start(data + i * bytes, bytes); }
 };
 
 ByteRows byte_rows(Tensor& tensor, const char* name) {

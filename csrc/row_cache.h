@@ -76,22 +76,23 @@ struct Plan {
   }
 
   Tensors tensors() const {
-    return {slot_at,       numbers(miss), numbers(fill), numbers(fill_slot),
+    return {slot_at,        numbers(miss), numbers(fill), numbers(fill_slot),
             numbers(again), numbers(same)};
   }
 
   // The position of the miss that slot_of has `found` for, which is below 0.
   int64_t earlier(int32_t found) const {
     const auto k = static_cast<size_t>(-(int64_t{found} + 1));
-    if (k >= miss.size()) [[unlikely]] fail("slot_of: there is no slot " + std::to_string(found));
+    if (k >= miss.size()) [[unlikely]]
+      fail("slot_of: there is no slot " + std::to_string(found));
     return miss[k];
   }
 
   Tensor slot_at;
-  int32_t* at;                      // the slot of each row of the request, -1 for none
-  std::vector<int64_t> miss;        // positions to be read
-  std::vector<int64_t> fill;        // those of them to be kept,
-  std::vector<int32_t> fill_slot;   // and in which slots
+  int32_t* at;                       // the slot of each row of the request, -1 for none
+  std::vector<int64_t> miss;         // positions to be read
+  std::vector<int64_t> fill;         // those of them to be kept,
+  std::vector<int32_t> fill_slot;    // and in which slots
   std::vector<int64_t> again, same;  // positions that repeat an earlier miss, and which
 };
 

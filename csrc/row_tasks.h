@@ -19,8 +19,8 @@
 
 namespace pyg_scale {
 
-constexpr int64_t kPieceEdges = 2048;  // a row with more is cut
-constexpr int64_t kRowCost = 4;        // of a row without edges, in edges
+constexpr int64_t kPieceEdges = 2048;   // a row with more is cut
+constexpr int64_t kRowCost = 4;         // of a row without edges, in edges
 constexpr int64_t kTaskWork = 1 << 16;  // multiply-adds; a parallel region costs as much
 constexpr int64_t kMostTasks = 256;
 
@@ -47,7 +47,8 @@ struct RowTasks {
         fail("indptr[" + std::to_string(row + 1) + "] is " + std::to_string(end) +
              ", but there are only " + std::to_string(num_edges) + " edges");
       }
-      if (end - begin <= kPieceEdges) [[likely]] continue;
+      if (end - begin <= kPieceEdges) [[likely]]
+        continue;
       const auto first = static_cast<int64_t>(pieces.size());
       for (int64_t at = begin; at < end; at += kPieceEdges) {
         pieces.push_back({row, at, std::min(end, at + kPieceEdges)});
@@ -88,8 +89,7 @@ struct RowTasks {
 // exceptions that of the first task comes out.
 template <typename F>
 void take_turns(int64_t count, bool parallel, const F& f) {
-  const int64_t threads =
-      parallel ? std::min<int64_t>(count, torch::stable::get_num_threads()) : 1;
+  const int64_t threads = parallel ? std::min<int64_t>(count, torch::stable::get_num_threads()) : 1;
   if (threads <= 1) {
     for (int64_t i = 0; i < count; ++i) f(i);
     return;

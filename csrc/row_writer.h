@@ -84,7 +84,8 @@ int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
     if (i + 2 * ahead < n) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
     prefetch(i + ahead);
     const char* row = at(i);
-    if (!row) [[unlikely]] return i;
+    if (!row) [[unlikely]]
+      return i;
     writer.put(row, bytes);
   }
   writer.finish();

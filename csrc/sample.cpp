@@ -72,8 +72,7 @@ class Sampling {
     edges_per_hop_ = zeros(views.size(), options.num_hops);
   }
 
-  void begin(const std::vector<int64_t>& num_nodes, const Tensors& seed,
-             const Tensors& seed_time) {
+  void begin(const std::vector<int64_t>& num_nodes, const Tensors& seed, const Tensors& seed_time) {
     int64_t num_seeds = 0;
     for (const Tensor& one : seed) num_seeds += one.numel();
     const int64_t max_rows = options_.int32_output ? std::numeric_limits<int32_t>::max()
@@ -133,7 +132,13 @@ class Sampling {
       if (options_.disjoint) batch.push_back(outputs.copy(list.seed(), list.size(), false));
     }
     outputs.write();
-    return {node, row, col, edge, batch, colptr, matrix(nodes_per_hop_, options_.num_hops + 1),
+    return {node,
+            row,
+            col,
+            edge,
+            batch,
+            colptr,
+            matrix(nodes_per_hop_, options_.num_hops + 1),
             matrix(edges_per_hop_, options_.num_hops)};
   }
 
@@ -145,8 +150,8 @@ class Sampling {
   }
 
   static Tensor matrix(const Counts& counts, int64_t columns) {
-    Tensor out = torch::stable::empty({static_cast<int64_t>(counts.size()), columns},
-                                      ScalarType::Long);
+    Tensor out =
+        torch::stable::empty({static_cast<int64_t>(counts.size()), columns}, ScalarType::Long);
     int64_t* data = out.mutable_data_ptr<int64_t>();
     for (const auto& row : counts) data = std::copy(row.begin(), row.end(), data);
     return out;
@@ -216,8 +221,7 @@ class Sampling {
           now[task - 1].expand(view, how, all, from, std::min(stop, from + step), stop);
         }
       };
-      options_.waits ? for_each_in_own_thread(workers + 1, work)
-                     : for_each_task(workers + 1, work);
+      options_.waits ? for_each_in_own_thread(workers + 1, work) : for_each_task(workers + 1, work);
     }
   }
 
@@ -245,7 +249,7 @@ class Sampling {
 
   static constexpr int64_t kTaskRows = 2048;   // fewer rows are not worth a thread
   static constexpr int64_t kWaitingRows = 32;  // each of which may be a page of a disk
-  static constexpr int64_t kRounds = 8;       // in each of which every thread waits for all
+  static constexpr int64_t kRounds = 8;        // in each of which every thread waits for all
 
   const std::vector<EdgeView>& views_;
   const Options& options_;
@@ -326,9 +330,9 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
     check(expanded_type[r] >= 0 && expanded_type[r] < static_cast<int64_t>(types),
           "expanded_type is not the number of a node type");
     const int64_t size = in_parts ? num_pointed(indptr[i]) : num_nodes[expanded_type[r]];
-    of_parts.push_back(edge_view(indptr[i], indices[i], edge_id[i], edge_time[i],
-                                 weight_prefix[i], node_time, num_nodes, expanded_type[r],
-                                 neighbor_type[r], edge_type_hash[r], size));
+    of_parts.push_back(edge_view(indptr[i], indices[i], edge_id[i], edge_time[i], weight_prefix[i],
+                                 node_time, num_nodes, expanded_type[r], neighbor_type[r],
+                                 edge_type_hash[r], size));
     of_parts.back().times_of_neighbors = times_of_neighbors;
   }
   for (size_t r = 0; in_parts && r < edge_types; ++r) {
@@ -337,8 +341,15 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
     views.push_back(over_parts(of_parts[r * parts], of_parts.data() + r * parts, where));
   }
   if (!in_parts) views = of_parts;
-  const Options options{num_neighbors, num_hops, replace, disjoint, last, induced,
-                        static_cast<uint64_t>(key), int32_output, usable_threads(num_threads),
+  const Options options{num_neighbors,
+                        num_hops,
+                        replace,
+                        disjoint,
+                        last,
+                        induced,
+                        static_cast<uint64_t>(key),
+                        int32_output,
+                        usable_threads(num_threads),
                         waits};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws

@@ -90,7 +90,10 @@ Tensors sieve_plan(Tensor slot_of, Tensor owner, Tensor newer, Tensor older, Ten
   const int64_t slots = owner.numel(), size = ids.numel();
   auto* at = data_of<int64_t>(state, ScalarType::Long, 5, "state");
   auto* inserted = data_of<int64_t>(since, ScalarType::Long, slots, "since");
-  Queue queue{at[0], at[1], at[2], at[3],
+  Queue queue{at[0],
+              at[1],
+              at[2],
+              at[3],
               data_of<int64_t>(owner, ScalarType::Long, -1, "owner"),
               data_of<int32_t>(newer, ScalarType::Int, slots, "newer"),
               data_of<int32_t>(older, ScalarType::Int, slots, "older"),

@@ -22,8 +22,8 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kChunk = int64_t{1} << 18;  // bytes: with what the kernel has, in a core's cache
-constexpr int64_t kSmall = int64_t{16} << 10;   // below, a copy is cheaper than a system call
+constexpr int64_t kChunk = int64_t{1} << 18;   // bytes: with what the kernel has, in a core's cache
+constexpr int64_t kSmall = int64_t{16} << 10;  // below, a copy is cheaper than a system call
 constexpr int64_t kClosed = -1;
 
 #ifdef MSG_MORE
@@ -129,7 +129,8 @@ class Sender {
     prefetch(out, begin, std::min(begin + ahead, end));
     for (int64_t i = begin; i < end; ++i, to += bytes) {
       // The page is looked for once, before all lines of the row need it.
-      if (i + 2 * ahead < end) __builtin_prefetch(out.data + out.index[i + 2 * ahead] * bytes, 0, 2);
+      if (i + 2 * ahead < end)
+        __builtin_prefetch(out.data + out.index[i + 2 * ahead] * bytes, 0, 2);
       if (i + ahead < end) prefetch(out, i + ahead, i + ahead + 1);
       std::memcpy(to, out.data + out.index[i] * bytes, static_cast<size_t>(bytes));
     }

@@ -109,8 +109,8 @@ struct Scratch {
 
   // A call of unusual size must not hold its memory for ever.
   void trim() {
-    if (group.bytes() + id.bytes() + entry.bytes() + other.bytes() + ranks.bytes() <=
-        size_t{1} << 26) {
+    if (group.bytes() + id.bytes() + entry.bytes() + other.bytes() + ranks.bytes() <= size_t{1}
+                                                                                          << 26) {
       return;
     }
     group.release();
@@ -281,8 +281,7 @@ std::vector<Tensor> split_rows(Tensor part, Tensor local, Tensor offsets, Tensor
     }
   }
   const int64_t* group_of = int64_data(group, book.num_parts, "group");
-  check(distinct.is_cpu() && distinct.scalar_type() == ScalarType::Bool &&
-            distinct.is_contiguous(),
+  check(distinct.is_cpu() && distinct.scalar_type() == ScalarType::Bool && distinct.is_contiguous(),
         "distinct must be bool");
   const bool* once = distinct.const_data_ptr<bool>();
   for (int64_t p = 0; p < book.num_parts; ++p) {

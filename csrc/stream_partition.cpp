@@ -79,20 +79,20 @@ struct Loads {
     active.clear();
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t w = weight(v, c);
-      if (w >= kMost) [[unlikely]] fail("weights must be less than 2**60");
+      if (w >= kMost) [[unlikely]]
+        fail("weights must be less than 2**60");
       if (w > 0) active.push_back(c);
     }
   }
 
-  int64_t weight(int64_t v, int64_t c) const {
-    return weights[v * weight_row + c * weight_column];
-  }
+  int64_t weight(int64_t v, int64_t c) const { return weights[v * weight_row + c * weight_column]; }
 
   void set_penalty(int64_t p, int64_t c) {
     const int64_t i = p * columns + c;
     // one product, then cut off: nothing that a compiler could contract
     const double found = coefficient[i] * std::sqrt(static_cast<double>(load[i]));
-    if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]] fail_penalty(coefficient[i], load[i]);
+    if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]]
+      fail_penalty(coefficient[i], load[i]);
     penalty[i] = static_cast<int64_t>(found);
   }
 
@@ -135,7 +135,8 @@ struct Loads {
       wraps |= __builtin_mul_overflow(weight(v, c), penalty[p * columns + c], &price);
       wraps |= __builtin_sub_overflow(found, price, &found);
     }
-    if (wraps) [[unlikely]] fail_heavy(v);
+    if (wraps) [[unlikely]]
+      fail_heavy(v);
     return found;
   }
 
@@ -262,8 +263,7 @@ int64_t stream_partition(Tensor indptr, Tensor indices, Tensor weights, Tensor o
   const int64_t parts = loads.num_parts, columns = loads.columns;
   loads.load = table<int64_t>(load, parts, columns, ScalarType::Long, "load");
   loads.capacity = table<int64_t>(capacity, parts, columns, ScalarType::Long, "capacity");
-  loads.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double,
-                                    "coefficient");
+  loads.coefficient = table<double>(coefficient, parts, columns, ScalarType::Double, "coefficient");
   loads.ldg = ldg;
   for (int64_t i = 0; i < parts * columns; ++i) {
     check(0 <= loads.load[i] && loads.load[i] < kMost, "load must be from 0 to 2**60 - 1");

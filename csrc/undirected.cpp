@@ -18,7 +18,7 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kAhead = 24;            // entries whose memory is asked for
+constexpr int64_t kAhead = 24;             // entries whose memory is asked for
 constexpr int64_t kTaskEntries = 1 << 16;  // fewer are not worth a thread
 
 void check_range(const int64_t* indptr, int64_t size, int64_t num_entries, int64_t begin,
@@ -35,9 +35,9 @@ std::vector<int64_t> ranges(const int64_t* indptr, int64_t begin, int64_t end, i
   std::vector<int64_t> out{begin};
   for (int64_t task = 1; task < tasks; ++task) {
     const int64_t wanted = indptr[begin] + size / tasks * task;
-    out.push_back(std::max(out.back(),
-                           static_cast<int64_t>(std::lower_bound(indptr + begin, indptr + end,
-                                                                 wanted) - indptr)));
+    out.push_back(std::max(
+        out.back(),
+        static_cast<int64_t>(std::lower_bound(indptr + begin, indptr + end, wanted) - indptr)));
   }
   out.push_back(end);
   return out;
@@ -107,7 +107,8 @@ std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Te
       mine.ascending = false;
       if (mine.copies) continue;
       const int64_t first = pointer[v];
-      mine.copies = repeats.any(pointer[v + 1] - first, [&](int64_t i) { return column[first + i]; });
+      mine.copies =
+          repeats.any(pointer[v + 1] - first, [&](int64_t i) { return column[first + i]; });
     }
     found[static_cast<size_t>(task)] = mine;
   });
@@ -156,11 +157,13 @@ struct Block {
   void each(int64_t begin, int64_t end, const F& f) const {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t v = moved(named ? rows[i] : i, dst_offset);
-      if (v < 0 || v >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(v));
+      if (v < 0 || v >= num_nodes) [[unlikely]]
+        fail("there is no node " + std::to_string(v));
       check_entries(i, indptr[i], indptr[i + 1], num_edges);
       for (int64_t e = indptr[i]; e < indptr[i + 1]; ++e) {
         const int64_t u = moved(indices[e], src_offset);
-        if (u < 0 || u >= num_nodes) [[unlikely]] fail("there is no node " + std::to_string(u));
+        if (u < 0 || u >= num_nodes) [[unlikely]]
+          fail("there is no node " + std::to_string(u));
         f(v, u, e);
       }
     }
@@ -259,11 +262,10 @@ void undirected_sort(Tensor indptr, Tensor entries, int64_t begin, int64_t end, 
   check_apart(degree, "degree", {&indptr});
   check_range(pointer, size, entries.numel(), begin, end);
   auto* left = static_cast<int64_t*>(degree.mutable_data_ptr());
-  wide
-      ? sort_rows(pointer, static_cast<int64_t*>(entries.mutable_data_ptr()), entries.numel(),
-                  begin, end, left, num_threads)
-      : sort_rows(pointer, static_cast<int32_t*>(entries.mutable_data_ptr()), entries.numel(),
-                  begin, end, left, num_threads);
+  wide ? sort_rows(pointer, static_cast<int64_t*>(entries.mutable_data_ptr()), entries.numel(),
+                   begin, end, left, num_threads)
+       : sort_rows(pointer, static_cast<int32_t*>(entries.mutable_data_ptr()), entries.numel(),
+                   begin, end, left, num_threads);
 }
 
 template <typename T>
@@ -288,9 +290,8 @@ void undirected_compact(Tensor indptr, Tensor kept, Tensor entries) {
               to[v + 1] - to[v] <= from[v + 1] - from[v],
           "kept does not fit indptr");
   }
-  wide
-      ? compact(from, to, size, static_cast<int64_t*>(entries.mutable_data_ptr()))
-      : compact(from, to, size, static_cast<int32_t*>(entries.mutable_data_ptr()));
+  wide ? compact(from, to, size, static_cast<int64_t*>(entries.mutable_data_ptr()))
+       : compact(from, to, size, static_cast<int32_t*>(entries.mutable_data_ptr()));
 }
 
 }  // namespace

@@ -49,10 +49,10 @@ struct Column {
 // The edges of each row (see pyg_scale/ops/adjacency.py), and how long rows are cut: see rows.cuh.
 struct Graph {
   const int64_t* indptr;
-  Column indices;   // of rows of features, [0, num_columns)
+  Column indices;  // of rows of features, [0, num_columns)
   Column edge_id;
   int64_t num_rows, num_edges, num_columns;
-  int64_t chunk;    // edges; rows with more are cut at multiples of it
+  int64_t chunk;  // edges; rows with more are cut at multiples of it
 
   // How many cuts there are; none if no row can be long.
   PYG_SCALE_BOTH int64_t num_chunks() const {
@@ -141,8 +141,8 @@ struct Dropout {
 // What logits are made of. gat: value is x, and the three parts of logits. gatv2: value is x_src,
 // query x_dst, edge x_edge. dot: all four matrices. `number` is the slope or the scale.
 struct AttentionInput {
-  Matrix value, key, query, edge;  // rows of [heads, channels]
-  const void *att;                 // [heads, channels] accumulators
+  Matrix value, key, query, edge;      // rows of [heads, channels]
+  const void* att;                     // [heads, channels] accumulators
   const void *a_src, *a_dst, *a_edge;  // [*, heads] accumulators; the last one may be null
   double number;
   int64_t heads, channels;
@@ -169,14 +169,14 @@ struct AttentionBackward {
   Matrix out, out_grad;
   const void* lse;
   const void *weights, *weights_grad;  // [num_edges, heads] by id, or null
-  void* mean;         // [destinations, heads] accumulators
-  void* value_grad;   // gat, gatv2: [sources, heads, channels]
-  void* query_grad;   // gatv2, dot: [destinations, heads, channels]
-  void* edge_grad;    // gatv2, dot: [num_edges, heads, channels] by id, or null
-  void* source_grad;  // gat: [sources, heads] accumulators
-  void* att_grad;     // gatv2: [heads, channels] accumulators
-  void* logits_grad;  // [num_edges, heads] accumulators; gat: by id, others: by position
-  void* stays;        // gatv2, dot: [num_edges, heads] accumulators by position
+  void* mean;                          // [destinations, heads] accumulators
+  void* value_grad;                    // gat, gatv2: [sources, heads, channels]
+  void* query_grad;                    // gatv2, dot: [destinations, heads, channels]
+  void* edge_grad;                     // gatv2, dot: [num_edges, heads, channels] by id, or null
+  void* source_grad;                   // gat: [sources, heads] accumulators
+  void* att_grad;                      // gatv2: [heads, channels] accumulators
+  void* logits_grad;     // [num_edges, heads] accumulators; gat: by id, others: by position
+  void* stays;           // gatv2, dot: [num_edges, heads] accumulators by position
   void* partial;         // gatv2, dot: [num_slots of graph, heads, channels] accumulators
   void* partial_value;   // gat, gatv2: [num_slots of transposed, heads, channels] accumulators
   void* partial_source;  // gat: [num_slots of transposed, heads] accumulators

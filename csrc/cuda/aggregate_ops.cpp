@@ -1,4 +1,5 @@
-// csr_sum, csr_extreme, csr_extreme_grad and csr_weight_grad on a device, see pyg_scale/ops/aggregate_rules.py.
+// csr_sum, csr_extreme, csr_extreme_grad and csr_weight_grad on a device, see
+// pyg_scale/ops/aggregate_rules.py.
 
 #include <tuple>
 #include <utility>
@@ -33,8 +34,8 @@ Tensor csr_sum(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor, 
   const Weights weights(device, weight, x, edges.graph.num_edges, rows.size);
   Tensor out = empty_like(x, {edges.graph.num_rows, rows.size}, x.scalar_type());
   Tensor partial = empty_like(x, {edges.graph.num_slots() * rows.size}, accumulator_type(x));
-  const Sum args{edges.graph, rows.matrix,  weights.data,     weights.heads,
-                 rows.size,   mean, data_of(out), data_of(partial)};
+  const Sum args{edges.graph, rows.matrix, weights.data, weights.heads,
+                 rows.size,   mean,        data_of(out), data_of(partial)};
   device.done(pyg_scale_cuda_sum(&args, static_cast<int32_t>(type_of(x, "x")), device.stream()),
               "csr_sum");
   return out;
@@ -53,9 +54,16 @@ std::tuple<Tensor, Tensor> csr_extreme(Tensor indptr, Tensor indices, MaybeTenso
   Tensor arg = empty_like(x, {graph.num_rows, rows.size}, ScalarType::Int);
   Tensor partial = empty_like(x, {graph.num_slots() * rows.size}, accumulator_type(x));
   Tensor partial_arg = empty_like(x, {graph.num_slots() * rows.size}, ScalarType::Int);
-  const Extreme args{graph,   rows.matrix,  weights.data,          weights.heads,
-                     rows.size,     minimum,      data_of(out),          data_of<int32_t>(arg),
-                     data_of(partial), data_of<int32_t>(partial_arg)};
+  const Extreme args{graph,
+                     rows.matrix,
+                     weights.data,
+                     weights.heads,
+                     rows.size,
+                     minimum,
+                     data_of(out),
+                     data_of<int32_t>(arg),
+                     data_of(partial),
+                     data_of<int32_t>(partial_arg)};
   device.done(pyg_scale_cuda_extreme(&args, static_cast<int32_t>(type_of(x, "x")), device.stream()),
               "csr_extreme");
   return {out, arg};
@@ -110,9 +118,9 @@ Tensor csr_weight_grad(Tensor indptr, Tensor indices, MaybeTensor edge_id, Tenso
   Tensor chosen;
   if (arg) chosen = dense(device, *arg, ScalarType::Int, graph.num_rows * rows.size, "arg");
   Tensor out = empty_like(x, {graph.num_edges, heads}, accumulator_type(x));
-  const WeightGrad args{graph, rows.matrix, of_rows.matrix,
-                        arg ? data_of<int32_t>(std::as_const(chosen)) : nullptr,
-                        heads, rows.size, mean, data_of(out)};
+  const WeightGrad args{
+      graph, rows.matrix, of_rows.matrix, arg ? data_of<int32_t>(std::as_const(chosen)) : nullptr,
+      heads, rows.size,   mean,           data_of(out)};
   device.done(
       pyg_scale_cuda_weight_grad(&args, static_cast<int32_t>(type_of(x, "x")), device.stream()),
       "csr_weight_grad");

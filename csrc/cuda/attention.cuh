@@ -10,7 +10,7 @@
 
 namespace pyg_scale::cuda {
 
-constexpr int kTogether = 4;             // edges whose logits are made together
+constexpr int kTogether = 4;                // edges whose logits are made together
 constexpr uint64_t kAttentionDropout = 20;  // see pyg_scale/ops/keys.py
 
 // How many loads of a lane a group keeps sums for.
@@ -41,7 +41,8 @@ struct Channels {
       const int64_t to = at + (*this)[s];
       if (piece) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) static_cast<AccumulatorOf<T>*>(partial)[to + i] = sum[s][i];
+        for (int i = 0; i < kCount; ++i)
+          static_cast<AccumulatorOf<T>*>(partial)[to + i] = sum[s][i];
       } else {
         store<kCount>(static_cast<T*>(out) + to, sum[s], AccumulatorOf<T>{1});
       }

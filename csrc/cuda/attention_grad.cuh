@@ -1,5 +1,6 @@
 // Gradients of attention: see csrc/attention_gat.cpp, attention_gatv2_grad.cpp and
-// attention_dot.cpp, which compute the same. Groups of lanes, units and channels as in attention.cuh.
+// attention_dot.cpp, which compute the same. Groups of lanes, units and channels as in
+// attention.cuh.
 #pragma once
 
 #include "attention.cuh"
@@ -54,8 +55,8 @@ template <typename A>
 struct LogitGrad {
   A stays, logit;
 
-  PYG_SCALE_DEVICE LogitGrad(const AttentionBackward& args, const Drops& drops, A weight,
-                             A product, int64_t row, int64_t id, int64_t head) {
+  PYG_SCALE_DEVICE LogitGrad(const AttentionBackward& args, const Drops& drops, A weight, A product,
+                             int64_t row, int64_t id, int64_t head) {
     const int64_t heads = args.in.heads;
     const A factor = static_cast<A>(drops.factor(id, heads, head));
     if (args.weights_grad) product += static_cast<const A*>(args.weights_grad)[id * heads + head];
@@ -188,8 +189,8 @@ PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int
           A of_edge[kCount];
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
-            const A here = widen(of_source.values[i]) +
-                           (rows[k].edge ? widen(term.values[i]) : A{0});
+            const A here =
+                widen(of_source.values[i]) + (rows[k].edge ? widen(term.values[i]) : A{0});
             if constexpr (kDot) {
               sum[s][i] += here * change;
               of_edge[i] = widen(to.values[i]) * change + widen(of_grad.values[i]) * found.stays;
@@ -265,8 +266,8 @@ PYG_SCALE_DEVICE void source_grad_kernel(const AttentionBackward& args, int lane
         if (edge) term = load<kCount>(edge + c);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-          const A both = widen(own.values[i]) + (edge ? widen(term.values[i]) : A{0}) +
-                         widen(to.values[i]);
+          const A both =
+              widen(own.values[i]) + (edge ? widen(term.values[i]) : A{0}) + widen(to.values[i]);
           const A slopes = both > A{0} ? logits[k] : logits[k] * slope;
           sum[s][i] += widen(of_grad.values[i]) * kept[k] + slopes * att[c + i];
         }

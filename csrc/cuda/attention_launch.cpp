@@ -29,8 +29,8 @@ const char* name_of(Attention kind, const char* const (&names)[3]) {
 void add_segments(Launches& launches, const AttentionBackward& args, Type type) {
   const int64_t size = args.in.heads * args.in.channels, workers = args.workers;
   if (size == 0) return;
-  char* folded = static_cast<char*>(args.partial_att) +
-                 workers * size * bytes_of(accumulator_of(type));
+  char* folded =
+      static_cast<char*>(args.partial_att) + workers * size * bytes_of(accumulator_of(type));
   const int64_t each = ceil_div(workers, kAttSegments);
   const int64_t segments = each ? ceil_div(workers, each) : 0;
   launches.add("sum_segments", grid_of(segments * size, 1),
@@ -72,8 +72,7 @@ extern "C" int pyg_scale_cuda_attention_grad(const AttentionBackward* given, int
   const Type of = static_cast<Type>(type);
   const int64_t size = in.heads * in.channels;
   args.workers = kind == Attention::kGatv2 ? num_workers(graph) : graph.num_units();
-  Launches launches("attention_grad", of, stream,
-                    wide_input(in, of) && is_wide(args.out_grad, of));
+  Launches launches("attention_grad", of, stream, wide_input(in, of) && is_wide(args.out_grad, of));
   launches.add("attention_mean", grid_of(graph.num_rows * in.heads, lanes_for(in.channels)), args);
   const Grid sources = over_channels(launches, transposed.num_units() * in.heads, in.channels);
   if (kind == Attention::kGat) {

@@ -232,11 +232,17 @@ Gradients gradients(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTen
     of_rows.num_columns = graph.num_edges;
     of_rows.chunk = chunk_of(graph.num_edges, heads);
     Tensor pieces = shape.empty({of_rows.num_slots() * heads});
-    const Sum sum{of_rows, {data_of(std::as_const(logits)), heads}, nullptr, 1, heads, false,
-                  data_of(row_grad), data_of(pieces)};
-    device.done(pyg_scale_cuda_sum(&sum, static_cast<int32_t>(type_of(logits, "logits")),
-                                   device.stream()),
-                "the gradient of attention");
+    const Sum sum{of_rows,
+                  {data_of(std::as_const(logits)), heads},
+                  nullptr,
+                  1,
+                  heads,
+                  false,
+                  data_of(row_grad),
+                  data_of(pieces)};
+    device.done(
+        pyg_scale_cuda_sum(&sum, static_cast<int32_t>(type_of(logits, "logits")), device.stream()),
+        "the gradient of attention");
     return {value_grad, source_grad, row_grad, logits};
   } else if constexpr (kDot) {
     return {query_grad, edge_grad, logits, stays};

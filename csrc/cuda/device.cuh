@@ -190,7 +190,9 @@ PYG_SCALE_DEVICE uint64_t mix(uint64_t word) {
   word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
   return word ^ (word >> 31);
 }
-PYG_SCALE_DEVICE uint64_t fold(uint64_t key, uint64_t value) { return mix(key ^ (value * kGolden)); }
+PYG_SCALE_DEVICE uint64_t fold(uint64_t key, uint64_t value) {
+  return mix(key ^ (value * kGolden));
+}
 PYG_SCALE_DEVICE uint64_t draw(uint64_t key, uint64_t index) {
   return mix(key + (index + 1) * kGolden);
 }

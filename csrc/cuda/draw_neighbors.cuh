@@ -51,8 +51,8 @@ PYG_SCALE_DEVICE void draw_positions_kernel(const DrawNeighbors& args, int) {
     const int64_t size = j + 1;
 #endif
     const int64_t position =
-        all.begin + static_cast<int64_t>(bounded(key, static_cast<uint64_t>(pick),
-                                                 static_cast<uint64_t>(size)));
+        all.begin + static_cast<int64_t>(
+                        bounded(key, static_cast<uint64_t>(pick), static_cast<uint64_t>(size)));
     bool taken = false;
 #if !defined(PYG_SCALE_FAULT_NO_SCAN)
     for (int64_t before = 0; before < pick; ++before) taken |= out[before] == position;

@@ -10,16 +10,16 @@ namespace pyg_scale::cuda {
 namespace {
 
 std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices, MaybeTensor edge_id,
-                                          Tensor node, Tensor row, Tensor offset,
-                                          int64_t num_nodes, int64_t key, int64_t num_neighbors,
-                                          bool replace) {
+                                          Tensor node, Tensor row, Tensor offset, int64_t num_nodes,
+                                          int64_t key, int64_t num_neighbors, bool replace) {
   const OnDevice device(indptr);
   const int64_t count = node.numel(), num_edges = row.numel();
   check(indptr.numel() > 0, "indptr must have one number more than there are nodes");
   const auto longs = [&](const Tensor& tensor, int64_t numel, const char* name) {
     return dense(device, tensor, ScalarType::Long, numel, name);
   };
-  const Tensor pointers = longs(indptr, indptr.numel(), "indptr"), nodes = longs(node, count, "node");
+  const Tensor pointers = longs(indptr, indptr.numel(), "indptr"),
+               nodes = longs(node, count, "node");
   const Tensor rows = longs(row, num_edges, "row"), places = longs(offset, count + 1, "offset");
   const Tensor sources = integers(device, indices, -1, "indices");
   Column ids{nullptr, false};

@@ -16,9 +16,9 @@
 namespace pyg_scale::cuda {
 namespace {
 
-constexpr int kMajor = 75, kMinor = 76;          // attributes: compute capability
-constexpr int kRelaxed = 2;                      // of captures
-constexpr unsigned kPortableAndMapped = 1u | 2;  // for every device, in its address space
+constexpr int kMajor = 75, kMinor = 76;             // attributes: compute capability
+constexpr int kRelaxed = 2;                         // of captures
+constexpr unsigned kPortableAndMapped = 1u | 2;     // for every device, in its address space
 constexpr int kUnsupported = 900, kCaptured = 907;  // the first and last error of captures
 constexpr int kFailed = -1;
 
@@ -243,10 +243,10 @@ int launch(const Stream& stream, const Source& source, const std::string& kernel
 #else
     void* given[] = {const_cast<void*>(args), &lanes};
 #endif
-    driver.check(driver.launch.code(function, static_cast<unsigned>(blocks),
-                                    static_cast<unsigned>(tiles), 1, kBlockThreads, 1, 1, 0,
-                                    stream.handle, given, nullptr),
-                 kernel.c_str());
+    driver.check(
+        driver.launch.code(function, static_cast<unsigned>(blocks), static_cast<unsigned>(tiles), 1,
+                           kBlockThreads, 1, 1, 0, stream.handle, given, nullptr),
+        kernel.c_str());
   });
 }
 

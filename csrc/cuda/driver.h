@@ -44,7 +44,8 @@ extern "C" {
 extern const pyg_scale::cuda::Image pyg_scale_cuda_images[];
 
 // Asked for the module of a source for a device of that compute capability, 90 for 9.0. Returns 0
-// for the one that the library holds, or gives an answer: 1 with a module, 2 with why there is none.
+// for the one that the library holds, or gives an answer: 1 with a module, 2 with why there is
+// none.
 using pyg_scale_cuda_compile = int (*)(const char* file, const char* type, int capability,
                                        void* answer);
 PYG_SCALE_VISIBLE void pyg_scale_cuda_compile_with(pyg_scale_cuda_compile compile);

@@ -1,9 +1,10 @@
-// gather_cached: rows from a cache on the device or from elsewhere, see pyg_scale/ops/gather_cached.py.
+// gather_cached: rows from a cache on the device or from elsewhere, see
+// pyg_scale/ops/gather_cached.py.
 //
-// A group of lanes looks a row up, all lanes at the same place, and copies it in words of kBytes. Rows
-// that come over the bus are read from the beginning of a line of it on, so that each line is asked
-// for once (as EMOGI does: Min et al., "EMOGI: Efficient Memory-access for Out-of-memory Graph-
-// traversal in GPUs", VLDB 2020).
+// A group of lanes looks a row up, all lanes at the same place, and copies it in words of kBytes.
+// Rows that come over the bus are read from the beginning of a line of it on, so that each line is
+// asked for once (as EMOGI does: Min et al., "EMOGI: Efficient Memory-access for Out-of-memory
+// Graph- traversal in GPUs", VLDB 2020).
 #pragma once
 
 #include "device.cuh"

@@ -68,14 +68,11 @@ Tensor gather_cached(Tensor cached, Tensor rest, Tensor index, MaybeTensor slot_
   std::vector<int64_t> sizes{ids.numel()};
   for (int64_t d = 1; d < cached.dim(); ++d) sizes.push_back(cached.size(d));
   Tensor out = empty_like(cached, sizes, cached.scalar_type());
-  const GatherCached args{held.rows,
-                          left.rows,
-                          column_of(ids),
-                          slot_of ? data_of<int32_t>(std::as_const(slots)) : nullptr,
-                          ids.numel(),
-                          held.row,
-                          there != nullptr,
-                          static_cast<char*>(data_of(out))};
+  const GatherCached args{
+      held.rows,        left.rows,
+      column_of(ids),   slot_of ? data_of<int32_t>(std::as_const(slots)) : nullptr,
+      ids.numel(),      held.row,
+      there != nullptr, static_cast<char*>(data_of(out))};
   device.done(pyg_scale_cuda_gather_cached(&args, device.stream()), "gather_cached");
   return out;
 }
@@ -101,9 +98,7 @@ bool unmap_rows(Tensor x, int64_t device) {
 }  // namespace
 }  // namespace pyg_scale::cuda
 
-PYG_SCALE_DEVICE_LIBRARY(m) {
-  m.impl("gather_cached", TORCH_BOX(&pyg_scale::cuda::gather_cached));
-}
+PYG_SCALE_DEVICE_LIBRARY(m) { m.impl("gather_cached", TORCH_BOX(&pyg_scale::cuda::gather_cached)); }
 
 PYG_SCALE_HOST_LIBRARY(m) {
   m.impl("map_rows", TORCH_BOX(&pyg_scale::cuda::map_rows));

@@ -1,18 +1,18 @@
 // How the kernels of a file are listed: PYG_SCALE_KERNEL(name, Args, function<...>) makes a kernel
-// `name` that hands what Args hold, and the lanes of a group, to a function of device code. One list
-// serves nvcc (*.fatbin in the library), NVRTC (at first use, of one type) and the emulator.
+// `name` that hands what Args hold, and the lanes of a group, to a function of device code. One
+// list serves nvcc (*.fatbin in the library), NVRTC (at first use, of one type) and the emulator.
 #pragma once
 
 #include "device.cuh"
 
 #if defined(__CUDACC__)
-#define PYG_SCALE_KERNEL(name, Args, ...)                                                \
+#define PYG_SCALE_KERNEL(name, Args, ...)                                                  \
   extern "C" __global__ void __launch_bounds__(kBlockThreads) name(Args args, int lanes) { \
-    __VA_ARGS__(args, lanes);                                                            \
+    __VA_ARGS__(args, lanes);                                                              \
   }
 #else
-#define PYG_SCALE_KERNEL(name, Args, ...)                                             \
-  const ::emulator::Kernel emulated_##name(#name, [](void** given) {                  \
+#define PYG_SCALE_KERNEL(name, Args, ...)                                                 \
+  const ::emulator::Kernel emulated_##name(#name, [](void** given) {                      \
     __VA_ARGS__(*static_cast<const Args*>(given[0]), *static_cast<const int*>(given[1])); \
   });
 #endif
@@ -27,6 +27,6 @@
 
 // Two kernels, `name` and `name`_wide, of a function whose last template argument is how many
 // numbers a load brings: one, or as many as it can.
-#define PYG_SCALE_OF_WIDTHS(name, T, Args, function, ...)              \
-  PYG_SCALE_KERNEL(name##_##T, Args, function<__VA_ARGS__, 1>)         \
+#define PYG_SCALE_OF_WIDTHS(name, T, Args, function, ...)      \
+  PYG_SCALE_KERNEL(name##_##T, Args, function<__VA_ARGS__, 1>) \
   PYG_SCALE_KERNEL(name##_##T##_wide, Args, function<__VA_ARGS__, kWide<T>>)

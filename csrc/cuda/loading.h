@@ -25,11 +25,11 @@ struct GatherCached {
 struct DrawNeighbors {
   const int64_t* indptr;  // [num_rows + 1]
   Column indices, edge_id;
-  int64_t num_positions;  // of indices
+  int64_t num_positions;        // of indices
   int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
-  const int64_t* node;    // [count]
-  const int64_t* row;     // [num_edges], which of the nodes each edge goes to
-  const int64_t* offset;  // [count + 1], where the edges of each node begin
+  const int64_t* node;          // [count]
+  const int64_t* row;           // [num_edges], which of the nodes each edge goes to
+  const int64_t* offset;        // [count + 1], where the edges of each node begin
   int64_t count, num_edges, num_neighbors;
   uint64_t key;
   bool replace;

@@ -51,8 +51,8 @@ PYG_SCALE_DEVICE bool unit_of(const Graph& graph, int64_t index, Unit& unit) {
     return slots == 0 || unit.end - unit.begin <= graph.chunk;
   }
   const int64_t first = index / 2 * graph.chunk;
-  const int64_t last = first + graph.chunk < graph.num_edges ? first + graph.chunk
-                                                             : graph.num_edges;
+  const int64_t last =
+      first + graph.chunk < graph.num_edges ? first + graph.chunk : graph.num_edges;
   const bool begins_here = index % 2;
   read_row(graph, row_of(graph, begins_here ? last - 1 : first), unit);
   unit.slot = index;
@@ -129,8 +129,8 @@ PYG_SCALE_DEVICE int64_t edge_id(const Graph& graph, int64_t edge) {
   return checked(graph.edge_id[edge], graph.num_edges);
 }
 
-// The sources of edges first, first + 1, ... that are below `end`; 0 for others. All are read before
-// one is looked at: loads wait for each other where a check is between them.
+// The sources of edges first, first + 1, ... that are below `end`; 0 for others. All are read
+// before one is looked at: loads wait for each other where a check is between them.
 template <int kCount>
 PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
                               int64_t (&to)[kCount]) {
@@ -139,8 +139,8 @@ PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
   for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.indices[first + k] : 0;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    inside = inside && (first + k >= end || static_cast<uint64_t>(to[k]) <
-                                                static_cast<uint64_t>(graph.num_columns));
+    inside = inside && (first + k >= end ||
+                        static_cast<uint64_t>(to[k]) < static_cast<uint64_t>(graph.num_columns));
   }
   stop_unless(inside);
 }
@@ -154,8 +154,8 @@ PYG_SCALE_DEVICE void edge_ids(const Graph& graph, int64_t first, int64_t end,
   for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.edge_id[first + k] : 0;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    inside = inside && (first + k >= end || static_cast<uint64_t>(to[k]) <
-                                                static_cast<uint64_t>(graph.num_edges));
+    inside = inside && (first + k >= end ||
+                        static_cast<uint64_t>(to[k]) < static_cast<uint64_t>(graph.num_edges));
   }
   stop_unless(inside);
 }

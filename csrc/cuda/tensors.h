@@ -1,7 +1,7 @@
 // Tensors on a device as the kernels take them: checked, contiguous, as raw pointers.
 //
-// With PYG_SCALE_EMULATED the same code serves the emulator: tensors are on the CPU, and the ops are
-// those of the library pyg_scale_emulated.
+// With PYG_SCALE_EMULATED the same code serves the emulator: tensors are on the CPU, and the ops
+// are those of the library pyg_scale_emulated.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -112,7 +112,8 @@ inline Tensor integers(const OnDevice& device, const Tensor& tensor, int64_t num
   check(tensor.dim() == 1 && (type == ScalarType::Long || type == ScalarType::Int),
         std::string(name) + " must be a one-dimensional int64 or int32 tensor");
   check(numel < 0 || tensor.numel() == numel, std::string(name) + " has " +
-            std::to_string(tensor.numel()) + " entries, expected " + std::to_string(numel));
+                                                  std::to_string(tensor.numel()) +
+                                                  " entries, expected " + std::to_string(numel));
   return torch::stable::contiguous(tensor);
 }
 
@@ -141,8 +142,13 @@ struct Edges {
     indices = integers(device, sources, -1, "indices");
     const int64_t edges = indices.numel();
     check(indptr.numel() > 1 || edges == 0, "there are edges, but indptr has no rows");
-    graph = {data_of<int64_t>(indptr), column_of(indices), {nullptr, false}, indptr.numel() - 1,
-             edges, num_columns, chunk_of(edges, row_size)};
+    graph = {data_of<int64_t>(indptr),
+             column_of(indices),
+             {nullptr, false},
+             indptr.numel() - 1,
+             edges,
+             num_columns,
+             chunk_of(edges, row_size)};
     if (ids) {
       edge_id = integers(device, *ids, edges, "edge_id");
       graph.edge_id = column_of(edge_id);

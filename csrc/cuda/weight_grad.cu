@@ -5,8 +5,7 @@
 
 namespace pyg_scale::cuda {
 
-#define PYG_SCALE_LIST(T)                                                \
-  PYG_SCALE_OF_WIDTHS(weight_grad, T, WeightGrad, weight_grad_kernel, T)
+#define PYG_SCALE_LIST(T) PYG_SCALE_OF_WIDTHS(weight_grad, T, WeightGrad, weight_grad_kernel, T)
 
 PYG_SCALE_FOR_TYPES(PYG_SCALE_LIST)
 

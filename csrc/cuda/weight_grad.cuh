@@ -21,8 +21,8 @@ PYG_SCALE_DEVICE void weight_grad_kernel(const WeightGrad& args, int lanes) {
   // All lanes of a group are in it or out of it: sums need every one of them.
   if (index >= graph.num_units() || !unit_of(graph, index, unit)) return;
   const T* x = static_cast<const T*>(args.x.data) + head * channels;
-  const T* grad = static_cast<const T*>(args.grad.data) + unit.row * args.grad.stride +
-                  head * channels;
+  const T* grad =
+      static_cast<const T*>(args.grad.data) + unit.row * args.grad.stride + head * channels;
   const int32_t* chosen = args.arg ? args.arg + unit.row * args.size + head * channels : nullptr;
   const int64_t degree = unit.row_end - unit.row_begin;
   const A factor = args.mean ? A{1} / static_cast<A>(degree) : A{1};

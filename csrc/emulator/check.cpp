@@ -56,8 +56,8 @@ struct Edges {
       indices[e] = static_cast<int32_t>((draw() + 1) / 2 * static_cast<double>(columns));
       ids[e] = (e * 7 + 3) % edges;  // 7 does not divide it
     }
-    graph = {indptr.get(), {indices.get(), false}, {ids.get(), true}, 12, edges, columns,
-             chunk_of(edges, size)};
+    graph = {indptr.get(), {indices.get(), false}, {ids.get(), true}, 12, edges,
+             columns,      chunk_of(edges, size)};
   }
   Array<int64_t> indptr;
   Array<int32_t> indices;
@@ -90,8 +90,8 @@ void check_sum(int64_t size, int64_t heads, bool mean) {
   const Edges of(9, size);
   const Array<float> x = random(9 * size), weight = random(of.edges * heads);
   const Array<float> out(12 * size, kNan), partial(of.graph.num_slots() * size, kNan);
-  const Sum args{of.graph, {x.get(), size}, weight.get(), heads, size, mean, out.get(),
-                 partial.get()};
+  const Sum args{of.graph, {x.get(), size}, weight.get(), heads, size,
+                 mean,     out.get(),       partial.get()};
   const int code = pyg_scale_cuda_sum(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(12 * size));
   for (int64_t row = 0; row < 12; ++row) {
@@ -112,8 +112,8 @@ void check_extreme(int64_t size) {
   const Array<float> x = random(9 * size);
   const Array<float> out(12 * size, kNan), partial(of.graph.num_slots() * size, kNan);
   const Array<int32_t> arg(12 * size, -7), partial_arg(of.graph.num_slots() * size, -7);
-  const Extreme args{of.graph, {x.get(), size}, nullptr, 1, size, true, out.get(), arg.get(),
-                     partial.get(), partial_arg.get()};
+  const Extreme args{of.graph,  {x.get(), size}, nullptr,          1, size, true, out.get(),
+                     arg.get(), partial.get(),   partial_arg.get()};
   const int code = pyg_scale_cuda_extreme(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(12 * size));
   for (int64_t row = 0; row < 12; ++row) {
@@ -132,8 +132,8 @@ void check_products(int64_t size, int64_t heads) {
   const Edges of(9, size);
   const Array<float> x = random(9 * size), grad = random(12 * size);
   const Array<float> out(of.edges * heads, kNan);
-  const WeightGrad args{of.graph, {x.get(), size}, {grad.get(), size}, nullptr, heads, size, false,
-                        out.get()};
+  const WeightGrad args{of.graph, {x.get(), size}, {grad.get(), size}, nullptr, heads,
+                        size,     false,           out.get()};
   const int code = pyg_scale_cuda_weight_grad(&args, kFloat, emulator::kStream);
   std::vector<double> wanted(static_cast<size_t>(of.edges * heads));
   for (int64_t row = 0; row < 12; ++row) {

@@ -50,7 +50,8 @@ void check(int64_t k, bool replace, bool beyond) {
   const auto rows = exactly(row), places = exactly(offset);
   const auto neighbor = exactly(wanted), edge = exactly(wanted);
   const auto total = static_cast<int64_t>(wanted.size());
-  for (int64_t e = 0; e < total; ++e) neighbor[static_cast<size_t>(e)] = edge[static_cast<size_t>(e)] = -1;
+  for (int64_t e = 0; e < total; ++e)
+    neighbor[static_cast<size_t>(e)] = edge[static_cast<size_t>(e)] = -1;
   const DrawNeighbors args{begins.get(),
                            {sources.get(), true},
                            {nullptr, false},

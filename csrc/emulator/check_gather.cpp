@@ -55,7 +55,8 @@ void check(int64_t row_bytes, int64_t shift, bool over_the_bus, bool looked_up) 
     const int64_t id = i * 13 % kRows, slot = slot_of[static_cast<size_t>(id)];
     const char* wanted = slot >= 0 ? cached.get() + slot * row_bytes : rest + id * row_bytes;
     if (std::memcmp(out.get() + i * row_bytes, wanted, static_cast<size_t>(row_bytes)) != 0) {
-      std::printf("row %d of %d bytes is wrong\n", static_cast<int>(i), static_cast<int>(row_bytes));
+      std::printf("row %d of %d bytes is wrong\n", static_cast<int>(i),
+                  static_cast<int>(row_bytes));
       ++failures;
       return;
     }
@@ -65,8 +66,14 @@ void check(int64_t row_bytes, int64_t shift, bool over_the_bus, bool looked_up) 
 void check_bounds() {
   const auto rest = bytes(4 * 16, 1), cached = bytes(16, 2), out = bytes(16, 3);
   for (const int64_t wrong : {int64_t{1}, int64_t{-5}}) {
-    const GatherCached args{{cached.get(), 1, 16}, {rest.get(), 4, 16}, {&wrong, true}, nullptr,
-                            1,                     16,                  false,          out.get()};
+    const GatherCached args{{cached.get(), 1, 16},
+                            {rest.get(), 4, 16},
+                            {&wrong, true},
+                            nullptr,
+                            1,
+                            16,
+                            false,
+                            out.get()};
     if (pyg_scale_cuda_gather_cached(&args, emulator::kStream) == 0) {
       std::printf("a row that is not there was read\n");
       ++failures;

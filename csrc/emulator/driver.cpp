@@ -1,8 +1,9 @@
 // Those functions of the CUDA driver that csrc/cuda/driver.cpp calls, before the emulator.
 //
-// Linked beside it, they are found instead of libcuda.so.1; compiled with PYG_SCALE_LIBCUDA they are
-// that library. A module is text, "emulated", or what a compiler made: then a kernel must be in
-// it by name. Kernels run within their launch, of the functions that the emulator was compiled from.
+// Linked beside it, they are found instead of libcuda.so.1; compiled with PYG_SCALE_LIBCUDA they
+// are that library. A module is text, "emulated", or what a compiler made: then a kernel must be in
+// it by name. Kernels run within their launch, of the functions that the emulator was compiled
+// from.
 
 #include "driver.h"
 

@@ -215,9 +215,9 @@ int run(dim3 grid, dim3 size, void (*call)(const void*), const void* body) {
   }
   if (block.threads.size() != count) block.threads = std::vector<Thread>(count);
   for (size_t i = 0; i < count; ++i) {
-    block.threads[i].index = dim3(static_cast<unsigned>(i % size.x),
-                                  static_cast<unsigned>(i / size.x % size.y),
-                                  static_cast<unsigned>(i / size.x / size.y));
+    block.threads[i].index =
+        dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+             static_cast<unsigned>(i / size.x / size.y));
   }
   block.call = call;
   block.body = body;
@@ -255,7 +255,8 @@ const uint64_t* exchange(uint32_t mask, uint64_t value, const char* what) {
 uint64_t read(const uint64_t* values, uint32_t mask, int from, const char* what) {
   if (!(mask >> from & 1)) {
     fail((std::string(what) + " reads lane " + std::to_string(from) + ", which its mask " +
-          "does not name").c_str());
+          "does not name")
+             .c_str());
   }
   return values[from];
 }
@@ -290,9 +291,7 @@ std::map<std::string, const Kernel*>& kernels() {
 }
 }  // namespace
 
-Kernel::Kernel(const char* name, void (*call)(void** args)) : call(call) {
-  kernels()[name] = this;
-}
+Kernel::Kernel(const char* name, void (*call)(void** args)) : call(call) { kernels()[name] = this; }
 
 const Kernel* Kernel::find(const char* name) {
   const auto found = kernels().find(name);

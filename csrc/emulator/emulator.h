@@ -1,18 +1,18 @@
 // CUDA's names for a C++ compiler: kernels run on the CPU, a thread at a time.
 //
 // The threads of a block are fibers that give way to each other at collectives only, one block runs
-// after the other. What is looked at: that all lanes named in the mask of a collective arrive at the
-// same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps, the
-// alignment of what is read and written (compiled with -fsanitize=alignment), and with a sanitizer
-// every access to memory. What is not: races between threads, the order of memory, the time anything
-// takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other order, which must
-// change no result.
+// after the other. What is looked at: that all lanes named in the mask of a collective arrive at
+// the same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps,
+// the alignment of what is read and written (compiled with -fsanitize=alignment), and with a
+// sanitizer every access to memory. What is not: races between threads, the order of memory, the
+// time anything takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other
+// order, which must change no result.
 #pragma once
 
+#include <math.h>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <math.h>
 #include <string>
 
 #define __device__
@@ -121,7 +121,9 @@ inline int __all_sync(uint32_t mask, int vote) { return __ballot_sync(mask, vote
 inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulator::exchange(mask, 0, "__syncwarp"); }
 inline void __syncthreads() { emulator::wait_for_block(); }
 inline void __threadfence() {}
-[[noreturn]] inline void __trap() { emulator::fail("the kernel trapped: a number leads out of its tensor"); }
+[[noreturn]] inline void __trap() {
+  emulator::fail("the kernel trapped: a number leads out of its tensor");
+}
 
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }

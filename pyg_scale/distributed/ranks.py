@@ -111,6 +111,9 @@ class Ranks:
             timeout: Seconds to wait for the others, by default those of the communicator; 0 to
                 stop at once, which fails the requests of others.
 
+        Ranks that ended without closing it are an error, unless others have all their parts: those
+        did what they were there for, and a warning is logged.
+
         Raises:
             CommTimeoutError: If not all ranks have closed it by then; names them.
             CommError: If ranks have ended without closing it; names them.
@@ -124,14 +127,21 @@ class Ranks:
             return
         names = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
         if time.monotonic() - start < seconds:
-            raise CommError(
-                f"{names} ended without closing {self.path}: killed, or failed (see what it said "
-                "last)"
-            )
+            said = f"{names} ended without closing {self.path}: killed, or failed (see its output)"
+            if not self._are_replaced(missing):
+                raise CommError(said)
+            _log.warning("%s; other ranks have its parts", said)
+            return
         raise CommTimeoutError(
             f"{names} did not close {self.path} within {seconds:g} seconds; rank {self.rank} "
             "serves its parts no more"
         )
+
+    def _are_replaced(self, ranks: list[int]) -> bool:
+        """Return True if other ranks have all parts that some ranks have."""
+        gone = set(ranks)
+        parts = range(self.owners.num_parts)
+        return all(set(self.owners.holders(part)) - gone for part in parts)
 
     def __reduce__(self) -> tuple:
         raise TypeError(
