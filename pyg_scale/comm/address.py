@@ -13,7 +13,7 @@ ADDRESS = "PYG_SCALE_ADDRESS"
 """The environment variable with the address at which others reach this machine."""
 
 INTERFACE = "PYG_SCALE_INTERFACE"
-"""The environment variable with the network interface at whose address they do."""
+"""The environment variable with the network interface whose address others use."""
 
 _GLOO = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
@@ -27,11 +27,11 @@ def own_address(master: str | None = None) -> str:
     reaches the master.
 
     Args:
-        master: By default ``MASTER_ADDR``; without it this machine is alone.
+        master: By default ``MASTER_ADDR``; without it, this machine is assumed to be the only one.
 
     Raises:
-        ValueError: If an interface is named that is not there, or has no address.
-        CommError: If there is no way to the master.
+        ValueError: If the named interface does not exist or has no address.
+        CommError: If the master cannot be reached.
     """
     if given := os.environ.get(ADDRESS):
         return given
@@ -45,7 +45,7 @@ def address_towards(host: str) -> str:
     """The address of this machine on its way to another; sends nothing.
 
     Raises:
-        CommError: If the name is not known, or there is no way.
+        CommError: If the name is not known, or the host cannot be reached.
     """
     if host == "localhost":
         return LOOPBACK
@@ -62,7 +62,7 @@ def address_towards(host: str) -> str:
         except OSError as error:
             reason = error
     raise CommError(
-        f"this machine has no way to {host!r} ({reason}); {INTERFACE}=eth0 names the interface "
+        f"this machine has no route to {host!r} ({reason}); {INTERFACE}=eth0 names the interface "
         f"to use, {ADDRESS}=10.0.0.2 the address"
     )
 
@@ -82,7 +82,7 @@ def address_of(interface: str, variable: str = INTERFACE) -> str:
 
     Args:
         interface: Its name.
-        variable: Who asks for it, for errors.
+        variable: The environment variable that names it, for errors.
 
     Raises:
         ValueError: If there is none, or it has no address.
@@ -90,7 +90,7 @@ def address_of(interface: str, variable: str = INTERFACE) -> str:
     there = interfaces()
     if interface not in there:
         known = ", ".join(sorted(there))
-        raise ValueError(f"{variable}={interface}: there is no such interface here, only {known}")
+        raise ValueError(f"{variable}={interface}: there is no such interface, only {known}")
     if not there[interface]:
         raise ValueError(f"{variable}={interface}: the interface has no address (is it up?)")
     return there[interface][0]
@@ -102,5 +102,5 @@ def interface_of(address: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means "this machine" to everyone."""
+    """True if an address means "this machine" on every machine."""
     return address.startswith("127.") or address in ("::1", "localhost")

@@ -1,8 +1,8 @@
-"""The contract of communicators: one primitive, and what follows from it.
+"""The contract of communicators: one primitive, and the collectives built on it.
 
 Every rank gives every rank a tensor, each of its own shape and dtype: a ragged all-to-all. The
-other collectives are made of it, so that a backend has one method to write. Words and meaning are
-those of ``torch.distributed``.
+other collectives are built on it, so that a backend has one method to write. Names and semantics
+are those of ``torch.distributed``.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ class Work(ABC, Generic[T]):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
-        """The result; may be asked for again.
+        """Wait for the result and return it; may be called again.
 
         Args:
             timeout: Seconds, by default those of the communicator.
 
         Raises:
             CommTimeoutError: If a rank did not answer in time; names it.
-            CommError: If a rank is gone, or called something else.
+            CommError: If a rank is gone, or called another collective.
         """
 
     def land(self, landings: Sequence[Landing | None]) -> None:
-        """Say where rows of the result may be written as they come: a hint, for requests.
+        """Say where rows of the result may be written as they arrive: a hint, for requests.
 
         Args:
-            landings: For each tensor of the result, in its order, or ``None``. Ask
-                :attr:`~pyg_scale.comm.landing.Landing.landed` of each when the result is here:
+            landings: For each tensor of the result, in its order, or ``None``. Read
+                :attr:`~pyg_scale.comm.landing.Landing.landed` of each once the result has arrived:
                 where it is false, the tensor of the result has the rows.
         """
 
     def withdraw(self) -> None:
-        """Let nothing be written to where :meth:`land` said, from now on."""
+        """From now on, write nothing to the places given to :meth:`land`."""
 
 
 class Done(Work[T]):
@@ -75,7 +75,7 @@ class Done(Work[T]):
 
 
 class Then(Work[T]):
-    """Work whose result is made of the result of another."""
+    """Work whose result is computed from the result of another."""
 
     def __init__(self, work: Work[Any], function: Callable[[Any], T]) -> None:
         self._work = work
@@ -93,9 +93,9 @@ class Communicator(ABC):
     """Ranks that exchange tensors.
 
     All ranks call the same collectives in the same order, or give calls a ``tag``: calls with tags
-    are matched by them, so threads with several batches in flight need no order.
-    Inputs are not changed, and must not be until the work is done. What a rank gives itself comes
-    back as it is, without a copy.
+    are matched by them, so threads with several batches in flight need no order. Inputs are not
+    changed, and must not be until the work is done. A tensor that a rank gives itself is returned
+    without a copy.
 
     A subclass defines :meth:`_exchange` and :meth:`close`.
 
@@ -104,7 +104,7 @@ class Communicator(ABC):
         world_size: Number of ranks.
         timeout: Seconds that a collective may take.
         devices: The types of device whose tensors can be sent.
-        group: How the ranks found each other; ``None`` if they did not by one.
+        group: The group by which the ranks found each other, or ``None``.
     """
 
     rank: int = 0
@@ -130,13 +130,13 @@ class Communicator(ABC):
             tag: The same on all ranks for the same call, different for calls in flight.
 
         Returns:
-            Work whose result is what each rank sent to this one, on the device of what this one
-            sent.
+            Work whose result is the tensor that each rank sent to this one, on the device of the
+            tensors that this one sent.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held; may be called again. No rank waits for another."""
+        """Release all resources; may be called again. No rank waits for another."""
 
     # Collectives ###########################################################################
 
@@ -148,14 +148,14 @@ class Communicator(ABC):
         Args:
             tensors: One for each rank, of any shape and dtype, also empty.
             tag: See the class.
-            async_op: Whether to return :class:`Work` instead of waiting.
+            async_op: Return :class:`Work` instead of waiting.
 
         Returns:
-            What each rank had for this one, in the order of the ranks.
+            The tensor that each rank gave this one, in the order of the ranks.
 
         Raises:
             ValueError: If there is not one tensor for each rank, or one has too many dimensions.
-            TypeError: If something is no dense tensor on a device that the backend can send from.
+            TypeError: If an item is not a dense tensor on a device that the backend can send from.
             CommError: See :meth:`Work.wait`.
         """
         return self._result(self._start("all_to_all", tensors, tag), async_op)
@@ -176,12 +176,12 @@ class Communicator(ABC):
 
         Args:
             tensor: Needed on ``src`` only.
-            src: Whose.
+            src: The rank that broadcasts.
             tag: See the class.
             async_op: See :meth:`all_to_all`.
 
         Returns:
-            The tensor of ``src``; on ``src``, itself.
+            The tensor of ``src``; on ``src``, ``tensor`` itself.
         """
         if not 0 <= src < self.world_size:
             raise ValueError(f"src must be from 0 to {self.world_size - 1} (got {src})")
@@ -194,7 +194,7 @@ class Communicator(ABC):
     def all_reduce(
         self, tensor: Tensor, op: str = "sum", *, tag: int | None = None, async_op: bool = False
     ) -> Any:
-        """Reduce the tensors of all ranks, which have one shape, always in the order of the ranks.
+        """Reduce the tensors of all ranks, which share one shape, in the order of the ranks.
 
         Args:
             tensor: Not changed, unlike in ``torch.distributed``.
@@ -228,26 +228,26 @@ class Communicator(ABC):
         return self._result(Then(first, reduce), async_op)
 
     def barrier(self, *, tag: int | None = None) -> None:
-        """Wait until every rank is here.
+        """Wait until every rank has called this.
 
         Raises:
-            CommTimeoutError: Names the rank that is not.
+            CommTimeoutError: If one did not in time; names it.
         """
         self._start("barrier", [torch.empty(0)] * self.world_size, tag).wait()
 
     # Requests ##############################################################################
 
     def serve(self, handlers: Mapping[str, Handler], *, num_threads: int = 2) -> Service:
-        """Begin to answer requests of other ranks, and to ask them. Every rank calls it.
+        """Start to answer requests of other ranks, and to send them. Every rank calls it.
 
         Args:
-            handlers: What this rank serves, by name.
-            num_threads: How many requests it answers at a time.
+            handlers: The handlers of this rank, by name.
+            num_threads: Number of requests that it answers at a time.
 
         Raises:
             NotImplementedError: If the backend has collectives only.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no requests: use 'gloo' for them")
+        raise NotImplementedError(f"{type(self).__name__} has no requests: use 'gloo' instead")
 
     # Without a group #######################################################################
 
@@ -261,35 +261,36 @@ class Communicator(ABC):
         num_threads: int = 2,
         max_bytes: int = 1 << 30,
     ) -> Listener:
-        """Answer processes that are no ranks of a group.
+        """Answer processes that are not ranks of a group.
 
         Args:
-            address: Where, such as ``"tcp://0.0.0.0:5555"``; port 0 or ``*`` is any free one.
-            handlers: What is served, by name.
-            token: The secret of servers and clients, which is proved and never sent; whoever does
-                not have it is not listened to.
-            num_threads: How many requests are answered at a time.
-            max_bytes: The most that a request may have; a larger one is refused.
+            address: The address to listen at, such as ``"tcp://0.0.0.0:5555"``; port 0 or ``*`` is
+                any free one.
+            handlers: The handlers, by name.
+            token: The secret of servers and clients, which is proved and never sent. Processes
+                without it are not listened to.
+            num_threads: Number of requests that are answered at a time.
+            max_bytes: The largest size of a request; a larger one is refused.
 
         Raises:
-            NotImplementedError: If the backend connects the ranks of a group only.
-            ValueError: If the address is none, or the token too short.
-            CommError: If it is not possible to listen there.
+            NotImplementedError: If the backend only connects the ranks of a group.
+            ValueError: If the address is not valid, or the token too short.
+            CommError: If it is not possible to listen at the address.
         """
         raise NotImplementedError(f"{cls.__name__} has no addresses: use 'zmq' for servers")
 
     @classmethod
     def connect(cls, addresses: Sequence[str], *, token: str, timeout: float = 60.0) -> Connection:
-        """Ask servers that :meth:`listen`. Returns at once, whether they are there or not.
+        """Connect to servers that :meth:`listen`. Returns at once, reachable or not.
 
         Args:
-            addresses: Of the servers.
-            token: Their secret, which they must prove to have, too.
+            addresses: Addresses of the servers.
+            token: Their secret. They must prove that they have it, too.
             timeout: Seconds that an answer may take.
 
         Raises:
-            NotImplementedError: If the backend connects the ranks of a group only.
-            ValueError: If an address is none, or the token too short.
+            NotImplementedError: If the backend only connects the ranks of a group.
+            ValueError: If an address is not valid, or the token too short.
         """
         raise NotImplementedError(f"{cls.__name__} has no addresses: use 'zmq' for servers")
 
@@ -327,7 +328,7 @@ class Communicator(ABC):
         return work if async_op else work.wait()
 
     def _break(self, reason: str) -> None:
-        """Nothing can be exchanged after this."""
+        """Refuse every exchange from now on."""
         self._broken = self._broken or reason
 
     def __enter__(self) -> Communicator:

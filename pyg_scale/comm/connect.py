@@ -1,4 +1,4 @@
-"""Who the ranks are: from ``torch.distributed``, from torchrun's environment, or this one alone."""
+"""The ranks: those of ``torch.distributed``, of torchrun's environment, or this process alone."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Group:
     """Ranks that can find each other.
 
     Attributes:
-        store: Where they meet; each user of it needs a prefix of its own. ``None`` for one rank.
-        rank: Of this process.
+        store: The store in which they meet; each user of it needs a prefix of its own. ``None`` for
+            one rank.
+        rank: Rank of this process.
         world_size: Number of ranks.
         timeout: Seconds that a collective may take.
-        secret: What ranks that answer requests want to have proved, by default that of the
-            environment; ``None``: they answer everyone who can read the store.
+        secret: The secret that callers must prove to have before ranks answer them, by default that
+            of the environment. With ``None``, ranks answer everyone who can read the store.
     """
 
     store: Any
@@ -51,8 +52,8 @@ def group(timeout: float = 300.0, name: str | None = None) -> Group:
         name: See :func:`connect`.
 
     Raises:
-        ValueError: If the environment is incomplete, or its secret is none.
-        CommTimeoutError: If not all ranks come in time; names those that did not.
+        ValueError: If the environment is incomplete, or its secret is not valid.
+        CommTimeoutError: If not all ranks arrive in time; names those that did not.
     """
     return _group(timeout, name, meets="TORCHELASTIC_RUN_ID" in os.environ)
 
@@ -60,10 +61,10 @@ def group(timeout: float = 300.0, name: str | None = None) -> Group:
 def connect(
     backend: str | Communicator | None = None, *, timeout: float = 300.0, name: str | None = None
 ) -> Communicator:
-    """Connect this rank with the others. Every rank calls it, in the same order.
+    """Connect this rank to the others. Every rank calls it, in the same order.
 
-    The ranks are those of ``torch.distributed`` if that was initialised, else those of torchrun
-    (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``), else this process is alone. A
+    The ranks are those of ``torch.distributed`` if that is initialised, else those of torchrun
+    (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``), else this process alone. A
     communicator has connections of its own: it may be used beside DDP, at any time.
 
     Args:
@@ -74,11 +75,11 @@ def connect(
             same order.
 
     Raises:
-        ValueError: If the environment is incomplete or its secret is none, or ``timeout`` is not
+        ValueError: If the environment is incomplete, its secret is not valid, or ``timeout`` is not
             above 0.
-        UnknownPluginError: If there is no such backend.
-        TypeError: If the backend is for servers and clients only, or no communicator.
-        CommTimeoutError: If not all ranks come in time; names those that did not.
+        UnknownPluginError: If the backend does not exist.
+        TypeError: If the backend is for servers and clients only, or is not a communicator.
+        CommTimeoutError: If not all ranks arrive in time; names those that did not.
         CommError: If the port of rank 0 is in use.
     """
     if isinstance(backend, Communicator):
@@ -98,10 +99,10 @@ def connect(
 
 
 def num_ranks() -> int:
-    """How many ranks there are for :func:`connect`, which is not called.
+    """Number of ranks that :func:`connect` would connect, without connecting them.
 
     Raises:
-        ValueError: If ``WORLD_SIZE`` is no number.
+        ValueError: If ``WORLD_SIZE`` is not a number.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
@@ -109,7 +110,7 @@ def num_ranks() -> int:
 
 
 def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
-    known_secret()  # first: nobody waits for one whose secret is wrong
+    known_secret()  # first, so that no rank waits for one whose secret is wrong
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -120,7 +121,7 @@ def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
             return Group(None, 0, 1, timeout)
         if len(known) < len(_ENVIRONMENT):
             missing = ", ".join(key for key in _ENVIRONMENT if key not in os.environ)
-            raise ValueError(f"{', '.join(known)} are set, but {missing} not: start with torchrun")
+            raise ValueError(f"{', '.join(known)} are set, but not {missing}: start with torchrun")
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         store = open_store(
             os.environ["MASTER_ADDR"],

@@ -14,13 +14,13 @@ from pyg_scale.comm.service import Handler, Service
 
 @dataclass
 class Traffic:
-    """Of one collective, between this rank and the others; what it gives itself is not counted.
+    """Traffic of one collective between this rank and the others, without what it gives itself.
 
-    Of requests, ``"request NAME"`` counts what this rank asked others for: ``sent`` is what it
-    asked with, ``received`` what they answered.
+    ``"request NAME"`` counts the requests of this rank to others: ``sent`` is the size of the
+    requests, ``received`` that of the answers.
 
     Attributes:
-        calls: How often it was called (``all_reduce`` exchanges twice).
+        calls: Number of calls (``all_reduce`` exchanges twice).
         sent: Bytes of tensors.
         received: Bytes of tensors.
     """
@@ -34,7 +34,7 @@ class Counting(Communicator):
     """Counts calls and bytes, of collectives and of requests.
 
     Args:
-        comm: What to count; closed with this one.
+        comm: The communicator whose calls are counted; closed with this one.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -65,7 +65,7 @@ class Counting(Communicator):
         return sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank)
 
     def traffic(self) -> dict[str, Traffic]:
-        """What was counted so far, by collective; ``"request NAME"`` by request."""
+        """The traffic so far, by collective; that of requests by ``"request NAME"``."""
         with self._lock:
             return {name: Traffic(**vars(each)) for name, each in self._traffic.items()}
 

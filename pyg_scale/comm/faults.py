@@ -1,4 +1,4 @@
-"""A wrapper that lets a communicator fail on purpose, for tests."""
+"""A wrapper that makes a communicator fail on purpose, for tests."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ WHERE = ("exchange", "request", "answer")
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and when.
+    """A fault, and the calls that it hits.
 
     Attributes:
-        action: ``"delay"`` (the call starts ``seconds`` later; what a request is answered with
-            comes so much later, and others are not held up), ``"drop"`` (this rank sends
-            nothing, and waits as if the others did not; an answer is never given), ``"raise"``
-            (this rank raises :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends
-            by SIGKILL), ``"garble"`` (an answer is other tensors than it should be), ``"close"``
-            (this rank serves and asks no more from then on, as if it had been killed: for ranks
-            that are threads of one process).
-        call: The number of the call that it happens to, from 0, counted apart for each ``of``;
+        action: ``"delay"`` (the call starts ``seconds`` later; the answer to a request arrives that
+            much later without delaying others), ``"drop"`` (this rank sends nothing and waits as if
+            the others sent nothing either; an answer is never given), ``"raise"`` (this rank raises
+            :class:`~pyg_scale.errors.CommError`), ``"kill"`` (this process ends by SIGKILL),
+            ``"garble"`` (an answer has the wrong tensors), ``"close"`` (from then on this rank
+            neither serves nor sends requests, as if it had been killed: for ranks that are threads
+            of one process).
+        call: The number of the call that it hits, from 0, counted separately for each ``of``;
             ``None`` for all of them.
-        seconds: Of a delay.
-        of: ``"exchange"`` (collectives), ``"request"`` (what this rank asks) or ``"answer"`` (what
-            it is asked).
+        seconds: Length of a delay.
+        of: ``"exchange"`` (collectives), ``"request"`` (requests of this rank) or ``"answer"``
+            (requests to it).
     """
 
     action: str
@@ -56,16 +56,16 @@ class Fault:
             raise ValueError("action 'close' is for of='request' or 'answer': it ends a service")
 
     def hits(self, of: str, number: int) -> bool:
-        """Whether it happens to a call."""
+        """Return True if it hits a call."""
         return self.of == of and self.call in (None, number)
 
 
 class Faulty(Communicator):
-    """Lets calls of this rank fail.
+    """Makes calls of this rank fail.
 
     Args:
-        comm: What fails; closed with this one.
-        faults: What happens; several may hit one call, in this order.
+        comm: The communicator that fails; closed with this one.
+        faults: The faults; several may hit one call, in this order.
 
     Attributes:
         happened: The faults that have hit a call so far, each with the number of the call.

@@ -26,11 +26,11 @@ class FaultyService(Service):
     """The service of a communicator, some requests and answers of which fail.
 
     Args:
-        comm: Whose.
-        handlers: What this rank serves.
-        num_threads: How many requests it answers at a time.
-        faults: What happens.
-        happened: Where it is written down.
+        comm: The communicator.
+        handlers: The handlers of this rank.
+        num_threads: Number of requests that it answers at a time.
+        faults: The faults.
+        happened: The list to which faults that hit a call are appended.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FaultyService(Service):
         return answer
 
     def _wait_for_the_end(self) -> None:
-        """Until the service is closed, which may serve others for some time before that."""
+        """Wait until the service is closed; it may serve others for some time before that."""
         while not self._closed.wait(0.02):
             if getattr(self._service, "_closed", False):
                 return
@@ -108,7 +108,7 @@ class FaultyService(Service):
 
 
 class _Late(Work[list[Tensor]]):
-    """An answer that is there only after a time, as over a long way."""
+    """An answer that arrives after a delay, as over a slow network."""
 
     def __init__(
         self, work: Work[list[Tensor]], ready: float, service: Service, rank: int, name: str

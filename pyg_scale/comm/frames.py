@@ -34,9 +34,9 @@ class Frame:
 
     Attributes:
         kind: :data:`REQUEST`, :data:`REPLY`, :data:`ERROR` or :data:`BYE`.
-        number: Which request it is, or belongs to.
-        text: The handler's name, or what went wrong.
-        tensors: What it carries; rows that are chosen as they are sent come as a tensor.
+        number: The number of the request, or of the request that it answers.
+        text: The handler's name, or the error.
+        tensors: Its tensors. Rows that are chosen while they are sent are received as a tensor.
     """
 
     kind: int
@@ -46,12 +46,12 @@ class Frame:
 
 
 def send(connection: socket.socket, frame: Frame) -> None:
-    """Send a message; the memory of its tensors is not copied.
+    """Send a message, without copying the memory of its tensors.
 
     Raises:
         ValueError: If there are too many tensors.
         TypeError: If a dtype cannot be sent.
-        IndexError: If there is no such row.
+        IndexError: If a row does not exist.
         OSError: If the connection is gone.
     """
     if len(frame.tensors) > MAX_TENSORS:
@@ -85,12 +85,12 @@ def receive(
 
     Args:
         connection: A blocking socket.
-        max_bytes: The most that a message may carry.
-        landings: By kind and number of the message, where rows go of the tensors of which it was
-            said; see :class:`~pyg_scale.comm.landing.Landing`.
+        max_bytes: The largest size of a message.
+        landings: Called with the kind and number of a message, returns the places to which rows of
+            its tensors are written; see :class:`~pyg_scale.comm.landing.Landing`.
 
     Raises:
-        CommError: If what comes is no message, or a larger one.
+        CommError: If the bytes are not a message, or the message is larger.
         OSError: If the connection is gone.
     """
     first = connection.recv(_HEAD.size)
@@ -100,7 +100,7 @@ def receive(
         first + _exactly(connection, _HEAD.size - len(first))
     )
     if mark != _MARK or kind > BYE or length > MAX_TEXT or size > _MAX_SPECS:
-        raise CommError("what came over the connection is no message of pyg_scale")
+        raise CommError("received bytes that are not a message of pyg_scale")
     said = _exactly(connection, length + size)
     specs = _specs(said[length:], count, max_bytes)
     places = landings(kind, number)
@@ -147,7 +147,7 @@ def _specs(said: bytes, count: int, max_bytes: int) -> list[tuple[tuple[int, ...
     return found
 
 
-_NO_TENSOR = "what came over the connection is no tensor"
+_NO_TENSOR = "received a message whose tensor is not valid"
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -83,12 +83,12 @@ class Gloo(Communicator):
         return _Exchange(self, name, tensors, tag)
 
     def _push(self, work: _Exchange) -> None:
-        """Let a thread of our own receive what is under way: nobody may be waiting yet."""
+        """Let the receiver thread receive the work: nobody may be waiting for it yet."""
         with self._lock:
             if self._receiver is None:
                 self._receiver = _Receiver(self._group)
-                # Also where nobody closes it: the interpreter ends a daemon that is in the middle
-                # of gloo by an abort of the process.
+                # Needed even if nobody closes it: if the interpreter ends a daemon that is inside
+                # gloo, the process aborts.
                 self._stop_receiver = weakref.finalize(self, self._receiver.stop)
             self._receiver.works.put(work)
 
@@ -181,7 +181,7 @@ class _Exchange(Work[list[Tensor]]):
 
 
 def _options(address: str, seconds: float) -> Any:
-    """Those of a group at an address: the machine's name, gloo's own choice, may mean itself."""
+    """Options of a group at an address; the machine's name, gloo's choice, may mean loopback."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=seconds)
@@ -189,10 +189,10 @@ def _options(address: str, seconds: float) -> Any:
 
 
 class _Receiver:
-    """A thread that waits for what is under way.
+    """A thread that waits for the work under way.
 
     Args:
-        group: What it waits for.
+        group: The process group whose work it waits for.
     """
 
     def __init__(self, group: Any) -> None:
@@ -204,7 +204,7 @@ class _Receiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, also where it waits for somebody who does not come."""
+        """End the thread, even if it waits for a rank that does not answer."""
         if self._process != os.getpid():  # a thread does not survive a fork
             return
         self.works.put(None)
@@ -218,14 +218,14 @@ def _receive_all(works: SimpleQueue[_Exchange | None]) -> None:
     while (work := works.get()) is not None:
         try:
             work.wait()
-        except Exception:  # whoever waits for the work gets it
+        except Exception:  # raised to whoever waits for the work
             continue
         finally:
             del work
 
 
 def _interrupt(group: Any) -> None:
-    """Let all waits of a group fail: a time limit that is over ends all of its connections."""
+    """Let all waits of a group fail: an expired time limit ends all of its connections."""
     other = (group.rank() + 1) % group.size()
     nothing = torch.empty(1, dtype=torch.uint8)
     with contextlib.suppress(RuntimeError):

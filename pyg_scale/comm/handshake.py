@@ -1,15 +1,15 @@
 """Two processes prove to each other that they have the same key, before either listens.
 
-The caller says who it is and whom it wants, with a nonce; the one that is called answers with a
-nonce; each side then sends an HMAC-SHA256 (RFC 2104) of its role, both nonces, both numbers and the
-address that was called, the caller first. A stranger who only connects gets nothing made of the
-key; what was recorded is of no use, as nonces are fresh; and who passes on what it hears is
-noticed, since the address is another one. What follows on the connection is neither encrypted nor
-authenticated: this keeps strangers out, and no one who sits on the wire.
+The caller sends its number, the number of the process that it calls, and a nonce; the called
+process answers with a nonce. Each side then sends an HMAC-SHA256 (RFC 2104) of its role, both
+nonces, both numbers and the called address, the caller first. A stranger who only connects receives
+nothing derived from the key; recorded messages are of no use, as nonces are fresh; and a relay is
+noticed, since its address is another one. What follows on the connection is neither encrypted nor
+authenticated: this keeps strangers out, but not someone who can change packets on the network.
 
-All callers are heard by one thread. Each has a time limit and a fixed number of bytes, and only so
-many are heard at a time: the one that has been heard for longest is dropped for the next, since
-who has the key needs milliseconds.
+One thread serves all callers. Each caller has a time limit and a fixed number of bytes, and the
+number of callers at a time is limited: the oldest is dropped for the next, since a caller that has
+the key needs milliseconds.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from pyg_scale.errors import AccessError, CommError
 HELLO_SECONDS = 5.0
 """Seconds that a caller has to prove that it has the key."""
 MOST_CALLERS = 128
-"""Callers that are heard at a time, unless there are many ranks."""
+"""Callers that are served at a time, unless there are many ranks."""
 
 _MARK = b"pygs-hi1"
-_HELLO = struct.Struct("<8sII32s")  # mark, who calls, who is called, nonce
+_HELLO = struct.Struct("<8sII32s")  # mark, caller, called, nonce
 _CHALLENGE = struct.Struct("<8s32s")  # mark, nonce
 _PROOF = struct.Struct("<32s")
-_VERDICT = struct.Struct("<B32s")  # whether the caller is known, and the proof of who says so
-_PAUSE = 0.05  # seconds between two tries to accept where there are no file numbers left
+_VERDICT = struct.Struct("<B32s")  # 1 if the caller is known, and the proof of the called process
+_PAUSE = 0.05  # seconds between two tries to accept while no file descriptors are left
 
 
 def introduce(
     connection: socket.socket, key: bytes, caller: int, called: int, seconds: float
 ) -> None:
-    """Prove to who was called that this process has the key, and let it prove the same.
+    """Prove to the called process that this one has the key, and have it prove the same.
 
     Args:
-        connection: A connected socket; is blocking afterwards.
-        key: What both have.
+        connection: A connected socket; blocking afterwards.
+        key: The key that both have.
         caller: The number of this process.
         called: The number of the other one.
-        seconds: That all of it may take.
+        seconds: Time limit for the whole handshake.
 
     Raises:
         AccessError: If the other one has another key.
@@ -66,7 +66,7 @@ def introduce(
     connection.sendall(hello)
     mark, nonce = _CHALLENGE.unpack(_exactly(connection, _CHALLENGE.size, deadline))
     if mark != _MARK:
-        raise CommError("what answers there speaks another protocol, or another version of this")
+        raise CommError("the other process speaks another protocol, or another version of it")
     address = _address(connection.getpeername())
     connection.sendall(_proof(key, b"caller", hello, nonce, address))
     known, proof = _VERDICT.unpack(_exactly(connection, _VERDICT.size, deadline))
@@ -76,15 +76,15 @@ def introduce(
 
 
 class Acceptor:
-    """Accepts connections, and hands over those whose callers have proved that they have the key.
+    """Accepts connections, and hands over those whose callers proved that they have the key.
 
     Args:
-        listener: Where callers come; belongs to this object from now on.
-        key: What callers must have.
-        number: That of this process.
+        listener: The listening socket; owned by this object from now on.
+        key: The key that callers must have.
+        number: The number of this process.
         num_callers: Callers have numbers below this.
         admit: Called in the acceptor's thread with a connection, blocking again, and its caller's
-            number; whatever it raises ends that connection alone.
+            number; an exception that it raises ends only that connection.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Acceptor:
         self._listener, self._key, self._number = listener, key, number
         self._num_callers, self._admit = num_callers, admit
         self._most = max(MOST_CALLERS, 2 * num_callers)
-        self._heard: dict[socket.socket, _Caller] = {}  # the one heard for longest is first
-        # Unlike epoll's, it has nothing in the kernel that a forked process would share.
+        self._heard: dict[socket.socket, _Caller] = {}  # the oldest is first
+        # Unlike an epoll selector, it has no kernel state that a forked process would share.
         self._selector = selectors.PollSelector()
         self._wake, self._waker = socket.socketpair()
         self._process, self._closed = os.getpid(), False
@@ -110,7 +110,7 @@ class Acceptor:
         self.thread.start()
 
     def close(self) -> None:
-        """Accept nobody more; may be called again, and does nothing in a fork."""
+        """Accept no more callers; may be called again, and does nothing in a forked process."""
         if self._process != os.getpid() or self._closed:
             return
         self._closed = True
@@ -144,8 +144,8 @@ class Acceptor:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
-            return  # the caller is gone already
-        except OSError:  # no file numbers or no memory: whoever waits longest gives its own
+            return  # the caller is already gone
+        except OSError:  # no file descriptors or no memory: the oldest caller gives up its own
             if self._heard:
                 self._drop(next(iter(self._heard.values())))
             else:
@@ -159,7 +159,7 @@ class Acceptor:
         self._selector.register(connection, selectors.EVENT_READ, caller)
 
     def _hear(self, caller: _Caller) -> None:
-        if caller.connection not in self._heard:  # dropped for another one in the same round
+        if caller.connection not in self._heard:  # dropped for another caller in the same round
             return
         try:
             proved = caller.hear()
@@ -201,14 +201,14 @@ class _Caller:
         self._hello, self._nonce = b"", b""
 
     def hear(self) -> bool:
-        """Read what there is; true once the caller has proved that it has the key.
+        """Read the bytes available; return True once the caller has proved that it has the key.
 
         Raises:
-            ValueError: If it has said something else.
+            ValueError: If it sent something else.
             OSError: If it is gone.
         """
         size = _PROOF.size if self._hello else _HELLO.size
-        # One byte more than may come: who says more before it is answered is none of ours.
+        # One byte more than is allowed: a caller that sends more before it is answered is not ours.
         try:
             more = self.connection.recv(size + 1 - len(self._said))
         except (BlockingIOError, InterruptedError):
@@ -227,7 +227,7 @@ class _Caller:
     def _challenge(self, hello: bytes) -> None:
         mark, caller, called, _ = _HELLO.unpack(hello)
         if mark != _MARK or caller >= self._num_callers or called != self._called:
-            raise ValueError("it is none of ours, or looks for somebody else")
+            raise ValueError("it is not one of ours, or calls another process")
         self._hello, self._nonce, self.number = hello, secrets.token_bytes(32), caller
         self._send(_CHALLENGE.pack(_MARK, self._nonce))
 
@@ -242,7 +242,7 @@ class _Caller:
         return True
 
     def _send(self, said: bytes) -> None:
-        if self.connection.send(said) < len(said):  # a few bytes always fit, once they are read
+        if self.connection.send(said) < len(said):  # a few bytes always fit if the other side reads
             raise ValueError("it reads nothing")
 
 
@@ -251,7 +251,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes, address: bytes) 
 
 
 def _address(name: Any) -> bytes:
-    """An address as both ends say it, without the zone that IPv6 has on one of them."""
+    """An address as both ends see it, without the IPv6 zone that only one of them has."""
     if isinstance(name, tuple):
         return f"{str(name[0]).partition('%')[0]} {name[1]}".encode()
     return b""

@@ -1,4 +1,4 @@
-"""Tensors on the CPU by gloo, on a GPU by NCCL: routed by where they are."""
+"""Tensors on the CPU by gloo, on a GPU by NCCL: routed by device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyg_scale.comm.service import Handler, Service
 
 
 class Hybrid(Communicator):
-    """What ``cpu:gloo,cuda:nccl`` is in ``torch.distributed``.
+    """The counterpart of ``cpu:gloo,cuda:nccl`` in ``torch.distributed``.
 
     The tensors of one call are all on the CPU or all on the GPU, the same on every rank.
     """

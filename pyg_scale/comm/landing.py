@@ -1,4 +1,4 @@
-"""Where rows of an answer are written as they come, instead of to a tensor of their own."""
+"""Memory to which rows of an answer are written as they arrive, instead of to a new tensor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Landing:
     """Places for the rows of one tensor of an answer; see :meth:`~pyg_scale.comm.Work.land`.
 
     Attributes:
-        places: Where they go. Only rows of exactly this number and size are written.
-        landed: Whether they were. The tensor of the answer has their shape then, and not their
-            values.
+        places: The places. Only rows of exactly this number and size are written.
+        landed: True if they were written. The tensor of the answer then has their shape, but not
+            their values.
     """
 
     places: Places
     landed: bool = field(default=False, init=False)
 
     def takes(self, shape: tuple[int, ...], dtype: Any) -> bool:
-        """Whether a tensor that was announced is what is waited for."""
+        """Return True if an announced tensor has the expected shape and dtype."""
         return dtype == torch.uint8 and shape == (self.places.count, self.places.out.size(1))
 
     def stand_in(self) -> Tensor:
@@ -43,25 +43,25 @@ class Landings:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._of: dict[int, Sequence[Landing | None]] = {}
-        self._now: dict[int, Callable[[], None]] = {}  # answers that come now; ends them
+        self._now: dict[int, Callable[[], None]] = {}  # answers being received; a call ends them
 
     def open(self, number: int) -> None:
-        """An answer is going to be waited for."""
+        """Register a request whose answer will be waited for."""
         with self._changed:
             self._of[number] = ()
 
     def expect(self, number: int, landings: Sequence[Landing | None]) -> None:
-        """Say where the rows of an answer go, unless it is coming already."""
+        """Set where the rows of an answer go, unless it is already being received."""
         with self._changed:
             if number in self._of:
                 self._of[number] = landings
 
     def begin(self, number: int, end: Callable[[], None]) -> Sequence[Landing | None]:
-        """Where the rows of an answer go that comes now.
+        """Return the places for the rows of an answer that is about to be received.
 
         Args:
-            number: Of the request.
-            end: Breaks off what is being received.
+            number: Number of the request.
+            end: Aborts the reception.
         """
         with self._changed:
             landings = self._of.pop(number, ())
@@ -70,22 +70,22 @@ class Landings:
             return landings
 
     def done(self, number: int) -> None:
-        """An answer has come, or does not."""
+        """Forget a request whose answer has arrived or never will."""
         with self._changed:
             self._of.pop(number, None)
             if self._now.pop(number, None) is not None:
                 self._changed.notify_all()
 
     def withdraw(self, number: int, seconds: float) -> None:
-        """Let no rows of an answer be written any more.
+        """Write no more rows of an answer.
 
         Args:
-            number: Of the request.
-            seconds: How long what is being written may take to end, once it was broken off.
+            number: Number of the request.
+            seconds: Time to wait for the aborted reception to end.
         """
         with self._changed:
             self._of.pop(number, None)
             end = self._now.get(number)
-            if end is not None:  # in the middle of a message that does not come to its end
+            if end is not None:  # in the middle of a message that does not end
                 end()
                 self._changed.wait_for(lambda: number not in self._now, seconds)

@@ -1,4 +1,4 @@
-"""One process alone: what it gives itself is what it gets."""
+"""One process alone: it receives the tensors that it sends."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""Ranks meet: all of them, in a place that nothing of an earlier attempt is left in.
+"""All ranks meet, under a store prefix that no earlier attempt has used.
 
 The torchrun of torch 2.13 starts its workers again with the same store (one ``TCPStore`` for all
-rounds of a rendezvous), while ``env://`` takes it for a new
-one. What the first attempt left there, addresses above all, is then found by the second:
-``Gloo connectFullMesh failed ... Connection refused``, and a restart is lost. The number of
-restarts, ``TORCHELASTIC_RESTART_COUNT``, does not help on several machines: each agent counts its
-own. So the ranks agree here on a prefix that is new in every attempt: rank 0 offers one, the
-others answer with a random word each, and rank 0 says whose words it has heard. An old offer is
-never completed with the word of a new process.
+rounds of a rendezvous), while ``env://`` takes it for a new one. The second attempt then finds the
+keys of the first, above all its addresses: ``Gloo connectFullMesh failed ... Connection refused``,
+and a restart is lost. The number of restarts, ``TORCHELASTIC_RESTART_COUNT``, does not help on
+several machines: each agent counts its own. So the ranks agree on a prefix that is new in every
+attempt: rank 0 offers one, each other rank answers with a random word, and rank 0 confirms the
+words that it has received. An old offer never confirms the word of a new process.
 
-``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in the environment of torchrun avoids the fault for
-code that does not meet here.
+``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in the environment of torchrun avoids the fault for code
+that does not use this module.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from pyg_scale.comm.address import LOOPBACK
 from pyg_scale.comm.time_limit import check, within
 from pyg_scale.errors import CommError, CommTimeoutError
 
-_SLICE = 0.5  # seconds after which rank 0 says again that it is there
-_GRACE = 10.0  # seconds to find out who is late
+_SLICE = 0.5  # seconds after which rank 0 announces itself again
+_GRACE = 10.0  # seconds to find out which ranks are late
 _BACKLOG = 1024
-_PAUSES = (0.01, 0.2)  # seconds between two looks, at first and at last
+_PAUSES = (0.01, 0.2)  # seconds between two checks, at first and at last
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """All ranks have come.
+    """A completed meeting of all ranks.
 
     Attributes:
         store: A store of this meeting alone.
-        said: What each rank said of itself.
+        said: The facts that each rank gave about itself.
     """
 
     store: Any
@@ -58,20 +57,20 @@ class Meeting:
 def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float) -> Any:
     """The store at a master's address.
 
-    It lets in whoever reaches its port, so it listens at that address alone where the master is
-    given by one, or as ``localhost``. A name may mean another address to other machines: then it
-    listens on all interfaces, as torch does.
+    It lets in whoever reaches its port, so it listens at the master's address alone if the master
+    is given by an IP address or as ``localhost``. Any other name may resolve to another address on
+    other machines: then it listens on all interfaces, as torch does.
 
     Args:
-        host: Of the master.
-        port: Of the master.
-        rank: Of this process; rank 0 is the master, unless:
-        hosted: Whether something else, torchrun's agent, has the store already.
+        host: Host of the master.
+        port: Port of the master.
+        rank: Rank of this process; rank 0 is the master unless ``hosted``.
+        hosted: True if torchrun's agent already has the store.
         timeout: Seconds to wait for the master.
 
     Raises:
         CommError: If rank 0 cannot use the port.
-        CommTimeoutError: If the master does not come.
+        CommTimeoutError: If the master does not answer in time.
     """
     serves, options = rank == 0 and not hosted, dict[str, Any]()
     if not serves:
@@ -103,7 +102,7 @@ def open_store(host: str, port: int, rank: int, *, hosted: bool, timeout: float)
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
-    """A socket at an address of this machine; ``None`` where torch is to listen by itself."""
+    """A socket at an address of this machine; ``None`` if torch is to listen by itself."""
     try:
         address = ipaddress.ip_address(LOOPBACK if host == "localhost" else host)
     except ValueError:
@@ -111,7 +110,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     try:
         return socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
-    except OSError:  # another machine's, as behind NAT; or the store is in this process already
+    except OSError:  # not of this machine (NAT), or the store is in this process
         return None
 
 
@@ -141,17 +140,17 @@ def meet(
     timeout: float,
     said: Mapping[str, Any] | None = None,
 ) -> Meeting:
-    """Wait until all ranks are here; every rank calls it.
+    """Wait until all ranks have called this; every rank does.
 
     Args:
-        store: Common to the ranks, also if an earlier attempt used it.
-        rank: Of this process.
+        store: A store common to the ranks, even one that an earlier attempt used.
+        rank: Rank of this process.
         world_size: Number of ranks.
         timeout: Seconds to wait for the others.
-        said: What to tell them; what JSON can say.
+        said: Facts to give the others; must be serialisable as JSON.
 
     Raises:
-        CommTimeoutError: Names the ranks that did not come.
+        CommTimeoutError: If ranks did not come in time; names them.
         CommError: If the store is gone.
     """
     mine = {"word": secrets.token_hex(8), "said": dict(said or {})}
@@ -163,22 +162,22 @@ def meet(
         raise
     except TimeoutError:
         raise CommTimeoutError(
-            f"the store of rank 0 did not answer rank {rank} within {timeout:g} seconds: the way "
-            "between them is lost"
+            f"the store of rank 0 did not answer rank {rank} within {timeout:g} seconds: the "
+            "network between them is lost"
         ) from None
-    except RuntimeError as error:  # what stores raise
-        raise store_failure(error, "a rank went away while all met") from error
+    except RuntimeError as error:  # the type that stores raise
+        raise store_failure(error, "a rank ended while all were meeting") from error
     return Meeting(PrefixStore(f"met/{offer}", store), tuple(each["said"] for each in heard))
 
 
 def leave(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
-    """Let rank 0, whose process may hold the store, wait until no other needs it any more.
+    """Let rank 0, whose process may hold the store, wait until no other rank needs it.
 
     Args:
-        store: Of a meeting. All ranks call this, and use it no more.
-        rank: Of this process.
+        store: The store of a meeting. All ranks call this and do not use the store afterwards.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        timeout: Seconds after which rank 0 waits no longer.
+        timeout: Seconds after which rank 0 stops waiting.
     """
     if rank != 0:
         store.set(f"left/{rank}", "")
@@ -191,16 +190,16 @@ def leave(store: Any, rank: int, world_size: int, *, timeout: float) -> None:
 
 
 def store_failure(error: RuntimeError, late: str) -> CommError:
-    """The error to raise for one of a store: nothing was said in time, or the store is gone.
+    """The error to raise for one of a store: it timed out, or the store is gone.
 
     Args:
-        error: What the store raised.
-        late: Who said nothing, and within how many seconds.
+        error: The error that the store raised.
+        late: The message for a timeout: the rank that did not answer, and the time limit.
     """
     first = str(error).strip().partition("\n")[0]
     if isinstance(error, DistStoreError) and "timeout" in first.lower():
         return CommTimeoutError(late)
-    return CommError(f"the store where the ranks meet is gone (that of rank 0): {first}")
+    return CommError(f"the store of rank 0, in which the ranks meet, is gone: {first}")
 
 
 class _Meeting:
@@ -212,12 +211,12 @@ class _Meeting:
         self.deadline = time.monotonic() + timeout
 
     def lead(self) -> tuple[str, list[dict[str, Any]]]:
-        """What rank 0 does."""
+        """Rank 0's side of the meeting."""
         offer = str(self.mine["word"])
         self.store.set("offer", offer)
         missing = list(range(1, self.world_size))
         (pause, longest), looked = _PAUSES, time.monotonic()
-        # No wait of the store's: torch reports its time limits, and nothing can interrupt it.
+        # Not by the store's wait: torch logs its timeouts, and nothing can interrupt it.
         while missing and not self.store.check([f"here/{offer}/{rank}" for rank in missing]):
             check()
             now = time.monotonic()
@@ -239,7 +238,7 @@ class _Meeting:
         return offer, heard
 
     def follow(self) -> tuple[str, list[dict[str, Any]]]:
-        """What the others do."""
+        """The other ranks' side of the meeting."""
         answered: str | None = None
         old: set[str] = set()
         pause, longest = _PAUSES
@@ -257,7 +256,7 @@ class _Meeting:
                     heard[self.rank]["word"] == self.mine["word"]
                 ):
                     return answered, heard
-                old.add(answered)  # of an earlier attempt
+                old.add(answered)  # an offer of an earlier attempt
                 answered = None
             if answered is not None and (missing := self._told(answered)):
                 raise self._late(missing)
@@ -268,7 +267,7 @@ class _Meeting:
             pause = min(longest, 1.5 * pause)
 
     def _tell(self, offer: str, missing: list[int]) -> None:
-        """Say who is late to those who are here, before the store goes with this process."""
+        """Tell the ranks that came which ones are late, before the store ends with this process."""
         self.store.set(f"late/{offer}", json.dumps(missing))
         here = [rank for rank in range(1, self.world_size) if rank not in missing]
         with contextlib.suppress(RuntimeError):
@@ -277,7 +276,7 @@ class _Meeting:
                 self.store.wait(told, timedelta(seconds=_GRACE / 4))
 
     def _told(self, offer: str) -> list[int]:
-        """Whom rank 0 waited for in vain, or nobody."""
+        """The ranks that rank 0 waited for in vain, if any."""
         if not self.store.check([f"late/{offer}"]):
             return []
         missing = json.loads(self.store.get(f"late/{offer}"))
@@ -293,7 +292,7 @@ class _Meeting:
             if missing := self._told(offer):
                 return missing
             time.sleep(_SLICE / 10)
-        if self.store.add(f"alive/{offer}", 0) == before:  # the offer of one that is gone
+        if self.store.add(f"alive/{offer}", 0) == before:  # the offer of a process that is gone
             return [0]
         return self._absent(offer, range(1, self.world_size)) or [0]
 

@@ -1,4 +1,4 @@
-"""What goes before a tensor on the wire: which call it belongs to, its dtype and shape."""
+"""The header sent before a tensor: the call that it belongs to, its dtype and shape."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = (
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
 )
-"""What can be sent; a message has the place in this list."""
+"""The dtypes that can be sent; a message has the index in this list."""
 _MOST = 1 << 62
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
@@ -52,20 +52,20 @@ def header(name: str, tensor: Tensor) -> Tensor:
 
 
 def empty_for(found: Tensor, name: str, source: int, device: torch.device) -> Tensor:
-    """An empty tensor for what a header announces.
+    """An empty tensor of the dtype and shape that a header announces.
 
     Args:
-        found: The header that came.
+        found: The received header.
         name: The collective that this rank is in.
-        source: Which rank it came from.
-        device: Of the result.
+        source: The rank that sent it.
+        device: Device of the result.
 
     Raises:
-        CommError: If it is of another collective, or no header.
+        CommError: If it is of another collective, or not a header.
     """
     mark, code, dtype, dims, *shape = found.tolist()
     if mark != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dims <= MAX_DIMS:
-        raise CommError(f"{name}: what rank {source} sent is no message of pyg_scale")
+        raise CommError(f"{name}: rank {source} sent something that is not a message of pyg_scale")
     if code != _code(name):
         raise CommError(
             f"this rank is in {name}, rank {source} in another collective: all ranks must call the "
@@ -75,7 +75,7 @@ def empty_for(found: Tensor, name: str, source: int, device: torch.device) -> Te
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """The place of a dtype in :data:`DTYPES`.
+    """The index of a dtype in :data:`DTYPES`.
 
     Raises:
         TypeError: If it cannot be sent.
@@ -86,10 +86,10 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def announced_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """The bytes of a tensor whose dtype and shape came from the wire.
+    """Size in bytes of a tensor whose dtype and shape were received.
 
     Raises:
-        CommError: If there is no such tensor.
+        CommError: If no tensor can have them.
     """
     span = dtype.itemsize
     for extent in shape:

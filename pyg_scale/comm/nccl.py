@@ -24,16 +24,16 @@ _POLL = 0.0005
 class Nccl(Communicator):
     """Tensors on CUDA devices, one device for each rank.
 
-    NCCL matches calls by their order alone, so calls with tags must be made in one order, too.
-    The time limit is kept by asking whether the device is done; a rank that does not answer cannot
-    be named by NCCL.
+    NCCL matches calls by their order alone, so all ranks must make calls with tags in the same
+    order, too. The time limit is kept by polling the device; NCCL cannot name a rank that does not
+    answer.
     """
 
     devices = frozenset(["cuda"])
 
     @classmethod
     def join(cls, group: Group) -> Nccl:
-        """Meet the other ranks; each one's device is ``torch.cuda.current_device()``.
+        """Meet the other ranks; the device of each is ``torch.cuda.current_device()``.
 
         Raises:
             CommError: If this build of torch has no NCCL, or there is no GPU.
@@ -58,7 +58,7 @@ class Nccl(Communicator):
         self._last: _Exchange | None = None
 
     def _start(self, name: str, tensors: Sequence[Tensor], tag: int | None) -> Work[list[Tensor]]:
-        # barriers and the others of a broadcast have nothing to send
+        # a barrier, or a receiver of a broadcast, has nothing to send
         moved = [
             t.to(self.device) if isinstance(t, Tensor) and t.numel() == 0 else t for t in tensors
         ]
@@ -66,7 +66,8 @@ class Nccl(Communicator):
 
     def _exchange(self, name: str, tensors: Sequence[Tensor], tag: int) -> Work[list[Tensor]]:
         with self._lock:
-            # On every rank headers, tensors, headers, tensors: whoever waits for what, and when.
+            # Every rank issues headers, tensors, headers, tensors, in whatever order works are
+            # awaited.
             if self._last is not None:
                 self._last.send_tensors(self.timeout)
             self._last = _Exchange(self, name, tensors)
@@ -93,7 +94,7 @@ class _Exchange(Work[list[Tensor]]):
         self._reached = _here()
 
     def send_tensors(self, seconds: float) -> None:
-        """The second half, once the headers are here."""
+        """Send the tensors, once the headers have arrived."""
         with self._comm._lock:
             if self._result is not None:
                 return
@@ -131,7 +132,7 @@ class _Exchange(Work[list[Tensor]]):
 
 
 def _here() -> Any:
-    """Where the thread's stream is now, behind what NCCL does."""
+    """An event at the end of the thread's stream, after the work of NCCL."""
     event = torch.cuda.Event()
     event.record()
     return event

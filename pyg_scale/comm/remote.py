@@ -1,9 +1,9 @@
-"""Requests between processes that are no ranks of one group: by address, with a shared secret.
+"""Requests between processes that are not ranks of one group: by address, with a shared secret.
 
 The second half of a backend of the kind ``comm``, see :meth:`Communicator.listen
 <pyg_scale.comm.Communicator.listen>` and :meth:`Communicator.connect
-<pyg_scale.comm.Communicator.connect>`. Clients come and go; a server knows nothing of them but
-the requests that it has not answered yet.
+<pyg_scale.comm.Communicator.connect>`. Clients come and go; all that a server knows of them is the
+requests that it has not answered yet.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pyg_scale.comm.base import Work
 from pyg_scale.errors import CommError, CommTimeoutError
 
 MAX_REQUEST = 1 << 30
-"""Bytes that a request may have, if not said otherwise."""
+"""Largest size of a request in bytes, by default."""
 MAX_ANSWER = 1 << 34
-"""Bytes that an answer may have, if not said otherwise."""
+"""Largest size of an answer in bytes, by default."""
 
 
 class Reply(Work[list[Tensor]]):
-    """The answer to a request, or what went wrong.
+    """The answer to a request, or its error.
 
     Args:
         where: The server, for messages.
@@ -44,12 +44,12 @@ class Reply(Work[list[Tensor]]):
         """The tensors of the answer.
 
         Args:
-            timeout: Seconds from now on; by default what is left of those from the beginning.
+            timeout: Seconds from now on; by default the rest of the time limit of the request.
 
         Raises:
             RequestError: If the server says that it could not answer.
-            CommTimeoutError: If no answer came in time.
-            CommError: If the server is gone, or what it sent is no answer.
+            CommTimeoutError: If no answer arrived in time.
+            CommError: If the server is gone, or sent something that is not an answer.
         """
         if timeout is None:
             timeout = max(0.0, self._timeout - (time.monotonic() - self._begun))
@@ -65,33 +65,33 @@ class Reply(Work[list[Tensor]]):
 
     @property
     def done(self) -> bool:
-        """Whether the answer is here, or an error."""
+        """Return True if the answer has arrived, or an error."""
         return self._future.done()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the answer that is here."""
+        """Size in bytes of the answer that has arrived."""
         ended = self._future.done() and not self._future.cancelled()
         if not ended or self._future.exception() is not None:
             return 0
         return sum(tensor.nbytes for tensor in self._future.result())
 
     def succeed(self, tensors: Sequence[Tensor]) -> None:
-        """Called by the backend once, when the answer is here."""
+        """Called by the backend once, when the answer has arrived."""
         with contextlib.suppress(InvalidStateError):  # nobody waits any more
             self._future.set_result(list(tensors))
 
     def fail(self, error: Exception) -> None:
-        """Called by the backend once, when there will be no answer."""
+        """Called by the backend once, when no answer will arrive."""
         with contextlib.suppress(InvalidStateError):
             self._future.set_exception(error)
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Drop the answer, as nobody waits for it any more."""
         self._future.cancel()
 
     def when_done(self, function: Callable[[], object]) -> None:
-        """Call ``function`` when the answer is here or will not come, in whatever thread."""
+        """Call ``function``, in any thread, when the answer has arrived or will not."""
         self._future.add_done_callback(lambda _: function())
 
 
@@ -99,19 +99,19 @@ class Listener(ABC):
     """A server: answers whoever has the secret.
 
     Attributes:
-        address: Where it listens, with the port that it got.
+        address: The address at which it listens, with the actual port.
     """
 
     address: str
 
     @property
     def error(self) -> CommError | None:
-        """Why it answers no more, though nobody closed it; ``None`` where all is well."""
+        """The error that stopped it without a call of :meth:`close`; ``None`` if there is none."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Answer no more; may be called again. Requests under way are dropped."""
+        """Stop answering; may be called again. Requests under way are dropped."""
 
     def __enter__(self) -> Listener:
         return self
@@ -121,13 +121,13 @@ class Listener(ABC):
 
 
 class Connection(ABC):
-    """A client: asks servers. May be used by several threads at once.
+    """A client of servers. Several threads may use it at once.
 
-    A server that is not there (yet), or not any more, fails requests at once, and is asked again
-    when the next request comes.
+    Requests to a server that cannot be reached (yet, or any more) fail at once; the next request
+    tries it again.
 
     Attributes:
-        addresses: Of the servers.
+        addresses: Addresses of the servers.
         timeout: Seconds that an answer may take.
     """
 
@@ -136,22 +136,22 @@ class Connection(ABC):
 
     @abstractmethod
     def request(self, server: int, name: str, tensors: Sequence[Tensor]) -> Reply:
-        """Ask a server; returns at once.
+        """Send a request to a server; returns at once.
 
         Args:
-            server: Its place in :attr:`addresses`.
+            server: Its index in :attr:`addresses`.
             name: The handler.
-            tensors: What it is called with, on the CPU. They must not be changed until the answer
-                is there.
+            tensors: Its arguments, on the CPU. They must not be changed until the answer has
+                arrived.
 
         Raises:
-            ValueError: If there is no such server, or tensors are too many or too large.
+            ValueError: If the server does not exist, or tensors are too many or too large.
             TypeError: If a dtype cannot be sent.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ask no more; may be called again. Requests under way fail."""
+        """Close the connection; may be called again. Requests under way fail."""
 
     def __enter__(self) -> Connection:
         return self

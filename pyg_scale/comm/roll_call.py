@@ -1,11 +1,11 @@
-"""Who is gone or late where a collective of ``torch.distributed`` has failed over gloo.
+"""Finds the rank that is gone or late after a collective of ``torch.distributed`` failed (gloo).
 
-Gloo says an address at most, and that may be of a rank that only failed a moment earlier. So ranks
-whose collective failed look which connections ended, leave word of it in the store where all met,
-and break the connections that are left, so that the others fail now, too, and leave word.
+Gloo gives an address at most, possibly that of a rank that itself only failed a moment earlier. So
+ranks whose collective failed find out which connections ended, report them in the store in which
+all met, and break their remaining connections, so that the others fail now and report, too.
 
-Whoever leaves no word is the one: where a connection ended, those ranks among the ends of it; where
-a time limit was over, all of them.
+The ranks without a report are to blame: after an ended connection, those of them at an end of one;
+after a timeout, all of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import CommError, CommTimeoutError
 
-_GRACE = 3.0  # seconds in which ranks that are there leave word
+_GRACE = 3.0  # seconds in which ranks that are alive report
 _PAUSE = 0.02
 _STORE_SECONDS = 10.0
 _NOBODY = (1 << 29) + 1  # a tag that nobody sends with
 
 
 class RollCall:
-    """Explains errors of a process group; makes no call unless there is one.
+    """Explains errors of a process group; communicates only if there is one.
 
-    Every rank of the group makes it, at the same time.
+    Every rank of the group creates it, at the same time.
 
     Args:
         group: A process group of ``torch.distributed``.
@@ -47,14 +47,14 @@ class RollCall:
         self._store: Any = None
         if len(self._ranks) == 1 or "gloo" not in str(dist.get_backend_config(group)):
             return
-        # Torchrun's store may hold what ranks of an earlier attempt left.
+        # Torchrun's store may hold keys of an earlier attempt.
         word = torch.tensor([secrets.randbits(62)])
         dist.broadcast(word, self._ranks[0], group=group)
         store = dist.distributed_c10d._get_default_store()
         self._store = PrefixStore(f"pyg_scale/roll/{int(word)}", store)
 
     def explain(self, error: RuntimeError) -> CommError | None:
-        """What to raise for an error of a collective; ``None`` if it is none of gloo's."""
+        """The error to raise for that of a collective; ``None`` if it is not gloo's."""
         if isinstance(error, CommError) or self._store is None or "gloo" not in str(error):
             return None
         if self._named is None:
@@ -67,14 +67,14 @@ class RollCall:
         own, others = self._group.rank(), self._others()
         ended, alive = look(self._group, others)
         word = {"late": seconds if late else 0.0, "ended": [] if late else ended}
-        why = f"(rank {self._ranks[own]} heard of gloo: {said})"
+        why = f"(rank {self._ranks[own]} got from gloo: {said})"
         try:
             words = within(_STORE_SECONDS, self._exchange, word, alive)
         except (RuntimeError, TimeoutError):
             _break(alive)
             which = self._name(ended) if ended and not late else "a rank"
             return CommError(
-                f"the connection to {which} ended, and the store where all met, which is that of "
+                f"the connection to {which} ended, and the store in which all met, that of "
                 f"rank 0 or of the launcher, is gone {why}"
             )
         silent = [rank for rank in others if rank not in words]
@@ -88,7 +88,7 @@ class RollCall:
         if silent:
             return CommTimeoutError(
                 f"{self._name(silent)} did not come within {limit:g} seconds (waited for by rank "
-                f"{self._ranks[own]}); where a rank has to do so much alone, raise the limit of "
+                f"{self._ranks[own]}); if a rank needs longer than that, raise the limit of "
                 "pyg_scale.distributed.init(timeout=...)"
             )
         return CommTimeoutError(
@@ -101,7 +101,7 @@ class RollCall:
         return [rank for rank in range(self._group.size()) if rank != own]
 
     def _exchange(self, word: dict[str, Any], alive: list[Any]) -> dict[int, dict[str, Any]]:
-        """What ranks said, this one included, once those that are there have had time to."""
+        """The reports of ranks, this one included, after those alive have had time to report."""
         own, store = self._group.rank(), self._store
         store.set(f"word/{own}", json.dumps(word))
         _break(alive)
@@ -120,11 +120,11 @@ class RollCall:
 
 
 def look(group: dist.ProcessGroup, ranks: Iterable[int]) -> tuple[list[int], list[Any]]:
-    """The ranks whose connections ended, and what waits for the others.
+    """The ranks whose connections ended, and pending receives from the others.
 
     Args:
-        group: Of gloo.
-        ranks: Of that group.
+        group: A process group of gloo.
+        ranks: Ranks of that group.
     """
     ended, alive = [], []
     for rank in ranks:
@@ -137,7 +137,7 @@ def look(group: dist.ProcessGroup, ranks: Iterable[int]) -> tuple[list[int], lis
 
 
 def _break(alive: list[Any]) -> None:
-    """Let all waits of the group fail: a time limit that is over ends all of its connections."""
+    """Let all waits of the group fail: an expired time limit ends all of its connections."""
     for work, _ in alive:
         with contextlib.suppress(RuntimeError):
             work.wait(timedelta(milliseconds=1))

@@ -1,8 +1,7 @@
-"""The secret that the processes of a job share: where it comes from, and keys that are made of it.
+"""The secret that the processes of a job share: its sources, and the keys derived from it.
 
-Ranks and servers answer whoever has it. It is given to each process by its environment or a file,
-and never goes over the wire: each side proves that it has it, see
-:mod:`pyg_scale.comm.handshake`.
+Ranks and servers answer whoever has it. Each process gets it from its environment or a file. It is
+never sent: each side proves that it has it, see :mod:`pyg_scale.comm.handshake`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from os import PathLike
 SECRET = "PYG_SCALE_SECRET"
 """The environment variable with the secret."""
 SECRET_FILE = "PYG_SCALE_SECRET_FILE"
-"""The environment variable with a file that holds it, which nobody else may read."""
+"""The environment variable with the path of a file that holds it, readable by its owner only."""
 
 MIN_SECRET = 16
-"""Characters that a secret must have."""
+"""Smallest number of characters of a secret."""
 _MOST_BYTES = 4096
 _MAKE_ONE = "python -c 'import secrets; print(secrets.token_hex(32))'"
 
@@ -27,8 +26,8 @@ def known_secret() -> str | None:
     """The secret of the environment; ``None`` if there is none.
 
     Raises:
-        ValueError: If it is too short, its file may be read by others or is no file, or if both
-            variables are set.
+        ValueError: If it is too short, its file can be read by others or is not a regular file, or
+            both variables are set.
         OSError: If its file cannot be read.
     """
     if SECRET in os.environ and SECRET_FILE in os.environ:
@@ -41,22 +40,22 @@ def known_secret() -> str | None:
 
 
 def read_secret(path: str | PathLike[str], what: str = "") -> str:
-    """The secret in a file, without the white space around it.
+    """The secret in a file, without surrounding white space.
 
     Args:
         path: The file.
-        what: What names it, for errors.
+        what: The start of error messages, such as the variable that names the file.
 
     Raises:
-        ValueError: If others than its owner may read or write it, it is no regular file, or it has
-            no secret.
+        ValueError: If others than its owner may read or write it, it is not a regular file, or it
+            holds no secret.
         OSError: If it cannot be read.
     """
-    # Not to be kept waiting by a pipe that nobody writes to.
+    # Otherwise a pipe that nobody writes to would block.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{what}{path} is no regular file")
+            raise ValueError(f"{what}{path} is not a regular file")
         mode = stat.S_IMODE(found.st_mode)
         if os.name == "posix" and mode & 0o077:
             raise ValueError(
@@ -70,20 +69,20 @@ def read_secret(path: str | PathLike[str], what: str = "") -> str:
         text = held.decode().strip()
     except ValueError:
         raise ValueError(
-            f"{what}{path} is no secret: that is text of at most {_MOST_BYTES} bytes"
+            f"{what}{path} is not a secret, which is text of at most {_MOST_BYTES} bytes"
         ) from None
     return checked_secret(text, f"{what}{path}")
 
 
 def checked_secret(text: str, what: str = "token") -> str:
-    """A text that is long enough to be a secret.
+    """Return a secret after checking that it is text and long enough.
 
     Args:
         text: The secret.
-        what: Where it was given, for errors.
+        what: Its name in errors.
 
     Raises:
-        TypeError: If it is no text.
+        TypeError: If it is not text.
         ValueError: If it is too short.
     """
     if not isinstance(text, str):
@@ -99,7 +98,7 @@ def checked_secret(text: str, what: str = "token") -> str:
 def derive_key(secret: str, purpose: str) -> bytes:
     """A key of 32 bytes for one purpose, from which nobody learns the secret or other keys.
 
-    By HMAC-SHA256 (RFC 2104) of the purpose. A secret that can be guessed is found by trying: take
-    a random one.
+    It is the HMAC-SHA256 (RFC 2104) of the purpose. A secret that can be guessed can be found by
+    trial: use a random one.
     """
     return hmac.digest(secret.encode(), f"pyg_scale {purpose}".encode(), "sha256")

@@ -1,7 +1,8 @@
-"""Requests and replies between ranks: each serves the others whatever its own loop does.
+"""Requests and replies between ranks: each serves the others, whatever its own loop does.
 
-Idling is never a collective. A rank answers from :meth:`Communicator.serve` until it is closed, in
-threads of its own; it may break out of its loop, evaluate alone or ask nothing at all.
+An idle rank takes part in no collective. A rank answers from :meth:`Communicator.serve` until it is
+closed, in threads of its own; it may break out of its loop, evaluate alone or send no requests at
+all.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 
 @runtime_checkable
 class AnswersRows(Protocol):
-    """A handler that can leave it to who sends its answer to choose rows, which saves a copy."""
+    """A handler that can leave choosing rows to the sender of its answer, which saves a copy."""
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Answer with tensors."""
 
     def rows(self, tensors: list[Tensor]) -> Sequence[Tensor | Rows]:
-        """The same answer, of tensors and of rows that are not chosen yet."""
+        """The same answer, of tensors and of rows still to be chosen."""
 
 
 _Asked = tuple[Future[list[Any]], str, list[Tensor], bool]
 
 
 class Service(ABC):
-    """What a rank serves, and how it asks the others.
+    """The service of a rank: answers requests of other ranks, and sends requests to them.
 
     Attributes:
-        rank: Of this process.
+        rank: Rank of this process.
         world_size: Number of ranks.
         timeout: Seconds that an answer may take.
     """
@@ -55,32 +56,32 @@ class Service(ABC):
 
     @abstractmethod
     def request(self, rank: int, name: str, tensors: Sequence[Tensor]) -> Work[list[Tensor]]:
-        """Ask a rank, this one included; returns at once.
+        """Send a request to a rank, which may be this one; returns at once.
 
         Args:
-            rank: Whom.
+            rank: The rank.
             name: The handler.
-            tensors: What it is called with, on the CPU. They must not be changed until the answer
-                is there.
+            tensors: Its arguments, on the CPU. They must not be changed until the answer has
+                arrived.
 
         Returns:
-            Work whose result is what the handler returned. It raises :class:`CommError` with the
-            message of the handler's error, or if the rank is gone.
+            Work whose result is the tensors that the handler returned. It raises :class:`CommError`
+            with the message of the handler's error, or if the rank is gone.
 
         Raises:
-            ValueError: If there is no such rank.
+            ValueError: If the rank does not exist.
         """
 
     @abstractmethod
     def close(self, wait: float = 0.0) -> list[int]:
-        """Ask no more, and stop to serve.
+        """Send no more requests, and stop serving.
 
         Args:
-            wait: Seconds to go on serving until every rank has called ``close``. A call without
-                any ends one that waits in another thread.
+            wait: Seconds to go on serving until every rank has called ``close``. A call with 0 ends
+                one that waits in another thread.
 
         Returns:
-            The ranks that had not.
+            The ranks that have not called it.
         """
 
 
@@ -95,7 +96,7 @@ class Answer(Work[list[Tensor]]):
         try:
             return self._future.result(seconds)
         except FutureTimeoutError as error:
-            if self._future.done():  # the handler's own
+            if self._future.done():  # the handler's own timeout
                 raise
             raise CommTimeoutError(
                 f"rank {self._rank} did not answer the request {self._name!r} within "
@@ -106,12 +107,12 @@ class Answer(Work[list[Tensor]]):
 class Handlers:
     """The handlers of a rank and the threads that run them.
 
-    A rank still answers the others when its script has come to its end, which the threads of
-    ``concurrent.futures`` do not outlive: these are daemons.
+    A rank still answers the others after its script has ended. Threads of ``concurrent.futures`` do
+    not outlive the script, so these are daemons.
 
     Args:
-        handlers: By name.
-        num_threads: How many requests are answered at a time.
+        handlers: The handlers, by name.
+        num_threads: Number of requests that are answered at a time.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], num_threads: int) -> None:
@@ -133,12 +134,12 @@ class Handlers:
 
         Args:
             name: The handler.
-            tensors: What it is called with.
-            rows: Whether the answer may have rows that are not chosen yet.
+            tensors: Its arguments.
+            rows: Allow rows still to be chosen in the answer.
         """
         future: Future[list[Any]] = Future()
         if self._closed:
-            future.set_exception(CommError("this rank has stopped to serve"))
+            future.set_exception(CommError("this rank has stopped serving"))
         else:
             self._asked.put((future, name, tensors, rows))
         return future
@@ -148,7 +149,7 @@ class Handlers:
             future, name, tensors, rows = asked
             try:
                 if self._closed:
-                    raise CommError("this rank has stopped to serve")
+                    raise CommError("this rank has stopped serving")
                 result = self._call(name, tensors, rows)
             except Exception as error:
                 future.set_exception(error)
@@ -167,7 +168,7 @@ class Handlers:
         return list(handler(tensors))
 
     def close(self) -> None:
-        """Finish what was begun; what was not is refused."""
+        """Finish the requests under way, and refuse those that wait."""
         if not self._closed:
             self._closed = True
             for _ in self._threads:
@@ -176,10 +177,9 @@ class Handlers:
 
 
 def join(threads: Iterable[threading.Thread], seconds: float = 5.0) -> None:
-    """Wait until threads have ended, this one left out, but not for ever.
+    """Wait until threads other than this one have ended, within a time limit.
 
-    The interpreter ends a daemon wherever it is; in the middle of C++ that ends the process with
-    an abort.
+    The interpreter ends a daemon wherever it is; inside C++ that aborts the process.
     """
     deadline = time.monotonic() + seconds
     for thread in threads:

@@ -1,7 +1,7 @@
 """Requests and replies over TCP: a connection for each pair of ranks, made when it is needed.
 
-Unlike gloo's, these waits may end without harm, so a rank can idle for as long as it likes, and
-the loss of a rank is noticed at once by whoever asks it.
+Unlike gloo's, these waits can time out without harm, so a rank may be idle for any time. The loss
+of a rank is noticed at once by the ranks that wait for its answers.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from pyg_scale.comm.time_limit import within
 from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 
 _PAUSE = 0.05
-_NEWS_SECONDS = 1.0  # in which what a rank sent before it ended is read
-_DROPPED_SECONDS = 2 * HELLO_SECONDS  # for which a rank that drops this one is called again
+_NEWS_SECONDS = 1.0  # to read the last messages of a rank that ended
+_DROPPED_SECONDS = 2 * HELLO_SECONDS  # to call a rank again that drops this one
 
 
 class TcpService(Service):
     """Serves other ranks at a port of its own, on the interface by which they reach this one.
 
-    Whoever connects must prove that it has the group's secret before anything of it is read, and
-    so must this rank, see :mod:`pyg_scale.comm.handshake`. Where to find it is said in the group's
-    store, which everyone can read; so is a token, which tells ranks of one job from those of
-    another, and is no secret: without one whoever reads the store is answered.
+    A caller and this rank must prove to each other that they have the group's secret before any
+    message is read, see :mod:`pyg_scale.comm.handshake`. The group's store, which everyone can
+    read, has the address of this rank and a token that tells the ranks of one job from those of
+    another. The token is not a secret: without a secret, everyone who can read the store is
+    answered.
 
     Args:
         group: The ranks.
-        handlers: What this one serves.
-        num_threads: How many requests it answers at a time.
+        handlers: The handlers of this rank.
+        num_threads: Number of requests that it answers at a time.
 
     Raises:
         CommTimeoutError: If rank 0 does not come in time.
@@ -67,7 +68,7 @@ class TcpService(Service):
         self._addresses: dict[int, tuple[str, int]] = {}
         self.landings = Landings()
         self._said_bye: set[int] = set()
-        self._gone: set[int] = set()  # these, and those that ended without a word
+        self._gone: set[int] = set()  # those that said bye, and those that ended without
         self._all_gone = threading.Condition(self._lock)
         self._closed = self._closing = False
         self._handlers = Handlers(handlers, num_threads)
@@ -100,14 +101,14 @@ class TcpService(Service):
                 first = len(self._unsent[rank]) == 1
         if peer is not None:
             peer.ask(frame, future)
-        elif first:  # a machine that was cut off lets who calls it wait
+        elif first:  # in a thread, as a machine that was cut off makes callers wait
             threading.Thread(
                 target=self._call, args=(rank,), name=f"pyg_scale-call-{rank}", daemon=True
             ).start()
         return TcpAnswer(future, rank, name, self.timeout, self.landings, number)
 
     def _call(self, rank: int) -> None:
-        """Connect, and send what was asked in the meantime."""
+        """Connect, and send the requests made in the meantime."""
         peer, reason = None, None
         try:
             peer = self._peer(rank, self.timeout)
@@ -166,7 +167,7 @@ class TcpService(Service):
             raise type(failure)(f"{where} cannot be found: {failure}") from None
 
     def _call_at(self, address: tuple[str, int], rank: int, seconds: float) -> socket.socket:
-        """Connect, again if it is dropped: too many may have called at the same time."""
+        """Connect, and try again if dropped: too many may have called at the same time."""
         deadline = time.monotonic() + seconds
         until = deadline - seconds + min(seconds, _DROPPED_SECONDS)
         while True:
@@ -249,25 +250,25 @@ class TcpService(Service):
         missing: list[int] = []
         if not self._closed and wait > 0:
             deadline = time.monotonic() + wait
-            self._closing = True  # whoever is lost from now on is waited for no more
+            self._closing = True  # ranks that are lost from now on are not waited for
             for rank in sorted(others):
                 left = max(0.1, deadline - time.monotonic())
                 try:
                     self._peer(rank, left).send(Frame(BYE, 0))
                 except CommTimeoutError:
                     continue
-                except (CommError, OSError):  # it is not there any more, or cannot find this one
+                except (CommError, OSError):  # it is gone, or cannot be found
                     if not self._hears_from(rank):
                         with self._lock:
                             self._leave(rank)
             with self._all_gone:
                 while others - self._gone and not self._closed and time.monotonic() < deadline:
                     self._all_gone.wait(max(0.0, deadline - time.monotonic()))
-                # What a rank said last may be on its way on another of its connections.
+                # The last message of a rank may still be on its way on another of its connections.
                 self._all_gone.wait_for(
                     lambda: self._closed or self._gone <= self._said_bye, min(wait, _NEWS_SECONDS)
                 )
-                missing = sorted(others - self._said_bye)  # before connections are lost by this
+                missing = sorted(others - self._said_bye)  # before this call closes connections
         self._closed = True
         self._acceptor.close()
         with self._lock:
@@ -280,7 +281,7 @@ class TcpService(Service):
         return missing
 
     def _hears_from(self, rank: int) -> bool:
-        """Whether there is a connection whose loss will say that the rank is gone."""
+        """Return True if there is a connection whose loss will show that the rank is gone."""
         with self._lock:
             return any(each.rank == rank for each in self._connections)
 
@@ -297,11 +298,11 @@ class TcpService(Service):
 
 _open: weakref.WeakSet[TcpService] = weakref.WeakSet()
 _opening = threading.Lock()
-_process: int | None = None  # that closes them at its end
+_process: int | None = None  # the process that closes them at its end
 
 
 def _close_at_exit(service: TcpService) -> None:
-    """The interpreter ends daemons wherever they are; in C++ that aborts the process."""
+    """Close a service at exit: daemons that the interpreter ends inside C++ abort the process."""
     global _process
     with _opening:
         if _process != os.getpid():

@@ -1,4 +1,4 @@
-"""A connection between two ranks: who reads it, who waits for what comes, and who writes."""
+"""A connection between two ranks: its reader thread, pending answers, and writers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITHDRAW_SECONDS = 5.0
 
 
 class TcpAnswer(Answer):
-    """An answer whose rows can be written to where they belong as they come."""
+    """An answer whose rows can be written to their places as they arrive."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class TcpAnswer(Answer):
 
 
 class TcpConnection:
-    """A socket, the thread that reads it, and who waits for what comes.
+    """A socket, the thread that reads it, and the requests that wait for answers.
 
-    Only that thread closes the socket: a number that another thread still uses must not become
-    that of something else.
+    Only that thread closes the socket: otherwise a file descriptor that another thread still uses
+    could be reused for another file.
     """
 
     def __init__(self, connection: socket.socket, rank: int, service: TcpService) -> None:
@@ -88,22 +88,22 @@ class TcpConnection:
         self._send_replies()
 
     def reply(self, frame: Frame) -> None:
-        """Send an answer; if a thread is sending something already, leave it to that one.
+        """Send an answer; if another thread is already sending, leave it to that one.
 
-        A rank that stopped to read keeps one thread of those that answer, and not all of them.
+        A rank that stopped reading thus blocks one of the answering threads, not all of them.
         """
         self._replies.append(frame)
         self._send_replies()
 
     def _send_replies(self) -> None:
-        # Who finds the lock taken leaves: the other one looks once more when it has let it go.
+        # A thread that finds the lock taken leaves: its owner looks once more after releasing it.
         while self._replies and self._writing.acquire(blocking=False):
             try:
                 while self._replies:
                     frame = self._replies.popleft()
                     try:
                         self._send(frame)
-                    except (TypeError, ValueError, IndexError) as refused:  # it cannot be sent
+                    except (TypeError, ValueError, IndexError) as refused:  # cannot be sent
                         reason = f"{type(refused).__name__}: {refused}"
                         self._send(Frame(ERROR, frame.number, reason))
             finally:
@@ -114,7 +114,7 @@ class TcpConnection:
             frames.send(self._socket, frame)
         except BlockingIOError:
             seconds = self._service.timeout
-            reason = f"rank {self.rank} took nothing of a message for {seconds:g} seconds"
+            reason = f"rank {self.rank} received nothing of a message for {seconds:g} seconds"
             self._break(reason, CommTimeoutError)
         except OSError as error:
             self._break(f"the connection to rank {self.rank} is lost ({error})")
@@ -125,7 +125,7 @@ class TcpConnection:
             while (frame := self._receive()) is not None:
                 self._take(frame)
                 del frame
-        except Exception as error:  # also of memory: whoever waits must hear of it
+        except Exception as error:  # also out of memory: those who wait must be told
             reason = f"the connection to rank {self.rank} is lost ({error})"
         self._landed()
         self._break(reason)
@@ -181,8 +181,8 @@ class TcpConnection:
 
 
 def tune(connection: socket.socket, seconds: float) -> None:
-    """Send at once, and notice within the time limit that a machine or its cable is gone."""
-    # A rank that stopped reads nothing: whoever sends to it must not wait for ever.
+    """Send without delay, and detect within the time limit that a machine or its cable is gone."""
+    # A stopped rank reads nothing: those who send to it must not wait for ever.
     limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
-"""A time limit for calls that keep none of their own.
+"""A time limit for calls that have none of their own.
 
-A ``TCPStore`` whose machine was cut off is one: when a wait has timed out it tells the server so,
-and waits for the answer without any limit, while all other calls wait for it.
+An example is a ``TCPStore`` whose machine was cut off: after a wait has timed out, it tells the
+server so and waits for the answer without a limit, and all other calls wait for it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _local = threading.local()
 
 
 class Unwanted(RuntimeError):
-    """Nobody waits any more for what a thread does."""
+    """Raised in a thread whose result nobody waits for any more."""
 
 
 def check() -> None:
-    """To be called now and then by what takes long within a time limit.
+    """Called now and then by long-running functions under a time limit.
 
     Raises:
-        Unwanted: If nobody waits for it any more.
+        Unwanted: If nobody waits for the result any more.
     """
     unwanted: threading.Event | None = getattr(_local, "unwanted", None)
     if unwanted is not None and unwanted.is_set():
@@ -32,10 +32,10 @@ def check() -> None:
 
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a thread of its own, which is left behind if it does not end.
+    """Call a function in a thread of its own, which is abandoned if it does not end in time.
 
-    Where the wait is interrupted, as by Ctrl-C, a function that calls :func:`check` has ended: the
-    interpreter ends threads that are left in the middle of C++ by an abort of the process.
+    If the wait is interrupted, as by Ctrl-C, a function that calls :func:`check` has ended by then:
+    threads left inside C++ abort the process at exit.
 
     Raises:
         TimeoutError: If it does not end in time.
@@ -56,11 +56,11 @@ def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
     thread = threading.Thread(target=work, name="pyg_scale-limited", daemon=True)
     try:
-        thread.start()  # which waits, too, and can be interrupted after the thread has begun
+        thread.start()  # waits, too, and can be interrupted after the thread has begun
         thread.join(seconds)
     except BaseException:
         unwanted.set()
-        if thread.ident is not None and ended.wait(_END_SECONDS):  # else it has not begun
+        if thread.ident is not None and ended.wait(_END_SECONDS):  # otherwise it has not begun
             thread.join(_END_SECONDS)
         raise
     unwanted.set()

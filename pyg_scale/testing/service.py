@@ -205,7 +205,7 @@ class ServiceTests:
                 for rank in range(size):
                     assert int(service.request(rank, "name", []).wait()[0]) == rank
             missing = service.close(wait=CLOSE_SECONDS)
-            assert late.is_set(), "a rank stopped to serve before all were done"
+            assert late.is_set(), "a rank stopped serving before all were done"
             with pytest.raises(CommError, match="closed"):
                 service.request(ranks.rank, "name", [])
             service.close()

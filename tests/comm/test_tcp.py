@@ -68,16 +68,16 @@ def spec(code: int, dims: int, size: int, *shape: int) -> bytes:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n" + bytes(20), "no message of pyg_scale"),
-        (head(0, kind=9), "no message of pyg_scale"),
-        (head(0, text=5000), "no message of pyg_scale"),
-        (HEAD.pack(b"pygs", 0, 0, 0, 2**31, 0), "no message of pyg_scale"),
-        (head(1, spec(99, 1, 8, 1)), "no tensor"),
-        (head(1, spec(5, 9, 8, *[1] * 9)), "no tensor"),
-        (head(1, spec(5, 2, 8, 1)), "no tensor"),
-        (head(2, spec(5, 1, 8, 1)), "no tensor"),
-        (head(1, spec(5, 1, 8, 1, 7)), "no tensor"),
-        (head(1), "no tensor"),
+        (b"GET / HTTP/1.1\r\n\r\n" + bytes(20), "not a message of pyg_scale"),
+        (head(0, kind=9), "not a message of pyg_scale"),
+        (head(0, text=5000), "not a message of pyg_scale"),
+        (HEAD.pack(b"pygs", 0, 0, 0, 2**31, 0), "not a message of pyg_scale"),
+        (head(1, spec(99, 1, 8, 1)), "tensor is not valid"),
+        (head(1, spec(5, 9, 8, *[1] * 9)), "tensor is not valid"),
+        (head(1, spec(5, 2, 8, 1)), "tensor is not valid"),
+        (head(2, spec(5, 1, 8, 1)), "tensor is not valid"),
+        (head(1, spec(5, 1, 8, 1, 7)), "tensor is not valid"),
+        (head(1), "tensor is not valid"),
         (head(1, spec(5, 1, 8, 2**32)), "was announced with 8"),
         (head(1, spec(5, 1, 8, 2**61)), "which none can have"),
         (head(1, spec(5, 2, 0, 0, 2**64 - 1)), "which none can have"),
@@ -280,7 +280,7 @@ def test_a_store_that_is_gone_is_no_rank_that_is_late(how: str) -> None:
     ways = {"token": lambda: TcpService(group, {}, 1), "gloo": lambda: Gloo.join(group)}
     goes = threading.Timer(0.3, held.clear)
     goes.start()
-    with pytest.raises(CommError, match="the store where the ranks meet is gone") as error:
+    with pytest.raises(CommError, match="in which the ranks meet, is gone") as error:
         ways.get(how, address)()
     goes.join(10)
     assert not isinstance(error.value, CommTimeoutError) and "15" not in str(error.value)
