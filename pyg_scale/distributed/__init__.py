@@ -1,4 +1,4 @@
-"""One script on one process or many: who the ranks are, and graphs whose parts they share.
+"""One script on one process or many: the ranks, and graphs whose parts they share.
 
 ```python
 with pyg_scale.distributed.init() as context:   # torchrun, SLURM, or alone
@@ -57,7 +57,7 @@ __all__ = [
     "spawn",
 ]
 
-# The names of ``torch_geometric.distributed`` are those of pyg-scale-migrate.
+# pyg-scale-migrate has the names of ``torch_geometric.distributed``.
 _MOVED = dict.fromkeys(
     (
         "DistLinkNeighborLoader",

@@ -1,4 +1,4 @@
-"""Whether an answer is the batch that was asked for: servers are not believed either."""
+"""Checks that an answer is the requested batch: clients do not trust servers either."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _IDS = (torch.int64, torch.int32)
 
 
 class AnswerCheck:
-    """Makes a sampler's output of an answer, if it can be the one that was asked for.
+    """Turns an answer into a sampler's output, if it can be the requested batch.
 
     Args:
         meta: The graph.
-        rows: The attributes that were asked for.
+        rows: The requested attributes.
         inputs: The seeds.
-        negatives: Of links.
+        negatives: Negative sampling of links.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AnswerCheck:
         """The output, with ``collected`` rows and the seeds' own ids and times.
 
         Raises:
-            ValueError: If it is no such answer; says what is wrong.
+            ValueError: If it is not such an answer; says what is wrong.
         """
         text, *tensors = answer
         found = wire.unpack(wire.tensor_bytes(text), tensors)
@@ -53,13 +53,13 @@ class AnswerCheck:
             out.collected = dict(zip(self._rows, self._checked_rows(rows, node, edge), strict=True))
             self._put_seeds(out, node)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"it lacks something ({type(error).__name__}: {error})") from None
+            raise ValueError(f"it lacks a field ({type(error).__name__}: {error})") from None
         return out
 
     def _subgraph(self, out: Any) -> tuple[Mapping[Any, Tensor], Mapping[Any, Tensor | None]]:
         meta = self._meta
         if type(out) is not (HeteroSamplerOutput if meta.is_hetero else SamplerOutput):
-            raise ValueError(f"a {type(out).__name__} came for this graph")
+            raise ValueError(f"{type(out).__name__} does not fit this graph")
         node = out.node if meta.is_hetero else {None: out.node}
         row = out.row if meta.is_hetero else {None: out.row}
         col = out.col if meta.is_hetero else {None: out.col}
@@ -76,11 +76,11 @@ class AnswerCheck:
             if ids_of is not None:
                 _check_ids(ids_of, meta.edges[edge_type].num_edges, "an edge")
                 if ids_of.numel() != row[edge_type].numel():
-                    raise ValueError("there are not as many edge ids as edges")
+                    raise ValueError("the numbers of edge ids and edges differ")
         return node, edge
 
     def _check_extras(self, out: Any, node: Mapping[Any, Tensor]) -> None:
-        """What has an entry for each node or hop."""
+        """Check the tensors that have an entry for each node or hop."""
         hetero = self._meta.is_hetero
         batch = out.batch if hetero or out.batch is None else {None: out.batch}
         for node_type, of in (batch or {}).items():
@@ -103,20 +103,20 @@ class AnswerCheck:
         edge: Mapping[Any, Tensor | None],
     ) -> list[Tensor | None]:
         if not isinstance(rows, list) or len(rows) != len(self._rows):
-            raise ValueError(f"rows of {len(self._rows)} attributes were asked for")
+            raise ValueError(f"rows of {len(self._rows)} attributes were requested")
         for (of_edges, kind, name), value in zip(self._rows, rows, strict=True):
             types: Any = self._meta.edges if of_edges else self._meta.nodes
             spec = types[kind].attributes[name]
             ids: Any = (edge if of_edges else node).get(kind, _NONE)
             if (ids is None) != (value is None):
-                raise ValueError(f"rows of {name!r} do not go with the ids")
+                raise ValueError(f"rows of {name!r} do not fit the ids")
             if value is None:
                 continue
             shape = (ids.numel(), *spec.row)
             if tuple(value.shape) != shape or value.dtype != torch_dtype(spec.dtype):
                 raise ValueError(
-                    f"{name!r} came as {value.dtype} {list(value.shape)}, {spec.dtype} "
-                    f"{list(shape)} was asked for"
+                    f"{name!r} is {value.dtype} {list(value.shape)}, but {spec.dtype} "
+                    f"{list(shape)} was requested"
                 )
         return rows
 
@@ -125,14 +125,14 @@ class AnswerCheck:
         if isinstance(inputs, NodeSamplerInput):
             seeds, found = inputs.node, node[inputs.input_type]
             if not torch.equal(found[: seeds.numel()].to(seeds.dtype), seeds):
-                raise ValueError("it is around other seeds")
+                raise ValueError("it has other seeds")
             out.metadata = (inputs.input_id, inputs.time)
             return
         ends = (None, None) if inputs.input_type is None else inputs.input_type[::2]
         _, *rest = out.metadata
         triplet = self._negatives is not None and self._negatives.is_triplet()
         if len(rest) != (4 if triplet else 3):
-            raise ValueError("it says other things of its links")
+            raise ValueError("the fields of its links are wrong")
         places = rest[:3] if triplet else rest[0]
         kinds = (ends[0], ends[1], ends[1]) if triplet else ends
         if len(places) != len(kinds):
@@ -143,7 +143,7 @@ class AnswerCheck:
         for place, wanted, end in zip(places, (inputs.row, inputs.col), ends):
             found = node[end][place[:links].to(torch.int64)]
             if not torch.equal(found.to(wanted.dtype), wanted):
-                raise ValueError("it is around other links")
+                raise ValueError("it has other links")
         out.metadata = (inputs.input_id, *rest)
 
 
@@ -151,7 +151,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def _check_ids(ids: Any, count: int, what: str) -> None:
-    """Refuse what are no ids below ``count``."""
+    """Refuse tensors that are not ids below ``count``."""
     if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in _IDS:
         raise ValueError(f"{what} is an integer")
     if ids.numel():

@@ -1,7 +1,7 @@
 """Ranks of one machine on cores of their own, near the memory that they use.
 
-torchrun's ``--numa-binding`` binds by GPU, and asks for ``numactl``; here ranks without a GPU are
-bound, too. Memory follows: Linux places a page on the NUMA node of the thread that first touches
+torchrun's ``--numa-binding`` binds by GPU, and needs ``numactl``; this module also binds ranks
+without a GPU. Memory follows: Linux places a page on the NUMA node of the thread that first touches
 it.
 """
 
@@ -32,11 +32,11 @@ MODES = ("exclusive", "node", "socket")
 
 @dataclass(frozen=True)
 class Binding:
-    """Where a rank runs.
+    """The cores on which a rank runs.
 
     Attributes:
         cpus: The logical CPUs that its threads may use.
-        num_cores: How many physical cores they are.
+        num_cores: Number of their physical cores.
         nodes: The NUMA nodes of these cores.
     """
 
@@ -54,22 +54,22 @@ def plan_binding(
     mode: str = "exclusive",
     gpu_nodes: Sequence[int | None] | None = None,
 ) -> list[Binding]:
-    """Share out the cores of a machine.
+    """Divide the cores of a machine among its ranks.
 
     Args:
         topology: The cores that may be used.
         local_world_size: Number of ranks of the machine.
-        mode: ``"exclusive"``: each rank has cores of its own, about as many as the others, of one
+        mode: ``"exclusive"``: each rank has cores of its own, about as many as the others: of one
             NUMA node if there are no more nodes than ranks, else whole nodes. ``"node"``: the rank
-            may use all cores of its node, ``"socket"``: of its socket; others may, too.
-        gpu_nodes: The NUMA node of each rank's GPU; the rank goes there.
+            may use all cores of its node; ``"socket"``: of its socket. Other ranks may, too.
+        gpu_nodes: The NUMA node of each rank's GPU; the rank is placed on it.
 
     Returns:
-        One for each local rank. No core is left out by ``"exclusive"`` unless GPUs leave a node
+        One binding for each local rank. ``"exclusive"`` leaves out no core unless GPUs leave a node
         without ranks.
 
     Raises:
-        ValueError: If the mode is unknown, or there are more ranks than cores to own.
+        ValueError: If the mode is unknown, or there are more ranks than cores with ``"exclusive"``.
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)} (got {mode!r})")
@@ -78,8 +78,8 @@ def plan_binding(
     groups = topology.groups("socket" if mode == "socket" else "node")
     if mode == "exclusive" and local_world_size > len(topology.cores):
         raise ValueError(
-            f"{local_world_size} ranks cannot have a core each: this machine's {len(groups)} NUMA "
-            f"nodes have {len(topology.cores)} cores that may be used; start "
+            f"{local_world_size} ranks cannot each have a core: the {len(groups)} NUMA "
+            f"nodes of this machine have {len(topology.cores)} usable cores; start "
             f"{len(topology.cores)} ranks or fewer, or use mode 'node'"
         )
     places = _of_gpus(groups, local_world_size, gpu_nodes, mode)
@@ -101,13 +101,13 @@ def plan_binding(
 
 
 def _spread(groups: list[list[Core]], ranks: int) -> list[tuple[int, ...]]:
-    """The groups of each rank: several, or one with others, in proportion to their cores."""
+    """The groups of each rank: several, or one shared with others, in proportion to their cores."""
     count = len(groups)
     if ranks < count:
         ends = [count * (rank + 1) // ranks for rank in range(ranks)]
         return [tuple(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]
     total = sum(len(group) for group in groups)
-    # the next rank goes where a rank has the most cores left, so no core owner is left without
+    # the next rank goes to the group with the most cores per rank, so that no rank gets none
     seats = [0] * count
     for _ in range(ranks):
         best = max(range(count), key=lambda g: (len(groups[g]) / (seats[g] + 1), -g))
@@ -149,18 +149,18 @@ def bind(
     system: Path = SYSTEM,
     pci: Path = PCI,
 ) -> Binding:
-    """Bind all threads of this process, and those that they will start.
+    """Bind all threads of this process, and those that they start later.
 
     Args:
-        local_rank: Of this process.
-        local_world_size: Number of ranks of this machine; all have the same CPUs to share.
+        local_rank: Local rank of this process.
+        local_world_size: Number of ranks of this machine; all share the same CPUs.
         mode: See :func:`plan_binding`.
-        device: With a GPU, the rank goes to the NUMA node of that GPU.
-        system: In place of ``/sys/devices/system``.
-        pci: In place of ``/sys/bus/pci/devices``.
+        device: If a GPU, the rank is placed on its NUMA node.
+        system: Replaces ``/sys/devices/system``.
+        pci: Replaces ``/sys/bus/pci/devices``.
 
     Returns:
-        Where it runs now.
+        The binding.
 
     Raises:
         ValueError: See :func:`plan_binding`.
@@ -177,13 +177,13 @@ def bind(
     os.sched_setaffinity(0, chosen.cpus)
     for name in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
         with contextlib.suppress(OSError):  # the thread has ended
-            if os.sched_getaffinity(int(name)) == before:  # else somebody placed it on purpose
+            if os.sched_getaffinity(int(name)) == before:  # else it was bound on purpose
                 os.sched_setaffinity(int(name), chosen.cpus)
     return chosen
 
 
 def _gpu_nodes(ranks: int, device: torch.device | None, pci: Path) -> list[int | None] | None:
-    """The nodes of the GPUs of all ranks, if each has that of its local rank."""
+    """The nodes of the GPUs of all ranks, if each rank has the GPU of its local rank."""
     if device is None or device.type != "cuda" or torch.cuda.device_count() < ranks:
         return None
     found = []

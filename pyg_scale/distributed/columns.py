@@ -1,4 +1,4 @@
-"""Attributes with one number per node, gathered from all ranks when somebody asks for them."""
+"""Attributes with one number per node, gathered from all ranks on first access."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ COLUMN = "column"
 class Columns:
     """Reads attributes for the graph that several ranks opened.
 
-    Labels, masks and times are small beside a graph, and scripts ask for them as a whole. Whatever
-    is larger comes by loaders, a batch at a time.
+    Labels, masks and times are small compared with a graph, and scripts read them as a whole.
+    Larger attributes come by loaders, a batch at a time.
 
     Args:
-        ranks: Those that have the graph open.
+        ranks: The ranks that have the graph open.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -40,8 +40,8 @@ class Columns:
         """See :data:`~pyg_scale.store.directory.lazy.Read`.
 
         Raises:
-            GraphDirectoryError: If it is too large to be gathered; says what to do.
-            CommError: If a rank is gone or answers something else; names it.
+            GraphDirectoryError: If the attribute is too large to be gathered; says what to do.
+            CommError: If a rank is gone or sends a wrong answer; names it.
             CommTimeoutError: If a rank does not answer in time; names it.
         """
         owners = self._ranks.owners
@@ -57,8 +57,8 @@ class Columns:
         raise GraphDirectoryError(
             f"{what}{of} is spread over ranks (part {', '.join(map(str, elsewhere[:8]))}"
             f"{', ...' if len(elsewhere) > 8 else ''} of {directory.path} is not read by rank "
-            f"{owners.rank}) and is not gathered: a loader, such as NeighborLoader(data, ...), has "
-            "it on every batch; data.graph_directory.part(p) has that of a part that is here"
+            f"{owners.rank}) and is not gathered: a loader, as NeighborLoader(data, ...), adds "
+            "it to every batch; data.graph_directory.part(p) has that of a local part"
         )
 
     def gather(self, directory: GraphDirectory, node_type: NodeType, name: str) -> Tensor:
@@ -85,7 +85,7 @@ class Columns:
             shape = (node.part_nodes[part], *spec.row)
             if len(found) != 1 or found[0].dtype != dtype or found[0].shape != shape:
                 raise CommError(
-                    f"rank {rank} answered with something else than {name!r} of part {part} of "
+                    f"rank {rank} sent something other than {name!r} of part {part} of "
                     f"{directory.path}"
                 )
             return found[0]

@@ -1,4 +1,4 @@
-"""What a process is among those that work together, in the words of PyG and GLT."""
+"""The role and rank of a process in a distributed job, in the terms of PyG and GLT."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyg_scale.errors import is_failure
 
 
 class DistRole(Enum):
-    """What a process does.
+    """The role of a process.
 
-    ``WORKER`` samples and trains, ``SERVER`` samples for others, ``CLIENT`` trains with what
-    servers sample.
+    ``WORKER`` samples and trains, ``SERVER`` samples for others, ``CLIENT`` trains with batches
+    that servers sample.
     """
 
     WORKER = 1
@@ -24,29 +24,30 @@ class DistRole(Enum):
 
 @dataclass
 class DistContext:
-    """Who this process is.
+    """The identity of this process in the job.
 
     The first six fields are those of ``torch_geometric.distributed.DistContext``. As a context
-    manager it ends with :func:`pyg_scale.distributed.shutdown`.
+    manager, it calls :func:`pyg_scale.distributed.shutdown` at its end.
 
     Attributes:
-        rank: Among the processes of its role.
-        global_rank: Among all processes; servers come first.
+        rank: Rank among the processes of its role.
+        global_rank: Rank among all processes; servers come first.
         world_size: Number of processes of its role.
         global_world_size: Number of all processes.
-        group_name: Of its role: ``"worker"``, ``"server"`` or ``"client"`` unless named.
+        group_name: Name of the group of its role; by default ``"worker"``, ``"server"`` or
+            ``"client"``.
         role: See :class:`DistRole`.
-        local_rank: Among the processes of this machine.
+        local_rank: Rank among the processes of this machine.
         local_world_size: Number of processes of this machine.
-        node_rank: Number of this machine, by the lowest global rank on it.
+        node_rank: Number of this machine; machines are ordered by their lowest global rank.
         num_nodes: Number of machines.
-        device: Where this process computes.
-        backend: Of ``torch.distributed``.
+        device: The device on which this process computes.
+        backend: Backend of ``torch.distributed``.
         launcher: ``"torchrun"``, ``"slurm"``, ``"arguments"``, ``"none"`` (one process), or
-            ``"torch"`` where ``torch.distributed`` had been initialised before.
-        restarts: How often the launcher started this process again.
-        addresses: Where each process can be reached, by global rank.
-        hosts: The name of each one's machine, by global rank.
+            ``"torch"`` if ``torch.distributed`` had been initialised before.
+        restarts: Number of times that the launcher restarted this process.
+        addresses: The address of each process, by global rank.
+        hosts: The host name of each process, by global rank.
         servers: Names of the servers, see :attr:`worker_name`.
         clients: Names of the clients.
     """
@@ -72,7 +73,7 @@ class DistContext:
 
     @property
     def worker_name(self) -> str:
-        """Such as ``"worker-0"``."""
+        """The name of this process, such as ``"worker-0"``."""
         return f"{self.group_name}-{self.rank}"
 
     @property
@@ -86,15 +87,15 @@ class DistContext:
         return len(self.clients)
 
     def is_worker(self) -> bool:
-        """Whether this process samples and trains."""
+        """True if this process samples and trains."""
         return self.role is DistRole.WORKER
 
     def is_server(self) -> bool:
-        """Whether this process samples for others."""
+        """True if this process samples for others."""
         return self.role is DistRole.SERVER
 
     def is_client(self) -> bool:
-        """Whether this process trains with what servers sample."""
+        """True if this process trains with batches that servers sample."""
         return self.role is DistRole.CLIENT
 
     def __enter__(self) -> DistContext:

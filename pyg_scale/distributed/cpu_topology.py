@@ -1,4 +1,4 @@
-"""Cores, NUMA nodes and sockets of a machine, as Linux tells of them in ``/sys``."""
+"""Cores, NUMA nodes and sockets of a machine, as Linux lists them in ``/sys``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Core:
 
 @dataclass(frozen=True)
 class CpuTopology:
-    """The cores that a process may use, those near each other next to each other.
+    """The cores that a process may use, ordered so that neighbours are close to each other.
 
     Attributes:
-        cores: Ordered by socket, NUMA node and lowest CPU.
+        cores: The cores, ordered by socket, NUMA node and lowest CPU.
     """
 
     cores: tuple[Core, ...]
@@ -44,7 +44,7 @@ class CpuTopology:
         return frozenset().union(*(core.cpus for core in self.cores))
 
     def groups(self, of: str) -> list[list[Core]]:
-        """Cores by ``"node"`` or ``"socket"``, in order."""
+        """The cores grouped by ``"node"`` or ``"socket"``, in order."""
         found: dict[int, list[Core]] = {}
         for core in self.cores:
             found.setdefault(core.node if of == "node" else core.socket, []).append(core)
@@ -52,21 +52,22 @@ class CpuTopology:
 
 
 def read_topology(allowed: Iterable[int], root: Path = SYSTEM) -> CpuTopology:
-    """Read what is there.
+    """Read the topology of this machine.
 
     Args:
         allowed: The logical CPUs that may be used.
-        root: In place of ``/sys/devices/system``.
+        root: Replaces ``/sys/devices/system``.
 
     Returns:
-        Where the system does not say: every CPU a core, all of them one node and socket.
+        The topology. If the system does not provide it, every CPU is a core, and all are of one
+        node and socket.
 
     Raises:
-        ValueError: If no CPU is allowed, or a file there is no list of CPUs.
+        ValueError: If no CPU is allowed, or a file there is not a list of CPUs.
     """
     usable = frozenset(allowed)
     if not usable:
-        raise ValueError("this process may use no CPU")
+        raise ValueError("this process is not allowed to use any CPU")
     nodes = {}
     for folder in sorted((root / "node").glob("node[0-9]*")):
         for cpu in _cpus(folder / "cpulist"):
@@ -82,13 +83,13 @@ def read_topology(allowed: Iterable[int], root: Path = SYSTEM) -> CpuTopology:
 
 
 def gpu_node(pci_address: str, root: Path = PCI) -> int | None:
-    """The NUMA node of a PCI device such as ``"0000:dc:00.0"``; ``None`` where it has none."""
+    """The NUMA node of a PCI device such as ``"0000:dc:00.0"``; ``None`` if it has none."""
     node = _number(root / pci_address / "numa_node", -1)
     return node if node >= 0 else None
 
 
 def cpu_quota(root: Path = CGROUP) -> float | None:
-    """How many CPUs the control group of a container grants (``cpu.max``), or ``None``."""
+    """Number of CPUs that the control group of a container grants (``cpu.max``), or ``None``."""
     try:
         quota, _, period = (root / "cpu.max").read_text(encoding="ascii").strip().partition(" ")
         return None if quota == "max" else int(quota) / int(period)
@@ -100,7 +101,7 @@ def parse_cpus(text: str) -> set[int]:
     """The CPUs of a list such as ``0-3,8``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not such a list.
     """
     found: set[int] = set()
     for item in text.strip().split(","):
@@ -108,7 +109,7 @@ def parse_cpus(text: str) -> set[int]:
             continue
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
         if match is None:
-            raise ValueError(f"{text.strip()!r} is no list of CPUs such as 0-3,8")
+            raise ValueError(f"{text.strip()!r} is not a list of CPUs such as 0-3,8")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 

@@ -1,4 +1,4 @@
-"""A sampler as a record, from which another rank makes one that chooses the same edges."""
+"""A sampler as a record, from which another rank builds one that chooses the same edges."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NOT_SENT = {
     "time_attr",
     "weight_attr",
 }
-"""What does not matter for the choice of edges, or what the graph has itself."""
+"""Fields that do not affect the choice of edges, or that the graph itself has."""
 
 
 def describe(sampler: HopSampler) -> dict[str, Any]:
     """The name and the options of a sampler, as JSON.
 
     Raises:
-        NotImplementedError: If it is no plugin, or has an option that is no number, string or
-            boolean, or a list or tuple of these; names it.
+        NotImplementedError: If it is not a plugin, or an option is not a number, string or boolean,
+            or a list or tuple of these; names it.
     """
     kind = type(sampler)
     options = {k: v for k, v in vars(sampler).items() if k not in _NOT_SENT}
@@ -37,7 +37,7 @@ def describe(sampler: HopSampler) -> dict[str, Any]:
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, bool | int | float | str | None) for item in items):
             raise NotImplementedError(
-                f"{kind.__name__} has {name}={value!r}, which cannot be told to other ranks: "
+                f"{kind.__name__} has {name}={value!r}, which cannot be sent to other ranks: "
                 "options of samplers must be numbers, strings or lists of them"
             )
     tuples = [name for name, value in options.items() if isinstance(value, tuple)]
@@ -55,7 +55,7 @@ def _name_of(kind: type) -> str:
         if entry.target is kind or entry.target == home:
             return _names.setdefault(kind, f"{entry.provider}:{entry.name}")
     raise NotImplementedError(
-        f"{kind.__name__} is no plugin, so other ranks cannot make one by its name: have the hook "
+        f"{kind.__name__} is not a plugin, so other ranks cannot create one by name: have the hook "
         "pyg_scale_samplers return it"
     )
 
@@ -64,8 +64,8 @@ def from_description(description: Any) -> HopSampler:
     """The sampler that a record describes.
 
     Raises:
-        CommError: If it describes none.
-        PluginError: If this rank has no such plugin.
+        CommError: If it does not describe a sampler.
+        PluginError: If this rank does not have the plugin.
     """
     try:
         name, options = description["name"], dict(description["options"])
@@ -73,7 +73,7 @@ def from_description(description: Any) -> HopSampler:
         if not isinstance(name, str) or not all(each in options for each in tuples):
             raise TypeError("name or tuples")
     except (TypeError, KeyError, ValueError) as error:
-        raise CommError(f"what came describes no sampler ({error})") from None
+        raise CommError(f"the message does not describe a sampler ({error})") from None
     try:
         kind = plugins.get("sampler", name)
     except PluginError as error:

@@ -1,4 +1,4 @@
-"""The device of a rank, and the backend that goes with it."""
+"""The device of a rank, and the backend for it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def choose_device(
     num_gpus: int | None = None,
     visible: str | None = None,
 ) -> torch.device:
-    """The device of a rank.
+    """Choose the device of a rank.
 
     Args:
-        wanted: What the user asked for; ``None`` and ``"cuda"`` mean the GPU of the local rank,
-            ``None`` without a GPU the CPU.
-        local_rank: Of the rank.
+        wanted: The user's choice. ``None`` and ``"cuda"`` mean the GPU of the local rank; ``None``
+            without a GPU means the CPU.
+        local_rank: Local rank of the rank.
         local_world_size: Number of ranks of this machine.
-        num_gpus: That this process can see; counted by default.
-        visible: ``CUDA_VISIBLE_DEVICES``; read by default.
+        num_gpus: Number of GPUs that this process can see; counted by default.
+        visible: Value of ``CUDA_VISIBLE_DEVICES``; read by default.
 
     Returns:
-        With an index if it is a GPU.
+        The device, with an index if it is a GPU.
 
     Raises:
-        ValueError: If there are more ranks than GPUs, or no such GPU.
+        ValueError: If there are more ranks than GPUs, or the GPU does not exist.
     """
     count = torch.cuda.device_count() if num_gpus is None else num_gpus
     device = torch.device(wanted) if wanted is not None else None
@@ -41,7 +41,7 @@ def choose_device(
     if count == 0:
         if device is None:
             return torch.device("cpu")
-        raise ValueError(f"device={str(device)!r}: there is no GPU here; pass device='cpu'")
+        raise ValueError(f"device={str(device)!r}: this machine has no GPU; pass device='cpu'")
     if device is not None and device.index is not None:
         if device.index >= count:
             raise ValueError(f"device={str(device)!r}: this process sees {count} GPUs, from 0")
@@ -49,7 +49,7 @@ def choose_device(
     if local_rank < count and local_world_size <= count:
         return torch.device("cuda", local_rank)
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    if count == 1 and seen and "," not in seen:  # the launcher gave each rank its own
+    if count == 1 and seen and "," not in seen:  # the launcher gave each rank its own GPU
         return torch.device("cuda", 0)
     raise ValueError(
         f"there are {local_world_size} ranks on this machine, but {count} GPUs: start with "
@@ -58,15 +58,14 @@ def choose_device(
 
 
 def choose_backend(wanted: str | None, device: torch.device) -> str:
-    """The backend of ``torch.distributed`` for a device.
+    """Choose the backend of ``torch.distributed`` for a device.
 
     Args:
-        wanted: What the user asked for; by default ``"cpu:gloo,cuda:nccl"`` with a GPU, else
-            ``"gloo"``.
-        device: Of this rank.
+        wanted: The user's choice; by default ``"cpu:gloo,cuda:nccl"`` with a GPU, else ``"gloo"``.
+        device: Device of this rank.
 
     Raises:
-        ValueError: If the backend cannot send what is on the device, or is not there.
+        ValueError: If the backend cannot send tensors on the device, or is not available.
     """
     if wanted is None:
         wanted = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -79,7 +78,7 @@ def choose_backend(wanted: str | None, device: torch.device) -> str:
 
 
 def gpu_name(device: torch.device) -> str:
-    """What tells one GPU from another on a machine; empty for the CPU."""
+    """An identifier of a GPU on its machine; empty for the CPU."""
     if device.type != "cuda":
         return ""
     properties = torch.cuda.get_device_properties(device)
@@ -87,10 +86,10 @@ def gpu_name(device: torch.device) -> str:
 
 
 def check_gpus(gpus: Sequence[str], hosts: Sequence[str], backend: str) -> None:
-    """NCCL needs a GPU for each rank.
+    """Check that each rank has a GPU of its own, which NCCL needs.
 
     Raises:
-        ValueError: Names two ranks that share one.
+        ValueError: If two ranks share one; names them.
     """
     if "nccl" not in backend:
         return
@@ -101,6 +100,6 @@ def check_gpus(gpus: Sequence[str], hosts: Sequence[str], backend: str) -> None:
         if where in owner:
             raise ValueError(
                 f"ranks {owner[where]} and {rank} have the same GPU ({where[1]} of {where[0]}), "
-                f"which NCCL cannot: start fewer ranks there, or pass backend='gloo'"
+                f"which NCCL does not support: start fewer ranks there, or pass backend='gloo'"
             )
         owner[where] = rank

@@ -1,4 +1,4 @@
-"""Ranks look at each other before they start: what ``pyg-scale doctor --dist`` does."""
+"""Ranks check each other before they start: the work of ``pyg-scale doctor --dist``."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _COLLECTIVE_SECONDS = 10.0
 def examine(
     directory: str | None, *, seconds: float = 15.0, timeout: float = 60.0
 ) -> dict[str, Any]:
-    """Look; every rank calls it.
+    """Check the ranks of a job; every rank calls it.
 
     Args:
         directory: A graph directory that every rank should find, or ``None``.
-        seconds: About how long to measure between ranks.
-        timeout: Seconds to wait for ranks that do not come.
+        seconds: Approximate time for measurements between ranks.
+        timeout: Seconds to wait for other ranks.
 
     Returns:
-        Plain values, the same on every rank: ``ok``, ``world_size``, ``launcher``, ``ranks``
-        (what each one said and measured) and ``findings``. ``rank`` is this one's.
+        Plain values, the same on every rank: ``ok``, ``world_size``, ``launcher``, ``ranks`` (the
+        facts and measurements of each) and ``findings``. ``rank`` is that of this process.
 
     Raises:
         ValueError: If the environment is incomplete or contradicts itself.
         CommError: If the ranks cannot meet at all.
-        CommTimeoutError: Names the ranks that did not come.
+        CommTimeoutError: If ranks did not come in time; names them.
     """
     launch = read_launch(os.environ)
     device, device_error = torch.device("cpu"), None
@@ -79,7 +79,7 @@ def examine(
 
 
 def _collective(store: Any, rank: int, world_size: int) -> str:
-    """Why the ranks cannot do collectives, or nothing."""
+    """The reason why the ranks cannot do collectives, or an empty string."""
     group = Group(PrefixStore("gloo", store), rank, world_size, _COLLECTIVE_SECONDS)
     try:
         with plugins.get("comm", "gloo").join(group) as ranks:

@@ -1,4 +1,4 @@
-"""What ranks compare before they start: versions, directory, limits, addresses."""
+"""Facts that ranks compare before they start: versions, directory, limits, addresses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def facts(directory: str | None, address: str) -> dict[str, Any]:
-    """What a rank says of itself; what JSON can say.
+    """The facts about a rank, as values that JSON can represent.
 
     Args:
         directory: A graph directory, or ``None``.
-        address: At which others reach it.
+        address: The address at which others reach it.
     """
     return {
         "versions": versions(),
@@ -48,7 +48,7 @@ def facts(directory: str | None, address: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what ranks must have in common."""
+    """Versions of the software that must be the same on all ranks."""
     import numpy
     import torch_geometric
 
@@ -74,7 +74,7 @@ def kernels() -> str:
 
 
 def describe_directory(path: str) -> dict[str, Any]:
-    """What of a graph directory a rank can read."""
+    """The contents of a graph directory that a rank can read."""
     from pyg_scale.store.directory import GraphDirectory
 
     found: dict[str, Any] = {"path": str(Path(path).absolute())}
@@ -92,7 +92,7 @@ def describe_directory(path: str) -> dict[str, Any]:
 
 
 def shared_memory(path: Path = SHARED_MEMORY) -> int | None:
-    """Bytes of the file system for shared memory, or ``None``."""
+    """Size in bytes of the file system for shared memory, or ``None``."""
     try:
         return shutil.disk_usage(path).total
     except OSError:

@@ -1,7 +1,7 @@
-"""Whom to ask for a part when a rank has failed: the next one that holds it.
+"""Failover: when a rank has failed, its requests go to the next rank that holds the part.
 
-Several ranks hold a part where they see one directory, or have copies. Draws are keyed and copies
-are equal, so that batches are the same whoever answers.
+Several ranks hold a part if they see one directory, or have copies. Draws are keyed and copies are
+equal, so batches are the same whichever rank answers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from pyg_scale.errors import AccessError, CommError, CommTimeoutError
 
 _MOST_SHARES = 3
-"""Where many ranks hold a part, the next one gets a third of the time that is left."""
+"""If many ranks hold a part, the next one gets a third of the remaining time."""
 _LONGEST_PAUSE = 3600.0
 _ONCE_MORE = 1 / 20
-"""Of the time limit: what a rank gets that has failed lately."""
-_AT_LEAST = 1.0  # seconds that it gets
+"""Share of the time limit that a recently failed rank gets."""
+_AT_LEAST = 1.0  # seconds that it gets, at least
 
 
 class PartOwners(Protocol):
-    """Who holds which part; :class:`~pyg_scale.distributed.owners.Owners` of an opened graph."""
+    """The holders of parts; :class:`~pyg_scale.distributed.owners.Owners` of an opened graph."""
 
     @property
     def direct(self) -> Collection[int]:
@@ -40,10 +40,10 @@ class PartOwners(Protocol):
 
 
 class Health:
-    """Which ranks have failed lately. They are asked last, where others hold the same.
+    """The ranks that failed recently. They are asked last if others hold the same part.
 
     Args:
-        timeout: Seconds that a rank which failed is left alone; each time twice as long.
+        timeout: Seconds for which a failed rank is avoided; doubled with each failure.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -53,7 +53,7 @@ class Health:
         self._until: dict[int, float] = {}
 
     def failed(self, rank: int) -> None:
-        """A rank did not answer, or with something else."""
+        """Record that a rank did not answer, or sent a wrong answer."""
         with self._lock:
             count = self._failures.get(rank, 0)
             self._failures[rank] = count + 1
@@ -61,14 +61,14 @@ class Health:
             self._until[rank] = time.monotonic() + pause
 
     def answered(self, rank: int) -> None:
-        """A rank answered as it should."""
+        """Record that a rank answered."""
         if rank in self._failures:
             with self._lock:
                 self._failures.pop(rank, None)
                 self._until.pop(rank, None)
 
     def ill(self) -> frozenset[int]:
-        """The ranks to leave alone now."""
+        """The ranks to avoid now."""
         if not self._until:
             return frozenset()
         now = time.monotonic()
@@ -77,12 +77,12 @@ class Health:
 
 
 class Route(NamedTuple):
-    """Whom to ask for each part.
+    """The rank to ask for each part.
 
     Attributes:
         rank_of: ``int64`` ``[num_parts]``; -1 for a part whose holders have all failed.
-        chances: For each rank that is asked, how many ranks hold what it is asked for and have not
-            failed, itself included; of several parts the least.
+        chances: For each rank that is asked, the number of ranks, itself included, that hold the
+            same parts and have not failed; for several parts, the minimum.
     """
 
     rank_of: Tensor
@@ -90,13 +90,13 @@ class Route(NamedTuple):
 
 
 class Search:
-    """The way of one request from rank to rank. Used by one thread at a time.
+    """The path of one request from rank to rank. Used by one thread at a time.
 
     Args:
-        rank: This one, which asks itself for what it reads.
-        owners: Who holds the parts.
-        health: Who is asked last.
-        timeout: Seconds that all of it may take; each rank has a share of them.
+        rank: This rank, which asks itself for parts that it reads.
+        owners: The holders of the parts.
+        health: The ranks that are asked last.
+        timeout: Seconds that the whole search may take; each rank gets a share of them.
     """
 
     def __init__(self, rank: int, owners: PartOwners, health: Health, timeout: float) -> None:
@@ -107,19 +107,19 @@ class Search:
 
     @property
     def went_well(self) -> bool:
-        """Whether no rank has failed so far."""
+        """True if no rank has failed so far."""
         return not self._reasons
 
     def candidates(self, part: int, ill: Collection[int]) -> list[int]:
-        """Who can still be asked, in this order."""
+        """The ranks that can still be asked, in this order."""
         left = [rank for rank in self._owners.holders(part) if rank not in self._reasons]
         return sorted(left, key=lambda rank: rank in ill and rank != self._rank)
 
     def rank_of(self, part: int) -> int:
-        """Whom to ask for a part now.
+        """The rank to ask for a part now.
 
         Raises:
-            CommError: If all ranks that hold it have failed; says of each one why.
+            CommError: If all ranks that hold it have failed; gives the reason of each.
         """
         left = self.candidates(part, self._health.ill())
         if not left:
@@ -127,11 +127,11 @@ class Search:
         return left[0]
 
     def chances(self, parts: Iterable[int]) -> int:
-        """How many ranks can be asked for each of some parts, at least."""
+        """Smallest number of ranks that can be asked for one of some parts."""
         return min(len(self.candidates(part, ())) for part in parts)
 
     def route(self) -> Route:
-        """Whom to ask for all parts, those that this rank reads among them."""
+        """The route for all parts, including those that this rank reads."""
         ill, found, chances = self._health.ill(), [], dict[int, int]()
         for part in range(self._owners.num_parts):
             left = [self._rank] if part in self._owners.direct else self.candidates(part, ill)
@@ -141,18 +141,18 @@ class Search:
         return Route(torch.tensor(found, dtype=torch.int64), chances)
 
     def begin(self) -> None:
-        """From now on ranks are waited for."""
+        """Start the time limit, as the wait for ranks begins."""
         self._deadline = time.monotonic() + self._timeout
 
     def patience(self, rank: int, chances: int) -> float:
-        """Seconds from now on that a rank has which was asked.
+        """Seconds from now on that an asked rank has.
 
-        A rank that has failed lately gets a moment to show that it is back. Else everything that
-        is under way would wait for it in turn, each time as long as the time limit says.
+        A rank that failed recently gets only a moment to show that it is back. Otherwise all
+        requests under way would wait for it in turn, each for the whole time limit.
 
         Args:
-            rank: Which.
-            chances: How many ranks can be asked for the same, this one included.
+            rank: The rank.
+            chances: Number of ranks that can be asked for the same part, this one included.
         """
         left = max(0.0, self._deadline - time.monotonic())
         share = left / max(1, min(chances, _MOST_SHARES))
@@ -161,14 +161,14 @@ class Search:
         return share
 
     def has_failed(self, rank: int) -> bool:
-        """Whether a rank has failed in this search."""
+        """Return True if a rank has failed in this search."""
         return rank in self._reasons
 
     def failed(self, rank: int, error: CommError) -> None:
-        """A rank could not be asked, did not answer, or answered something else.
+        """Record that a rank could not be asked, did not answer, or sent a wrong answer.
 
         Raises:
-            AccessError: If it has another secret: that is no failure which others make good.
+            AccessError: If it has another secret, a failure for which other ranks cannot stand in.
         """
         if isinstance(error, AccessError):
             raise error
@@ -176,11 +176,11 @@ class Search:
         self._health.failed(rank)
 
     def answered(self, rank: int) -> None:
-        """A rank answered as it should."""
+        """Record that a rank answered."""
         self._health.answered(rank)
 
     def given_up(self, part: int) -> CommError:
-        """Nobody is left who holds a part: the error of the only one, or one that names all."""
+        """The error when all holders of a part failed; it names all of them."""
         holders = self._owners.holders(part)
         reasons = {rank: self._reasons[rank] for rank in holders}
         if len(reasons) == 1:

@@ -1,4 +1,4 @@
-"""Features of nodes and edges, whichever rank has them."""
+"""Features of nodes and edges on any rank."""
 
 from __future__ import annotations
 
@@ -35,37 +35,39 @@ from pyg_scale.store.reading import count_local
 
 
 class RankFeatures(FeatureStore):
-    """The features of a partitioned directory, by original ids, on any rank.
+    """The features of a partitioned directory on any rank, by original ids.
 
-    Rows of parts that are here are read from the files, which ranks of one machine share. The rest
-    is asked of the ranks that have it: of all of them at once, each row once, all attributes of
-    the same nodes in one request. Loaders announce coming batches, whose rows are then asked for
-    while earlier ones are in use. Groups are as in :class:`~pyg_scale.store.MemoryFeatureStore`.
-    Any number of threads may read; a thread waits for its own answers only.
+    Rows of local parts are read from the files, which ranks of one machine share. The other rows
+    are requested from the ranks that have them: from all of them at once, each row once, all
+    attributes of the same nodes in one request. Loaders announce the next batches, whose rows are
+    then requested while earlier batches are in use. Groups are as in
+    :class:`~pyg_scale.store.MemoryFeatureStore`. Any number of threads may read; each waits only
+    for its own answers.
 
     With ``cache`` or ``cache_ratio``, rows of other ranks are kept in memory: see
     :class:`~pyg_scale.store.cache.Cached` for policies.
 
     Args:
-        directory: The directory; parts may be missing here.
-        service: How other ranks are asked.
-        owners: Who has the parts.
+        directory: The directory; parts may be missing on this rank.
+        service: The service by which other ranks are asked.
+        owners: The holders of the parts.
         cache: Bytes of rows of other ranks to keep, or text such as ``"2GB"``.
-        cache_ratio: Or a share of all features of the graph, from 0 to 1.
+        cache_ratio: Instead of ``cache``, a share of all features of the graph, from 0 to 1.
         policy: ``"placed"`` (those of ``hot``), ``"belady"`` or ``"sieve"``.
-        hot: Which nodes to keep for ``"placed"``, original ids by node type, most wanted first;
-            ``None``: those that the partitioner listed, then the halo nodes, by their edges here.
+        hot: The nodes to keep for ``"placed"``: original ids by node type, in order of priority.
+            ``None``: those that the partitioner listed, then the halo nodes by their number of
+            local edges.
         look_ahead: For ``"belady"``.
-        in_flight: For how many batches rows are asked for at a time, the one that is read next
-            among them. With a cache, coming batches are asked for four at a time.
-        local: A feature store for the rows that are here, such as
-            :class:`~pyg_scale.store.Disk`; ``None`` for the mapped files.
-        attributes: Names of those to serve, or groups and names; ``None`` for all.
-        health: Which ranks have failed lately, known to all who ask them.
+        in_flight: Number of batches whose rows are requested at a time, including the one that is
+            read next. With a cache, announced batches are requested four at a time.
+        local: A feature store for local rows, such as :class:`~pyg_scale.store.Disk`; ``None`` for
+            the mapped files.
+        attributes: Names of the attributes to serve, or groups and names; ``None`` for all.
+        health: The ranks that failed recently, shared by all that ask them.
 
     Raises:
-        KeyError: If there is no attribute of a name.
-        ValueError: If arguments contradict each other, or ``local`` holds something else.
+        KeyError: If an attribute does not exist.
+        ValueError: If arguments contradict each other, or ``local`` does not fit the directory.
         TypeError: If an argument has a wrong type.
 
     Example::
@@ -103,20 +105,20 @@ class RankFeatures(FeatureStore):
         self._parts = PartRows(directory)
         self._pid = os.getpid()
         self.local = local
-        """A store for the rows that are here, if it is not the mapped files."""
+        """The store of local rows, unless it is the mapped files."""
         if local is not None:
             self._check_local(local)
         self.cache: Cached | None = None
-        """The cache of rows of other ranks, if there is one."""
-        self._cached: frozenset[Key] = frozenset()  # what has room in it
+        """The cache of rows of other ranks, or ``None``."""
+        self._cached: frozenset[Key] = frozenset()  # attributes that have room in it
         self.keeps: object = None
-        """What must last as long as this store."""
+        """An object to be kept alive as long as this store."""
         here = sorted(owners.direct)
         self._all_here = len(here) == directory.meta.num_parts
         check_cache(cache, cache_ratio, policy)
         capacity = capacity_of(cache, cache_ratio, self._columns.values())
         if hot is not None and (policy != "placed" or not capacity):
-            raise ValueError("hot= says what a cache with policy='placed' keeps: pass cache= too")
+            raise ValueError("hot= is for a cache with policy='placed': pass cache= too")
         if capacity and not self._all_here:
             lists = hot_rows(directory, self._split, here, hot) if policy == "placed" else None
             same: dict[str, Any] = {"attributes": attributes, "health": self._health}
@@ -135,13 +137,13 @@ class RankFeatures(FeatureStore):
             size = local.get_tensor_size(TensorAttr(*column.key))
             if size is not None and tuple(size) != (column.num_rows, *column.row):
                 raise ValueError(
-                    f"local has {column} of shape {list(size)}, the directory says "
+                    f"local has {column} of shape {list(size)}, but the directory has "
                     f"{[column.num_rows, *column.row]}"
                 )
 
     @property
     def look_ahead(self) -> int:
-        """How many batches loaders should announce before they are read."""
+        """Number of batches that loaders should announce before they are read."""
         of_local = 0 if self.local is None else look_ahead_of(self.local)
         if self._all_here:
             return of_local
@@ -149,11 +151,11 @@ class RankFeatures(FeatureStore):
         return max(of_local, of_cache, self.in_flight - 1)
 
     def schedule(self) -> RankSchedule:
-        """For a loader that is going to announce the batches of an iteration."""
+        """A schedule for a loader that announces the batches of an iteration."""
         return RankSchedule(self)
 
     def stats(self) -> dict[str, Any]:
-        """Those of the cache, see :meth:`~pyg_scale.store.cache.Cached.stats`; none without one."""
+        """Those of the cache, see :meth:`~pyg_scale.store.cache.Cached.stats`; else empty."""
         return {} if self.cache is None else self.cache.stats()
 
     def __repr__(self) -> str:
@@ -162,25 +164,25 @@ class RankFeatures(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        """Rows of a tensor; see :meth:`_multi_get_tensor`."""
+        """Read rows of a tensor; see :meth:`_multi_get_tensor`."""
         return self._multi_get_tensor([attr])[0]
 
     def _multi_get_tensor(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
-        """Rows of several tensors.
+        """Read rows of several tensors.
 
         Raises:
-            KeyError: If there is no such tensor.
-            IndexError: Names the row that does not exist, and how many there are.
+            KeyError: If a tensor does not exist.
+            IndexError: If a row does not exist; names it and the number of rows.
             CommTimeoutError: If a rank did not answer in time; names it.
-            CommError: If a rank is gone or answered something else; names it.
-            RuntimeError: If this process was forked: connections stay with the other one.
+            CommError: If a rank is gone or sent a wrong answer; names it.
+            RuntimeError: If this process was forked: connections stay with its parent.
         """
         if self._all_here and self.local is None:
             return self._read_mapped(attrs)
         return self._read_planned(attrs)
 
     def _read_mapped(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
-        """Rows that are all in parts which are here; those of the same nodes in one call."""
+        """Rows that are all in local parts; those of the same nodes in one call."""
         out: list[Any] = [None] * len(attrs)
         same: dict[Any, list[tuple[int, Column]]] = {}
         for number, attr in enumerate(attrs):
@@ -206,11 +208,11 @@ class RankFeatures(FeatureStore):
         return self._finish(plan, [is_single(attr.index) for attr in attrs])
 
     def plan(self, attrs: Sequence[TensorAttr]) -> Plan:
-        """Find out who has the rows of a read; asks nobody yet.
+        """Find the ranks that have the rows of a read, without asking them yet.
 
         Raises:
-            KeyError: If there is no such tensor.
-            IndexError: Names the row that does not exist, and how many there are.
+            KeyError: If a tensor does not exist.
+            IndexError: If a row does not exist; names it and the number of rows.
         """
         plan, known = Plan(), dict[Any, int]()
         for attr in attrs:
@@ -232,7 +234,7 @@ class RankFeatures(FeatureStore):
         return plan
 
     def begin(self, plan: Plan) -> None:
-        """Ask other ranks for what is not looked for in a cache first; returns at once."""
+        """Request the rows that are not looked up in a cache first; returns at once."""
         self._check_process(plan)
         search = Search(self.service.rank, self._owners, self._health, self.service.timeout)
         plan.asked = Asked(self.service, plan.wanted, search)
@@ -270,7 +272,7 @@ class RankFeatures(FeatureStore):
         """Write row ``index[i]`` of a tensor to ``out[position[i]]``, for a cache over this store.
 
         Args:
-            attr: The tensor; its own index does not matter.
+            attr: The tensor; its own index is ignored.
             index: Original ids ``int64`` ``[n]``, which exist.
             position: ``int64`` ``[n]``, without repetition.
             out: ``uint8`` ``[m, row_bytes]``.
@@ -282,15 +284,15 @@ class RankFeatures(FeatureStore):
         row_cache.scatter(raw_rows(value), position, out)
 
     def ask_rows(self, wanted: Sequence[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
-        """Ask for rows that are needed soon, for a cache over this store; returns at once.
+        """Request rows that are needed soon, for a cache over this store; returns at once.
 
         Args:
-            wanted: Tensors, and original ids ``int64`` ``[n]`` which exist. Tensors that have
-                equal ids are asked for together.
+            wanted: Tensors, and original ids ``int64`` ``[n]`` which exist. Tensors with equal ids
+                are requested in one message.
 
         Returns:
-            For each, a function that waits and returns the rows, ``uint8`` ``[n, row_bytes]``;
-            to be called once. It raises what :meth:`_multi_get_tensor` does.
+            For each, a function that waits for the rows and returns them, ``uint8``
+            ``[n, row_bytes]``. Call it once. It raises the errors of :meth:`_multi_get_tensor`.
         """
         same: list[Tensor] = []
         attrs: list[TensorAttr] = []
@@ -329,7 +331,7 @@ class RankFeatures(FeatureStore):
     def _check_process(self, plan: Plan) -> None:
         if self._pid != os.getpid() and any(rows.absent.numel() for rows, _ in plan.wanted):
             raise RuntimeError(
-                "this process was forked, and cannot ask other ranks for features: connections "
+                "this process was forked, and cannot request features of other ranks: connections "
                 "stay with the process that made them. Use worker_type='thread' for workers"
             )
 

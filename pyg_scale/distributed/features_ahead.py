@@ -1,4 +1,4 @@
-"""The coming batches of an iteration: their rows are asked for before they are read."""
+"""Requests rows of the next batches of an iteration before they are read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class RankSchedule:
-    """Made by ``RankFeatures.schedule()``; used as :class:`~pyg_scale.store.cache.Schedule` is.
+    """Returned by ``RankFeatures.schedule()``; used like :class:`~pyg_scale.store.cache.Schedule`.
 
-    What a batch wants of other ranks is asked for when it is announced. Where there is a cache, or
-    a store for the rows that are here, it is told of their share instead.
+    Rows of other ranks are requested when a batch is announced. A cache, and a store of local rows,
+    are told their share of the batch instead.
 
     Args:
-        store: Whose batches they are.
+        store: The store that reads the batches.
     """
 
     def __init__(self, store: RankFeatures) -> None:
@@ -37,7 +37,7 @@ class RankSchedule:
         self._of_cache = _schedule_of(store.cache)
 
     def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
-        """Say what a batch will ask for; what cannot be asked for raises when it is read."""
+        """Announce the rows of a batch; rows that cannot be requested raise when they are read."""
         try:
             plan = self._store.plan(wanted)
         except Exception:
@@ -55,10 +55,10 @@ class RankSchedule:
                     self._plans[batch] = plan
 
     def suffices(self, ahead: int) -> bool:
-        """Whether batches need not be announced any further ahead.
+        """Return True if batches need not be announced any further ahead.
 
         Args:
-            ahead: How many of the announced ones come after the one to be read next.
+            ahead: Number of announced batches after the one to be read next.
         """
         inner = [each for each in (self._of_local, self._of_cache) if each is not None]
         if ahead < self._store.in_flight - 1:
@@ -67,7 +67,7 @@ class RankSchedule:
 
     @contextlib.contextmanager
     def serving(self, batch: int) -> Iterator[None]:
-        """Within it, and on this thread, reads are those of a batch that was announced."""
+        """Within this context, reads of this thread belong to an announced batch."""
         with contextlib.ExitStack() as stack:
             for each in (self._of_local, self._of_cache):
                 if each is not None:
@@ -81,7 +81,7 @@ class RankSchedule:
                     self._plans.pop(batch, None)
 
     def take(self, batch: int, attrs: Sequence[TensorAttr]) -> Plan | None:
-        """The plan of a batch, if it was announced so; once."""
+        """Take the plan of a batch, if it was announced with these attributes."""
         with self._lock:
             plan = self._plans.pop(batch, None)
         if plan is None or len(plan.attrs) != len(attrs):
@@ -91,7 +91,7 @@ class RankSchedule:
 
     @property
     def paused(self) -> bool:
-        """Whether reads of announced batches may fail to be made for now."""
+        """True while reading ahead is paused."""
         return any(each.paused for each in (self._of_local, self._of_cache) if each is not None)
 
     @paused.setter
@@ -101,7 +101,7 @@ class RankSchedule:
                 each.paused = value
 
     def close(self) -> None:
-        """Say that no batch is coming any more. Never waits, so that a finalizer may call it."""
+        """Announce that no batch will follow. Never waits, so that a finalizer may call it."""
         self._closed = True
         self._plans = {}  # without the lock, which the finalizer's own thread may hold
         for each in (self._of_local, self._of_cache):
@@ -117,7 +117,7 @@ _serving = _Serving()
 
 
 def announced_plan(store: object, attrs: Sequence[TensorAttr]) -> Plan | None:
-    """The plan of what this thread reads now, if it was announced to the store."""
+    """The plan of this thread's current read, if it was announced to the store."""
     now = _serving.now
     if now is None or now[0]._store is not store:
         return None

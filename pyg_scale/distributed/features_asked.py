@@ -1,6 +1,6 @@
-"""Rows that are asked of other ranks, and are written to where they belong as they come.
+"""Rows requested from other ranks, and written to their places as they arrive.
 
-What a rank that fails was asked for is asked of the next one that holds its part.
+If a rank fails, its rows are requested from the next rank that holds the part.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from pyg_scale.ops.sockets import Places
 from pyg_scale.store.reading import count_remote
 
 MAX_TENSORS = 250
-"""Of a request or an answer; a message has a few more."""
+"""Tensors of a request or an answer; a message has a few more."""
 
 
 class Asked:
-    """Rows that were asked of other ranks, and are coming. Any number of threads may take them.
+    """Rows requested from other ranks. Any number of threads may take them.
 
     Args:
-        service: How ranks are asked. All of them are at once.
-        wanted: Rows, each with the attributes that are wanted of them.
-        search: Finds out whom to ask.
+        service: The service by which all ranks are asked at once.
+        wanted: Rows, each with their requested attributes.
+        search: Chooses the ranks to ask.
 
     Attributes:
-        out: For each of ``wanted`` and attribute of which rows are coming, the tensor of all its
-            rows. Those that come are written there; the others are left to who takes it.
+        out: For each of ``wanted`` and each attribute with requested rows, the tensor of all its
+            rows. Requested rows are written there; the caller that takes the tensor writes the
+            others.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Asked:
                 self._coming.append((work, rank, message))
 
     def _land(self, part: _Part) -> list[Landing]:
-        """Where the rows of a part go, of each of its attributes."""
+        """The places of the rows of a part, for each of its attributes."""
         piece, part.landings = part.piece, []
         for column in part.columns:
             key = part.number, column.key
@@ -100,13 +101,14 @@ class Asked:
         """Wait for the answers, and write the rows of an attribute; once for each.
 
         Args:
-            number: Which of ``wanted``.
+            number: Index in ``wanted``.
             column: The attribute.
             out: ``uint8`` ``[n, row_bytes]``, written to.
 
         Raises:
-            CommTimeoutError: If a rank did not answer in time; names it and what was asked for.
-            CommError: If a rank is gone or answered something else; names it.
+            CommTimeoutError: If a rank did not answer in time; names it and the requested
+                attributes.
+            CommError: If a rank is gone or sent a wrong answer; names it.
         """
         with self._lock:
             if self._error is not None:
@@ -157,7 +159,7 @@ class Asked:
 
 @dataclass
 class _Part:
-    """A piece, and which attributes of it are asked for in one message."""
+    """A piece, and its attributes that are requested in one message."""
 
     number: int
     piece: Piece
@@ -170,7 +172,7 @@ class _Part:
 
 
 def _messages(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """What is asked of one rank: in one message, unless that had too many tensors."""
+    """The messages to one rank: a single one unless it had too many tensors."""
     out: list[list[_Part]] = []
     count = MAX_TENSORS
     for part in parts:
@@ -188,7 +190,7 @@ def _answer(
     """Wait for an answer.
 
     Raises:
-        CommError: If there is none, in time, that can be used.
+        CommError: If no usable answer arrived in time.
     """
     try:
         if isinstance(work, CommError):
@@ -196,17 +198,17 @@ def _answer(
         found = work.wait(max(0.0, limit - time.monotonic()))
     except CommError as error:
         names = ", ".join(str(column) for part in parts for column in part.columns)
-        # of the same type, as a time limit is one error and a rank that is gone another
+        # of the same type, to tell a timeout from a rank that is gone
         raise type(error)(f"features of other ranks ({names}): {error}") from error
     _check(found, rank, parts)
     return found
 
 
 def _check(found: Sequence[Tensor], rank: int, parts: Sequence[_Part]) -> None:
-    """Refuse an answer that is none.
+    """Refuse an answer that does not fit the request.
 
     Raises:
-        CommError: Names the rank, and what was wrong.
+        CommError: If it does not fit; names the rank and the fault.
     """
     expected = [(part, column) for part in parts for column in part.columns]
     if len(found) != len(expected):

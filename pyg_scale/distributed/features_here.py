@@ -1,4 +1,4 @@
-"""Rows of features that are in parts which are read here."""
+"""Rows of features in parts that this rank reads itself."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def read_here(
     columns: Sequence[Column],
     out: dict[Key, Tensor],
 ) -> None:
-    """Write those of some rows that are here.
+    """Read the local ones of some rows.
 
     Args:
         parts: The mapped files.
-        store: What reads them instead.
+        store: A store that reads them instead, or ``None``.
         rows: Rows of one type.
-        columns: Which of their attributes.
-        out: Tensors of all rows by attribute; those that are not there yet are made.
+        columns: The attributes to read.
+        out: Tensors of all rows by attribute; missing ones are created.
     """
     if store is not None:
         _read_store(store, rows, columns, out)

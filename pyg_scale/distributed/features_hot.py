@@ -1,4 +1,4 @@
-"""Which rows of other ranks a rank keeps in memory."""
+"""The choice of rows of other ranks that a rank keeps in memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pyg_scale.store.directory import GraphDirectory
 
 
 def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
-    """Refuse arguments that make no sense, before there is a graph.
+    """Refuse arguments that make no sense, before a graph is opened.
 
     Raises:
-        ValueError: If both sizes are given, one is out of range, or there is no such policy.
+        ValueError: If both sizes are given, one is out of range, or the policy does not exist.
         TypeError: If one has a wrong type.
     """
     if policy not in POLICIES:
@@ -32,19 +32,19 @@ def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
 def capacity_of(
     cache: int | str | None, cache_ratio: float | None, columns: Iterable[Column]
 ) -> int:
-    """Bytes of a cache, 0 for none.
+    """Size of a cache in bytes, 0 for none.
 
     Args:
         cache: Bytes, or text such as ``"2GB"``.
-        cache_ratio: Or the share of all features of the graph, from 0 to 1.
-        columns: These.
+        cache_ratio: Instead of ``cache``, the share of all features of the graph, from 0 to 1.
+        columns: All features of the graph.
 
     Raises:
         ValueError: If both are given, or one is out of range.
         TypeError: If one has a wrong type.
     """
     if cache is not None and cache_ratio is not None:
-        raise ValueError("cache= and cache_ratio= both say how large the cache is: pass one")
+        raise ValueError("cache= and cache_ratio= both set the size of the cache: pass one")
     if cache_ratio is not None:
         if isinstance(cache_ratio, bool) or not isinstance(cache_ratio, int | float):
             raise TypeError(f"cache_ratio must be a number (got {cache_ratio!r})")
@@ -55,23 +55,23 @@ def capacity_of(
 
 
 def hot_rows(directory: GraphDirectory, split: Splitter, parts: Any, hot: Any) -> dict[Any, Tensor]:
-    """The nodes of other ranks that are wanted most, most wanted first.
+    """The nodes of other ranks to keep, in order of priority.
 
     Args:
         directory: The directory.
-        split: Says which nodes are not here.
-        parts: The parts that are here.
-        hot: ``None``: first those that the partitioner listed for these parts (``cache.npy``), then
-            their halo nodes, by how many edges of the parts have them as the neighbour.
-            Else original ids, see :class:`~pyg_scale.store.cache.Cached`.
+        split: Tells which nodes are not local.
+        parts: The local parts.
+        hot: ``None``: first the nodes that the partitioner listed for these parts (``cache.npy``),
+            then their halo nodes, by the number of edges of the parts that have them as the
+            neighbour. Else original ids, see :class:`~pyg_scale.store.cache.Cached`.
 
     Returns:
         Original ids ``int64`` by node type.
 
     Raises:
-        TypeError: If ``hot`` is nothing of that kind.
+        TypeError: If ``hot`` has another type.
         ValueError: If it has an id twice.
-        IndexError: If it has an id that is no node.
+        IndexError: If it has an id that is not a node.
     """
     found, given = {}, None if hot is None else hot_lists(hot)
     counts = neighbor_counts(directory, parts) if given is None else {}
@@ -80,7 +80,7 @@ def hot_rows(directory: GraphDirectory, split: Splitter, parts: Any, hot: Any) -
             ids = hot_of(given, node_type)
             ids = torch.empty(0, dtype=torch.int64) if ids is None else ids
             if ids.numel() and int(ids.max()) >= node.num_nodes:
-                raise IndexError(f"hot has the id {int(ids.max())}, there are {node.num_nodes}")
+                raise IndexError(f"hot has the id {int(ids.max())}, of {node.num_nodes} nodes")
         else:
             lists = [directory.part(number).cache(node_type) for number in parts]
             count = counts.pop(node_type)

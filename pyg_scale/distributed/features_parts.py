@@ -1,4 +1,4 @@
-"""The features of a partitioned directory, and their rows in the parts that are read here."""
+"""The features of a partitioned directory, and their rows in the parts that this rank reads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Column:
     """One attribute of the nodes or edges of a type.
 
     Attributes:
-        of_edges: Whether it has a row per edge.
+        of_edges: True if it has a row per edge.
         type: The node type or edge type, ``None`` in a homogeneous graph.
         name: Its name.
-        num_rows: Rows in all parts.
+        num_rows: Number of rows in all parts.
         row: Shape of a row.
-        dtype: What it holds.
+        dtype: Its dtype.
     """
 
     of_edges: bool
@@ -44,7 +44,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return self.dtype.itemsize * math.prod(self.row)
 
     @property
@@ -59,7 +59,7 @@ class Column:
 
 
 def described(of_edges: bool, kind: NodeType | EdgeType) -> str:
-    """How errors name a type."""
+    """The name of a type in errors."""
     what = "edges" if of_edges else "nodes"
     return f"the {what}" if kind is None else f"{what} {kind!r}"
 
@@ -67,10 +67,10 @@ def described(of_edges: bool, kind: NodeType | EdgeType) -> str:
 def columns_of(
     directory: GraphDirectory, attributes: Sequence[str | Key] | None = None
 ) -> dict[Key, Column]:
-    """Every attribute with a row per node or edge, or those of some names, or groups and names.
+    """All attributes with a row per node or edge, or those selected by name, or group and name.
 
     Raises:
-        KeyError: If there is none of a name.
+        KeyError: If an attribute does not exist.
     """
     found: dict[Key, Column] = {}
     wanted = None if attributes is None else set(attributes)
@@ -120,7 +120,7 @@ class PartRows:
         """All rows of a part, ``uint8`` ``[n, row_bytes]``.
 
         Raises:
-            GraphDirectoryError: If the part is not here, or a file is damaged.
+            GraphDirectoryError: If the part is not local, or a file is damaged.
         """
         known = self._raw.get((column.key, part))
         if known is None:
@@ -133,7 +133,7 @@ class PartRows:
         return known
 
     def of_nodes(self, columns: Sequence[Column], index: Tensor) -> list[Tensor]:
-        """Rows of nodes by original id, all parts of which are here.
+        """Rows of nodes by original id; all their parts must be local.
 
         Args:
             columns: Attributes of the nodes of one type.
@@ -148,7 +148,7 @@ class PartRows:
         ]
 
     def place_of_edges(self, edge_type: EdgeType, part: int, ids: Tensor) -> Tensor:
-        """Where edges of a part are in it.
+        """The places of edges in their part.
 
         Args:
             edge_type: Their type.
@@ -159,7 +159,7 @@ class PartRows:
             ``int64`` ``[n]``.
 
         Raises:
-            IndexError: If one is no edge of the part.
+            IndexError: If one is not an edge of the part.
         """
         if (edge_type, part) not in self._edge_ids:
             self._edge_ids[edge_type, part] = self.directory.part(part).edge_ids(edge_type)
@@ -172,21 +172,21 @@ class PartRows:
             found &= gather(known, at.clamp(max=known.numel() - 1)) == ids
         if not bool(found.all()):
             wrong = int(ids[~found][0])
-            raise IndexError(f"edge {wrong} is none of {described(True, edge_type)} of part {part}")
+            raise IndexError(f"edge {wrong} is not in {described(True, edge_type)} of part {part}")
         return at
 
 
 def edge_book(directory: GraphDirectory, edge_type: EdgeType) -> Tensor | None:
-    """The part of every edge; ``None`` if there is but one part.
+    """The part of every edge; ``None`` if there is only one part.
 
     Raises:
-        GraphDirectoryError: If the directory was written without it.
+        GraphDirectoryError: If the directory was written without this information.
     """
     book = directory.edge_book(edge_type)
     if book is None and directory.meta.num_parts > 1:
         raise GraphDirectoryError(
             f"{directory.path} does not say in which part each of {described(True, edge_type)} is, "
-            "so that their features cannot be asked of other ranks: an older release wrote it, "
+            "so their features cannot be requested from other ranks: an older release wrote it; "
             "partition the graph again"
         )
     return book

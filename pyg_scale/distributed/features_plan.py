@@ -1,4 +1,4 @@
-"""What a read of features takes, before it is carried out."""
+"""The plan of a read of features, before it is carried out."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pyg_scale.store.memory import _name, _rows
 
 @dataclass
 class Plan:
-    """What a read takes.
+    """The plan of a read.
 
     Attributes:
-        attrs: What was asked for; each index is a tensor ``int64`` ``[n]`` now.
-        wanted: Rows of each type and index, with the attributes that are wanted of them.
-        place: For each of ``attrs``, which of ``wanted`` and the attribute.
-        through_cache: For each of ``wanted``, original ids of the rows that are not here, if a
-            cache is asked for them.
-        asked: What is under way.
+        attrs: The tensors to read, each with a tensor ``int64`` ``[n]`` as its index.
+        wanted: Rows of each type and index, with the attributes to read.
+        place: For each of ``attrs``, the index in ``wanted`` and the attribute.
+        through_cache: For each of ``wanted``, original ids of the rows that are not local, if they
+            are read through a cache.
+        asked: The requests under way.
     """
 
     attrs: list[TensorAttr] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Plan:
     asked: Asked | None = None
 
     def coming(self, number: int, column: Column | None = None) -> dict[Key, Tensor]:
-        """The tensors that rows are written to as they come, taken once.
+        """Take the tensors to which requested rows are written as they arrive.
 
         Args:
-            number: Which of :attr:`wanted`.
-            column: Of this attribute only.
+            number: Index in :attr:`wanted`.
+            column: Take the tensor of this attribute only.
         """
         columns = self.wanted[number][1] if column is None else [column]
         made = {} if self.asked is None else self.asked.out
@@ -50,7 +50,7 @@ class Plan:
         return {key: made.pop((number, key)) for key in keys}
 
     def cache_attrs(self) -> list[TensorAttr]:
-        """What a cache is asked for, by original id."""
+        """The tensors to read through a cache, by original id."""
         return [
             TensorAttr(*column.key, index=ids)
             for ids, (_, columns) in zip(self.through_cache, self.wanted)
@@ -59,7 +59,7 @@ class Plan:
         ]
 
     def local_attrs(self) -> list[TensorAttr]:
-        """What is wanted of the parts that are here, by original id."""
+        """The tensors to read from local parts, by original id."""
         return [
             TensorAttr(*column.key, index=index)
             for rows, columns in self.wanted
@@ -69,7 +69,7 @@ class Plan:
 
 
 def here_of(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-    """``(positions, original ids)`` of the rows that are in parts that are here, if any are."""
+    """``(positions, original ids)`` of the rows in local parts, if any."""
     count = rows.index.numel()
     if rows.absent.numel() == count:
         return
@@ -87,7 +87,7 @@ def index_of(attr: TensorAttr, num_rows: int) -> Tensor:
 
     Raises:
         IndexError: Names the row that does not exist, and how many there are.
-        TypeError: If the index is no integers.
+        TypeError: If the index is not integers.
     """
     index: Any = attr.index
     if index is None or isinstance(index, slice):
@@ -106,7 +106,7 @@ def index_of(attr: TensorAttr, num_rows: int) -> Tensor:
 
 
 def is_single(index: Any) -> bool:
-    """Whether one row is asked for, which then has no dimension of its own."""
+    """Return True for an index of one row, whose result has no dimension of rows."""
     return isinstance(index, int | np.integer) or getattr(index, "ndim", 1) == 0
 
 
@@ -114,7 +114,7 @@ def checked_rows(value: Any, column: Column, count: int, whose: str) -> Tensor:
     """The rows that a store returned, contiguous.
 
     Raises:
-        ValueError: If they are not what the directory says.
+        ValueError: If their shape or dtype differs from the directory's.
     """
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     expected = [count, *column.row]

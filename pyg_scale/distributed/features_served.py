@@ -1,8 +1,8 @@
 """Requests for features, and their answers by the rank that has the rows.
 
-A request is a text (JSON: for each entry whether it is of edges, the type, the part and the names
-of attributes) and, for each entry, the rows that are wanted. An answer has a tensor of raw bytes
-for each attribute of each entry.
+A request is a text (JSON: for each entry ``true`` for edges, the type, the part and the names of
+attributes) and, for each entry, the ids of its rows. An answer has a tensor of raw bytes for each
+attribute of each entry.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pyg_scale.ops.sockets import Rows
 from pyg_scale.store.directory import GraphDirectory
 
 FEATURES = "features"
-"""The name under which features are asked for."""
+"""The name of the request for features."""
 
 MAX_TEXT = 1 << 16
 MAX_BYTES = 1 << 34
-"""What an answer may have."""
+"""Largest size of an answer in bytes."""
 
 
 class Entry(NamedTuple):
-    """Rows of one type and part, and which attributes of them.
+    """Rows of one type and part, and the attributes to read.
 
     Attributes:
-        of_edges: Whether they are of edges.
+        of_edges: True for rows of edges.
         type: Node type or edge type.
-        part: The part, of which all rows are.
+        part: The part that has all the rows.
         names: Attributes.
         ids: Local ids of nodes, original ids of edges: ``int32`` or ``int64`` ``[n]``.
     """
@@ -55,7 +55,7 @@ def request_of(entries: Sequence[Entry]) -> list[Tensor]:
     text = json.dumps(plain).encode()
     if len(text) > MAX_TEXT:
         raise ValueError(
-            f"the names in a request for features have {len(text)} bytes, of {MAX_TEXT} at most: "
+            f"the names in a request for features have {len(text)} bytes, more than {MAX_TEXT}: "
             "ask for fewer attributes at a time"
         )
     return [torch.frombuffer(bytearray(text), dtype=torch.uint8), *(e.ids for e in entries)]
@@ -64,11 +64,11 @@ def request_of(entries: Sequence[Entry]) -> list[Tensor]:
 class FeatureAnswers:
     """Answers requests for the features of some parts; a handler of :data:`FEATURES`.
 
-    Nothing that comes is trusted: what is not exactly a request raises, which the asker is told.
+    Messages are not trusted: anything that is not a valid request raises, and the sender is told.
 
     Args:
         directory: The directory.
-        parts: Those that are served.
+        parts: The parts that are served.
     """
 
     def __init__(self, directory: GraphDirectory, parts: Collection[int]) -> None:
@@ -78,21 +78,21 @@ class FeatureAnswers:
         self._columns = {(c.of_edges, c.type, c.name): c for c in columns_of(directory).values()}
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The rows that a request asks for, ``uint8`` ``[n, row_bytes]`` each.
+        """The requested rows, ``uint8`` ``[n, row_bytes]`` each.
 
         Raises:
-            ValueError: If it is no request, or one for too much.
-            KeyError: If there is no such attribute.
-            IndexError: If a part is not served here, or a row is not in it.
+            ValueError: If it is not a request, or asks for too many bytes.
+            KeyError: If an attribute does not exist.
+            IndexError: If a part is not served, or a row is not in it.
         """
         return [rows.tensor() for rows in self.rows(tensors)]
 
     def rows(self, tensors: list[Tensor]) -> list[Rows]:
-        """The same, to be chosen while they are sent."""
+        """The same rows, to be chosen while they are sent."""
         entries = [self._checked(entry) for entry in _entries(tensors)]
         size = sum(ids.numel() * c.row_bytes for _, columns, ids in entries for c in columns)
         if size > MAX_BYTES:
-            raise ValueError(f"the rows asked for have {size} bytes, an answer at most {MAX_BYTES}")
+            raise ValueError(f"the requested rows have {size} bytes, more than {MAX_BYTES}")
         out = []
         for part, columns, ids in entries:
             place = ids
@@ -111,7 +111,7 @@ class FeatureAnswers:
                 raise KeyError(f"{self._directory.path} has no attribute {name!r} of {what}")
             columns.append(column)
         if entry.part not in self.parts:
-            raise IndexError(f"part {entry.part} is not served here, only {sorted(self.parts)}")
+            raise IndexError(f"part {entry.part} is not served, only {sorted(self.parts)}")
         ids = entry.ids
         if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"rows of {what} must be one-dimensional int64 or int32 tensors")
@@ -133,13 +133,13 @@ class FeatureAnswers:
 
 def _entries(tensors: Sequence[Tensor]) -> list[Entry]:
     if not tensors or tensors[0].dtype != torch.uint8 or tensors[0].dim() != 1:
-        raise ValueError("a request for features begins with a text")
+        raise ValueError("a request for features must begin with a text")
     if tensors[0].numel() > MAX_TEXT:
-        raise ValueError(f"the text of a request for features has {MAX_TEXT} bytes at most")
+        raise ValueError(f"the text of a request for features may have at most {MAX_TEXT} bytes")
     try:
         found = json.loads(bytes(tensors[0].numpy()))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the text of a request for features is no JSON: {error}") from None
+        raise ValueError(f"the text of a request for features is not JSON: {error}") from None
     if not isinstance(found, list) or len(found) != len(tensors) - 1:
         raise ValueError("a request for features must have one tensor for each entry of its text")
     return [_entry(plain, ids) for plain, ids in zip(found, tensors[1:])]
@@ -147,7 +147,7 @@ def _entries(tensors: Sequence[Tensor]) -> list[Entry]:
 
 def _entry(plain: Any, ids: Tensor) -> Entry:
     if not isinstance(plain, list) or len(plain) != 4:
-        raise ValueError("an entry of a request for features has four fields")
+        raise ValueError("an entry of a request for features must have four fields")
     of_edges, kind, part, names = plain
     if isinstance(kind, list):
         kind = tuple(kind)

@@ -1,4 +1,4 @@
-"""Which rank has which rows of features: those that are here, and what is asked for, once each."""
+"""Splits rows of features by the rank that has them, and removes repetitions of remote rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass
 class Piece:
-    """Different rows of one part that another rank has.
+    """Distinct rows of one part that another rank has.
 
     Attributes:
         part: The part.
-        ids: What is asked for, each once: local ids of nodes, original ids of edges; ``int32``
-            where all of the type fit, else ``int64``.
-        position: Where rows go, ``int64`` ``[n]``.
-        take: Which of ``ids`` goes to each of these, ascending; in order if ``None``.
+        ids: The requested ids, each once: local ids of nodes, original ids of edges; ``int32`` if
+            all of the type fit, else ``int64``.
+        position: Positions of the rows in the result, ``int64`` ``[n]``.
+        take: For each position, the index in ``ids``, ascending; ``None`` if they are in order.
     """
 
     part: int
@@ -36,16 +36,16 @@ class Piece:
 
 @dataclass
 class Rows:
-    """Rows of one type that were asked for, by who has them.
+    """Rows of one type, by the rank that has them.
 
     Attributes:
-        of_edges: Whether they are of edges.
+        of_edges: True for rows of edges.
         type: Node type or edge type.
         index: Their original ids, ``int64`` ``[n]``.
-        local: ``(part, positions, ids)`` of those that are read here; ids are local ids of nodes
-            and original ids of edges; positions are ``None`` for all of them, in order.
-        absent: Positions of the others, ``int64``; ascending, if nobody is asked for them.
-        remote: These, by part.
+        local: ``(part, positions, ids)`` of the rows in local parts; ids are local ids of nodes and
+            original ids of edges; positions are ``None`` for all rows in order.
+        absent: Positions of the other rows, ``int64``; ascending unless they are requested.
+        remote: The other rows, by part.
     """
 
     of_edges: bool
@@ -61,7 +61,7 @@ class Splitter:
 
     Args:
         directory: The directory.
-        here: The parts that are read here.
+        here: The local parts.
     """
 
     def __init__(self, directory: GraphDirectory, here: Any) -> None:
@@ -70,7 +70,7 @@ class Splitter:
         self._here = torch.zeros(self._parts, dtype=torch.bool)
         self._here[sorted(here)] = True
         self._each = torch.arange(self._parts)
-        # all parts that are not here as one
+        # all parts that are not local as one
         self._absent_as_one = torch.where(self._here, self._each, self._parts)
         self._nothing_once = torch.zeros(self._parts + 1, dtype=torch.bool)
         self._edge_books: dict[EdgeType, Tensor | None] = {}
@@ -79,23 +79,23 @@ class Splitter:
         }
 
     def is_here(self, of_edges: bool, kind: Any, index: Tensor) -> Tensor:
-        """Whether each row is in a part that is read here, ``bool`` ``[n]``."""
+        """True for each row in a local part, ``bool`` ``[n]``."""
         found = torch.zeros(index.numel(), dtype=torch.bool)
         for _, position, _ in self.split(of_edges, kind, index, ask=False).local:
             found[slice(None) if position is None else position] = True
         return found
 
     def split(self, of_edges: bool, kind: Any, index: Tensor, *, ask: bool = True) -> Rows:
-        """Split rows by who has them.
+        """Split rows by the rank that has them.
 
         Args:
-            of_edges: Whether they are of edges.
+            of_edges: True for rows of edges.
             kind: Node type or edge type.
             index: Original ids that exist, ``int64`` ``[n]``.
-            ask: Whether to say whom to ask for those that are not here.
+            ask: Fill in ``remote`` for the rows that are not local.
 
         Raises:
-            GraphDirectoryError: If the directory does not say where edges are.
+            GraphDirectoryError: If the directory does not say which part has an edge.
         """
         rows = Rows(of_edges, kind, index)
         if not index.numel():
@@ -120,7 +120,7 @@ class Splitter:
         return rows
 
     def _book(self, of_edges: bool, kind: Any) -> tuple[Tensor | None, Tensor | None, Tensor, bool]:
-        """Parts, places in them, where they begin, and whether asked ids fit into ``int32``."""
+        """Parts, places in them, their first ids, and True if requested ids fit into ``int32``."""
         if not of_edges:
             book = self._directory.books[kind]
             return book.part, book.local, book.offsets, self._narrow[kind]

@@ -1,4 +1,4 @@
-"""The features of a graph that several ranks opened, as its loaders get them."""
+"""Supplies loaders with the features of a graph that several ranks opened."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pyg_scale.store.directory import GraphDirectory
 
 
 class SuppliedFeatures:
-    """Makes feature stores for a graph and its copies; loaders of it share one, and its cache.
+    """Makes feature stores for a graph and its copies; its loaders share one store and its cache.
 
     Args:
         directory: The directory.
-        ranks: Who has it open.
-        options: Of :class:`~pyg_scale.distributed.features.RankFeatures`.
+        ranks: The ranks that have it open.
+        options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`.
 
     Raises:
         ValueError: If options contradict each other.
@@ -34,18 +34,19 @@ class SuppliedFeatures:
         self.make(**options)
 
     def make(self, **options: Any) -> RankFeatures:
-        """A feature store of its own."""
+        """A new feature store."""
         ranks = self._ranks
         options["health"] = ranks.health
         made = RankFeatures(self._directory, ranks.service, ranks.owners, **options)
-        made.keeps = ranks  # which serve until nobody needs them
+        made.keeps = ranks  # they serve until nobody needs them
         return made
 
     def of(self, stored: frozenset[Key]) -> FeatureStore:
         """The store that loaders share.
 
         Args:
-            stored: Groups and names of the attributes that are as they were opened.
+            stored: Groups and names of the attributes that were not replaced since the graph was
+                opened.
         """
         with self._lock:
             if stored not in self._shared:
@@ -60,8 +61,8 @@ def stored_attributes(data: Any, directory: GraphDirectory, is_stored: Callable[
 
     Args:
         data: The graph.
-        directory: Where it is from.
-        is_stored: Whether an attribute of a storage is.
+        directory: The directory from which it was opened.
+        is_stored: Returns True for an attribute of a storage that was not replaced.
     """
     meta, found = directory.meta, set[Key]()
     if not meta.is_hetero:

@@ -1,4 +1,4 @@
-"""What is wrong with ranks that are about to work together, and what to do about it."""
+"""Problems of ranks that are about to start a job, and their fixes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pyg_scale.comm.address import INTERFACE, is_loopback
 from pyg_scale.distributed.threads import complaint
 
 Rank = dict[str, Any]
-"""What a rank said: see :func:`pyg_scale.distributed.examine.examine`."""
+"""The facts of a rank: see :func:`pyg_scale.distributed.examine.examine`."""
 
 _SHARED_MEMORY = 1 << 30
 _CLOCK_SECONDS = 1.0
 _SLOW = 4.0  # times below the median
 _FLOOR = 1e9  # bytes per second; Ethernet of 10 Gbit/s carries 1.1e9, a loopback several
-_ROWS = 100_000  # of an example: nodes of a batch
+_ROWS = 100_000  # nodes of a batch, for an example
 _ROW_BYTES = 512  # 128 floats
-_FAR_SECONDS = 2e-3  # of a round trip between machines, which has some 0.1e-3
+_FAR_SECONDS = 2e-3  # of a round trip between machines; about 0.1e-3 is usual
 _SPARE_FILES = 256
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user should know.
+    """A problem that a user should know.
 
     Attributes:
-        ok: ``False`` if ranks cannot work together so, ``None`` if they can, but slowly or at risk.
-        what: In one line, with the ranks.
-        fix: What to do about it; a command line if there is one.
+        ok: ``False`` if the job cannot run with it, ``None`` if it can, but slowly or at risk.
+        what: The problem in one line, with the ranks.
+        fix: The fix; a command line if there is one.
     """
 
     ok: bool | None
@@ -39,7 +39,7 @@ class Finding:
 
 
 def find(ranks: Sequence[Rank]) -> list[Finding]:
-    """Everything that is wrong, the worst first."""
+    """All problems, the worst first."""
     found: list[Finding] = []
     for look in _LOOKS:
         found += look(ranks)
@@ -47,7 +47,7 @@ def find(ranks: Sequence[Rank]) -> list[Finding]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Such as ``ranks 0-3, 7``."""
+    """A text such as ``ranks 0-3, 7``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:
@@ -59,7 +59,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _differing(ranks: Sequence[Rank], of: Callable[[Rank], Any]) -> dict[Any, list[int]]:
-    """Ranks by what they said; the most common first."""
+    """Ranks grouped by a fact, the most common value first."""
     found: dict[Any, list[int]] = {}
     for number, rank in enumerate(ranks):
         found.setdefault(of(rank), []).append(number)
@@ -97,7 +97,7 @@ def _kernels(ranks: Sequence[Rank]) -> list[Finding]:
         found.append(
             Finding(
                 None,
-                f"compiled kernels are missing on {name_ranks(without)}: the others wait for them",
+                f"compiled kernels are missing on {name_ranks(without)}: this slows all ranks",
                 "pyg-scale build",
             )
         )
@@ -118,7 +118,7 @@ def _directory(ranks: Sequence[Rank]) -> list[Finding]:
     told = [(number, rank["directory"]) for number, rank in enumerate(ranks) if rank["directory"]]
     for number, said in told:
         if "error" in said:
-            fix = f"copy {said['path']} to {ranks[number]['host']}, or the parts it should have"
+            fix = f"copy {said['path']} to {ranks[number]['host']}, or at least its parts"
             found.append(Finding(False, f"rank {number}: {said['error']}", fix))
     good = [(number, said) for number, said in told if "error" not in said]
     sums: dict[str, list[int]] = {}
@@ -159,8 +159,8 @@ def _network(ranks: Sequence[Rank]) -> list[Finding]:
             found.append(
                 Finding(
                     False,
-                    f"rank {number} says that others reach it at {rank['address']}, which means "
-                    "the machine of whoever asks",
+                    f"rank {number} gives its address as {rank['address']}, which on others "
+                    "means the machine itself",
                     f"export {INTERFACE}=" + (_likely(rank) or "eth0") + f"   # on {rank['host']}",
                 )
             )
@@ -190,7 +190,7 @@ def _network(ranks: Sequence[Rank]) -> list[Finding]:
 
 
 def _likely(rank: Rank) -> str | None:
-    """Another interface than the one in use."""
+    """An interface other than the one in use."""
     for name, has in rank["interfaces"].items():
         if name != rank["interface"] and any(not is_loopback(address) for address in has):
             return str(name)
@@ -217,7 +217,7 @@ def _speed(ranks: Sequence[Rank]) -> list[Finding]:
             found.append(
                 Finding(
                     None,
-                    f"{len(slow)} of {len(known)} ways {where} are over {_SLOW:g} times slower "
+                    f"{len(slow)} of {len(known)} links {where} are over {_SLOW:g} times slower "
                     f"than usual ({usual / 1e9:.2f} GB/s): rank {a} to {b} {rate / 1e9:.2f} GB/s",
                     f"ethtool {ranks[a]['interface']}   # on {ranks[a]['host']}, then on "
                     f"{ranks[b]['host']}: is it the fast network?",
@@ -230,7 +230,7 @@ def _speed(ranks: Sequence[Rank]) -> list[Finding]:
             found.append(
                 Finding(
                     None,
-                    f"{len(low)} of {len(known)} ways {where} carry less than "
+                    f"{len(low)} of {len(known)} links {where} have less than "
                     f"{_FLOOR / 1e9:g} GB/s: rank {a} to {b} {rate / 1e9:.2f} GB/s, at which the "
                     f"rows of {_ROWS:,} nodes with {_ROW_BYTES // 4} floats take "
                     f"{_ROWS * _ROW_BYTES / rate:.2g} s",
@@ -248,13 +248,13 @@ def _busy(rank: Rank) -> str:
 
 
 def _faster(rank: Rank) -> str:
-    """How to find a faster network, and what to do without one."""
+    """Advice on finding a faster network, and on doing without one."""
     other = _likely(rank)
     look = f"ethtool {rank['interface']}   # on {rank['host']}: is it the fast network?"
     if other is not None:
         look = f"export {INTERFACE}={other}   # on {rank['host']}, if that is the faster network;"
     return (
-        f"{look} Else let less travel: pyg_scale.open(..., cache='2GB'), and a partition with few "
+        f"{look} Or reduce traffic: pyg_scale.open(..., cache='2GB'), and a partition with few "
         "cut edges"
     )
 
@@ -278,7 +278,7 @@ def _distance(ranks: Sequence[Rank]) -> list[Finding]:
             f"{1e3 * _FAR_SECONDS:g} ms: rank {a} to {b} {1e3 * seconds:.2g} ms, which every hop "
             "of a batch waits for",
             f"ping {ranks[b]['address']}   # on {ranks[a]['host']}: are the machines in one place? "
-            "Else hide it: num_workers=8, and data.rank_features(in_flight=16)",
+            "Otherwise hide the latency: num_workers=8, and data.rank_features(in_flight=16)",
         )
     ]
 
@@ -310,7 +310,7 @@ def _limits(ranks: Sequence[Rank]) -> list[Finding]:
         found.append(
             Finding(
                 None,
-                f"/dev/shm has {size >> 20} MiB on {name_ranks(small)}: worker processes need more",
+                f"/dev/shm has {size >> 20} MiB on {name_ranks(small)}, few for worker processes",
                 "docker run --shm-size=8g ...   # or: mount -o remount,size=8G /dev/shm",
             )
         )

@@ -1,4 +1,4 @@
-"""Whether two directories hold the same graph, however they are cut."""
+"""Fingerprints that tell if two directories hold the same graph, however it is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyg_scale.store.directory.meta import Meta
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells graphs apart.
+    """Checksums that tell graphs apart.
 
     Attributes:
         form: A checksum of types, counts, dtypes and orders.
@@ -28,7 +28,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, meta: Meta) -> Fingerprint:
-        """That of an opened directory."""
+        """The fingerprint of an opened directory."""
         form = {
             "nodes": [
                 [n.name, n.num_nodes, sorted((k, a.dtype, a.row) for k, a in n.attributes.items())]
@@ -51,24 +51,24 @@ class Fingerprint:
         return cls(_checksum(form), content)
 
     def fits(self, other: Fingerprint) -> bool:
-        """Whether the graphs are the same, as far as is known."""
+        """Return True if the graphs are the same, as far as is known."""
         known = self.content is not None and other.content is not None
         return self.form == other.form and (not known or self.content == other.content)
 
     def pack(self) -> Tensor:
-        """As a tensor; :meth:`unpack` undoes it."""
+        """Return it as a tensor; :meth:`unpack` undoes it."""
         return wire.json_tensor(asdict(self))
 
     @classmethod
     def unpack(cls, message: Tensor) -> Fingerprint:
-        """The one in a message.
+        """The fingerprint in a message.
 
         Raises:
-            ValueError: If there is none in it.
+            ValueError: If it does not contain one.
         """
         found = json_of(message)
         if not isinstance(found, dict) or found.keys() != {"form", "content"}:
-            raise ValueError("a fingerprint has a form and a content")
+            raise ValueError("a fingerprint must have a form and a content")
         return cls(**found)
 
 

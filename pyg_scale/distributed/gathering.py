@@ -1,4 +1,4 @@
-"""Ranks meet and learn of each other what the launcher did not say."""
+"""Ranks meet and exchange the facts that the launcher did not provide."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LEAVE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Gathered:
-    """All ranks have met.
+    """The result of a meeting of all ranks.
 
     Attributes:
-        launch: Who this process is, its local rank known.
-        met: The meeting; each rank said its ``host``, ``machine``, ``address``, ``cpus``,
+        launch: The identity of this process, with its local rank.
+        met: The meeting; each rank gave its ``host``, ``machine``, ``address``, ``cpus``,
             ``threads``, ``device`` and ``gpu``.
-        device: Of this process.
-        network: Environment variables that let gloo, and services of ours, use the address.
+        device: Device of this process.
+        network: Environment variables that make gloo, and services of ours, use the address.
     """
 
     launch: Launch
@@ -50,16 +50,17 @@ def gather(
     """Meet the other ranks.
 
     Args:
-        launch: Who this process is.
-        device: What the user asked for.
-        num_servers: So many first ranks are servers, on the CPU unless a device is asked for.
+        launch: The identity of this process.
+        device: The user's choice.
+        num_servers: Number of servers, which are the first ranks; on the CPU unless a device is
+            given.
         timeout: Seconds to wait for the others.
-        store: Where they meet; by default at the master's address.
+        store: The store in which they meet; by default that at the master's address.
 
     Raises:
         ValueError: If there are more ranks than GPUs on a machine; all ranks raise it.
-        CommError: If rank 0 cannot use its port, or there is no way to it.
-        CommTimeoutError: Names the ranks that did not come.
+        CommError: If rank 0 cannot use its port, or cannot be reached.
+        CommTimeoutError: If ranks did not come in time; names them.
     """
     if store is None:
         store = _store(launch, timeout)
@@ -95,7 +96,7 @@ def gather(
         error = str(found)
     said |= {"address": address, "device": str(chosen), "error": error}
     met = meet(PrefixStore("agreed", first.store), rank, world_size, timeout=timeout, said=said)
-    for other, each in enumerate(met.said):  # nobody waits for one that gave up
+    for other, each in enumerate(met.said):  # so that nobody waits for one that gave up
         if each["error"]:
             leave(met.store, rank, world_size, timeout=_LEAVE_SECONDS)
             raise ValueError(f"rank {other}: {each['error']}")
@@ -103,13 +104,13 @@ def gather(
 
 
 def adopted(given: Mapping[str, Any]) -> Launch:
-    """Who this process is in a process group that somebody else made.
+    """The identity of this process in a process group that it did not create through ``init``.
 
     Args:
-        given: What the user passed to ``init``, by name.
+        given: The arguments that the user passed to ``init``, by name.
 
     Raises:
-        ValueError: If that is something else.
+        ValueError: If they contradict the group.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     found = {"rank": rank, "world_size": world_size, "backend": dist.get_backend()}
@@ -117,8 +118,8 @@ def adopted(given: Mapping[str, Any]) -> Launch:
         servers = name == "num_servers" and value is not None
         if servers or (value is not None and found.get(name, value) != value):
             raise ValueError(
-                f"{name}={value!r} contradicts the process group that was initialised before: call "
-                "distributed.init() first, in place of init_process_group"
+                f"{name}={value!r} contradicts the existing process group: call "
+                "distributed.init() instead of init_process_group"
             )
     same = os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(world_size)
     local: dict[str, int | None] = {}
@@ -158,7 +159,7 @@ def _address(launch: Launch) -> str:
 def _device(
     launch: Launch, wanted: str | torch.device | None, num_servers: int, here: list[int]
 ) -> torch.device:
-    """That of the local rank; servers leave the GPUs to their clients."""
+    """The device of the local rank; servers leave the GPUs to their clients."""
     if not num_servers:
         return choose_device(wanted, launch.local_rank or 0, launch.local_world_size or 1)
     if launch.rank < num_servers:
@@ -168,9 +169,9 @@ def _device(
 
 
 def _reachable(address: str, others: list[str]) -> str:
-    """An address that means this machine to others, too.
+    """An address by which other machines reach this one, too.
 
-    The name of a machine is its loopback address in its own ``/etc/hosts`` on many systems.
+    On many systems ``/etc/hosts`` maps the name of the machine to its loopback address.
     """
     if addresses.is_loopback(address):
         for other in others:
@@ -180,7 +181,7 @@ def _reachable(address: str, others: list[str]) -> str:
 
 
 def machine() -> str:
-    """What tells this machine from others with the same name."""
+    """An identifier that tells this machine from others with the same name."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{platform.node()}/{file.read().strip()}"

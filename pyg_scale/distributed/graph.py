@@ -26,11 +26,11 @@ from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
 
 
 class _OverRanks:
-    """Mixin: what a graph has that several ranks opened."""
+    """Mixin: members of a graph that several ranks opened."""
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that have it open; copies of the graph have the same."""
+        """The ranks that have it open; copies of the graph share them."""
         return self.__dict__["_over"].ranks
 
     @property
@@ -40,27 +40,27 @@ class _OverRanks:
 
     @property
     def owners(self) -> Owners:
-        """Which ranks answer for which parts."""
+        """The ranks that answer for each part."""
         return self.ranks.owners
 
     def close(self, timeout: float | None = None) -> None:
         """Serve until all ranks have closed the graph, then stop.
 
         Args:
-            timeout: Seconds to wait for the others, by default those of ``open()``; 0 to stop at
-                once.
+            timeout: Seconds to wait for the others, by default the limit of ``open()``; 0 to stop
+                at once.
 
         Raises:
-            CommTimeoutError: If not all ranks have closed it by then; names them.
+            CommTimeoutError: If not all ranks closed it in time; names those that did not.
         """
         self.ranks.close(timeout)
 
     @property
     def needs_threads(self) -> str:
-        """Why worker processes cannot read the graph; empty if they can."""
+        """The reason why worker processes cannot read the graph; empty if they can."""
         if self.owners.all_direct:
             return ""
-        return f"{self.ranks.path} has parts on other ranks, which only this process can ask"
+        return f"{self.ranks.path} has parts on other ranks, which only this process can reach"
 
     def supply_topology(self, options: TopologyOptions) -> Topology | None:
         """See :class:`~pyg_scale.graph.source.SuppliesTopology`."""
@@ -71,11 +71,11 @@ class _OverRanks:
         return self.__dict__["_over"].features(self)
 
     def rank_features(self, **options: Any) -> RankFeatures:
-        """Features of the graph as they were opened, to be the ``feature_store=`` of a loader.
+        """Features of the graph as it was opened, for the ``feature_store=`` of a loader.
 
         Args:
-            options: Of :class:`~pyg_scale.distributed.features.RankFeatures`: a cache, what reads
-                the rows that are here, how many batches are in flight.
+            options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`: the cache,
+                the store of local rows, the number of batches in flight.
         """
         return self.__dict__["_over"].supplied.make(**options)
 
@@ -93,8 +93,8 @@ def graph_of(directory: GraphDirectory, ranks: Ranks, **options: Any) -> RankDat
 
     Args:
         directory: The directory.
-        ranks: Who has it open.
-        options: Of :class:`~pyg_scale.distributed.features.RankFeatures`.
+        ranks: The ranks that have it open.
+        options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`.
     """
     read = Columns(ranks)
     out: RankData | RankHeteroData
@@ -108,7 +108,7 @@ def graph_of(directory: GraphDirectory, ranks: Ranks, **options: Any) -> RankDat
 
 
 class _Over:
-    """What all copies of a graph share."""
+    """State that all copies of a graph share."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Over:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the graph is one part, which this rank maps as one process does."""
+        """True if the graph is one part, which this rank maps like a single process."""
         return self.directory.meta.num_parts == 1 and self.ranks.owners.all_direct
 
     def topology(self, data: Any, options: TopologyOptions) -> Topology | None:
@@ -135,7 +135,7 @@ class _Over:
         _check_unchanged(data, self.directory, options)
         if options.is_sorted:
             raise ValueError(
-                f"is_sorted=True: the parts of {self.directory.path} are sorted already, so leave "
+                f"is_sorted=True: the parts of {self.directory.path} are already sorted, so leave "
                 "it out"
             )
         with self._lock:
@@ -166,7 +166,7 @@ class _Over:
 
 
 def _has_other_edges(data: Any) -> bool:
-    """Whether all edges were replaced: they are in memory then, as in any other graph."""
+    """Return True if all edges were replaced: they are then in memory, as in any other graph."""
     stores = data.edge_stores
     return bool(stores) and not any(_is_stored(store, EDGE_INDEX) for store in stores)
 
@@ -177,9 +177,9 @@ def _is_stored(store: BaseStorage, name: str) -> bool:
 
 
 def _check_unchanged(data: Any, directory: GraphDirectory, options: TopologyOptions) -> None:
-    """Refuse a graph of which other ranks know another form."""
+    """Refuse a graph that differs from the one that other ranks know."""
     meta = directory.meta
-    advice = "ranks sample the graph as it was opened; change it before it is partitioned"
+    advice = "ranks sample the graph as it was opened; change it before partitioning it"
     if meta.is_hetero:
         listed = [node_type for node_type, node in meta.nodes.items() if node.listed]
         if data.metadata() != (listed, list(meta.edges)):

@@ -1,7 +1,7 @@
-"""A sampler server: answers "this batch" for whoever asks, and remembers nobody.
+"""A sampler server: answers requests for batches, and keeps no state of clients.
 
-What it keeps of loaders is a bounded number of their records, by digest, so that a client that
-died leaves nothing behind, and one that comes back is told to say again what it wants.
+It keeps a bounded number of the records of loaders, by digest. A client that died leaves nothing
+behind, and one that comes back is told to send its record again.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _WHOLE = 1 << 64
 
 
 class NotAgreed(LookupError):
-    """A batch is asked for by a loader whose record is not here: it must be sent again."""
+    """Raised for a batch of a loader whose record the server does not have: it must be resent."""
 
 
 class OtherGraph(RuntimeError):
-    """A client that opened another graph asks."""
+    """Raised for a request of a client that opened another graph."""
 
 
 @dataclass(frozen=True)
 class _Loader:
-    """What a record became."""
+    """A loader, as built from its record."""
 
     record: LoaderRecord
     sampler: Any
@@ -61,18 +61,18 @@ class GraphServer:
     """The handlers of a sampler server.
 
     Args:
-        graph: What :func:`pyg_scale.open` returns for a path.
-        num_clients: After so many clients have said goodbye, :attr:`finished` is set; 0 for never.
-        feature_store: As that of a loader: a name or a PyG ``FeatureStore``.
-        parallel: Whether several requests are answered at once, each with one thread.
-        max_loaders: Records that are kept; the one that was not used for longest goes first.
+        graph: The result of :func:`pyg_scale.open` for a path.
+        num_clients: Number of clients after whose goodbye :attr:`finished` is set; 0 for never.
+        feature_store: As for a loader: a name or a PyG ``FeatureStore``.
+        parallel: Answer several requests at once, each with one thread.
+        max_loaders: Number of records that are kept; the least recently used is dropped first.
 
     Raises:
         TypeError: If the graph was not opened from a directory.
-        UnknownPluginError: If there is no feature store of that name.
+        UnknownPluginError: If there is no feature store with the given name.
 
     Attributes:
-        finished: Is set when all clients have said goodbye.
+        finished: Set when all clients have said goodbye.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GraphServer:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """What is served, by name."""
+        """The handlers, by name."""
         return {
             "hello": self._hello,
             "agree": self._agree,
@@ -118,13 +118,14 @@ class GraphServer:
         }
 
     def counts(self) -> dict[str, int]:
-        """What was done so far: ``batches``, their ``bytes``, ``most_at_once``, and how many
-        ``loaders`` are remembered and clients ``gone``."""
+        """Counts so far: ``batches``, their ``bytes``, ``most_at_once``, remembered ``loaders``,
+        and clients ``gone``.
+        """
         with self._lock:
             return self._counts | {"loaders": len(self._loaders), "gone": len(self._gone)}
 
     def linger(self, seconds: float = 0.5) -> None:
-        """Wait until the last answers are on their way."""
+        """Wait until the last answers have been sent."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
@@ -152,7 +153,7 @@ class GraphServer:
     def _agree(self, message: list[Tensor]) -> list[Tensor]:
         packed = self._of_this_graph(message)
         name = digest(packed)
-        with self._binding:  # several batches of one loader come at once
+        with self._binding:  # several batches of one loader may arrive at once
             if wire.tensor_bytes(name) not in self._loaders:
                 loader = self._bind(LoaderRecord.unpack(packed))
                 with self._lock:
@@ -162,7 +163,7 @@ class GraphServer:
         return [name]
 
     def _of_this_graph(self, message: list[Tensor]) -> list[Tensor]:
-        """What comes after the fingerprint of the client's graph."""
+        """Check the fingerprint of the client's graph; return the rest of the message."""
         fingerprint, *rest = message
         if not self._fingerprint.fits(Fingerprint.unpack(fingerprint)):
             raise OtherGraph(
@@ -203,7 +204,7 @@ class GraphServer:
         key = wire.tensor_bytes(name)
         with self._lock:
             if key not in self._loaders:
-                raise NotAgreed("this server does not know this loader (any more)")
+                raise NotAgreed("this server does not know this loader, or no longer")
             self._loaders.move_to_end(key)
             return self._loaders[key]
 
@@ -213,7 +214,7 @@ class GraphServer:
         name, flags, node, *rest = message
         loader, (key, timed, _) = self._known(name), _flags(flags)
         if len(rest) != timed:
-            raise ValueError("times do not go with the seeds")
+            raise ValueError("times do not fit the seeds")
         inputs = NodeSamplerInput(
             None, node, rest[0] if timed else None, input_type=loader.record.seed_type
         )
@@ -223,7 +224,7 @@ class GraphServer:
         name, flags, row, col, *rest = message
         loader, (key, timed, labelled) = self._known(name), _flags(flags)
         if len(rest) != timed + labelled:
-            raise ValueError("labels or times do not go with the links")
+            raise ValueError("labels or times do not fit the links")
         inputs = EdgeSamplerInput(
             None,
             row,
@@ -247,7 +248,7 @@ class GraphServer:
             node, edge = _ids_of(out)
             rows = self._rows(loader, node, edge)
             if not loader.record.links:
-                out.metadata = None  # it is the client's own
+                out.metadata = None  # the client has its own
             text, tensors = wire.pack({"out": out, "rows": rows})
         answer = [wire.bytes_tensor(text), *tensors]
         with self._lock:
@@ -273,7 +274,7 @@ class GraphServer:
         node: Mapping[NodeType, Tensor],
         edge: Mapping[EdgeType, Tensor | None],
     ) -> list[Tensor | None]:
-        """The rows of what the loader wants, in its order; ``None`` for edges without ids."""
+        """The rows that the loader wants, in its order; ``None`` for edges without ids."""
         stats, found = Stats(), {}
         if loader.from_store:
             assert loader.features is not None
@@ -306,9 +307,9 @@ class GraphServer:
         self._check_rows(row)
         count = self._count(row)
         if ids.dtype != torch.int64 or ids.dim() != 1:
-            raise ValueError("ids are int64 [n]")
+            raise ValueError("ids must be int64 [n]")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            raise IndexError(f"{row[2]!r} has the rows 0 to {count - 1}")
+            raise IndexError(f"{row[2]!r} has only the rows 0 to {count - 1}")
         with self._working():
             return [self._select(row, ids, Stats())]
 
@@ -322,7 +323,7 @@ class GraphServer:
         elif not of_edges or kind not in self._directory.meta.edges:
             raise KeyError(f"there is no edge type {kind!r}")
         if not 0 <= begin <= end <= self._count(row):
-            raise IndexError(f"{name!r} has the rows 0 to {self._count(row) - 1}")
+            raise IndexError(f"{name!r} has only the rows 0 to {self._count(row) - 1}")
         value = self._store(kind)[name]
         return [value[:, begin:end] if name == EDGE_INDEX else value[begin:end]]
 
@@ -366,7 +367,7 @@ def _flags(flags: Tensor) -> tuple[int, bool, bool]:
 
 
 def _ids_of(out: Any) -> tuple[dict[NodeType, Tensor], dict[EdgeType, Tensor | None]]:
-    """The original ids of what was sampled."""
+    """The original ids of the sampled nodes and edges."""
     if not isinstance(out.node, dict):
         return {None: out.node}, {None: _int64(out.edge)}
     edges = out.edge or {}

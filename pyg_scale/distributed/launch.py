@@ -1,4 +1,4 @@
-"""Who this process is among the ranks: from torchrun's environment, SLURM's, or arguments."""
+"""The rank of this process: from torchrun's environment, SLURM's, or arguments."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pyg_scale.distributed.slurm import default_port, expand_hosts, expand_tasks
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST")
 DEFAULT_PORT = 29500
-"""What ``torch.distributed`` takes, too."""
+"""The default of ``torch.distributed``, too."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A process among those that were started together.
+    """The identity of a process among those that were started together.
 
     Attributes:
         launcher: ``"torchrun"``, ``"slurm"``, ``"arguments"``, or ``"none"`` for one process.
         rank: From 0 to ``world_size - 1``.
         world_size: Number of processes.
-        local_rank: Rank among those of this machine; ``None`` if the launcher does not say.
+        local_rank: Rank among the processes of this machine; ``None`` if the launcher does not say.
         local_world_size: Number of processes of this machine, or ``None``.
-        master_addr: Where rank 0 is.
-        master_port: The port there.
-        hosted: Whether torchrun's agent has a store at that port.
-        restarts: How often this process was started again, by its agent's count.
+        master_addr: Address of rank 0.
+        master_port: Port of rank 0.
+        hosted: True if torchrun's agent has a store at that port.
+        restarts: Number of times that this process was restarted, as counted by its agent.
     """
 
     launcher: str
@@ -58,7 +58,7 @@ class Launch:
         if self.local_world_size is not None and self.local_world_size > self.world_size:
             raise ValueError(
                 f"{self._from}: local_world_size={self.local_world_size} contradicts "
-                f"world_size={self.world_size}; a machine has no more ranks than all have"
+                f"world_size={self.world_size}; a machine cannot have more ranks than the job"
             )
         if not 0 < self.master_port < 1 << 16:
             raise ValueError(
@@ -81,20 +81,20 @@ def read_launch(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Launch:
-    """Who this process is.
+    """The identity of this process.
 
     Args:
         environ: The environment of the process.
-        rank: Without torchrun; together with ``world_size``.
-        world_size: See above.
+        rank: Rank of this process, without torchrun; needs ``world_size``.
+        world_size: Number of processes; needs ``rank``.
         local_rank: By default the launcher's.
         local_world_size: By default the launcher's.
-        master_addr: Where rank 0 is; by default ``MASTER_ADDR``, the first host of SLURM's list,
+        master_addr: Address of rank 0; by default ``MASTER_ADDR``, the first host of SLURM's list,
             or this machine.
-        master_port: By default ``MASTER_PORT``, one made of SLURM's job number, or 29500.
+        master_port: By default ``MASTER_PORT``, one derived from SLURM's job number, or 29500.
 
     Raises:
-        ValueError: If the environment is incomplete, contradicts itself, or the arguments.
+        ValueError: If the environment is incomplete, or contradicts itself or the arguments.
     """
     if (rank is None) != (world_size is None):
         raise ValueError("rank and world_size go together: pass both, or neither")
@@ -114,7 +114,7 @@ def read_launch(
         return _of_slurm(environ, given)
     if environ.get("SLURM_NTASKS", "1") != "1":
         warnings.warn(
-            f"SLURM has {environ['SLURM_NTASKS']} tasks here, but srun did not start this "
+            f"SLURM has {environ['SLURM_NTASKS']} tasks, but srun did not start this "
             "process, so it is alone: start with srun, or with srun and torchrun",
             stacklevel=4,
         )
@@ -130,8 +130,8 @@ def _of_torchrun(environ: Mapping[str, str], given: Mapping[str, int | str | Non
     if missing:
         have = [name for name in (*_TORCHRUN, "LOCAL_RANK") if name in environ]
         raise ValueError(
-            f"the environment is incomplete: {', '.join(have)} are set, but {', '.join(missing)} "
-            "not; start with torchrun, or unset them"
+            f"the environment is incomplete: {', '.join(have)} are set, but not "
+            f"{', '.join(missing)}; start with torchrun, or unset them"
         )
     found: dict[str, int | str | None] = {
         "rank": _number(environ, "RANK"),
@@ -193,7 +193,7 @@ def _of_slurm(environ: Mapping[str, str], given: Mapping[str, int | str | None])
         missing.append("SLURM_JOB_NODELIST")
     if missing:
         raise ValueError(
-            f"SLURM's environment is incomplete: SLURM_PROCID is set, but {', '.join(missing)} not"
+            f"SLURM's environment is incomplete: SLURM_PROCID is set, but not {', '.join(missing)}"
         )
     world_size = _number(
         environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
@@ -231,7 +231,7 @@ def _tasks_of_this_node(environ: Mapping[str, str], hosts: int, world_size: int)
         return None
     tasks, node = expand_tasks(text), _number(environ, "SLURM_NODEID")
     if len(tasks) != hosts or node >= hosts or sum(tasks) != world_size:
-        return None  # of the job, while the step has fewer: the ranks will tell each other
+        return None  # numbers of the job, while the step has fewer: the ranks will exchange theirs
     return tasks[node]
 
 

@@ -1,7 +1,7 @@
-"""What a loader wants sampled, as a fixed record: agreed with a server once, checked there.
+"""The sampling that a loader wants, as a fixed record: agreed with a server once, checked there.
 
-A record is JSON and the tensors in it. Its name is a digest of both, so that a server may forget
-it at any time: it says so when the name comes, and is told again.
+A record is JSON and the tensors in it. Its name is a digest of both, so that a server may forget it
+at any time: it then asks for the record again when it receives the name.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _OPTIONS = {
 _HGT_OPTIONS = {"num_samples", "is_sorted"}
 
 RowsOf = tuple[bool, NodeType | EdgeType, str]
-"""An attribute with a row for each node or edge: whether of edges, of which type, its name."""
+"""An attribute with a row for each node or edge: true for edges, its type, its name."""
 
 
 @dataclass(frozen=True)
 class LoaderRecord:
-    """What a loader wants sampled.
+    """The sampling that a loader wants.
 
     Attributes:
         sampler: A name of the kind ``sampler``, or ``"hgt"``.
-        options: What it is bound with.
-        links: Whether seeds are links.
+        options: The options of the sampler.
+        links: True if seeds are links.
         seed_type: The node or edge type of the seeds.
-        timed: Whether seeds have times of their own.
-        rows: The attributes that come with a batch.
-        negatives: Of links.
+        timed: True if seeds have times of their own.
+        rows: The attributes that are sent with a batch.
+        negatives: Negative sampling of links.
     """
 
     sampler: str
@@ -64,7 +64,7 @@ class LoaderRecord:
     negatives: NegativeSampling | None = field(default=None, compare=False)
 
     def pack(self) -> list[Tensor]:
-        """As a message; :meth:`unpack` undoes it."""
+        """Return it as a message; :meth:`unpack` undoes it."""
         content = {
             "version": VERSION,
             "sampler": self.sampler,
@@ -83,14 +83,14 @@ class LoaderRecord:
         """The record of a message.
 
         Raises:
-            ValueError: If it is none.
+            ValueError: If it is not a valid record.
         """
         if not message:
-            raise ValueError("a loader's record has a text")
+            raise ValueError("a loader's record must have a text")
         found = wire.unpack(wire.tensor_bytes(message[0]), message[1:])
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(
-                f"a loader's record has version {VERSION}: client and server must be of one release"
+                f"a loader's record has version {VERSION}: client and server need the same release"
             )
         record = cls(
             sampler=found["sampler"],
@@ -116,13 +116,13 @@ class LoaderRecord:
         if not self.options.keys() <= known:
             raise ValueError(f"a sampler has no option {min(self.options.keys() - known)!r}")
         if type(self.links) is not bool or type(self.timed) is not bool:
-            raise ValueError("links and timed are true or false")
+            raise ValueError("links and timed must be true or false")
         if not all(len(each) == 3 and type(each[0]) is bool for each in self.rows):
-            raise ValueError("rows are (of_edges, type, name)")
+            raise ValueError("rows must be (of_edges, type, name)")
 
 
 def digest(message: Sequence[Tensor]) -> Tensor:
-    """The name ``uint8`` ``[32]`` of a record that was packed."""
+    """The name ``uint8`` ``[32]`` of a packed record."""
     found = hashlib.blake2b(digest_size=32, person=b"pyg_scale loader")
     for tensor in message:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
@@ -133,7 +133,7 @@ def digest(message: Sequence[Tensor]) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """An option as the wire knows it."""
+    """An option as it is sent."""
     if isinstance(value, NumNeighbors):
         values: Any = value.values
         if isinstance(values, dict):
@@ -176,7 +176,7 @@ def _rebuilt_negatives(found: Any) -> NegativeSampling | None:
         return None
     exclude = found.pop("exclude_positives")
     if not isinstance(exclude, bool | Tensor):
-        raise ValueError("exclude_positives is true, false or links")
+        raise ValueError("exclude_positives must be true, false or links")
     return NegativeSampling(**found, exclude_positives=exclude)
 
 
@@ -184,9 +184,9 @@ def json_of(tensor: Tensor) -> Any:
     """The plain values of a tensor that :func:`pyg_scale.loader.wire.json_tensor` made.
 
     Raises:
-        ValueError: If they are no JSON.
+        ValueError: If they are not JSON.
     """
     try:
         return json.loads(wire.tensor_bytes(tensor))
     except (UnicodeError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None

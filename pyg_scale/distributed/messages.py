@@ -1,16 +1,18 @@
-"""What ranks ask each other about edges: a fixed layout, checked where it arrives.
+"""The messages of ranks about edges: a fixed layout, checked by the receiver.
 
 A request has five tensors:
 
-* a record: the sampler (:mod:`pyg_scale.distributed.described`) and whether edges have weights;
+* a record: the sampler (:mod:`pyg_scale.distributed.described`), and true if edges have weights;
 * the asks, ``int64`` ``[k, 6]``: number of the edge type, hop, ``num_neighbors``, key, number of
   nodes, and 1 if the nodes have components plus 2 if they have times;
-* their nodes, one ask after the other, ``int32`` if all node types are so small, else ``int64``;
-* the components of those that have them, ``int32`` or ``int64`` in the same way;
+* their nodes, one ask after the other, ``int32`` if all node types are small enough, else
+  ``int64``;
+* the components of those that have them, ``int32`` or ``int64`` likewise;
 * the times of those that have them, ``int64``.
 
 The answer has four tensors and one for each extra attribute of edges: the record of the names of
-these, how many edges each node got (``int64``), neighbours, and edge ids (``int32`` or ``int64``).
+these, the number of edges of each node (``int64``), neighbours, and edge ids (``int32`` or
+``int64``).
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Layout:
         """The record and the asks of a request.
 
         Raises:
-            CommError: If it is none.
+            CommError: If it is not a request.
         """
         _check(len(tensors) == 5, f"it has {len(tensors)} tensors instead of 5")
         record, rows, node, component, latest = tensors
@@ -117,7 +119,7 @@ class Layout:
         none = torch.empty(0, dtype=_INT64)
         names = list(dict.fromkeys(name for each in found for name in each.attrs))
         if any(list(each.attrs) != names for each in found):
-            raise NotImplementedError("a sampler gives extra tensors for some edge types only")
+            raise NotImplementedError("the sampler returns extra tensors for some edge types only")
         return [
             to_record(names),
             torch.cat([none, *[each.counts for each in found]]),
@@ -127,10 +129,10 @@ class Layout:
         ]
 
     def read_answer(self, tensors: Sequence[Tensor], asks: Sequence[Ask]) -> list[Picked]:
-        """What each ask got.
+        """The edges picked for each ask.
 
         Raises:
-            CommError: If it is no answer to them.
+            CommError: If it is not an answer to them.
         """
         _check(len(tensors) >= 4, f"it has {len(tensors)} tensors")
         record, counts, neighbor, edge, *extra = tensors
@@ -169,9 +171,9 @@ def _in_range(values: Tensor, size: int, what: str) -> None:
     if values.numel():
         low, high = (int(v) for v in torch.aminmax(values))
         wrong: Any = low if low < 0 else high
-        _check(low >= 0 and high < size, f"{what} {wrong}, there are {size}")
+        _check(low >= 0 and high < size, f"{what} {wrong}, but there are only {size}")
 
 
 def _check(fits: bool, what: str) -> None:
     if not fits:
-        raise CommError(f"what came is no message about edges: {what}")
+        raise CommError(f"the message is not valid for edges: {what}")

@@ -17,14 +17,14 @@ from pyg_scale.store.directory import opening as alone
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.verify import verify as verify_directory
 
-if TYPE_CHECKING:  # what talks to others is loaded where there are any
+if TYPE_CHECKING:  # code for other ranks is loaded only if there are any
     from pyg_scale.comm import Communicator
     from pyg_scale.distributed.graph import RankData, RankHeteroData
 
 SCHEMES = ("tcp://", "ipc://")
-"""What the addresses of servers begin with."""
+"""The prefix of the addresses of servers."""
 THROUGH = ("mappings", "requests")
-"""How parts are read that another rank of this machine owns."""
+"""The ways of reading parts that another rank of this machine owns."""
 
 Opened: TypeAlias = "DirectoryData | DirectoryHeteroData | RankData | RankHeteroData"
 
@@ -66,60 +66,61 @@ def open_graph(
     cache_ratio: float | None = None,
     cache_policy: str = "placed",
 ) -> Opened | Part:
-    """Open a graph directory, or the graph of sampler servers. It goes into every loader as it is.
+    """Open a graph directory, or the graph of sampler servers. Loaders take the result.
 
     One process: the graph is a ``Data`` or ``HeteroData`` whose tensors are memory-mapped,
-    copy-on-write: the system reads what is used, all processes of a machine share it, and a
-    write stays in this process. The edge list is made when somebody asks for ``edge_index``. A
-    directory of several parts is one graph too if all of them are here; its attributes and in-edges
-    are put together in memory when somebody asks for them. Ids are the original ones.
+    copy-on-write: the system reads only pages that are used, all processes of a machine share them,
+    and a write stays in this process. The edge list is created on the first access to
+    ``edge_index``. A directory of several parts is one graph too if all of them are present; its
+    attributes and in-edges are joined in memory on first access. Ids are the original ones.
 
     Several ranks (``torch.distributed`` is initialised, or torchrun started this process): all of
     them call it, each with a directory that has ``META.json``, the partition book and at least the
-    parts that it is to own. Loaders sample across all parts and give the batches that one process
-    would. Until it is closed on all ranks, each answers the others in threads of its own. Labels,
-    masks and whatever else has one number per node can be asked for as ever; larger attributes
-    of parts that are elsewhere come by the loader alone. The graph has ``close()``, and is a
+    parts that it is to own. Loaders sample across all parts and give the same batches as a single
+    process. Until the graph is closed on all ranks, each rank answers the others in threads of its
+    own. Labels, masks and other attributes with one number per node can be read as usual; larger
+    attributes of remote parts are available from loaders only. The graph has ``close()``, and is a
     context manager.
 
-    Sampler servers (``pyg-scale serve``): they sample, and this process holds nothing of the graph,
+    Sampler servers (``pyg-scale serve``): they sample, and this process has no part of the graph,
     see :func:`pyg_scale.distributed.served_graph.connect_graph`.
 
     Args:
-        path: The directory; of servers their addresses, ``"tcp://host:port,tcp://host2:port"``.
-        part: Open one part alone, as it is.
-        verify: Read everything that is here, and compare checksums, ids and orders; see
+        path: The directory, or the addresses of servers, ``"tcp://host:port,tcp://host2:port"``.
+        part: Open this part alone.
+        verify: Read all files present, and check checksums, ids and orders; see
             :func:`pyg_scale.store.directory.verify.verify`.
         comm: The ranks: a name of the kind ``comm`` or a communicator (which is then not closed
-            with the graph). ``None``: those that there are. ``"local"``: this process alone, even
+            with the graph). ``None``: all ranks of the job. ``"local"``: this process alone, even
             if there are others.
-        through: ``"mappings"``: a rank reads all parts that it finds in its directory, whoever owns
-            them. ``"requests"``: it reads its own parts, and asks other ranks for all others, even
-            those of the same machine (for a directory on a slow network file system).
+        through: ``"mappings"``: a rank reads all parts in its directory, whichever rank owns them.
+            ``"requests"``: it reads only its own parts, and asks other ranks for all others, even
+            ranks of the same machine (for a directory on a slow network file system).
         timeout: Seconds that the other ranks may take to come, and to answer (300 by default), or
             servers to answer (60 by default).
-        num_threads: How many requests of other ranks this one answers at a time.
-        token: The servers' secret; by default that of the variable ``PYG_SCALE_SECRET``, or in the
-            file ``PYG_SCALE_SECRET_FILE``. Ranks take theirs from there alone, see
+        num_threads: Number of requests of other ranks that this one answers at a time.
+        token: The servers' secret; by default that of the variable ``PYG_SCALE_SECRET``, or of the
+            file named by ``PYG_SCALE_SECRET_FILE``. Ranks take theirs only from these, see
             :func:`pyg_scale.distributed.init`.
-        transport: How servers are reached: a name of the kind ``comm`` (``"zmq"`` by default), or
+        transport: The transport to servers: a name of the kind ``comm`` (``"zmq"`` by default), or
             such a class.
         cache: Bytes of features of other ranks to keep in memory, or text such as ``"2GB"``.
-        cache_ratio: Or a share of all features of the graph. A process alone needs no such cache.
-        cache_policy: Which rows it keeps: ``"placed"`` (nodes that the partitioner listed, then
-            halo nodes), ``"belady"`` or ``"sieve"``; see
+        cache_ratio: Instead of ``cache``, a share of all features of the graph. A single process
+            needs no such cache.
+        cache_policy: The choice of rows in the cache: ``"placed"`` (nodes that the partitioner
+            listed, then halo nodes), ``"belady"`` or ``"sieve"``; see
             :class:`~pyg_scale.distributed.features.RankFeatures`.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, of a newer version, damaged, or a part is
-            nowhere; names the file, the part or the rank. All ranks raise it.
-        IndexError: If there is no such part.
-        ValueError: If an argument is wrong.
+        GraphDirectoryError: If it is not a graph directory, has a newer version, is damaged, or no
+            rank has a part; names the file, the part or the rank. All ranks raise it.
+        IndexError: If the part does not exist.
+        ValueError: If an argument is invalid.
         AccessError: If a rank has another secret; raised when it is first asked.
-        CommTimeoutError: If not all ranks come in time; names them.
+        CommTimeoutError: If not all ranks arrive in time; names those that did not.
     """
     options = {"cache": cache, "cache_ratio": cache_ratio, "policy": cache_policy}
     if options != {"cache": None, "cache_ratio": None, "policy": "placed"}:
@@ -137,7 +138,7 @@ def open_graph(
             )
         return connect_graph(str(path), token=token, timeout=timeout, transport=transport)
     if token is not None or transport is not None:
-        raise ValueError(f"token= and transport= are of servers, tcp://host:port (got {path})")
+        raise ValueError(f"token= and transport= are for servers, tcp://host:port (got {path})")
     timeout = 300.0 if timeout is None else timeout
     if through not in THROUGH:
         raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
@@ -181,15 +182,15 @@ def open_on_ranks(
     Args:
         source: The directory, or its path.
         comm: The ranks.
-        verify: As there.
-        through: As there.
-        num_threads: As there.
-        owns_comm: Whether to close ``comm`` with the graph.
-        options: Of :class:`~pyg_scale.distributed.features.RankFeatures`.
+        verify: See :func:`open_graph`.
+        through: See :func:`open_graph`.
+        num_threads: See :func:`open_graph`.
+        owns_comm: Close ``comm`` with the graph.
+        options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`.
 
     Raises:
-        GraphDirectoryError: As there.
-        CommTimeoutError: As there.
+        GraphDirectoryError: See :func:`open_graph`.
+        CommTimeoutError: See :func:`open_graph`.
     """
     from pyg_scale.distributed.graph import graph_of
     from pyg_scale.distributed.owners import Owners
@@ -208,7 +209,7 @@ def open_on_ranks(
     service = comm.serve(handlers_of(directory), num_threads=num_threads)
     ranks = Ranks(comm, service, owners, directory.path, owns_comm=owns_comm)
     try:
-        comm.barrier()  # from here on all serve
+        comm.barrier()  # from now on all ranks serve
         return graph_of(directory, ranks, **options)
     except BaseException:
         ranks.close(0.0)

@@ -1,4 +1,4 @@
-"""How batches are sampled: the options of loaders, under the name that users of GLT look for."""
+"""The sampling options of loaders, under the name that users of GLT expect."""
 
 from pyg_scale.loader.sampling_options import SamplingOptions as SamplingOptions
 

@@ -1,9 +1,9 @@
-"""Which ranks answer for which parts, agreed once when a graph is opened.
+"""The ranks that answer for each part, agreed once when a graph is opened.
 
-Every part has an owner among the ranks that can read it: ranks get equally many as far as that
-goes (if all ranks can read all parts, part ``p`` is that of rank ``p % world_size``). A rank that
-would own nothing shares a part with its owner, so that with more ranks than parts all of them
-answer. When a rank fails, the next one that can read the part is asked, see
+Every part has an owner among the ranks that can read it. Ranks own equal numbers of parts if
+possible (if all ranks can read all parts, rank ``p % world_size`` owns part ``p``). A rank that
+would own nothing shares a part with its owner, so that all ranks answer if there are more ranks
+than parts. When a rank fails, the next one that can read the part is asked, see
 :mod:`pyg_scale.distributed.failover`.
 """
 
@@ -22,15 +22,14 @@ from pyg_scale.store.directory import GraphDirectory
 
 @dataclass(frozen=True)
 class Owners:
-    """Part to ranks, the same on every rank but for :attr:`rank` and :attr:`direct`.
+    """Map of parts to ranks, the same on every rank except for :attr:`rank` and :attr:`direct`.
 
     Attributes:
-        rank: This one.
+        rank: This rank.
         world_size: Number of ranks.
         readable: The parts that each rank can read.
         ranks_of: The ranks that answer for each part, the one that owns it first.
-        direct: The parts that this rank reads itself, from their mapping; it asks other ranks
-            for all others.
+        direct: The parts that this rank maps and reads itself; it asks other ranks for all others.
     """
 
     rank: int
@@ -49,21 +48,21 @@ class Owners:
         error: str = "",
         tag: int | None = None,
     ) -> Owners:
-        """Tell the other ranks which parts are here, and learn what they have. All ranks call it.
+        """Exchange the lists of readable parts with the other ranks. All ranks call it.
 
         Args:
             comm: The ranks.
-            directory: What this rank opened; ``None`` if it could not.
+            directory: The directory that this rank opened; ``None`` if it could not.
             through: ``"mappings"``: a rank reads every part that it can. ``"requests"``: it reads
                 only those for which it answers.
-            error: Why it could not.
+            error: The reason why it could not.
             tag: See :class:`~pyg_scale.comm.Communicator`.
 
         Raises:
             GraphDirectoryError: If a rank could not open the graph, or opened another one, or
                 no rank has a part; names it. The same on all ranks.
             ValueError: If ranks do not agree on ``through``.
-            CommTimeoutError: If a rank does not come in time; names it.
+            CommTimeoutError: If a rank does not answer in time; names it.
         """
         said: dict[str, Any] = {"error": error, "through": through}
         if directory is not None:
@@ -112,8 +111,8 @@ class Owners:
     def holders(self, part: int) -> tuple[int, ...]:
         """The ranks that can answer for a part, in the order in which this one asks them.
 
-        First those that are to answer, in turn; then this one, if it can read the part; then all
-        others that can.
+        First those that answer for the part, in turn; then this one, if it can read the part; then
+        all others that can.
         """
         return self._holders[part]
 
@@ -124,19 +123,19 @@ class Owners:
         found = []
         for part, answer in enumerate(self.ranks_of):
             turn = self.rank % max(1, len(answer))
-            others = [(self.rank + step) % self.world_size for step in ranks]  # this one first
+            others = [(self.rank + step) % self.world_size for step in ranks]  # this rank first
             able = [rank for rank in others if part in parts[rank]]
             found.append(tuple(dict.fromkeys([*answer[turn:], *answer[:turn], *able])))
         return tuple(found)
 
     @property
     def all_direct(self) -> bool:
-        """Whether this rank reads all parts itself."""
+        """True if this rank reads all parts itself."""
         return len(self.direct) == self.num_parts
 
 
 def share_out(readable: Sequence[Sequence[int]], num_parts: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks that answer for each part, its owner first; none for a part that nobody can read.
+    """The ranks that answer for each part, its owner first; none for a part that no rank can read.
 
     Args:
         readable: The parts that each rank can read.
@@ -173,5 +172,5 @@ def _check_equal(found: Sequence[dict]) -> None:
         if each["through"] != found[0]["through"]:
             raise ValueError(
                 f"rank {rank} opened the graph with through={each['through']!r}, rank 0 with "
-                f"through={found[0]['through']!r}: give all ranks the same"
+                f"through={found[0]['through']!r}: use the same on all ranks"
             )

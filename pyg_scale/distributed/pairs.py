@@ -1,7 +1,7 @@
-"""Latency, bandwidth and clocks between all pairs of ranks, measured where features travel.
+"""Latency, bandwidth and clocks between all pairs of ranks, measured over requests.
 
-In each round every rank works with one other (the circle method of tournaments), so that no rank
-is measured twice at once, and the time grows with the number of ranks, not of pairs.
+In each round every rank is paired with one other (the circle method of tournaments), so that no
+rank is measured twice at once, and the time grows with the number of ranks, not of pairs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError
 
 _ECHOES = 20
-_FIRST = 1 << 18  # bytes of the first message, which says how large the next may be
+_FIRST = 1 << 18  # bytes of the first message, whose time decides the size of the next
 _LARGEST = 1 << 26
 _CONNECT_SECONDS = 5.0
 
 
 @dataclass
 class Pair:
-    """What a rank measured of another.
+    """The measurements by one rank of another.
 
     Attributes:
-        rank: The other.
+        rank: The other rank.
         latency: Seconds of the shortest round trip of an empty request, or ``None``.
-        sent: Bytes per second towards the other.
+        sent: Bytes per second to the other.
         received: Bytes per second from the other.
-        clock: Seconds by which the other's clock is ahead, give or take half the latency.
-        error: Why the other cannot be reached.
+        clock: Seconds by which the other's clock is ahead, accurate to half the latency.
+        error: The reason why the other cannot be reached.
     """
 
     rank: int
@@ -66,24 +66,24 @@ def rounds(world_size: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_pairs(store: Any, rank: int, world_size: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure; every rank calls it.
+    """Measure all pairs of ranks; every rank calls it.
 
     Args:
-        store: Of this measurement alone.
-        rank: Of this process.
+        store: A store for this measurement alone.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        seconds: About how long it may take in all.
+        seconds: Approximate time for the whole measurement.
 
     Returns:
         The :class:`Pair` of each other rank, as plain values. The lower rank of a pair measures
-        everything, the higher one latency alone: that it can connect.
+        everything, the higher one only latency, to check that it can connect.
     """
     group = Group(PrefixStore("service", store), rank, world_size, _CONNECT_SECONDS)
     service = TcpService(group, {"echo": _echo, "give": _give, "clock": _clock}, 1)
     plan = rounds(world_size)
     start = time.monotonic()
     each = min(2.0, seconds / max(1, len(plan)))
-    slot = each + _CONNECT_SECONDS  # of a round, where a rank cannot be reached
+    slot = each + _CONNECT_SECONDS  # of a round in which a rank cannot be reached
     found = []
     try:
         for number, pairs in enumerate(plan):
@@ -100,20 +100,20 @@ def measure_pairs(store: Any, rank: int, world_size: int, seconds: float) -> lis
 
 
 class _Turn:
-    """Two ranks, one after the other."""
+    """Lets two ranks act one after the other."""
 
     def __init__(self, store: Any, name: str, first: bool) -> None:
         self.store, self.name, self.first = store, name, first
 
     def begin(self, deadline: float) -> None:
-        """Wait until the other is here, and it is this one's turn."""
+        """Wait until the other rank is ready, and it is this one's turn."""
         self.store.set(f"{self.name}/here/{self.first}", "")
         self._wait(f"here/{not self.first}", deadline)
         if not self.first:
             self._wait("first", deadline)
 
     def end(self, deadline: float) -> None:
-        """Let the other go on."""
+        """Let the other rank continue."""
         self.store.set(f"{self.name}/{'first' if self.first else 'second'}", "")
         if self.first:
             self._wait("second", deadline)
@@ -183,7 +183,7 @@ def _echo(tensors: list[Tensor]) -> Sequence[Tensor]:
 def _give(tensors: list[Tensor]) -> Sequence[Tensor]:
     size = int(tensors[0])
     if not 0 <= size <= _LARGEST:
-        raise ValueError(f"{size} bytes are not to be had")
+        raise ValueError(f"cannot send {size} bytes")
     return [torch.zeros(size, dtype=torch.uint8)]
 
 

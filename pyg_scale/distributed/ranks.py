@@ -1,8 +1,8 @@
 """The ranks that have a graph open together, from ``open()`` to ``close()``.
 
 A rank answers the others for as long as any of them may ask, whatever its own script does: leave a
-loop, evaluate alone, drop the graph, come to its end. Only a script that failed stops at once, so
-that the others hear of it.
+loop, evaluate alone, drop the graph, or end. Only a script that failed stops at once, so that the
+others notice.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pyg_scale.distributed.owners import Owners
 from pyg_scale.errors import CommError, CommTimeoutError
 
 _log = logging.getLogger("pyg_scale")
-_LONGEST = 24 * 3600.0  # seconds that a script that has ended goes on serving
-_AT_ONCE = 1e-3  # long enough to say that it was closed
-_NOTICE = 10.0  # seconds after which it says for whom
+_LONGEST = 24 * 3600.0  # seconds for which a rank serves after its script has ended
+_AT_ONCE = 1e-3  # long enough to announce that it was closed
+_NOTICE = 10.0  # seconds after which it logs that it still serves
 
 _lock = threading.Lock()
 _serving: set[_Serving] = set()
 _waiter: threading.Thread | None = None
-_failed = False  # which Python itself does not tell of sys.exit(1)
+_failed = False  # Python itself does not tell of sys.exit(1)
 
 
 class Ranks:
-    """What a graph has of the ranks that opened it.
+    """The ranks that opened a graph, as the graph uses them.
 
     Attributes:
-        comm: Collectives between them; give calls a tag where ranks may come in another order.
+        comm: Collectives between them; give calls a tag if ranks may call in another order.
         service: Requests between them.
-        owners: Who answers for which part.
+        owners: The ranks that answer for each part.
         path: The directory, for errors.
         timeout: Seconds that an answer may take.
-        health: Which of them have failed lately.
+        health: The ranks that failed recently.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return self.owners.rank
 
     @property
@@ -74,11 +74,11 @@ class Ranks:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True if :meth:`close` was called."""
         return not self._finalizer.alive
 
     def owns(self, comm: Communicator) -> None:
-        """Close the communicator, too, when the graph is closed."""
+        """Also close the communicator when the graph is closed."""
         self._serving.owned = comm
 
     @property
@@ -95,13 +95,13 @@ class Ranks:
             )
         if os.getpid() != self._process:
             raise CommError(
-                f"{self.path} was opened in another process, and only that one can ask other "
+                f"{self.path} was opened in another process, which alone can ask other "
                 "ranks: use threads as workers (worker_type='thread')"
             )
         return self._service
 
     def search(self) -> Search:
-        """For a request that moves on to the next rank when one fails."""
+        """A search for a request that moves on to the next rank when one fails."""
         return Search(self.rank, self.owners, self.health, self.timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -115,7 +115,7 @@ class Ranks:
         did what they were there for, and a warning is logged.
 
         Raises:
-            CommTimeoutError: If not all ranks have closed it by then; names them.
+            CommTimeoutError: If not all ranks closed it in time; names those that did not.
             CommError: If ranks have ended without closing it; names them.
         """
         if self._finalizer.detach() is None or os.getpid() != self._process:
@@ -134,7 +134,7 @@ class Ranks:
             return
         raise CommTimeoutError(
             f"{names} did not close {self.path} within {seconds:g} seconds; rank {self.rank} "
-            "serves its parts no more"
+            "stopped serving its parts"
         )
 
     def _are_replaced(self, ranks: list[int]) -> bool:
@@ -145,13 +145,13 @@ class Ranks:
 
     def __reduce__(self) -> tuple:
         raise TypeError(
-            f"{self.path} was opened on several ranks, which only this process can ask: use "
+            f"{self.path} was opened on several ranks, which only this process can reach: use "
             "threads as workers (worker_type='thread'), or open it with comm='local' there"
         )
 
 
 class _Serving:
-    """A service that goes on after its graph was dropped."""
+    """A service that continues after its graph was dropped."""
 
     def __init__(self, service: Service, comm: Communicator | None, path: Path) -> None:
         self.service, self.path = service, path
@@ -160,11 +160,11 @@ class _Serving:
         self._done = False
 
     def finish(self, seconds: float) -> list[int]:
-        """Serve until all ranks are done, then stop; the ranks that were not.
+        """Serve until all ranks are done, then stop; return the ranks that were not done.
 
-        Without any seconds this ends one that is under way, too.
+        With 0 seconds this also ends a call under way.
         """
-        if os.getpid() != self._process:  # a fork has the sockets, which are not its own
+        if os.getpid() != self._process:  # a forked process has the sockets, but does not own them
             return []
         if seconds <= 0:
             self.service.close(0.0)
@@ -182,7 +182,7 @@ class _Serving:
 
 
 def script_failed() -> None:
-    """Serve nobody any more when the script has ended: it is about to fail."""
+    """Stop serving when the script ends, as it is about to fail."""
     global _failed
     _failed = True
 
@@ -190,11 +190,11 @@ def script_failed() -> None:
 def _begin(serving: _Serving) -> None:
     global _waiter, _failed
     with _lock:
-        _failed = False  # it went on after what failed: it tries again
+        _failed = False  # the script continued after the failure: it tries again
         _serving.add(serving)
         if _waiter is None:
-            # The end of a script is seen from a thread that is no daemon: at exit, when functions
-            # of atexit are called, no thread can be started any more.
+            # A thread that is not a daemon waits for the end of the script: when functions of
+            # atexit are called, no thread can be started any more.
             _waiter = threading.Thread(target=_serve_after_the_end, name="pyg_scale-end")
             _waiter.start()
 
@@ -226,7 +226,7 @@ def _finish_all(serving: _Serving, failed: bool) -> None:
     start = time.monotonic()
     missing = serving.finish(_LONGEST)
     timer.cancel()
-    timer.join()  # a daemon thread that drops what it has while the interpreter ends aborts it
+    timer.join()  # a daemon that releases objects during exit aborts the process
     if missing:
         _log.warning(
             "rank %s ended without closing %s, or did not in %.0f s",
@@ -241,7 +241,7 @@ def _say(path: Path) -> None:
 
 
 def _forget() -> None:
-    """A fork has none of the threads: what it opens itself needs one of its own."""
+    """Reset the state in a forked process, which has none of the threads."""
     global _lock, _serving, _waiter
     _lock, _serving, _waiter = threading.Lock(), set(), None
 
@@ -250,11 +250,11 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _dropped(serving: _Serving) -> None:
-    """Nobody here has the graph any more; the other ranks may."""
-    # What a script that fails has in local variables is dropped before it ends.
+    """Handle a graph that this process dropped, while other ranks may still use it."""
+    # The local variables of a failing script are dropped before it ends.
     seconds = 0.0 if _failed else _LONGEST
     thread = threading.Thread(target=serving.finish, args=(seconds,), name="pyg_scale-linger")
     try:
         thread.start()
-    except RuntimeError:  # the interpreter ends
+    except RuntimeError:  # the interpreter is ending
         serving.finish(0.0)

@@ -1,8 +1,8 @@
 """Sampling across ranks: each hop asks all of them at once, and answers come in request order.
 
-A rank reads the parts that it can itself, while the others work on what it asked them. The nodes
-of all edge types and parts that one rank answers for are one request, and every node is in it once.
-What a rank that fails was asked for is asked of the next ones that hold its parts.
+A rank reads its local parts itself, while the others work on its requests. The nodes of all edge
+types and parts for which one rank answers are one request, with every node once. If a rank fails,
+its requests go to the next ranks that hold its parts.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 
 
 class _Share(NamedTuple):
-    """What one rank is asked of one ask."""
+    """One rank's share of an ask."""
 
-    number: int  # of the ask
-    ask: Ask  # of some of its nodes
-    position: Tensor  # of nodes of the ask
-    take: Tensor | None  # which of those that are asked for each of these is, if not one by one
+    number: int  # the ask's
+    ask: Ask  # with some of its nodes
+    position: Tensor  # of the nodes in the whole ask
+    take: Tensor | None  # for each position, the index in the share's nodes; None if one to one
 
     def answer(self, picked: Picked) -> Answer:
-        """What the rank said, as a part of what is said of the whole ask."""
+        """The rank's answer, as a part of the answer to the whole ask."""
         return Answer(self.position, self.take, *picked)
 
 
 class RankRouter:
-    """Reaches in-edges wherever they are; see :class:`~pyg_scale.graph.topology.Router`.
+    """Samples in-edges on any rank; see :class:`~pyg_scale.graph.topology.Router`.
 
     Args:
-        ranks: Those that have the graph open.
-        local: Reads the parts that are here.
+        ranks: The ranks that have the graph open.
+        local: Reads local parts.
         columns: Gathers times of all nodes.
-        options: What the topology was asked for with.
+        options: The options of the topology.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RankRouter:
         self._direction, self._weighted = options.direction, options.weight_attr is not None
         self._layout = Layout(self._directory.meta)
         self._usual = Search(ranks.rank, ranks.owners, Health(0.0), 0.0).route()
-        # of which ranks nodes are asked for once; one more stands for nobody
+        # the ranks from which nodes are requested once; the last entry stands for no rank
         self._nobody = torch.zeros(ranks.world_size + 1, dtype=torch.bool)
         self._others = ~self._nobody
         self._others[ranks.rank] = False
@@ -74,19 +74,19 @@ class RankRouter:
         self.timed_nodes, self.timed = local.timed_nodes, local.timed
 
     def parts_here(self) -> None:
-        """Not all of them are: other ranks are asked."""
+        """``None``, as not all parts are local: other ranks are asked."""
         return None
 
     # Edges #################################################################################
 
     def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:
-        """What the nodes of a hop get, in their order, whoever owns them.
+        """The edges picked for the nodes of a hop, in their order, whichever rank owns them.
 
         Raises:
-            CommError: If a rank is gone or answers something else, and no other has its part; names
+            CommError: If a rank is gone or sends a wrong answer, and no other has its part; names
                 it.
             CommTimeoutError: If a rank does not answer in time; names it.
-            NotImplementedError: If the sampler cannot be told to other ranks.
+            NotImplementedError: If the sampler cannot be described to other ranks.
         """
         return self._expand(sampler, asks, self._ranks.search())
 
@@ -133,7 +133,7 @@ class RankRouter:
         return search.route()
 
     def _ranks_of(self, part: Tensor, route: Route, search: Search) -> Tensor:
-        """Whom to ask for nodes of parts ``[n]``.
+        """The ranks to ask for nodes of parts ``[n]``.
 
         Raises:
             CommError: If all ranks that hold one of them have failed; names them.
@@ -146,13 +146,13 @@ class RankRouter:
     def _shares(
         self, sampler: HopSampler, asks: Sequence[Ask], route: Route, search: Search
     ) -> dict[int, list[_Share]]:
-        """What each rank is asked, by rank."""
+        """The shares of the asks, by rank."""
         shares: dict[int, list[_Share]] = {}
         draws = type(sampler).pick_all is not HopSampler.pick_all
         group = torch.where(route.rank_of < 0, self._ranks.world_size, route.rank_of)
         for number, ask in enumerate(asks):
             book = self._directory.books[end_of(ask.edge_type, self._direction, expanded=True)]
-            # All in-edges, if times do not matter, are the same for every seed.
+            # If times do not matter, the set of all in-edges is the same for every seed.
             one_for_all = not draws and ask.num_neighbors < 0 and ask.latest is None
             once = ask.component is None or one_for_all  # else a node is in a component once
             found = split_rows(
@@ -189,10 +189,10 @@ class RankRouter:
     # Times #################################################################################
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
-        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``, whoever owns them.
+        """The (sortable) times ``int64`` ``[n]`` of nodes ``[n]``, whichever rank owns them.
 
         Raises:
-            CommError: If a rank is gone or answers something else; names it.
+            CommError: If a rank is gone or sends a wrong answer; names it.
             CommTimeoutError: If a rank does not answer in time; names it.
         """
         if node_type in self._times:
@@ -214,7 +214,7 @@ class RankRouter:
         out: Tensor,
         search: Search,
     ) -> Tensor:
-        """Ask for the times of ``node[left]``; returns what of ``left`` is to be asked again."""
+        """Request the times of ``node[left]``; return the part of ``left`` to request again."""
         number = torch.tensor([list(self._directory.meta.nodes).index(node_type)])
         route = self._route(search)
         rank_of = self._ranks_of(part[left], route, search)
@@ -250,7 +250,7 @@ class RankRouter:
 
 
 def _ask(service: Service, rank: int, name: str, tensors: list[Tensor]) -> Work[Any] | CommError:
-    """A request under way, or why there is none."""
+    """A request under way, or the error that prevented it."""
     try:
         return service.request(rank, name, tensors)
     except CommError as error:
@@ -258,7 +258,7 @@ def _ask(service: Service, rank: int, name: str, tensors: list[Tensor]) -> Work[
 
 
 def _limits(search: Search, route: Route, ranks: Sequence[int]) -> list[float]:
-    """Until when each of some ranks is waited for, all from now on."""
+    """The deadlines of the waits for some ranks, all counted from now."""
     now = time.monotonic()
     return [now + search.patience(rank, route.chances[rank]) for rank in ranks]
 
@@ -272,5 +272,5 @@ def _wait(work: Work[Any] | CommError, limit: float) -> list[Tensor]:
 
 def _times(rank: int, rows: Tensor, found: Sequence[Tensor]) -> Tensor:
     if len(found) != 1 or found[0].dtype != torch.int64 or found[0].shape != rows.shape:
-        raise CommError(f"rank {rank} answered with something else than times of nodes")
+        raise CommError(f"rank {rank} sent something other than times of nodes")
     return found[0]

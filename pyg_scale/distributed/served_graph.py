@@ -1,7 +1,7 @@
 """A graph that sampler servers hold, as PyG's ``Data`` or ``HeteroData``.
 
-It goes into the loaders as it is: they ask the servers for batches. Attributes come when somebody
-asks for them, index sets and labels among them; features and edges are large and do too.
+It can be passed to loaders, which ask the servers for batches. Attributes, such as index sets and
+labels, are fetched on first access; so are features and edges, which are large.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pyg_scale.store.directory.lazy import EDGE_INDEX
 from pyg_scale.store.directory.meta import Meta
 from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
 
-_COLUMN_BYTES = 32 << 20  # of one answer, when all of an attribute is fetched
+_COLUMN_BYTES = 32 << 20  # of one answer, when a whole attribute is fetched
 _GOODBYE_SECONDS = 2.0
-_SECONDS = 60.0  # that servers get to answer
+_SECONDS = 60.0  # in which servers must answer
 
 
 class ServedDirectory:
-    """What a client knows of the directory that its servers have.
+    """A client's view of the directory that its servers have.
 
     Args:
         servers: The servers.
@@ -56,14 +56,14 @@ class ServedDirectory:
 
     @property
     def grouped(self) -> Any:
-        """In-edges are not here.
+        """Refused, as the client has no in-edges.
 
         Raises:
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"the edges of {self.path} are with its servers, which sample: give the graph to "
-            "NeighborLoader and the like with neighbor_sampler= a name; data.edge_index fetches "
+            f"the edges of {self.path} stay on its servers, which sample: pass the graph to "
+            "loaders such as NeighborLoader, with the name of a sampler; data.edge_index fetches "
             "the edge list"
         )
 
@@ -71,7 +71,7 @@ class ServedDirectory:
         """The ids ``int64`` ``[n]`` of a named set such as ``"train"``, from a server.
 
         Raises:
-            KeyError: If there is none of that name.
+            KeyError: If the set does not exist.
             CommTimeoutError: If no server answers.
         """
         sets = self.meta.index_sets.get(node_type or "", {})
@@ -81,13 +81,13 @@ class ServedDirectory:
         return self.ask("index_set", [wire.json_tensor([node_type, name])], check).wait()
 
     def array(self, file: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor that is no attribute of nodes or edges."""
+        """A tensor that is not an attribute of nodes or edges."""
         check = _Expected(shape, torch_dtype(dtype))
         message = [wire.json_tensor([file, dtype, list(shape)])]
         return self.ask("value", message, check).wait()
 
     def ask(self, name: str, tensors: list[Tensor], check: Any) -> Asked:
-        """Ask a server that has this graph, and no other one, for something of it."""
+        """Send a request to a server that has this graph."""
         return self.servers.ask(name, [self.fingerprint.pack(), *tensors], check=check)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class ServedDirectory:
 
 
 class _Expected:
-    """Takes the one tensor of an answer, if it is of a known shape and dtype."""
+    """Takes the one tensor of an answer, if it has the expected shape and dtype."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype = tuple(shape), dtype
@@ -117,7 +117,7 @@ class _Expected:
         (found,) = answer
         if tuple(found.shape) != self._shape or found.dtype != self._dtype:
             raise ValueError(
-                f"{found.dtype} of shape {list(found.shape)} came instead of {self._dtype} of "
+                f"{found.dtype} of shape {list(found.shape)} was sent instead of {self._dtype} of "
                 f"shape {list(self._shape)}"
             )
         return found
@@ -127,7 +127,7 @@ class _Reader:
     """Reads attributes that the servers have."""
 
     def __call__(self, directory: Any, of_edges: bool, kind: Any, name: str) -> Tensor:
-        """All of an attribute, piece by piece.
+        """A whole attribute, fetched piece by piece.
 
         Raises:
             CommTimeoutError: If no server answers.
@@ -185,25 +185,25 @@ def _take(into: Tensor, asked: Asked) -> None:
 
 
 class _Served:
-    """Mixin: what a served graph has beside what an opened one has."""
+    """Mixin: members of a served graph in addition to those of an opened one."""
 
     def sampler_for(
         self, sampler: Any, options: dict[str, Any], sampling: SamplingOptions | None
     ) -> ServedSampler:
-        """The sampler that a loader gets: it asks the servers.
+        """The sampler of a loader, which asks the servers.
 
         Args:
             sampler: The name of a sampler that the servers have.
             options: Arguments of the loader.
-            sampling: Which servers to ask, and how far ahead.
+            sampling: The servers to ask, and the number of batches ahead.
         """
         return ServedSampler(self, sampler, options, sampling)
 
     def close(self, timeout: float | None = None) -> None:
-        """Say goodbye to the servers. Nothing can be asked any more; may be called again.
+        """Say goodbye to the servers; may be called again. Later requests fail.
 
         Args:
-            timeout: Servers that are not there are not waited for anyway.
+            timeout: Ignored: the call does not wait for unreachable servers.
         """
         self.graph_directory.close()  # type: ignore[attr-defined]
 
@@ -217,14 +217,14 @@ class ServedHeteroData(_Served, DirectoryHeteroData):
 
 
 def refuse_for_servers(**given: Any) -> None:
-    """Refuse arguments of :func:`pyg_scale.open` that are of directories.
+    """Refuse arguments of :func:`pyg_scale.open` that are for directories only.
 
     Raises:
-        ValueError: Names one.
+        ValueError: If one is given; names it.
     """
     for name, value in given.items():
         if value is not None and value is not False:
-            raise ValueError(f"{name}= is of a directory: leave it out for servers")
+            raise ValueError(f"{name}= is for directories: leave it out for servers")
 
 
 def connect_graph(
@@ -236,23 +236,23 @@ def connect_graph(
 ) -> ServedData | ServedHeteroData:
     """Open the graph that sampler servers hold.
 
-    The graph is a ``Data`` or ``HeteroData``, goes into every loader as it is, and gives the same
-    batches as the graph in memory does. Close it when done (or use ``with``): a server that was
-    started with ``--clients N`` ends when N clients have said goodbye.
+    The graph is a ``Data`` or ``HeteroData``, can be passed to every loader, and gives the same
+    batches as the graph in memory. Close it when done (or use ``with``): a server that was started
+    with ``--clients N`` ends when N clients have said goodbye.
 
     Args:
-        address: Of the servers, ``tcp://host:port,tcp://host2:port``. All must have the same graph;
-            a batch that one does not answer is asked of another. One that has another graph than
-            the server that answered first is never taken anything from.
-        token: Their secret; by default that of the variable ``PYG_SCALE_SECRET`` or in the file
-            ``PYG_SCALE_SECRET_FILE``.
-        timeout: Seconds that are waited for a request before it raises because no server has
-            answered, 60 by default. Each server has its share of them before another is asked.
+        address: Addresses of the servers, ``tcp://host:port,tcp://host2:port``. All must have the
+            same graph; if one does not answer, another is asked for its batch. Answers of a server
+            with another graph than that of the first to answer are never used.
+        token: Their secret; by default that of the variable ``PYG_SCALE_SECRET`` or of the file
+            named by ``PYG_SCALE_SECRET_FILE``.
+        timeout: Seconds after which a request raises because no server has answered, 60 by default.
+            Each server gets a share of them before another is asked.
         transport: A name of the kind ``comm`` (``"zmq"`` by default), or such a class.
 
     Raises:
-        UnknownPluginError: If the transport is not installed; says how to.
-        ValueError: If an address is none, or there is no secret.
+        UnknownPluginError: If the transport is not installed; says how to install it.
+        ValueError: If an address is invalid, or there is no secret.
         PermissionError: If a server has another secret.
         CommTimeoutError: If no server answers in time; names them.
     """
@@ -281,7 +281,7 @@ def _meta(answer: list[Tensor]) -> Meta:
 
 def _restored(servers: Servers, meta: str, client: bytes) -> ServedDirectory:
     made = ServedDirectory(servers, Meta.from_json(meta, "META.json"), client)  # type: ignore[arg-type]
-    made._finalizer.detach()  # whoever made this copy says goodbye
+    made._finalizer.detach()  # the process that made this copy says goodbye
     return made
 
 

@@ -1,4 +1,4 @@
-"""A sampler whose work is done by servers."""
+"""A sampler that leaves the work to servers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ServedSampler(pyg.BaseSampler):
     """Asks servers to sample.
 
     Args:
-        data: The graph that they hold.
-        name: The name of a sampler that they have.
-        options: What it is bound with.
-        sampling: Which servers, and how far ahead.
+        data: The graph of the servers.
+        name: The name of a sampler on the servers.
+        options: The options of the sampler.
+        sampling: The servers, and the number of batches ahead.
 
     Raises:
         NotImplementedError: If the sampler is not given by name.
-        ValueError: If there is no such server.
+        ValueError: If a server does not exist.
     """
 
     topology = None
@@ -47,7 +47,7 @@ class ServedSampler(pyg.BaseSampler):
         if not isinstance(name, str):
             raise NotImplementedError(
                 f"neighbor_sampler= must be the name of a sampler that the servers have (got "
-                f"{name!r}): code does not go to them"
+                f"{name!r}): code is not sent to them"
             )
         self._data, self._directory = data, data.graph_directory
         self.servers = self._directory.servers
@@ -67,8 +67,7 @@ class ServedSampler(pyg.BaseSampler):
 
     @property
     def draws_by_node(self) -> bool:
-        """What the sampler would say of itself here; see :class:`DrawsByNode
-        <pyg_scale.sampler.base.DrawsByNode>`."""
+        """See :class:`DrawsByNode <pyg_scale.sampler.base.DrawsByNode>`."""
         try:
             sampler = plugins.get("sampler", self._name)
         except UnknownPluginError:
@@ -132,10 +131,10 @@ class ServedSampler(pyg.BaseSampler):
         return self._ask("links", message, check, record)
 
     def check_seeds(self, seed_type: Any, timed: bool) -> None:
-        """Let a server say whether it can do what the loader asks for.
+        """Have a server check that it can do the sampling of the loader.
 
         Raises:
-            ValueError: If arguments do not fit the graph; so for ``TypeError`` and
+            ValueError: If arguments do not fit the graph; likewise ``TypeError`` and
                 ``NotImplementedError``.
             CommTimeoutError: If no server answers.
         """
@@ -153,7 +152,7 @@ class ServedSampler(pyg.BaseSampler):
         )
 
     def _rows(self) -> tuple[RowsOf, ...]:
-        """The attributes that a batch needs from the servers, as nobody has them here."""
+        """The attributes of a batch that servers must send, as this process does not have them."""
         if not self.sampling.collect_features:
             return ()
         out = []
@@ -182,13 +181,13 @@ class ServedSampler(pyg.BaseSampler):
                 self._name, self.options, links, seed_type, timed, rows, negatives
             )
             packed = record.pack()
-            self._packed = {known: (packed, digest(packed))}  # the last is the one in use
-            self._negatives = negatives  # its id is known while it lives
+            self._packed = {known: (packed, digest(packed))}  # only the one in use
+            self._negatives = negatives  # kept alive, so that its id stays unique
         return self._packed[known]
 
 
 class _Batch(Pending):
-    """A batch that was asked for."""
+    """A requested batch."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked

@@ -1,7 +1,7 @@
-"""Several servers that have one graph: whoever answers will do.
+"""Several servers that have one graph, any of which can answer.
 
-Draws are keyed, so a batch is the same whoever makes it: what a server that died, hangs or answers
-garbage was asked for is asked of another one.
+Draws are keyed, so a batch is the same on every server: if a server died, hangs or sends garbage,
+its requests go to another one.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from pyg_scale.comm.secret import SECRET, SECRET_FILE, checked_secret, known_sec
 from pyg_scale.errors import CommError, CommTimeoutError, GraphDirectoryError, RequestError
 
 NOT_AGREED = "NotAgreed"
-"""What a server calls a loader that it has not heard of, or not lately."""
+"""The error kind for a loader that the server does not know, or no longer."""
 
 _ERRORS = {
     error.__name__: error
     for error in (IndexError, KeyError, NotImplementedError, PermissionError, TypeError, ValueError)
 }
-"""Errors of whoever asks: every server would say the same."""
+"""Errors caused by the request itself: every server would raise the same."""
 _DIRECTORY = GraphDirectoryError.__name__
-_SAME_SECRET = f": give this process that of the server, by token=, {SECRET} or {SECRET_FILE}"
-_PAUSES = (0.05, 5.0)  # seconds that a server which failed is left alone, at first and at most
-_TIMES_ASKED = 10  # that a server which fails at once is asked within the time of a request
+_SAME_SECRET = f": give this process the server's secret by token=, {SECRET} or {SECRET_FILE}"
+_PAUSES = (0.05, 5.0)  # seconds for which a failed server is avoided, at first and at most
+_TIMES_ASKED = 10  # tries of a server that fails at once within the time of a request
 
 
 def addresses_of(text: str) -> list[str]:
     """The addresses in ``tcp://host:port,tcp://host2:port,...``.
 
     Raises:
-        ValueError: If one is there twice, or empty.
+        ValueError: If one is repeated or empty.
     """
     found = [each.strip() for each in text.split(",")]
     if not all(found) or len(set(found)) < len(found):
         raise ValueError(
-            f"servers are given as tcp://host:port,tcp://host2:port, each once (got {text!r})"
+            f"servers must be given as tcp://host:port,tcp://host2:port, each once (got {text!r})"
         )
     scheme = found[0].partition("://")[0]
     return [each if "://" in each else f"{scheme}://{each}" for each in found]
 
 
 def secret_of(token: str | None) -> str:
-    """The secret that was given, or that of the environment.
+    """The given secret, or that of the environment.
 
     Raises:
-        ValueError: If there is none, or a wrong one, see :mod:`pyg_scale.comm.secret`.
+        ValueError: If there is none, or it is not valid, see :mod:`pyg_scale.comm.secret`.
         OSError: If its file cannot be read.
     """
     found = known_secret() if token is None else checked_secret(token)
     if found is None:
         raise ValueError(
-            f"servers want a secret: pass token=, or set {SECRET} or {SECRET_FILE} (pyg-scale "
+            f"servers need a secret: pass token=, or set {SECRET} or {SECRET_FILE} (pyg-scale "
             "serve --secret-file makes such a file)"
         )
     return found
 
 
 class Servers:
-    """Asks servers, and another one if the first does not answer.
+    """Sends requests to servers, and to another one if the first does not answer.
 
     Args:
-        addresses: Of the servers.
+        addresses: Addresses of the servers.
         token: Their secret.
-        timeout: Seconds that are waited for a request before it raises because no server has
-            answered. Each server gets an equal share of them before another one is asked.
+        timeout: Seconds after which a request raises because no server has answered. Each server
+            gets an equal share of them before another one is asked.
         transport: A name of the kind ``comm``, or such a class.
 
     Raises:
-        UnknownPluginError: If there is no such transport; says how to install it.
-        ValueError: If an address or the secret is none.
+        UnknownPluginError: If the transport is not installed; says how to install it.
+        ValueError: If an address or the secret is not valid.
     """
 
     def __init__(
@@ -121,27 +121,26 @@ class Servers:
         check: Callable[[list[Tensor]], Any] | None = None,
         agree: Callable[[int, float], None] | None = None,
     ) -> Asked:
-        """Ask the server that has least to do; returns at once.
+        """Send a request to the least busy server; returns at once.
 
         Args:
             name: The handler.
-            tensors: What it is called with.
-            among: Which servers may be asked; all by default.
-            check: Makes the result of an answer; a ``ValueError`` of it says that the answer is
-                garbage.
-            agree: Called with a server that says that it does not know what is asked of it, and
-                the seconds that it has.
+            tensors: Its arguments.
+            among: The servers that may be asked; all by default.
+            check: Turns an answer into the result; raises ``ValueError`` if the answer is garbage.
+            agree: Called if a server does not know the loader, with the server and its remaining
+                seconds.
         """
         return Asked(self, name, tensors, among or range(len(self)), check, agree)
 
     def call(self, name: str, tensors: Sequence[Tensor] = (), **options: Any) -> Any:
-        """Ask, and wait; arguments and errors as of :meth:`ask` and :meth:`Asked.wait`."""
+        """Send a request and wait; see :meth:`ask` and :meth:`Asked.wait`."""
         return self.ask(name, tensors, **options).wait()
 
     def call_one(
         self, server: int, name: str, tensors: Sequence[Tensor] = (), seconds: float | None = None
     ) -> list[Tensor]:
-        """Ask this server and no other.
+        """Send a request to this server only, and wait.
 
         Raises:
             CommError: If it does not answer.
@@ -149,17 +148,17 @@ class Servers:
         return self._connection.request(server, name, tensors).wait(seconds)
 
     def tell(self, server: int, name: str, tensors: Sequence[Tensor]) -> Reply:
-        """Ask this server and no other; returns at once."""
+        """Send a request to this server only; returns at once."""
         return self._connection.request(server, name, tensors)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the connections; later requests fail."""
         self._connection.close()
 
-    # Which #################################################################################
+    # Choice #################################################################################
 
     def _choose(self, among: Sequence[int], tried: set[int]) -> int | None:
-        """The one with least to do of those that have not failed lately; ``None`` if all have."""
+        """The least busy server of those that have not failed recently; ``None`` if all have."""
         turn, now = next(self._turn), time.monotonic()
         with self._lock:
             left = [s for s in among if s not in tried and self._alone_until[s] <= now]
@@ -187,7 +186,8 @@ class Servers:
     def _ill(self, server: int) -> None:
         with self._lock:
             first, most = _PAUSES
-            # Shorter than a request lasts: whoever is back must be asked before it is given up.
+            # Shorter than a request lasts: a server that is back must be asked before the request
+            # fails.
             most = min(most, self.timeout / _TIMES_ASKED)
             pause = min(most, first * 2 ** min(self._failures[server], 20))
             self._failures[server] += 1
@@ -197,7 +197,7 @@ class Servers:
 class Asked:
     """A request that moves from server to server until one answers.
 
-    Waited for by one thread.
+    One thread waits for it.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Asked:
         self._servers, self._name, self._tensors = servers, name, tensors
         self._among, self._check, self._agree = list(among), check, agree
         self._sent = time.monotonic()
-        self._deadline = 0.0  # of the wait, from its beginning
+        self._deadline = 0.0  # of the wait, set when it begins
         self._share = servers.timeout / len(self._among)
         self._tried: set[int] = set()
         self._agreed: set[int] = set()
@@ -225,31 +225,31 @@ class Asked:
         self._ended = False
         try:
             self._next()
-        except Exception as error:  # raised by who waits
+        except Exception as error:  # raised in the thread that waits
             self._error = error
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is here, or nothing is waited for."""
+        """Return True if the answer has arrived, or no request is under way."""
         return self._ended or self._reply is None or self._reply.done
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the answer that is here."""
+        """Size in bytes of the answer that has arrived."""
         return self._nbytes if self._reply is None else self._reply.nbytes
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Drop the answer, as nobody waits for it any more."""
         self._end()
 
     def wait(self) -> Any:
-        """The answer, as ``check`` made it.
+        """Wait for the answer and return the result of ``check``.
 
         Raises:
-            ValueError: If the servers say that what was asked is wrong; so for ``TypeError``,
-                ``IndexError``, ``KeyError``, ``NotImplementedError`` and ``PermissionError``.
-            GraphDirectoryError: If no server's directory has it.
-            CommTimeoutError: If no server answered in time; says of each one why.
+            ValueError: If the servers refuse the request; likewise ``TypeError``, ``IndexError``,
+                ``KeyError``, ``NotImplementedError`` and ``PermissionError``.
+            GraphDirectoryError: If no server's directory has the requested data.
+            CommTimeoutError: If no server answered in time; gives the reason of each.
             CommError: If this connection was closed.
         """
         if self._error is not None:
@@ -283,7 +283,7 @@ class Asked:
             except CommError as error:
                 self._failed(server, error)
             except ValueError as error:
-                reason = f"{self._servers.addresses[server]} sent what is no answer: {error}"
+                reason = f"{self._servers.addresses[server]} sent an invalid answer: {error}"
                 self._failed(server, CommError(reason))
             else:
                 self._servers._well(server)
@@ -291,11 +291,11 @@ class Asked:
                 return result
 
     def _told(self, server: int, error: RequestError) -> None:
-        """The server answered that it cannot."""
+        """Handle a server's answer that it cannot do the request."""
         if error.kind == NOT_AGREED and self._agree is not None and server not in self._agreed:
             self._release()
             self._agreed.add(server)
-            self._sent = time.monotonic()  # it answered: its share of the time begins again
+            self._sent = time.monotonic()  # it answered: its share of the time starts again
             try:
                 self._agree(server, self._patience())
                 self._sent, self._server = time.monotonic(), server
@@ -316,25 +316,25 @@ class Asked:
             self._failed(server, error)
 
     def _lacks(self, server: int) -> bool:
-        """Whether a server said that its directory does not have what is asked for."""
+        """Return True if a server said that its directory lacks the requested data."""
         reason = self._reasons.get(server)
         return isinstance(reason, RequestError) and reason.kind == _DIRECTORY
 
     def _failed(self, server: int, error: CommError) -> None:
         late = isinstance(error, CommTimeoutError) and time.monotonic() >= self._deadline
-        if not (late and server in self._reasons):  # the end of all time says less than it did
+        if not (late and server in self._reasons):  # the last timeout says less
             self._reasons[server] = error
         self._servers._ill(server)
         self._release()
         self._tried.add(server)
-        self._agreed.discard(server)  # it may be another process when it is asked again
+        self._agreed.discard(server)  # it may be another process by the next request
         self._next()
 
     def _next(self) -> None:
-        """Ask the next server, if there is one that may be asked now."""
+        """Send the request to the next server, if one may be asked now."""
         self._server = self._servers._choose(self._among, self._tried)
         if self._server is None:
-            self._tried.clear()  # whoever failed may be back
+            self._tried.clear()  # a failed server may be back
             return
         self._sent = time.monotonic()
         self._reply = self._servers._send(self._server, self._name, self._tensors)
@@ -346,7 +346,7 @@ class Asked:
         time.sleep(min(left, _PAUSES[0]))
 
     def _patience(self) -> float:
-        """Seconds that the server which was asked still has."""
+        """Seconds that the asked server still has."""
         until = min(self._deadline, self._sent + self._share)
         return max(0.0, until - time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What a rank answers: which edges nodes of its parts get, their times, and attributes."""
+"""The answers of a rank: edges picked for nodes of its parts, their times, and attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyg_scale.sampler.parts import PartAnswers, PartsRouter, node_times
 from pyg_scale.store.directory import GraphDirectory
 
 EDGES = "edges"
-"""The request for edges of nodes; :mod:`pyg_scale.distributed.messages` is its layout."""
+"""The request for edges of nodes; see :mod:`pyg_scale.distributed.messages` for its layout."""
 
 TIMES = "times"
 """The request for times of nodes: the number of the node type, and the ids."""
@@ -29,7 +29,7 @@ _MOST_SAMPLERS = 64
 
 
 def handlers_of(directory: GraphDirectory) -> dict[str, Handler]:
-    """Everything that a rank answers about a graph, by the name of the request."""
+    """All handlers of a rank for a graph, by the name of the request."""
     serving = Serving(directory)
     return {
         EDGES: serving.edges,
@@ -40,7 +40,7 @@ def handlers_of(directory: GraphDirectory) -> dict[str, Handler]:
 
 
 class Serving:
-    """Answers for the parts that are here.
+    """Answers for the local parts.
 
     Args:
         directory: The graph.
@@ -64,11 +64,11 @@ class Serving:
         self._lock = threading.Lock()
 
     def edges(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Choose edges.
+        """Pick edges.
 
         Raises:
-            CommError: If what came is no such request.
-            GraphDirectoryError: If a node is of a part that is not here.
+            CommError: If the message is not such a request.
+            GraphDirectoryError: If a node is of a part that is not local.
         """
         record, asks = self._layout.read_request(tensors)
         sampler, weighted = self._sampler(record)
@@ -82,7 +82,7 @@ class Serving:
                 if len(self._samplers) >= _MOST_SAMPLERS:
                     self._samplers.clear()
                 if not isinstance(said, dict) or not isinstance(said.get("weighted"), bool):
-                    raise CommError("what came describes no sampler")
+                    raise CommError("the message does not describe a sampler")
                 self._samplers[key] = from_description(said.get("sampler")), said["weighted"]
             return self._samplers[key]
 
@@ -90,11 +90,11 @@ class Serving:
         """The (sortable) times of nodes.
 
         Raises:
-            CommError: If what came is no such request.
-            GraphDirectoryError: If a node is of a part that is not here.
+            CommError: If the message is not such a request.
+            GraphDirectoryError: If a node is of a part that is not local.
         """
         if len(tensors) != 2 or tensors[0].shape != (1,) or tensors[1].dim() != 1:
-            raise CommError("what came is no request for times")
+            raise CommError("the message is not a request for times")
         number, node = int(tensors[0]), tensors[1].to(torch.int64)
         types = list(self._directory.meta.nodes)
         if not 0 <= number < len(types):
@@ -108,12 +108,12 @@ class Serving:
         """An attribute of all nodes of a part.
 
         Raises:
-            CommError: If what came is no such request.
-            GraphDirectoryError: If the part is not here.
+            CommError: If the message is not such a request.
+            GraphDirectoryError: If the part is not local.
         """
         asked = from_record(tensors[0], "a request") if len(tensors) == 1 else None
         if not isinstance(asked, dict) or type(asked.get("part")) is not int:
-            raise CommError("what came is no request for an attribute")
+            raise CommError("the message is not a request for an attribute")
         node_type: NodeType = asked.get("type")
         node = self._directory.meta.nodes.get(node_type)
         if node is None or asked.get("name") not in node.attributes:

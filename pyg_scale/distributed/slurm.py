@@ -1,6 +1,6 @@
-"""What SLURM says about the ranks, without asking ``scontrol``.
+"""The ranks as SLURM's environment describes them, without calling ``scontrol``.
 
-Lists of hosts are compressed: ``gpu[01-03,7],login`` is ``gpu01 gpu02 gpu03 gpu7 login``. A name
+Lists of hosts are compressed: ``gpu[01-03,7],login`` means ``gpu01 gpu02 gpu03 gpu7 login``. A name
 may have several brackets (``rack[1-2]n[08-10]``), and brackets may hold brackets.
 """
 
@@ -12,20 +12,20 @@ from collections.abc import Iterator, Mapping
 MAX_HOSTS = 1 << 16
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_NO_STEP = 4294967290  # SLURM_INTERACTIVE_STEP; the script itself and others come after it
+_NO_STEP = 4294967290  # SLURM_INTERACTIVE_STEP; those of the script itself and others are larger
 
 
 def expand_hosts(text: str) -> list[str]:
     """The hosts of a list as SLURM writes it, in its order.
 
     Args:
-        text: Such as ``SLURM_JOB_NODELIST``.
+        text: A list such as ``SLURM_JOB_NODELIST``.
 
     Returns:
         The names; ``[01-03]`` keeps its zeros.
 
     Raises:
-        ValueError: If it is no such list, or more than 65,536 hosts.
+        ValueError: If it is not such a list, or has more than 65,536 hosts.
     """
     found: list[str] = []
     for item in _split(text, text):
@@ -39,7 +39,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _split(text: str, whole: str) -> list[str]:
-    """At commas that are in no bracket."""
+    """Split at commas outside brackets."""
     items, depth, start = [], 0, 0
     for place, sign in enumerate(text):
         if sign == "[":
@@ -60,7 +60,7 @@ def _split(text: str, whole: str) -> list[str]:
 
 
 def _expand(item: str, whole: str) -> Iterator[str]:
-    """The names of an item: what is before a bracket, times what is in it, times the rest."""
+    """The names of an item: the text before a bracket, times its choices, times the rest."""
     before, bracket, after = item.partition("[")
     if re.search(r"[\s\]]", before):
         raise ValueError(f"the host list {whole!r} has a name with blanks: {before!r}")
@@ -81,7 +81,7 @@ def _expand(item: str, whole: str) -> Iterator[str]:
 
 
 def _choices(choice: str, whole: str) -> Iterator[str]:
-    """What one item of a bracket stands for."""
+    """The texts that one item of a bracket stands for."""
     if found := _RANGE.fullmatch(choice):
         first, last = found.groups()
         if int(last) < int(first):
@@ -97,24 +97,24 @@ def expand_tasks(text: str) -> list[int]:
     """The tasks of each node, of a list as SLURM writes it: ``2(x3),1`` is ``[2, 2, 2, 1]``.
 
     Raises:
-        ValueError: If it is no such list.
+        ValueError: If it is not such a list.
     """
     found: list[int] = []
     for item in text.split(","):
         match = _REPEATED.fullmatch(item.strip())
         if match is None:
-            raise ValueError(f"the tasks per node {text!r} are no list such as '2(x3),1'")
+            raise ValueError(f"the tasks per node {text!r} are not a list such as '2(x3),1'")
         found += [int(match[1])] * int(match[2] or 1)
         if len(found) > MAX_HOSTS:
-            raise ValueError(f"the tasks per node {text!r} are those of more than {MAX_HOSTS}")
+            raise ValueError(f"the tasks per node {text!r} are for more than {MAX_HOSTS} nodes")
     return found
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` started this process.
+    """Return True if ``srun`` started this process.
 
-    The batch script and the shell of ``salloc`` have ``SLURM_NTASKS`` and often
-    ``SLURM_PROCID=0``, too, but are one process, whatever the number of tasks.
+    The batch script and the shell of ``salloc`` also have ``SLURM_NTASKS``, and often
+    ``SLURM_PROCID=0``, but are one process, whatever the number of tasks.
     """
     if "SLURM_PROCID" not in environ:
         return False

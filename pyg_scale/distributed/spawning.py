@@ -32,22 +32,22 @@ def spawn(
     """Run a function in several processes of this machine, as torchrun would run a script.
 
     In each, :func:`pyg_scale.distributed.init` needs no arguments: the environment is that of
-    torchrun, whose store is in this process. What ``torch.multiprocessing.spawn`` leaves to the
-    caller is done here: the port, threads that fit, a time limit, and no process is left behind.
+    torchrun, whose store is in this process. Unlike ``torch.multiprocessing.spawn``, it chooses the
+    port and a suitable number of threads, has a time limit, and leaves no process behind.
 
     Args:
-        function: Called with ``args``; at the top level of a module that can be imported (the
-            processes are started anew, so the script needs ``if __name__ == "__main__":``).
+        function: Called with ``args``. It must be at the top level of an importable module
+            (processes are spawned, so the script needs ``if __name__ == "__main__":``).
         nprocs: Number of ranks.
         args: Sent to the processes by pickle.
         timeout: Seconds until all ranks must have ended; by default there is no limit.
-        num_threads: Of torch in each rank; by default the cores, shared out.
+        num_threads: Threads of torch in each rank; by default its share of the cores.
 
     Raises:
-        ValueError: If a number is none.
+        ValueError: If a number is out of range.
         CommError: If a rank raised or was killed; names it and has its traceback. The others
             are ended.
-        CommTimeoutError: Names the ranks that still ran at the limit; they are ended.
+        CommTimeoutError: If ranks still run at the time limit; names them and ends them.
     """
     if nprocs < 1:
         raise ValueError(f"nprocs must be 1 or more (got {nprocs})")
@@ -73,7 +73,7 @@ def spawn(
             if deadline is not None and time.monotonic() > deadline:
                 late = [str(r) for r, process in enumerate(context.processes) if process.is_alive()]
                 raise CommTimeoutError(
-                    f"rank {', '.join(late)} of {nprocs} still ran after {timeout:g} seconds"
+                    f"rank {', '.join(late)} of {nprocs} was running after {timeout:g} seconds"
                 )
     except mp.ProcessRaisedException as error:  # type: ignore[attr-defined]
         raise CommError(f"rank {error.error_index} failed: {error.msg.strip()}") from None

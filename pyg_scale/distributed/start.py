@@ -1,4 +1,4 @@
-"""Ranks find each other, and ``torch.distributed`` begins."""
+"""Start of a job: ranks find each other and initialise ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pyg_scale.errors import CommError
 _LEAVE_SECONDS = 30.0
 _PAUSE = 0.05
 _GRACE = 5.0
-_NEWS_SECONDS = 1.0  # after a connection ended, in which word of a rank that left may come
+_NEWS_SECONDS = 1.0  # after a connection ended, in which the goodbye of its rank may arrive
 _lock = threading.Lock()
 _running: _Running | None = None
 
 
 class _Running:
-    """What :func:`init` made, and :func:`shutdown` ends."""
+    """The state that :func:`init` creates and :func:`shutdown` ends."""
 
     def __init__(self, context: DistContext, gathered: Gathered) -> None:
         self.context = context
@@ -64,52 +64,53 @@ def init(
 ) -> DistContext:
     """Meet the other ranks and initialise ``torch.distributed``. Every rank calls it.
 
-    Who this process is comes from torchrun's environment (``RANK``, ``WORLD_SIZE``,
+    The rank of this process comes from torchrun's environment (``RANK``, ``WORLD_SIZE``,
     ``MASTER_ADDR``, ``MASTER_PORT``, ``LOCAL_RANK``), else from ``rank`` and ``world_size``, else
     from SLURM's (``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_JOB_NODELIST``,
-    which is resolved here); with none of them this process is alone, and the same script runs. A
-    process group that was initialised before is used as it is, and not ended.
+    which is resolved locally). With none of them this process is alone, and the same script runs. A
+    process group that was initialised before is used unchanged, and not ended.
 
-    The ranks meet in a fresh part of the store in every attempt, so a restart by torchrun, also
-    on several machines, finds nothing of the attempt before (see :mod:`pyg_scale.comm.meeting`
-    for the fault of torch 2.13 that this avoids). Between machines gloo is told to use the address
-    that others reach (``GLOO_SOCKET_IFNAME``, unless set); ``PYG_SCALE_INTERFACE`` or
-    ``PYG_SCALE_ADDRESS`` choose another one.
+    The ranks meet in a fresh part of the store in every attempt, so a restart by torchrun, also on
+    several machines, finds no keys of an earlier attempt (see :mod:`pyg_scale.comm.meeting` for the
+    fault of torch 2.13 that this avoids). Between machines gloo uses the address that others can
+    reach (``GLOO_SOCKET_IFNAME``, unless set); ``PYG_SCALE_INTERFACE`` or ``PYG_SCALE_ADDRESS``
+    choose another one.
 
-    Trusted networks only: the store, gloo and NCCL let in whoever reaches their ports. Ranks answer
-    requests for their parts of a graph only to those that have the secret, if there is one
-    (``PYG_SCALE_SECRET`` or ``PYG_SCALE_SECRET_FILE``, the same on all ranks).
+    Use it on trusted networks only: the store, gloo and NCCL accept everyone who reaches their
+    ports. Ranks answer requests for their parts of a graph only to ranks that have the secret, if
+    there is one (``PYG_SCALE_SECRET`` or ``PYG_SCALE_SECRET_FILE``, the same on all ranks).
 
     Args:
-        rank: For processes that neither torchrun nor SLURM started, such as ``mp.spawn``'s.
-        world_size: See ``rank``.
-        local_rank: By default the launcher's, or by who is on this machine.
-        local_world_size: By default the launcher's, or by who is on this machine.
-        master_addr: Where rank 0 is.
-        master_port: The port there.
-        backend: Of ``torch.distributed``: by default ``"cpu:gloo,cuda:nccl"`` with a GPU, else
-            ``"gloo"``.
+        rank: Rank of a process that neither torchrun nor SLURM started, such as one of
+            ``mp.spawn``.
+        world_size: Number of such processes.
+        local_rank: By default the launcher's, or counted from the ranks on this machine.
+        local_world_size: By default the launcher's, or counted from the ranks on this machine.
+        master_addr: Address of rank 0.
+        master_port: Port of rank 0.
+        backend: Backend of ``torch.distributed``: by default ``"cpu:gloo,cuda:nccl"`` with a GPU,
+            else ``"gloo"``.
         device: By default the GPU of the local rank, else the CPU. It becomes the current device.
-        num_servers: So many first ranks are servers, the others their clients; each role has a
-            default group of its own, so that clients train as if they were alone.
-        group_name: By default that of the role.
-        timeout: Seconds that a collective of ``torch.distributed`` may take, gradients of a step
-            among them: how long ranks wait for one that hangs, or does something alone.
-        start_timeout: Seconds to wait for the other ranks now.
-        bind: Which CPUs the threads of this process may use, see
+        num_servers: Number of servers, which are the first ranks; the others are their clients.
+            Each role has a default group of its own, so that clients train as if they were alone.
+        group_name: Name of the group; by default that of the role.
+        timeout: Seconds that a collective of ``torch.distributed`` may take, such as that of the
+            gradients of a step. It limits the wait for a rank that hangs or works alone.
+        start_timeout: Seconds to wait for the other ranks at the start.
+        bind: The CPUs that the threads of this process may use, see
             :func:`pyg_scale.distributed.bind`: ``"exclusive"``, ``"node"`` or ``"socket"``; by
-            default whatever they may now.
-        num_threads: Threads of torch, or ``"fit"`` for as many as there are cores for each rank;
-            by default unchanged, with a warning if they are too many.
+            default unchanged.
+        num_threads: Number of threads of torch, or ``"fit"`` for each rank's share of the cores; by
+            default unchanged, with a warning if they are too many.
 
     Returns:
-        Who this process is.
+        The context of this process.
 
     Raises:
-        ValueError: If the environment is incomplete or contradicts itself or the arguments, or its
-            secret is none; if there are more ranks than GPUs; before any waiting.
+        ValueError: If the environment is incomplete, contradicts itself or the arguments, or its
+            secret is not valid, or there are more ranks than GPUs. Raised before any waiting.
         CommError: If rank 0 cannot use the port, or the ranks cannot reach each other.
-        CommTimeoutError: If ranks do not come in time; names them.
+        CommTimeoutError: If ranks do not arrive in time; names them.
         RuntimeError: If it was called before.
     """
     global _running
@@ -119,7 +120,7 @@ def init(
     if bind is not None and bind not in binding.MODES:
         raise ValueError(f"bind must be one of {', '.join(binding.MODES)} (got {bind!r})")
     threads.check(num_threads)
-    known_secret()  # nobody waits for one whose secret is wrong
+    known_secret()  # first, so that no rank waits for one whose secret is wrong
     given = {
         "rank": rank,
         "world_size": world_size,
@@ -142,7 +143,7 @@ def init(
         if num_servers and not 0 < num_servers < launch.world_size:
             raise ValueError(
                 f"num_servers must be from 0 to {launch.world_size - 1}: of {launch.world_size} "
-                f"ranks one at least must be a client (got {num_servers})"
+                f"ranks at least one must be a client (got {num_servers})"
             )
         known_rank, known_size = launch.local_rank, launch.local_world_size
         if known_rank is not None and known_size is not None and not num_servers:
@@ -168,25 +169,25 @@ def init(
 
 
 def get_context() -> DistContext | None:
-    """What :func:`init` returned, or ``None``."""
+    """The context that :func:`init` returned, or ``None``."""
     return None if _running is None else _running.context
 
 
 def shutdown(wait: float | None = None) -> list[int]:
-    """End what :func:`init` began; may be called again.
+    """Undo :func:`init`; may be called again.
 
-    Where rank 0 has the store, because no launcher has it, it waits until the others have left,
-    too: without it they could not finish. They wait as well, to hear of a rank that was killed.
+    If rank 0 has the store, because no launcher does, it waits until the others have left: without
+    it they could not finish. The others wait as well, to learn of a rank that was killed.
 
     Args:
-        wait: How many seconds, at most; by default 30.
+        wait: Longest wait in seconds; by default 30.
 
     Returns:
-        On rank 0 those that it waited for in vain.
+        On rank 0 the ranks that it waited for in vain.
 
     Raises:
-        CommError: If ranks ended without this; names them. Each has what :func:`init` began
-            ended nevertheless.
+        CommError: If ranks ended without calling it; names them. :func:`init` is undone all the
+            same.
     """
     global _running
     with _lock:
@@ -200,7 +201,7 @@ def shutdown(wait: float | None = None) -> list[int]:
 
 
 def _begin(running: _Running, timeout: float, start_timeout: float) -> None:
-    """Make the default group, of the ranks of one role."""
+    """Create the default group from the ranks of one role."""
     context, met = running.context, running.gathered.met
     backend = context.backend
     if context.device.type == "cuda":
@@ -267,7 +268,7 @@ def _describe(
 def _place(
     context: DistContext, met: Meeting, bind: str | None, num_threads: int | str | None
 ) -> None:
-    """CPUs and threads."""
+    """Set the CPUs and threads of this process."""
     if context.global_world_size == 1 and bind is None and num_threads is None:
         return
     mine = met.said[context.global_rank]
@@ -285,15 +286,15 @@ def _place(
 
 
 def _leave(running: _Running, seconds: float) -> list[int]:
-    """Say goodbye, and hear that of the others."""
+    """Say goodbye, and wait for the goodbyes of the others."""
     context, gathered = running.context, running.gathered
     if context.global_world_size == 1:
         return []
     store, rank = gathered.met.store, context.global_rank
 
     def ended(others: list[int]) -> list[int]:
-        """Those whose connection ended; nothing where there is no such connection."""
-        first = rank - context.rank  # the group is that of one role
+        """The ranks whose connection ended; empty if there are no such connections."""
+        first = rank - context.rank  # the group has the ranks of one role
         inside = [r - first for r in others if 0 <= r - first < context.world_size]
         owns = running.owns_group and dist.is_initialized()
         if not owns or "gloo" not in str(dist.get_backend_config()):
@@ -302,25 +303,25 @@ def _leave(running: _Running, seconds: float) -> list[int]:
 
     words = [f"left/{rank}", f"heard/{rank}"]
     try:
-        if gathered.launch.hosted or seconds <= 0:  # a launcher hears of ranks that are killed
+        if gathered.launch.hosted or seconds <= 0:  # a launcher notices ranks that are killed
             within(_GRACE, _say, store, words)
             return []
         within(_GRACE, _say, store, words[:1])
-    except (RuntimeError, TimeoutError):  # rank 0 went first, as it does after some time
+    except (RuntimeError, TimeoutError):  # rank 0 left first, as it does after some time
         return []
     size, limit = context.global_world_size, seconds + (_GRACE if rank else 3 * _GRACE)
     try:
         late, gone = within(limit, say_goodbye, store, rank, size, seconds, ended)
-    except (RuntimeError, TimeoutError):  # rank 0 went meanwhile, or the way to it
+    except (RuntimeError, TimeoutError):  # rank 0 or the network to it is gone
         late, gone = [], ended([0]) if rank else []
     if gone:
         names = f"{'rank' if len(gone) == 1 else 'ranks'} {', '.join(map(str, gone))}"
         raise CommError(
-            f"{names} ended without distributed.shutdown(): killed, or failed at the end of its "
-            "script (see what it said last), or its connections broke before"
+            f"{names} ended without distributed.shutdown(): killed, or failed at the end of the "
+            "script (see its last output), or lost its connections before"
         )
     if late:
-        warnings.warn(f"ranks {late} had not left after {seconds:g} seconds", stacklevel=3)
+        warnings.warn(f"ranks {late} did not leave within {seconds:g} seconds", stacklevel=3)
     return late
 
 
@@ -334,19 +335,19 @@ def say_goodbye(
     """Wait until all have left the store; rank 0, whose process has it, goes last.
 
     Args:
-        store: Of a meeting, in which this rank has said that it has left.
-        rank: Of this process.
+        store: The store of a meeting, in which this rank has announced that it has left.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        seconds: How long ranks wait for each other, at most.
-        ended: Of some ranks, those whose connections to this one ended.
+        seconds: Longest time that ranks wait for each other.
+        ended: Returns those of some ranks whose connections to this one ended.
 
     Returns:
-        On rank 0 the ranks that had not left in time; and those that ended without leaving.
+        On rank 0 the ranks that did not leave in time; and those that ended without leaving.
     """
     deadline, ends = time.monotonic() + seconds, dict[int, float]()
 
     def gone(others: list[int], word: str) -> list[int]:
-        """Those that ended a moment ago and still have not left a word."""
+        """The ranks that ended a moment ago and still have not said goodbye."""
         now = time.monotonic()
         for other in ended(others):
             ends.setdefault(other, now)

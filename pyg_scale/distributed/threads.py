@@ -1,4 +1,4 @@
-"""Threads of the ranks of one machine, against its cores."""
+"""Threads of the ranks of one machine, compared with its cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyg_scale.distributed.cpu_topology import read_topology
 
 
 def check(num_threads: int | str | None) -> None:
-    """Refuse what is no number of threads.
+    """Refuse an invalid number of threads.
 
     Raises:
-        ValueError: If it is neither a number from 1 nor ``"fit"``.
+        ValueError: If it is neither a positive number nor ``"fit"``.
     """
     if num_threads is None or num_threads == "fit":
         return
@@ -24,17 +24,17 @@ def check(num_threads: int | str | None) -> None:
 
 
 def are_apart(peers: Sequence[frozenset[int]]) -> bool:
-    """Whether ranks have CPUs of their own already: no two share one."""
+    """Return True if no two ranks share a CPU."""
     return len(peers) > 1 and sum(map(len, peers)) == len(frozenset().union(*peers))
 
 
 def that_fit(num_cores: int, num_ranks: int, quota: float | None = None) -> int:
-    """Threads of each rank, so that all ranks have no more than there are cores.
+    """Number of threads of each rank such that all ranks together have no more than the cores.
 
     Args:
         num_cores: Physical cores that the ranks share.
-        num_ranks: That share them.
-        quota: CPUs that a container may use in all.
+        num_ranks: Number of ranks that share them.
+        quota: CPUs that a container may use in total.
     """
     usable = num_cores if quota is None else min(num_cores, max(1, math.floor(quota)))
     return max(1, usable // max(1, num_ranks))
@@ -50,12 +50,12 @@ def fit(
     """Set the number of torch's threads, or warn if they are too many.
 
     Args:
-        num_threads: A number, ``"fit"``, or ``None`` to leave it, with a warning if the ranks that
-            share these cores have more threads than there are (of local rank 0, for all).
-        threads: Of each rank that shares these cores.
-        peers: The CPUs of each of them.
+        num_threads: A number, ``"fit"``, or ``None`` to leave it unchanged, with a warning (by
+            local rank 0, for all) if the ranks that share these cores have more threads than cores.
+        threads: Threads of each rank that shares these cores.
+        peers: CPUs of each of these ranks.
         quota: CPUs that a container grants to these ranks, or ``None``.
-        local_rank: Of this one.
+        local_rank: Local rank of this process.
     """
     num_cores = len(read_topology(frozenset().union(*peers)).cores)
     if num_threads == "fit":
@@ -69,24 +69,24 @@ def fit(
 
 
 def complaint(threads: Sequence[int], num_cores: int, quota: float | None = None) -> str | None:
-    """What to say to ranks that have more threads than there are cores, or ``None``.
+    """The warning for ranks that have more threads than cores, or ``None``.
 
     Args:
-        threads: Of each rank.
+        threads: Threads of each rank.
         num_cores: Physical cores that they share.
-        quota: CPUs that a container may use in all.
+        quota: CPUs that a container may use in total.
     """
     usable = num_cores if quota is None else min(num_cores, max(1, math.floor(quota)))
     ranks = len(threads)
     if sum(threads) <= usable:
         return None
-    limited = f" (of {num_cores}, by the limit of a container)" if usable < num_cores else ""
+    limited = f" (of {num_cores}, limited by the container)" if usable < num_cores else ""
     here = f"{usable} {'core' if usable == 1 else 'cores'}{limited}"
     if ranks > usable:
-        return f"{ranks} ranks share {here}: start {usable} or fewer for speed"
+        return f"{ranks} ranks share {here}: start at most {usable} for speed"
     each = that_fit(num_cores, ranks, quota)
     who = f"{ranks} ranks" if ranks > 1 else "a rank"
     return (
-        f"{who} of {max(threads)} threads on {here}: they get in each other's way. "
+        f"{who} of {max(threads)} threads on {here}: they slow each other down. "
         f"OMP_NUM_THREADS={each} fits, or distributed.init(num_threads='fit')"
     )

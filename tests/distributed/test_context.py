@@ -102,7 +102,7 @@ def test_one_process_is_alone_and_torch_distributed_works() -> None:
 def test_a_process_group_of_somebody_else_is_used_and_left(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="world_size=2 contradicts the process group"):
+        with pytest.raises(ValueError, match="world_size=2 contradicts the existing process group"):
             distributed.init(0, 2, device="cpu")
         with pytest.raises(ValueError, match="backend='nccl' contradicts"):
             distributed.init(backend="nccl", device="cpu")
@@ -120,7 +120,7 @@ def test_a_process_group_of_somebody_else_is_used_and_left(tmp_path: Path) -> No
         ({"start_timeout": -1}, "start_timeout must be above 0"),
         ({"bind": "numa"}, "bind must be one of exclusive, node, socket"),
         ({"num_threads": 0}, "num_threads must be"),
-        ({"num_servers": 1}, "of 1 ranks one at least must be a client"),
+        ({"num_servers": 1}, "of 1 ranks at least one must be a client"),
         ({"device": "meta"}, "device must be 'cpu' or 'cuda'"),
         ({"backend": "nccl", "device": "cpu"}, "needs a GPU"),
     ],
@@ -143,7 +143,7 @@ def test_devices() -> None:
         choose(None, 0, 4, 2)
     with pytest.raises(ValueError, match="4 ranks on this machine, but 1 GPUs"):
         choose(None, 3, 4, 1)
-    with pytest.raises(ValueError, match="there is no GPU here"):
+    with pytest.raises(ValueError, match="this machine has no GPU"):
         choose("cuda", 0, 1, 0)
     with pytest.raises(ValueError, match="sees 2 GPUs"):
         choose("cuda:2", 0, 1, 2)

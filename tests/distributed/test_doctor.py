@@ -161,16 +161,16 @@ WRONG = [
     (no_part, False, "part 2 of /data/graph: no rank can read it", "copy part-2"),
     (no_directory, False, "rank 2: GraphDirectoryError: it is not there", "copy /data/graph"),
     (no_way, False, "rank 0 cannot reach rank 2 at 10.0.0.2 (eth0 of node-1): No", "E=ib0"),
-    (loopback, False, "rank 1 says that others reach it at 127.0.1.1", "INTERFACE=eth0"),
+    (loopback, False, "rank 1 gives its address as 127.0.1.1", "INTERFACE=eth0"),
     (no_gloo, False, "rank 1: no collectives by gloo: refused", "GLOO_SOCKET_IFNAME"),
     (files, False, "rank 0 may open 64 files; 308 may be needed", "ulimit -n 65536"),
     (gpus, False, "4 ranks on this machine, but 2 GPUs", ""),
     (kernels, None, "compiled kernels are missing on ranks 1-2", "pyg-scale build"),
     (no_kernels, None, "no rank uses compiled kernels, which is slower: they are stale", "build"),
-    (slow, None, "1 of 8 ways between machines are over 4 times slower", "ethtool eth0"),
-    (gigabit, None, "8 of 8 ways between machines carry less than 1 GB/s: rank 0 to 2", "ethtool"),
+    (slow, None, "1 of 8 links between machines are over 4 times slower", "ethtool eth0"),
+    (gigabit, None, "8 of 8 links between machines have less than 1 GB/s: rank 0 to 2", "ethtool"),
     (gigabit, None, "0.12 GB/s, at which the rows of 100,000 nodes with 128 floats take 0.43", ""),
-    (emulated, None, "1 of 4 ways on one machine carry less than 1 GB/s: rank 0 to 1", "top   #"),
+    (emulated, None, "1 of 4 links on one machine have less than 1 GB/s: rank 0 to 1", "top   #"),
     (far, None, "1 of 8 round trips between machines take over 2 ms: rank 0 to 2 30 ms", "ping"),
     (clock, None, "the clock of rank 3 is -7.2 s ahead of rank 0's", "set-ntp true   # on node-1"),
     (shared_memory, None, "/dev/shm has 64 MiB on rank 2", "--shm-size"),
@@ -198,7 +198,7 @@ def test_a_slow_link_of_two_ranks_is_not_all_well() -> None:
     two[1]["pairs"][0] |= {"sent": None, "received": None}
     two[0]["interfaces"]["ib0"] = ["10.1.0.1"]
     (found,) = find(two)
-    assert found.ok is None and "2 of 2 ways between machines" in found.what
+    assert found.ok is None and "2 of 2 links between machines" in found.what
     assert found.fix.startswith("export PYG_SCALE_INTERFACE=ib0")
 
 
@@ -269,7 +269,7 @@ def test_one_process_is_told_to_start_more(
     assert found["world_size"] == 1 and found["ranks"][0]["versions"]["torch"] == torch.__version__
     monkeypatch.setenv("RANK", "0")
     assert main(["doctor", "--dist"]) == 1
-    assert "WORLD_SIZE, MASTER_ADDR, MASTER_PORT not" in capsys.readouterr().err
+    assert "but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in capsys.readouterr().err
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

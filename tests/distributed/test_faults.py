@@ -123,7 +123,7 @@ def test_a_sampler_that_is_no_plugin(tmp_path: Path) -> None:
     paths = spread(in_parts(graphs.hostile(), tmp_path, 2), shares(2, 2))
 
     def work(found: Any) -> None:
-        with pytest.raises(NotImplementedError, match="Mine is no plugin"):
+        with pytest.raises(NotImplementedError, match="Mine is not a plugin"):
             list(_loader(found, neighbor_sampler=Mine()))
 
     on_ranks(paths, work)

@@ -108,12 +108,12 @@ IDS = torch.tensor([0])
 @pytest.mark.parametrize(
     ("tensors", "error", "message"),
     [
-        ([], ValueError, "begins with a text"),
-        ([text([]).int()], ValueError, "begins with a text"),
-        ([text([]).view(1, -1)], ValueError, "begins with a text"),
-        ([text(b"[")], ValueError, "no JSON"),
-        ([text(b"\xff\xfe")], ValueError, "no JSON"),
-        ([text(b"[" * 5000)], ValueError, "no JSON"),
+        ([], ValueError, "must begin with a text"),
+        ([text([]).int()], ValueError, "must begin with a text"),
+        ([text([]).view(1, -1)], ValueError, "must begin with a text"),
+        ([text(b"[")], ValueError, "not JSON"),
+        ([text(b"\xff\xfe")], ValueError, "not JSON"),
+        ([text(b"[" * 5000)], ValueError, "not JSON"),
         ([torch.full((MAX_TEXT + 1,), 32, dtype=torch.uint8)], ValueError, "at most"),
         ([text({}), IDS], ValueError, "one tensor for each entry"),
         ([text([[False, None, 0, ["x"]]])], ValueError, "one tensor for each entry"),
@@ -125,8 +125,8 @@ IDS = torch.tensor([0])
         ([text([[False, None, 0, ["z"]]]), IDS], KeyError, "no attribute 'z'"),
         ([text([[True, None, 0, ["x"]]]), IDS], KeyError, "no attribute 'x' of the edges"),
         ([text([[False, "user", 0, ["x"]]]), IDS], KeyError, "nodes 'user'"),
-        ([text([[False, None, 1, ["x"]]]), IDS], IndexError, "part 1 is not served here"),
-        ([text([[False, None, -1, ["x"]]]), IDS], IndexError, "part -1 is not served here"),
+        ([text([[False, None, 1, ["x"]]]), IDS], IndexError, "part 1 is not served, only"),
+        ([text([[False, None, -1, ["x"]]]), IDS], IndexError, "part -1 is not served, only"),
         ([text([[False, None, 0, ["x"]]]), IDS.float()], ValueError, "int64 or int32"),
         ([text([[False, None, 0, ["x"]]]), IDS.view(1, 1)], ValueError, "int64 or int32"),
         ([text([[False, None, 0, ["x"]]]), IDS - 1], IndexError, "row -1 of the nodes"),
@@ -145,12 +145,12 @@ def test_edges_of_another_part_are_refused(path: Path) -> None:
     directory = GraphDirectory(path)
     other = directory.part(1).edge_ids(None)
     request = [text([[True, None, 0, ["kind"]]]), other[:1]]
-    with pytest.raises(IndexError, match=f"edge {int(other[0])} is none of the edges of part 0"):
+    with pytest.raises(IndexError, match=f"edge {int(other[0])} is not in the edges of part 0"):
         FeatureAnswers(directory, [0, 2])(request)
 
 
 def test_an_answer_may_not_be_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyg_scale.distributed.features_served.MAX_BYTES", 100)
     request = [text([[False, None, 0, ["x"]]]), torch.zeros(6, dtype=torch.int64)]
-    with pytest.raises(ValueError, match="120 bytes, an answer at most 100"):
+    with pytest.raises(ValueError, match="120 bytes, more than 100"):
         FeatureAnswers(GraphDirectory(path), [0, 2])(request)

@@ -95,5 +95,5 @@ def test_a_group_that_is_there_says_who_the_ranks_are(monkeypatch: pytest.Monkey
     )
     monkeypatch.setenv("RANK", "7")  # of a launcher that has started something else
     assert gathering.adopted(given).local_rank is None
-    with pytest.raises(ValueError, match="num_servers=1 contradicts the process group"):
+    with pytest.raises(ValueError, match="num_servers=1 contradicts the existing process group"):
         gathering.adopted(given | {"num_servers": 1})

@@ -85,13 +85,13 @@ def test_arguments() -> None:
 def test_alone() -> None:
     assert read_launch({}) == Launch("none", local_rank=0, local_world_size=1)
     script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "ENVIRONMENT": "BATCH"}
-    with pytest.warns(UserWarning, match="SLURM has 4 tasks here, but srun did not start"):
+    with pytest.warns(UserWarning, match="SLURM has 4 tasks, but srun did not start"):
         assert read_launch(script).world_size == 1
 
 
 WRONG: list[tuple[dict[str, str], dict[str, Any], str]] = [
-    ({"RANK": "0"}, {}, "RANK are set, but WORLD_SIZE, MASTER_ADDR, MASTER_PORT not"),
-    ({"LOCAL_RANK": "0"}, {}, "LOCAL_RANK are set, but RANK, WORLD_SIZE"),
+    ({"RANK": "0"}, {}, "RANK are set, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+    ({"LOCAL_RANK": "0"}, {}, "LOCAL_RANK are set, but not RANK, WORLD_SIZE"),
     (TORCHRUN | {"RANK": "4"}, {}, "rank=4 contradicts world_size=4"),
     (TORCHRUN | {"RANK": "-1"}, {}, "rank=-1 must not be below 0"),
     (TORCHRUN | {"RANK": "x"}, {}, "RANK='x' must be a whole number"),

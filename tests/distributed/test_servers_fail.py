@@ -278,7 +278,7 @@ def test_the_edges_stay_with_the_servers(serve: Callable[..., Any], tmp_path: Pa
     from pyg_scale.sampler import NativeSampler
 
     served = serve(graph()).open()
-    with pytest.raises(NotImplementedError, match="with its servers"):
+    with pytest.raises(NotImplementedError, match="on its servers"):
         NativeSampler(served, [3])
 
 
@@ -344,7 +344,7 @@ def test_arguments_of_directories_and_of_servers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token= and transport="):
         pyg_scale.open(tmp_path / "graph", token=TOKEN)
     for given in ({"part": 0}, {"verify": True}, {"comm": "local"}):
-        with pytest.raises(ValueError, match="is of a directory"):
+        with pytest.raises(ValueError, match="is for directories"):
             pyg_scale.open("tcp://host:1", token=TOKEN, **given)
     with pytest.raises(ValueError, match="each once"):
         addresses_of("tcp://host:1,tcp://host:1")
