@@ -98,7 +98,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether PyG's loaders sample with our sampler."""
+    """Say if PyG's loaders sample with our sampler."""
     return bool(_undo)
 
 

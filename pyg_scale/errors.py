@@ -36,7 +36,7 @@ class GraphDirectoryError(ValueError):
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether what ends a block or a script is a failure: ``sys.exit()`` with status 0 is none."""
+    """Return True if what ends a script is a failure: ``sys.exit()`` with status 0 is none."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None
@@ -79,7 +79,7 @@ class DeviceError(ValueError):
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Whether an exception says nothing of the batch that was being made: it would not come again.
+    """Return True if an exception is not due to the batch that was being made.
 
     So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
     raised, which was called by nobody and is known by the frame that it is given.

@@ -82,8 +82,10 @@ def check(
 
 
 def _has_kit(entry: Entry) -> bool:
-    """Whether the kit tests it: a sampler that takes no key only promises what PyG's do, and a
-    reader can only be made with something to read."""
+    """Return True if the kit can test it.
+
+    A sampler that takes no key promises only what PyG's do, and a reader needs something to read.
+    """
     if entry.kind == "reader":
         return False
     if entry.kind != "sampler":

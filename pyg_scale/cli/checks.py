@@ -20,7 +20,7 @@ def version(distribution: str) -> str | None:
 
 
 def torch() -> Check:
-    """Whether torch can be imported, and what it can use."""
+    """Check that torch can be imported; say what it can use."""
     broken = _broken("torch", "pip install torch")
     if broken:
         return broken
@@ -33,7 +33,7 @@ def torch() -> Check:
 
 
 def torch_geometric() -> Check:
-    """Whether PyG can be imported."""
+    """Check that PyG can be imported."""
     broken = _broken("torch_geometric", "pip install torch_geometric")
     if broken:
         return broken
@@ -43,7 +43,7 @@ def torch_geometric() -> Check:
 
 
 def kernels() -> Check:
-    """Whether the compiled kernels are there and which path a loader takes."""
+    """Check that the compiled kernels are there; say which path a loader takes."""
     from pyg_scale.ops import library
 
     status = library.status()
@@ -93,7 +93,7 @@ def cuda_kernels() -> Check:
 
 
 def compiler() -> Check:
-    """Whether there is a C++ compiler, needed only to compile the kernels."""
+    """Check that there is a C++ compiler, needed only to compile the kernels."""
     wanted = os.environ.get("CXX") or "g++"
     for name in (wanted, "c++", "clang++"):
         found = shutil.which(name)
@@ -107,7 +107,7 @@ def compiler() -> Check:
 
 
 def pyg_lib() -> Check:
-    """Whether pyg-lib is there; nothing of ours needs it."""
+    """Say if pyg-lib is there; nothing of ours needs it."""
     return _optional(
         "pyg_lib",
         "pyg-lib",
@@ -117,7 +117,7 @@ def pyg_lib() -> Check:
 
 
 def torch_sparse() -> Check:
-    """Whether torch-sparse is there; nothing of ours needs it."""
+    """Say if torch-sparse is there; nothing of ours needs it."""
     return _optional(
         "torch_sparse",
         "torch-sparse",

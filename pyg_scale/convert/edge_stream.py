@@ -19,9 +19,9 @@ class Source(NamedTuple):
 
     edge_type: EdgeType
     reverse: bool
-    """Whether source and destination are exchanged."""
+    """True if source and destination are exchanged."""
     drop_loops: bool
-    """Whether edges from a node to itself are left out."""
+    """True if edges from a node to itself are left out."""
 
 
 class Position(NamedTuple):

@@ -69,7 +69,7 @@ class Journal:
         return result
 
     def finished(self, name: str) -> bool:
-        """Whether a step is finished."""
+        """Return True if a step is finished."""
         return name in self._done
 
     def result(self, name: str) -> Any:

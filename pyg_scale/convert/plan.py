@@ -18,7 +18,7 @@ class Plan(NamedTuple):
     edges: list[int]
     """Edges of each bucket."""
     hub: list[bool]
-    """Whether it is one node with more edges than fit into memory."""
+    """True for a single node with more edges than fit into memory."""
 
 
 class Cost(NamedTuple):

@@ -276,7 +276,7 @@ def _peak() -> int:
 
 
 def _in_place(path: Path, steps: Path) -> bool:
-    """Whether a conversion was killed when its directory had taken its place already."""
+    """Return True if a conversion was killed when its directory had taken its place already."""
     meta, staging = path / META, path.with_name(f".{path.name}.partial")
     if not meta.is_file() or meta.stat().st_mtime_ns < steps.stat().st_mtime_ns:
         return False

@@ -21,7 +21,7 @@ class Scan(NamedTuple):
     """One more than the largest source."""
     num_dst: int
     is_sorted: bool
-    """Whether destinations never go down."""
+    """True if destinations never go down."""
     shift: int
     bins: list[int]
     """Edges of every ``2**shift`` destinations."""

@@ -1,4 +1,4 @@
-"""Whether a conversion fits on the disk."""
+"""True if a conversion fits on the disk."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class Table(abc.ABC):
     """
 
     fast: ClassVar[bool] = True
-    """Whether rows can be read again, and from anywhere, at little cost. What is slow to read is
+    """True if rows can be read again, and from anywhere, at little cost. What is slow to read is
     copied to plain files once."""
 
     positions: ClassVar[bool] = False
-    """Whether node ids are row numbers, so that they are never mapped."""
+    """True if node ids are row numbers, so that they are never mapped."""
 
     path: Path
 

@@ -154,7 +154,7 @@ class Topology:
         return self.has_node_time or self.has_edge_time
 
     def is_timed(self, edge_type: EdgeType) -> bool:
-        """Whether the in-edges of an edge type are limited by time."""
+        """Return True if the in-edges of an edge type are limited by time."""
         if self.router is not None:
             return edge_type in self.router.timed
         timed = self.csc[edge_type].time is not None
@@ -176,7 +176,7 @@ class Topology:
         return self.node_time.get(node_type)
 
     def has_times_of(self, node_type: NodeType) -> bool:
-        """Whether the nodes of a type have times of their own."""
+        """Return True if the nodes of a type have times of their own."""
         return node_type in (self.node_time if self.router is None else self.router.timed_nodes)
 
     def expanded_type(self, edge_type: EdgeType) -> NodeType:

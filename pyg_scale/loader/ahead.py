@@ -30,7 +30,7 @@ class Pending(ABC):
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether it has come."""
+        """True if the answer has come."""
 
     @property
     @abstractmethod
@@ -216,7 +216,7 @@ class Ahead:
 
 
 def most_under_way(loader: SubgraphLoader) -> int:
-    """How many batches of a loader servers may have been asked for."""
+    """Number of batches for which a loader may have asked servers."""
     options = loader.sampling
     if options.num_workers is None:
         return options.prefetch_size

@@ -63,7 +63,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
     @property
     def _asks(self) -> bool:
-        """Whether batches are made elsewhere, by who is asked with :meth:`_ask`."""
+        """True if batches are made elsewhere and asked for by :meth:`_ask`."""
         return False
 
     def _ask(self, batch: BatchIndex) -> Pending:

@@ -172,7 +172,7 @@ def _shuffle_key(seed: int, epoch: int) -> int:
 
 
 def num_batches(num_seeds: int, batch_size: int | None, drop_last: bool) -> int:
-    """How many batches an epoch has; ``batch_size=None`` is one seed per batch."""
+    """Number of batches of an epoch; ``batch_size=None`` is one seed per batch."""
     size = batch_size or 1
     return num_seeds // size if drop_last else -(-num_seeds // size)
 

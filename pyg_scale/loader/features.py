@@ -121,7 +121,7 @@ class Features:
 
     @property
     def look_ahead(self) -> int:
-        """How many batches the store wants to know before it is asked for them."""
+        """Number of batches to announce to the store before they are read."""
         return look_ahead_of(self.store)
 
     def _attrs(self) -> list[TensorAttr]:

@@ -17,7 +17,7 @@ from pyg_scale.sampler.base import NeighborSampler
 
 
 def takes_key(method: Callable[..., Any]) -> bool:
-    """Whether a sampler's method has a parameter ``key`` (PyG's own ``**kwargs`` do not count)."""
+    """Return True if a method has a parameter ``key`` (the ``**kwargs`` of PyG do not count)."""
     return _takes_key(getattr(method, "__func__", method))
 
 

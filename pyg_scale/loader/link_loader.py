@@ -248,7 +248,7 @@ def neg_sampling_of(neg_sampling: Any, ratio: int | float | None) -> NegativeSam
 
 
 def _shifts(label: Any, neg_sampling: NegativeSampling | None) -> bool:
-    """Whether labels must leave 0 to negatives."""
+    """Return True if labels must leave 0 to negatives."""
     if label is None or neg_sampling is None:
         return False
     if neg_sampling.is_triplet():

@@ -159,7 +159,7 @@ class LookAhead:
 
 
 def batches_under_way(loader: SubgraphLoader, features: Features) -> int:
-    """How many batches are sampled at a time by threads of their own, 0 for none.
+    """Number of batches that threads of their own sample at a time, 0 for none.
 
     Where a graph is on several ranks, sampling waits for answers: with few workers, or none, other
     batches are sampled in the meantime, as many as the feature store has ``in_flight``.

@@ -14,7 +14,7 @@ from pyg_scale.ops import colptr
 
 
 def pins(loader: Any) -> bool:
-    """Whether a loader pins its batches. Without an accelerator torch warns and does not."""
+    """Return True if a loader pins its batches. Without an accelerator torch warns and does not."""
     if not loader.pin_memory:
         return False
     if loader.pin_memory_device:

@@ -136,7 +136,7 @@ def _check_sampler(loader: Any, sampler: CudaSampler) -> None:
 
 
 def _given(target: OnDevice, features: Features | None) -> bool:
-    """Whether the loader was given a store on the device."""
+    """Return True if the loader was given a store on the device."""
     store = None if features is None else features.store
     if not isinstance(store, DeviceFeatures):
         return False

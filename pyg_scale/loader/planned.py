@@ -1,4 +1,4 @@
-"""Whether a loader samples as many neighbours as a partition was made for."""
+"""True if a loader samples as many neighbours as a partition was made for."""
 
 from __future__ import annotations
 

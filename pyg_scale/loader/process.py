@@ -180,17 +180,17 @@ class Processes:
 
     @property
     def usable(self) -> bool:
-        """Whether another epoch can begin with them: no exception came in between."""
+        """True if another epoch can begin with them: no exception came in between."""
         return self._intact and self.alive
 
     @property
     def persistent(self) -> bool:
-        """Whether they outlive an epoch."""
+        """True if they outlive an epoch."""
         return bool(self._loader.persistent_workers)
 
     @property
     def alive(self) -> bool:
-        """Whether every worker process runs, or none was started yet."""
+        """True if every worker process runs, or none was started yet."""
         return self._iterator is None or all(w.is_alive() for w in self._iterator._workers)
 
 

@@ -115,7 +115,7 @@ class SamplingOptions:
         return list(dict.fromkeys(ranks))
 
     def makes_processes(self, data: Any) -> bool:
-        """Whether ``num_workers`` are sampler processes of a graph of this process."""
+        """Return True if ``num_workers`` are sampler processes of a graph of this process."""
         return self.num_workers is not None and not _is_served(data)
 
     def worker_type(self, given: str | None) -> str:

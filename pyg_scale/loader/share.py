@@ -221,7 +221,7 @@ def _owner(part: Tensor, ranks: Ranks) -> Tensor:
 
 
 def _place(group: Tensor, num_groups: int) -> Tensor:
-    """How many entries of the same group are before each."""
+    """Number of earlier entries of the same group, for each entry."""
     at = group.argsort(stable=True)
     counts = torch.bincount(group, minlength=num_groups)
     out = torch.empty_like(at)
@@ -230,7 +230,7 @@ def _place(group: Tensor, num_groups: int) -> Tensor:
 
 
 def num_steps(count: int, world_size: int, rank: int, uneven: str) -> int:
-    """How many batches of a whole epoch a rank gets.
+    """Number of batches of a whole epoch that a rank gets.
 
     Args:
         count: Batches in the list.

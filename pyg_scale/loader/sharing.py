@@ -77,7 +77,7 @@ class Sharing:
 
     @property
     def grouped(self) -> bool:
-        """Whether the list of batches is one of seeds that were grouped by part."""
+        """True if the list of batches is one of seeds that were grouped by part."""
         return self.part is not None and not self.split_batches
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Sharing:
             self._agreement.publish("made", {**self._made, _DRAWS: dict(draws)})
 
     def split_by_hand(self) -> bool:
-        """Whether ranks gave different seeds: then nobody splits them again.
+        """Return True if ranks gave different seeds: then nobody splits them again.
 
         Waits, once, until every rank has made the loader.
 

@@ -152,7 +152,7 @@ def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
 
 
 class Rows:
-    """How many edges a graph has, and rows each attribute of nodes or edges, when it is made.
+    """Number of edges of a graph, and of rows of each attribute, when a loader is made.
 
     Args:
         data: The graph. Of two stores nothing is noted.

@@ -146,7 +146,7 @@ def communicator_of(loader: Any) -> Communicator | None:
 
 
 def _may_have_ranks(loader: Any) -> bool:
-    """Whether the same script shares seeds when it runs on several ranks."""
+    """Return True if the same script shares seeds when it runs on several ranks."""
     return directory_of(getattr(loader, "data", None)) is not None
 
 

@@ -281,7 +281,7 @@ class Resumable:
         }
 
     def _computes_order(self, sharing: Sharing | None) -> bool:
-        """Whether the seeds of an epoch come in an order that nobody lists."""
+        """Return True if the seeds of an epoch come in an order that nobody lists."""
         grouped = sharing is not None and sharing.grouped
         return self._own_order and self._shuffle and not grouped and len(self.dataset) > LISTED
 

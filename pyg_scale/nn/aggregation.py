@@ -191,7 +191,7 @@ def _with_in_edges(graph: Adjacency) -> Adjacency:
 
 
 def movable(linear: Any, how: list[str], among: Container[str] = _LINEAR) -> bool:
-    """Whether a linear map of neighbours may be applied before they are reduced or after.
+    """Return True if a linear map of neighbours may be applied before they are reduced or after.
 
     Sums and means commute with it, up to rounding, if it is a plain one and nobody listens.
 
@@ -205,7 +205,7 @@ def movable(linear: Any, how: list[str], among: Container[str] = _LINEAR) -> boo
 
 
 def product_first(linear: Any, graph: Adjacency, x: Tensor) -> bool:
-    """Whether a linear map of neighbours is cheaper before they are reduced than after.
+    """Return True if a linear map of neighbours is cheaper before they are reduced than after.
 
     Counted are the numbers that are read from neighbours, forward and backward, and the
     multiply-adds of the product.

@@ -53,7 +53,7 @@ def edges_of(
 
 
 def is_sparse(edge_index: Any) -> bool:
-    """Whether edges come as a sparse matrix, of torch or of torch_sparse."""
+    """Return True if edges come as a sparse matrix, of torch or of torch_sparse."""
     return isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index)
 
 

@@ -16,7 +16,7 @@ class Relations(NamedTuple):
     rows: Adjacency
     """From source nodes to rows; rows of a relation are neighbours."""
     row_counts: list[int]
-    """How many rows each relation has."""
+    """Number of rows of each relation."""
     destinations: Adjacency
     """From rows to destination nodes."""
     edge_type: Tensor

@@ -49,7 +49,7 @@ class Acceleration:
 
     @property
     def num_switched(self) -> int:
-        """How many layers have a fused path now."""
+        """Number of layers that have a fused path now."""
         return sum(layer.switched for layer in self.layers)
 
     def restore(self) -> None:

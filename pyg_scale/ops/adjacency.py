@@ -131,7 +131,7 @@ def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
 
 
 def recording() -> bool:
-    """Whether what runs now is recorded, to run again when the same tensors hold something else.
+    """Return True if this run is recorded, to be replayed on tensors with other values.
 
     ``torch.compile`` and CUDA graphs do that. Then nothing is looked up that was made of tensors
     before, nothing is kept, and no number is waited for: edges are grouped in what is recorded.

@@ -163,7 +163,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def row_numel(x: Tensor) -> int:
-    """How many numbers a row of ``x`` has; unlike -1 in a shape also known without rows."""
+    """Number of elements of a row of ``x``; unlike -1 in a shape also known without rows."""
     numel = 1
     for size in x.shape[1:]:
         numel *= size

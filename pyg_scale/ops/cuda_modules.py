@@ -109,7 +109,7 @@ def why_not(library: Path, capability: int) -> str:
 
 
 def _serves(held: str, capability: int) -> bool:
-    """Whether a library that was compiled for ``80;90`` has what a device of a capability runs."""
+    """Return True if a library compiled for ``80;90`` has code that a device can run."""
     names = held.split(";") if held else []
     for name in names:
         known = int(name.rstrip("af"))

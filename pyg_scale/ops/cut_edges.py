@@ -1,4 +1,4 @@
-"""How many edges of an undirected graph an assignment cuts (``csrc/cut_edges.cpp``)."""
+"""Number of edges of an undirected graph an assignment cuts (``csrc/cut_edges.cpp``)."""
 
 from __future__ import annotations
 

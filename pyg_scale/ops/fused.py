@@ -1,4 +1,4 @@
-"""Whether the fused ops of the layers are compiled for a device, and their rules for torch.
+"""True if the fused ops of the layers are compiled for a device, and their rules for torch.
 
 The compiled library defines the ops and what they do on a device. Shapes for tracing, gradients
 and the rest are told to torch here, once, as soon as the library is there. :func:`call` runs one.
@@ -23,7 +23,7 @@ _functions: dict[str, type[torch.autograd.Function]] = {}
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether compiled ops take tensors of that device; loads them on first use.
+    """Return True if compiled ops take tensors of that device; loads them on first use.
 
     Raises:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.

@@ -41,7 +41,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
 
 def _takes(x: Tensor, index: Tensor, dim: int) -> bool:
-    """Whether the compiled op applies."""
+    """Return True if the compiled op applies."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"

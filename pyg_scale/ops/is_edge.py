@@ -9,7 +9,9 @@ from pyg_scale.ops import library
 
 
 def is_edge(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-    """Whether each pair of nodes is an edge, by looking through the in-edges of its destination.
+    """For each pair of nodes, True if it is an edge.
+
+    The in-edges of the destination are looked through.
 
     Args:
         indptr: ``int64`` ``[num_dst_nodes + 1]``; the in-edges of node ``v`` are the positions

@@ -91,7 +91,7 @@ _said = threading.Event()
 
 
 def compiled() -> bool:
-    """Whether compiled ops may be called: loads them on first use.
+    """Return True if compiled ops may be called: loads them on first use.
 
     Raises:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
@@ -198,7 +198,7 @@ def warn_plain_path(what: str, reason: str = "") -> None:
 
 
 def required() -> bool:
-    """Whether ``PYG_SCALE_KERNELS=require`` forbids the plain-torch path."""
+    """Return True if ``PYG_SCALE_KERNELS=require`` forbids the plain-torch path."""
     return _mode() == "require"
 
 

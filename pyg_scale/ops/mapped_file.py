@@ -32,7 +32,7 @@ class _Mapping(NamedTuple):
 
 
 def in_file(tensor: Tensor, maps: Path = _PROC / "maps") -> bool:
-    """Whether the memory of a CPU tensor is a mapped file (also one in shared memory).
+    """Return True if the memory of a CPU tensor is a mapped file (also one in shared memory).
 
     Args:
         tensor: On the CPU.
@@ -113,7 +113,7 @@ def _unchanged_file(mapping: _Mapping, tensor: Tensor, proc: Path) -> int | None
 
 
 def _has_pages_of_its_own(mapping: _Mapping, smaps: Path) -> bool:
-    """Whether a private mapping has pages that were written to; true where nobody knows."""
+    """Return True if a private mapping has pages that were written to; true where nobody knows."""
     try:
         lines = iter(smaps.read_text().splitlines())
     except OSError:

@@ -102,7 +102,7 @@ class ParallelModule(Protocol):
 
 
 def is_parallel_module(module: Any) -> bool:
-    """Whether a module has what :class:`ParallelModule` says."""
+    """Return True if a module has what :class:`ParallelModule` says."""
     # From Python 3.12 on a protocol would not see submodules, which are no attributes of theirs.
     return isinstance(module, nn.Module) and all(
         hasattr(module, name) for name in ("module", "backward", "join", "no_sync")

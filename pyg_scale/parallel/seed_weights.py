@@ -64,7 +64,7 @@ class SeedWeights:
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing was counted since the last exchange."""
+        """True if nothing was counted since the last exchange."""
         return self._seeds is None
 
     def add(self, num_seeds: int) -> None:

@@ -186,7 +186,7 @@ def check_num_parts(num_parts: int, num_nodes: int) -> None:
 
 
 def imbalance(assignment: Tensor, weights: Tensor, shares: Tensor) -> float:
-    """How many times its fair share the fullest part holds, over all columns of ``weights``.
+    """The load of the fullest part, as a multiple of its fair share, over all columns.
 
     Args:
         assignment: ``[num_nodes]``.

@@ -11,7 +11,7 @@ from pyg_scale.graph.topology import EdgeType, NodeType
 
 @dataclass(frozen=True)
 class Remote:
-    """How many features a batch takes from other parts, measured by sampling.
+    """Number of features that a batch takes from other parts, measured by sampling.
 
     Attributes:
         num_neighbors: Neighbours per hop.

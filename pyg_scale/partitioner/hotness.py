@@ -131,7 +131,7 @@ class _Spread:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no node can be reached on two ways, unless it surely is."""
+        """True if no node can be reached on two ways, unless it surely is."""
         return not any(((hits > 1) & ~self.certain[n]).any() for n, hits in self.hits.items())
 
     def hop(self, k: int) -> None:

@@ -1,4 +1,4 @@
-"""How many features a batch takes from other parts, by sampling batches."""
+"""Number of features a batch takes from other parts, by sampling batches."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Fennel(StreamPartitioner):
 
 
 def _fits(part: Tensor, weights: Tensor, capacity: Tensor) -> bool:
-    """Whether no part holds more than it may."""
+    """Return True if no part holds more than it may."""
     for column, most in zip(weights.unbind(1), capacity.unbind(1), strict=True):
         held = torch.zeros_like(most)
         for begin in range(0, part.numel(), _AT_ONCE):

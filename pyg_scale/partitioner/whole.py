@@ -63,7 +63,7 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
 
 
 def is_by_src(directory: GraphDirectory) -> bool:
-    """Whether its parts hold out-edges."""
+    """Return True if its parts hold out-edges."""
     partition = directory.meta.partition
     return partition is not None and partition.edge_assign_strategy == "by_src"
 

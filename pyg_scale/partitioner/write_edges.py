@@ -197,7 +197,7 @@ def _finish(out: dict[str, list[RowWriter]]) -> None:
 
 
 def edges_at_once(memory: int) -> int:
-    """How many edges are sorted at a time."""
+    """Number of edges that are sorted at a time."""
     return min(1 << 22, max(1, memory // EDGE_BYTES))
 
 

@@ -63,14 +63,14 @@ class NeighborSampler(pyg.BaseSampler):
     """The :data:`CAPABILITIES` that this sampler has."""
 
     exact_count: ClassVar[bool] = True
-    """Whether a node gets as many in-edges as were asked for, or all if it has no more."""
+    """True if a node gets as many in-edges as were asked for, or all if it has no more."""
 
     uniform: ClassVar[bool] = True
-    """Whether all sets of in-edges of that size are equally likely (in proportion to weights,
+    """True if all sets of in-edges of that size are equally likely (in proportion to weights,
     if there are), and independent for every node, hop and edge type."""
 
     across_parts: ClassVar[bool] = False
-    """Whether it reaches in-edges through :attr:`Topology.router
+    """True if it reaches in-edges through :attr:`Topology.router
     <pyg_scale.graph.topology.Topology.router>`, so that other processes may
     have parts of the graph."""
 
@@ -112,7 +112,7 @@ class NeighborSampler(pyg.BaseSampler):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the sampler knows its graph."""
+        """True if the sampler knows its graph."""
         return self.topology is not None
 
     def bind(self, data: Any, **options: Any) -> Self:
@@ -246,7 +246,7 @@ class NeighborSampler(pyg.BaseSampler):
 
     @property
     def disjoint(self) -> bool:
-        """Whether every seed gets a subgraph of its own; always so with times, as in PyG."""
+        """True if every seed gets a subgraph of its own; always so with times, as in PyG."""
         return self._disjoint or (self.topology is not None and self.topology.is_temporal)
 
     @disjoint.setter

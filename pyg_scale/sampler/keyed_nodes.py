@@ -67,7 +67,7 @@ class Candidates:
         return cls(describe, num_nodes, node_time, order, time, prefix)
 
     def until(self, node: Tensor, limit: Tensor | None) -> Tensor:
-        """How many candidates each draw has, ``int64`` ``[n]``.
+        """Number of candidates of each draw, ``int64`` ``[n]``.
 
         Args:
             node: The nodes ``[n]`` whose times are the limits if none are given.

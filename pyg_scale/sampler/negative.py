@@ -102,7 +102,7 @@ class NegativeSampling(pyg.NegativeSampling):
         )
 
     def num_negatives(self, num_positives: int) -> int:
-        """How many negatives go with so many seed links."""
+        """Number of negatives for a number of seed links."""
         return math.ceil(num_positives * self.amount)
 
     def _plan(self, graph: Topology, edge_type: EdgeType) -> _Plan:
@@ -284,7 +284,7 @@ class _Positives:
         return indptr, links[0][links[1].argsort(stable=True)]
 
     def contain(self, src: Tensor, dst: Tensor) -> Tensor:
-        """Whether pairs are positive, ``bool`` ``[n]``."""
+        """For each pair, True if it is positive, ``bool`` ``[n]``."""
         found = torch.zeros(src.numel(), dtype=torch.bool)
         for indptr, indices, out in self.lists:
             found |= is_edge(indptr, indices, *((dst, src) if out else (src, dst)))

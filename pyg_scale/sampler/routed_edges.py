@@ -23,7 +23,7 @@ class RoutedEdges:
         self._router, self._edge_type = graph.router, edge_type
         self._sampler = NativeSampler()
         self.out = graph.direction == "backward"
-        """Whether these are the out-edges of nodes."""
+        """True if these are the out-edges of nodes."""
         self._num_others = graph.num_nodes[graph.neighbor_type(edge_type)]
 
     def of(self, node: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ class RoutedEdges:
         return place, picked.neighbor
 
     def contain(self, src: Tensor, dst: Tensor) -> Tensor:
-        """Whether there is an edge between each pair of nodes, ``bool`` ``[n]``."""
+        """For each pair of nodes, True if there is an edge, ``bool`` ``[n]``."""
         node, other = (src, dst) if self.out else (dst, src)
         distinct, inverse = torch.unique(node, return_inverse=True)
         place, neighbor = self.of(distinct)

@@ -322,7 +322,7 @@ class ConvTests:
 def _close(
     ours: Tensor | None, theirs: Tensor | None, tolerance: float, floor: float = 0.0
 ) -> None:
-    """Whether two tensors are equal up to a relative error of their norm, or of ``floor``."""
+    """Check that two tensors are equal up to a relative error of their norm, or of ``floor``."""
     if theirs is None or ours is None:
         assert (0 if ours is None else float(ours.norm())) == 0
         assert (0 if theirs is None else float(theirs.norm())) == 0

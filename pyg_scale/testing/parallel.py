@@ -19,7 +19,7 @@ CHANNELS, CLASSES = 5, 4
 TOLERANCE = 1e-12
 
 Seeds = Sequence[Sequence[int]]
-"""How many seeds each rank has in each step: ``seeds[rank][step]``."""
+"""Number of seeds each rank has in each step: ``seeds[rank][step]``."""
 
 
 class Net(nn.Module):

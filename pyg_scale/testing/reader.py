@@ -143,7 +143,7 @@ def _same_in_pieces(read: Callable[[int, int], Iterator[Tensor]]) -> Tensor:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors are equal to the bit: a missing number (NaN) is equal to itself."""
+    """Return True if tensors are equal to the bit: a missing number (NaN) is equal to itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return not one.numel() or torch.equal(*(raw_bytes(each.contiguous()) for each in (one, other)))

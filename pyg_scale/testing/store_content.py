@@ -21,7 +21,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def takes(store: FeatureStore, dtype: torch.dtype) -> bool:
-    """Whether a store declares that it takes a dtype; it takes all if it declares nothing."""
+    """Return True if a store takes a dtype; one that declares nothing takes all."""
     return dtype in getattr(store, "dtypes", {dtype})
 
 

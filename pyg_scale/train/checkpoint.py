@@ -331,5 +331,5 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _is_shared(part: Any) -> bool:
-    """Whether it is the same on all ranks."""
+    """Return True if a value is the same on all ranks."""
     return isinstance(part, (nn.Module, torch.optim.Optimizer, LRScheduler))

@@ -1,4 +1,4 @@
-"""Whether the replicas of a module are still one: noticed before one of them is saved for all."""
+"""True if the replicas of a module are still one: noticed before one of them is saved for all."""
 
 from __future__ import annotations
 

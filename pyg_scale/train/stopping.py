@@ -43,9 +43,10 @@ class Stopping:
             self._before[each] = signal.signal(each, self._notice)
 
     def agreed(self) -> bool:
-        """Whether to stop now; every rank gets the same answer. Called once for each step.
+        """Return True if it is time to stop; every rank gets the same answer.
 
-        Nobody waits: it is asked in one step, and the answers are looked at in the next one.
+        Called once for each step. Nobody waits: ranks ask in one step and look at
+        the answers in the next one.
         """
         if not self._before:
             return False

@@ -120,7 +120,7 @@ class Graph:
         return self._sampler
 
     def degree(self, nodes: Tensor) -> Tensor:
-        """How many in-edges nodes have, ``int64`` ``[n]``."""
+        """Number of in-edges of each node, ``int64`` ``[n]``."""
         csc = self.sampler().topology.csc.get(None)
         if csc is not None:
             return csc.indptr[nodes + 1] - csc.indptr[nodes]
@@ -171,7 +171,7 @@ class Graph:
         return self._features.get_tensor(TensorAttr(HOMOGENEOUS_EDGES, name, index))
 
     def num_edge_rows(self, name: str) -> int | None:
-        """How many rows an attribute of edges has."""
+        """Number of rows of an attribute of edges."""
         assert self._features is not None
         size = self._features.get_tensor_size(group_name=HOMOGENEOUS_EDGES, attr_name=name)
         return None if size is None else size[0]

@@ -77,7 +77,7 @@ class Layers:
         return self.num_layers
 
     def samples(self, step: int) -> bool:
-        """Whether the step needs in-edges."""
+        """Return True if the step needs in-edges."""
         return True
 
     def inputs(self, step: int) -> list[int]:
@@ -93,7 +93,7 @@ class Layers:
         return None
 
     def is_degree(self, step: int) -> bool:
-        """Whether it computes degrees, which are never rounded."""
+        """Return True if the step computes degrees, which are never rounded."""
         return False
 
     def describe(self, step: int) -> str:

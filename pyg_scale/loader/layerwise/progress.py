@@ -125,7 +125,7 @@ class Progress:
         staged.replace(journal)
 
     def _files_are_there(self, size: int) -> bool:
-        """Whether the file of each step is whole, or was removed when nobody needed it."""
+        """Return True if the file of each step is whole, or was removed when nobody needed it."""
         superseded = False
         for step in sorted(self._kinds, reverse=True):
             dtype, row = self._kinds[step]
@@ -150,15 +150,15 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether the result is complete."""
+        """True if the result is complete."""
         return self._done
 
     def rows(self, step: int) -> int:
-        """How many rows of a step are written: the first ones."""
+        """Number of rows of a step that are written: the first ones."""
         return self._rows.get(step, 0)
 
     def has(self, step: int) -> bool:
-        """Whether a step has begun."""
+        """Return True if a step has begun."""
         return step in self._kinds
 
     def array(self, step: int) -> Tensor:

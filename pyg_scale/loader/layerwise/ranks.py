@@ -158,7 +158,7 @@ class Together:
         staged.replace(self._out / NOTE)
 
     def _sees(self, token: str) -> bool:
-        """Whether this rank has the directory that rank 0 wrote to."""
+        """Return True if this rank has the directory that rank 0 wrote to."""
         deadline = time.monotonic() + _SEEN_WITHIN
         while True:
             try:

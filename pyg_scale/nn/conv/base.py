@@ -105,8 +105,9 @@ class FusedConv:
         return x.shape[-1]
 
     def _is_small(self, x: Any, edge_index: Any) -> bool:
-        """Whether the input is on the CPU and too small; in a trace, whose sizes vary, nothing is.
+        """Return True if the input is on the CPU and too small.
 
+        In a trace, whose sizes vary, nothing is.
         It depends on sizes and on where the edges come from, never on earlier calls: a run that
         is resumed takes the paths of one that was not stopped.
         """
@@ -166,7 +167,7 @@ def unfusable(layer: Any) -> str | None:
 
 
 def _generated(method: Any) -> bool:
-    """Whether ``propagate`` or ``edge_updater`` is PyG's, or what PyG made of it."""
+    """Return True if ``propagate`` or ``edge_updater`` is PyG's, or what PyG made of it."""
     return method in (_PROPAGATE, _EDGE_UPDATER) or method.__module__.endswith(
         ("_propagate", "_edge_updater")
     )
@@ -232,7 +233,7 @@ def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> N
 
 
 def untouched(module: torch.nn.Module, kind: type) -> bool:
-    """Whether a submodule is exactly of a class, and nobody listens to its calls."""
+    """Return True if a submodule is exactly of a class, and nobody listens to its calls."""
     return type(module) is kind and not (
         "forward" in module.__dict__  # of this instance, as libraries that wrap layers put one
         or module._forward_pre_hooks

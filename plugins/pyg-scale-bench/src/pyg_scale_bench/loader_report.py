@@ -88,7 +88,7 @@ def report(found: Mapping[str, Any]) -> Report:
 
 
 def stated_applies(found: Mapping[str, Any]) -> bool:
-    """Whether :data:`STATED` is about a graph and batches like those of this run."""
+    """Return True if :data:`STATED` is about a graph and batches like those of this run."""
     settings, graph = found["settings"], found["graph"]
     return (
         settings["data"] is None

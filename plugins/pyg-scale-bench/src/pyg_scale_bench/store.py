@@ -170,7 +170,7 @@ def counted(found: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
 
 
 def ratios(found: Mapping[str, Any]) -> list[float]:
-    """How many times longer each epoch took with features on disk, round by round."""
+    """The factor by which each epoch took longer with features on disk, round by round."""
     sides = zip(counted(found, "disk"), counted(found, "memory"))
     return [disk["seconds"] / memory["seconds"] for disk, memory in sides]
 

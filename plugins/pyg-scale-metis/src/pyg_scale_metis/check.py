@@ -6,7 +6,7 @@ from pyg_scale.hookspecs import Check
 
 
 def metis() -> Check:
-    """Whether METIS cuts a path of four nodes in the middle."""
+    """Check that METIS cuts a path of four nodes in the middle."""
     try:
         import numpy as np
         import pymetis

@@ -43,7 +43,7 @@ class Facts:
 
     @property
     def of_links(self) -> bool:
-        """Whether edges are predicted, not labels of nodes."""
+        """True if edges are predicted, not labels of nodes."""
         return self.name.startswith("ogbl-")
 
     @property

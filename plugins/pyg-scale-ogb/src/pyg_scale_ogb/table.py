@@ -111,7 +111,7 @@ def pieces(file: Path, columns: int, memory: int) -> Iterator[Items]:
 
 
 def _columns(file: Path) -> int:
-    """How many columns the first row has; 1 if there is none."""
+    """Number of columns of the first row; 1 if there is none."""
     try:
         with gzip.open(file, "rb") as opened:
             return opened.readline().count(b",") + 1

@@ -13,12 +13,12 @@ _INSTALL = {
 
 
 def pyg_lib() -> Check:
-    """Whether pyg-lib samples."""
+    """Check that pyg-lib samples."""
     return _check("PygLibSampler")
 
 
 def torch_sparse() -> Check:
-    """Whether torch-sparse samples."""
+    """Check that torch-sparse samples."""
     return _check("TorchSparseSampler")
 
 

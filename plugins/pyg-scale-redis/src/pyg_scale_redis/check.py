@@ -6,7 +6,7 @@ from pyg_scale.hookspecs import Check
 
 
 def check() -> Check:
-    """Whether there is a server where the feature store looks for one by default."""
+    """Check that there is a server where the feature store looks for one by default."""
     from pyg_scale_redis.connection import Connection, default_url
 
     try:

@@ -413,7 +413,7 @@ def _numbers(values: Any, dtype: str, padded: bool = False) -> Array:
 
 
 def _is_padded(values: Any) -> bool:
-    """Whether any text is an integer with leading zeros."""
+    """Return True if any text is an integer with leading zeros."""
     return bool(pc.any(pc.match_substring_regex(values, _PADDED)).as_py())
 
 

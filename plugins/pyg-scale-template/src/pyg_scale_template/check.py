@@ -6,7 +6,7 @@ from pyg_scale.hookspecs import Check
 
 
 def check() -> Check:
-    """Whether there is room for temporary files; look for what your plugin needs instead."""
+    """Check that there is room for temporary files; check what your plugin needs instead."""
     folder = os.environ.get("TMPDIR", "/tmp")
     if os.access(folder, os.W_OK):
         return Check(True, f"{folder} can be written")

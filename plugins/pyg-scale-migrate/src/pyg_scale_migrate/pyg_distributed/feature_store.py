@@ -197,7 +197,7 @@ class LocalFeatureStore(FeatureStore):
         return self.get_tensor(attr.group_name, attr.attr_name, index=place)
 
     def has_edge_attr(self) -> bool:
-        """Whether edges have an ``edge_attr``."""
+        """Return True if edges have an ``edge_attr``."""
         return any(attr.attr_name == "edge_attr" for attr in self.get_all_tensor_attrs())
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:

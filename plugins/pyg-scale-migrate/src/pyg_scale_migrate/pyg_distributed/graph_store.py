@@ -135,7 +135,7 @@ class LocalGraphStore(GraphStore):
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has types."""
+        """True if the graph has types."""
         if self.meta is not None and "is_hetero" in self.meta:
             return bool(self.meta["is_hetero"])
         return any(attr.edge_type is not None for attr in self.get_all_edge_attrs())

@@ -325,7 +325,7 @@ class DistLinkNeighborLoader(_Dist, LinkNeighborLoader):
 
 
 def _are_all(seeds: Any) -> bool:
-    """Whether seeds are everything, or a type alone."""
+    """Return True if seeds are all nodes, or all of a type."""
     if isinstance(seeds, tuple) and len(seeds) == 2:
         return seeds[1] is None
     names = seeds if isinstance(seeds, tuple) else (seeds,)

@@ -144,12 +144,12 @@ def open_together(
 
 
 def _same(one: list[tuple[Any, Any]], two: list[tuple[Any, Any]]) -> bool:
-    """Whether two stores hold the very same tensors."""
+    """Return True if two stores hold the very same tensors."""
     return len(one) == len(two) and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(one, two))
 
 
 def _is_agents(address: tuple[str, int]) -> bool:
-    """Whether torchrun's agent has a store at the address already."""
+    """Return True if torchrun's agent has a store at the address already."""
     there = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return shared and there == (address[0], str(address[1]))

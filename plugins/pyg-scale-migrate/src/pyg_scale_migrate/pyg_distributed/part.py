@@ -38,7 +38,7 @@ class PartInfo:
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has types."""
+        """True if the graph has types."""
         return self.directory.meta.is_hetero
 
     @cached_property
@@ -219,7 +219,7 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
         return torch.arange(self.part.num_edges(name)) if ids is None else ids.to(torch.int64)
 
     def has_edge_attr(self) -> bool:
-        """Whether edges have an ``edge_attr``."""
+        """Return True if edges have an ``edge_attr``."""
         edges = self.directory.meta.edges.values()
         return any("edge_attr" in edge.attributes for edge in edges)
 
@@ -273,7 +273,7 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
 
 
 def _group(name: Any) -> tuple[bool, NodeType | EdgeType]:
-    """Whether a group is of edges, and its type."""
+    """A pair: True if a group is of edges, and its type."""
     if isinstance(name, tuple):
         return True, None if name == OF_EDGES else name
     return False, name

@@ -84,7 +84,7 @@ class Partitioner:
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has types."""
+        """True if the graph has types."""
         return isinstance(self.data, HeteroData)
 
     @property
