@@ -1,4 +1,4 @@
-"""What a sampler sees of a graph: the in-edges of nodes, one edge type at a time."""
+"""The graph as a sampler sees it: the in-edges of nodes, one edge type at a time."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class CSC:
             positions ``indptr[v]`` to ``indptr[v + 1] - 1``.
         indices: ``int32`` or ``int64`` ``[num_edges]``, the source node of each position.
             May be strided (neighbour and edge id can lie side by side in memory).
-        edge_id: ``int32`` or ``int64`` ``[num_edges]``, the original id of each position:
-            where the edge stood in what the user handed over. ``None`` if it is the
-            position itself. May be strided.
+        edge_id: ``int32`` or ``int64`` ``[num_edges]``, the original id of each position: the
+            position of the edge in the user's input. ``None`` if it is the position itself. May be
+            strided.
         time: ``int64`` ``[num_edges]``, the (sortable) time of each position, or ``None``.
         weight_prefix: ``int64`` ``[num_edges]``, the running sum of the fixed-point weights
             within each destination, this position included, or ``None``.
-        waits: Whether reading them may wait for a disk, as memory does not hold all.
+        waits: True if reading them may wait for a disk, as they do not fit into memory.
     """
 
     indptr: Tensor
@@ -63,10 +63,10 @@ class CSC:
 
 @dataclass(frozen=True)
 class PartsHere:
-    """A graph all parts of which this process reads.
+    """A graph whose parts are all read by this process.
 
     Attributes:
-        csc: For each edge type the in-edges of every part, by place in the part.
+        csc: For each edge type, the in-edges of every part, by place in the part.
         books: The :class:`~pyg_scale.store.directory.PartitionBook` of each node type.
     """
 
@@ -75,18 +75,18 @@ class PartsHere:
 
 
 class Router(Protocol):
-    """Reaches in-edges that lie elsewhere: in several parts, in other processes.
+    """Samples in-edges that are not in one :class:`CSC`: in several parts, in other processes.
 
     Attributes:
         timed: The edge types whose in-edges are ordered and limited by time.
-        timed_nodes: The node types whose times these are; empty if they are times of edges.
+        timed_nodes: The node types that have these times; empty if they are times of edges.
     """
 
     timed: frozenset[EdgeType]
     timed_nodes: frozenset[NodeType]
 
     def expand(self, sampler: Any, asks: Sequence[Any]) -> list[Any]:
-        """What :meth:`pyg_scale.sampler.hop.HopSampler.expand` returns."""
+        """The result of :meth:`pyg_scale.sampler.hop.HopSampler.expand`."""
         ...
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:
@@ -94,11 +94,11 @@ class Router(Protocol):
         ...
 
     def all_node_times(self, node_type: NodeType) -> Tensor:
-        """Those of all nodes of a type, always the same tensor."""
+        """The times of all nodes of a type, always the same tensor."""
         ...
 
     def parts_here(self) -> PartsHere | None:
-        """All in-edges, if they are in parts that this process reads; else ``None``."""
+        """All in-edges, if this process reads all parts; else ``None``."""
         ...
 
 
@@ -111,18 +111,18 @@ class Topology:
     :class:`CSC`: its "in-edges" are the out-edges of the graph.
 
     Attributes:
-        node_types: In the order of the graph's metadata.
-        edge_types: In the order of the graph's metadata. This order is part of what a
-            batch looks like, so it never comes from a set or a hash.
-        num_nodes: Nodes of each type.
+        node_types: Node types in the order of the graph's metadata.
+        edge_types: Edge types in the order of the graph's metadata. Batches depend on this order,
+            so it never comes from a set or a hash.
+        num_nodes: Number of nodes of each type.
         csc: In-edges of each edge type.
         node_time: ``int64`` (sortable) ``[num_nodes]`` of the node types that have a time.
-        index_dtype: ``torch.int64`` or ``torch.int32``: what the user's edge index holds and
-            so what batches hold.
+        index_dtype: ``torch.int64`` or ``torch.int32``: the dtype of the user's edge index, and so
+            of batches.
         direction: ``"forward"`` (follow in-edges) or ``"backward"`` (follow out-edges).
-        float_time: Whether the graph's times are floating point numbers.
-        router: Reaches the in-edges where they are not all in this process; ``csc`` and
-            ``node_time`` are empty then.
+        float_time: True if the graph's times are floating point numbers.
+        router: Samples the in-edges if they are not all in this process; ``csc`` and ``node_time``
+            are then empty.
     """
 
     node_types: tuple[NodeType, ...]
@@ -194,7 +194,7 @@ class Topology:
     def share_memory_(self) -> Topology:
         """Move all tensors to shared memory, so that other processes get them by reference.
 
-        Neighbours and edge ids that lie side by side stay so.
+        Neighbours and edge ids that are interleaved in memory stay so.
         """
         for csc in self.csc.values():
             csc.share_memory_()
@@ -212,7 +212,7 @@ class Topology:
 
 
 def _floor(time: Tensor) -> Tensor:
-    """Times rounded down to ``int64``; beyond its range (infinity) the last number in it."""
+    """Times rounded down to ``int64``, clamped to its range."""
     if bool(time.isnan().any()):
         raise ValueError("timestamps must not be NaN: give every seed a time")
     time = time.to(torch.float64).floor()

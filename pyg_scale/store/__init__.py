@@ -1,6 +1,6 @@
-"""Where graphs and features live, and what samplers see of a graph.
+"""Stores of graphs and features, and the graph as samplers see it.
 
-Names are loaded when they are first used: opening a graph takes few of them.
+Names are loaded when they are first used: opening a graph needs few of them.
 """
 
 from typing import TYPE_CHECKING

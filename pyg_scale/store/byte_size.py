@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory as text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def byte_size(value: int | str, name: str = "size") -> int:
     """Bytes of ``"4GB"``, ``"512 MiB"``, ``"1.5g"`` or a number. A GB is 10^9, a GiB 2^30 bytes.
 
     Args:
-        value: What was given.
-        name: What errors call it.
+        value: The amount.
+        name: Its name in errors.
 
     Raises:
-        ValueError: If it is no amount of memory.
+        ValueError: If it is not an amount of memory.
         TypeError: If it is neither a number nor text.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):

@@ -22,33 +22,34 @@ from pyg_scale.store.read_ahead import ReadAhead
 class Disk(Cached):
     """Reads features from the files of a graph directory and keeps the useful ones in memory.
 
-    Rows that are missing are sorted, neighbouring ones are read together, and many reads are
-    under way at a time. They pass by the page cache of the system (``O_DIRECT``) where the file
-    system can, so that memory is what ``cache`` says; :meth:`stats` and ``repr`` say whether they
-    do. See :class:`~pyg_scale.store.cache.Cached` for what is kept and for ``look_ahead``.
+    Missing rows are sorted, neighbouring ones are read at once, and many reads are under way at a
+    time. They bypass the page cache of the system (``O_DIRECT``) if the file system supports that,
+    so that ``cache`` bounds the memory; :meth:`stats` and ``repr`` tell if they do. See
+    :class:`~pyg_scale.store.cache.Cached` for the choice of rows and for ``look_ahead``.
 
     Args:
-        path: A graph directory, or one that was opened; parts that are not here cannot be read.
-        cache: Bytes, or text such as ``"2GB"``.
+        path: A graph directory, or an opened one; only local parts can be read.
+        cache: Size of the cache in bytes, or text such as ``"2GB"``.
         policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
         hot: For ``"placed"``: original ids, see :class:`~pyg_scale.store.cache.Cached`, or
-            ``"degree"``: the nodes that most nodes of the parts here have as a neighbour, or
-            ``"listed"``: those that the partitioner listed for the parts here.
+            ``"degree"``: the most frequent neighbours of the nodes of local parts, or ``"listed"``:
+            the nodes that the partitioner listed for local parts.
         look_ahead: See :class:`~pyg_scale.store.cache.Cached`.
-        read_ahead: Bytes, or text, for rows that announced batches miss, which are read while
-            earlier batches are in use: what half of the announced ones miss is read in one pass
-            over the file, if there is room for it, and as their rows are taken, those of the
-            next pass come in. It is memory beside ``cache``; ``None`` for as much as that. For
+        read_ahead: Bytes, or text, for missing rows of announced batches, which are read while
+            earlier batches are in use. The missing rows of half of the announced batches are read
+            in one pass over the file, if they fit; as these rows are used, those of the next pass
+            replace them. This memory is in addition to ``cache``; ``None`` for the same size. For
             ``"belady"``.
         attributes: Names of the features to serve; ``None`` for all.
-        direct: Whether reads pass by the page cache: ``True`` or an error, ``False``, or ``None``
-            for where the file system can.
-        threads: So many threads have a read under way each. ``None``: one has up to 128 under way
-            by io_uring, where reads pass by the page cache and the kernel lets it; else 16.
+        direct: ``True``: reads bypass the page cache, or raise if they cannot. ``False``: they use
+            it. ``None``: they bypass it if the file system supports that.
+        threads: Number of threads that read, one read at a time each. ``None``: one thread with up
+            to 128 reads by io_uring, if reads bypass the page cache and the kernel allows it; else
+            16.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, or damaged.
-        KeyError: If it has no attribute of a name.
+        GraphDirectoryError: If it is not a graph directory, or is damaged.
+        KeyError: If an attribute does not exist.
         TypeError: If an argument has a wrong type.
         ValueError: If arguments contradict each other.
 
@@ -84,7 +85,7 @@ class Disk(Cached):
 
     @classmethod
     def for_data(cls, data: Any) -> Disk:
-        """The store that ``feature_store="disk"`` means.
+        """The store for ``feature_store="disk"``.
 
         Raises:
             ValueError: If ``data`` was not opened from a graph directory.
@@ -103,34 +104,34 @@ class Disk(Cached):
 
     @property
     def asked_ahead(self) -> int:
-        """For how many announced batches missing rows are read before they are asked for."""
+        """Number of announced batches whose missing rows are read ahead."""
         return self.foresight
 
     @property
     def together(self) -> int:
-        """For how many announced batches missing rows are read in one pass at most."""
+        """Largest number of announced batches whose missing rows are read in one pass."""
         return (self.foresight + 1) // 2 or 1
 
     @property
     def group_bytes(self) -> int | None:
-        """How many bytes of missing rows may be read in one pass for several announced batches."""
+        """Largest size in bytes of the missing rows that one pass reads for several batches."""
         return self.read_ahead
 
     def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
-        """Begin to read rows that are needed soon; an error is raised when they are needed."""
+        """Start to read rows that are needed soon; errors are raised when they are needed."""
         for attr, each in wanted:
             read = partial(self.store.read_rows, attr)
             each.each = self._ahead.ask(each.rows, each.row_bytes, read, self.read_ahead)
 
     @property
     def direct(self) -> bool | None:
-        """Whether reads pass by the page cache; ``None`` before the first one."""
+        """True if reads bypass the page cache; ``None`` before the first one."""
         known = [file.direct for file in self.store.files if file.direct is not None]
         return all(known) if known else None
 
     def stats(self) -> dict[str, Any]:
-        """As of :class:`~pyg_scale.store.cache.Cached`, and of the files: ``reads`` that were
-        issued, ``read_bytes`` that they brought, ``direct`` (whether past the page cache).
+        """Those of :class:`~pyg_scale.store.cache.Cached`, and of the files: number of ``reads``,
+        their ``read_bytes``, and ``direct`` (true if they bypass the page cache).
         """
         files = self.store.files
         return {

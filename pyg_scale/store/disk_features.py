@@ -44,15 +44,14 @@ class DiskFeatures(FeatureStore):
     :class:`~pyg_scale.store.MemoryFeatureStore`.
 
     Args:
-        path: A graph directory, or one that was opened; parts may be missing, whose rows cannot
-            be read then.
-        attributes: Names of those to serve; ``None`` for all.
+        path: A graph directory, or an opened one; rows of missing parts cannot be read.
+        attributes: Names of the attributes to serve; ``None`` for all.
         direct: See :class:`~pyg_scale.store.disk_file.DiskFile`.
-        threads: See there.
+        threads: See :class:`~pyg_scale.store.disk_file.DiskFile`.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, or damaged.
-        KeyError: If it has no attribute of a name.
+        GraphDirectoryError: If it is not a graph directory, or is damaged.
+        KeyError: If an attribute does not exist.
     """
 
     read_only = True
@@ -135,12 +134,12 @@ class DiskFeatures(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        """Rows of a tensor, read from the files.
+        """Read rows of a tensor from the files.
 
         Raises:
-            KeyError: If there is no such tensor.
+            KeyError: If the tensor does not exist.
             IndexError: If a row does not exist.
-            GraphDirectoryError: If a row is in a part that is not here, or cannot be read.
+            GraphDirectoryError: If a row is in a part that is not local, or cannot be read.
         """
         tensor, index = self._find(attr), attr.index
         if index is None or isinstance(index, slice):
@@ -157,13 +156,13 @@ class DiskFeatures(FeatureStore):
         """Write row ``index[i]`` of a tensor to ``out[position[i]]``.
 
         Args:
-            attr: The tensor; its own index does not matter.
+            attr: The tensor; its own index is ignored.
             index: Original ids ``int64`` ``[n]``, which exist.
             position: ``int64`` ``[n]``, without repetition.
             out: ``uint8`` ``[m, row_bytes]``.
 
         Raises:
-            GraphDirectoryError: If a row is in a part that is not here, or cannot be read.
+            GraphDirectoryError: If a row is in a part that is not local, or cannot be read.
         """
         tensor = self._find(attr)
         if self.directory.meta.num_parts == 1 and 0 in tensor.files:
@@ -176,8 +175,8 @@ class DiskFeatures(FeatureStore):
             left[mine] = False
         if bool(left.any()):
             raise GraphDirectoryError(
-                f"{_name(attr)}: row {int(index[left][0])} is in a part that is not here: "
-                f"{self.directory.path} holds {self.directory.parts or 'no part'} of "
+                f"{_name(attr)}: row {int(index[left][0])} is in a part that is not local: "
+                f"{self.directory.path} has {self.directory.parts or 'no part'} of "
                 f"{self.directory.meta.num_parts}"
             )
 
@@ -215,7 +214,7 @@ class DiskFeatures(FeatureStore):
         return None if tensor is None else (tensor.num_rows, *tensor.row)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What the directory has."""
+        """The attributes of the directory."""
         return [self._tensor_attr_cls(group, name) for group, name in self._tensors]
 
     # Writing ###############################################################################

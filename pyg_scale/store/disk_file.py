@@ -1,4 +1,4 @@
-"""One ``.npy`` file of rows, read past the page cache where the file system can."""
+"""One ``.npy`` file of rows, read without the page cache if the file system supports that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass
 class _Handle:
-    """An open file, closed by whoever uses it last once it is not the one in use any more."""
+    """An open file; after it was replaced, its last user closes it."""
 
     fd: int
     direct: bool
@@ -28,18 +28,19 @@ class _Handle:
 
 
 class DiskFile:
-    """A file of rows that is open from its first read on.
+    """A file of rows, opened at its first read.
 
     Args:
-        path: What errors call it.
-        opened: Opens it with flags of ``os.open``; the number is closed here.
-        offset: Where row 0 begins, in bytes.
-        num_rows: Rows that it has.
-        row_bytes: Bytes of a row.
-        direct: Whether to read past the page cache: ``True`` or an error, ``False``, or ``None``
-            for where the file system can.
-        threads: So many threads have a read under way each. ``None``: one has up to 128 under way
-            by io_uring, where reads pass by the page cache and the kernel lets it; else 16.
+        path: Its path in errors.
+        opened: Opens it with flags of ``os.open``; this object closes the file descriptor.
+        offset: Offset of row 0 in bytes.
+        num_rows: Number of rows.
+        row_bytes: Size of a row in bytes.
+        direct: ``True``: reads bypass the page cache, or raise if they cannot. ``False``: they use
+            it. ``None``: they bypass it if the file system supports that.
+        threads: Number of threads that read, one read at a time each. ``None``: one thread with up
+            to 128 reads by io_uring, if reads bypass the page cache and the kernel allows it; else
+            16.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DiskFile:
         self.path = path
         self.num_rows = num_rows
         self.direct: bool | None = None
-        """Whether reads pass by the page cache; ``None`` before the first one."""
+        """True if reads bypass the page cache; ``None`` before the first one."""
         self.reads = self.bytes = 0
         self._opened_with = opened
         self._offset = offset
@@ -76,12 +77,12 @@ class DiskFile:
             out: ``uint8`` ``[m, row_bytes]``.
 
         Raises:
-            GraphDirectoryError: If the file is gone, or shorter than it was; names it and the rows.
-            ValueError: If it was closed, or cannot be read past the page cache and should.
+            GraphDirectoryError: If the file is gone, or was truncated; names it and the rows.
+            ValueError: If it was closed, or ``direct`` is ``True`` and cannot be done.
         """
         with self._open() as handle:
             done = self._read(handle.fd, rows, position, out)
-        if done.error in _REFUSED and handle.direct:  # some file systems say so only now
+        if done.error in _REFUSED and handle.direct:  # some file systems refuse only now
             self._without_direct(os.strerror(done.error))
             with self._open() as handle:
                 done = self._read(handle.fd, rows, position, out)
@@ -106,7 +107,7 @@ class DiskFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[_Handle]:
-        if self._pid != os.getpid():  # a fork may have copied a lock that a thread held
+        if self._pid != os.getpid():  # a fork may have copied a locked lock
             self._lock, self._pid = threading.Lock(), os.getpid()
             if self._handle is not None:
                 self._handle.users = 0
@@ -150,7 +151,7 @@ class DiskFile:
         with self._lock:
             self._wanted = self.direct = False
             if self._handle is not None and self._handle.direct:
-                self._let_go()  # others may still be reading, and be refused as well
+                self._let_go()  # others may still be reading, and fail as well
 
     def _refuse_if_wanted(self, reason: str | None) -> None:
         if self._wanted:
@@ -160,13 +161,13 @@ class DiskFile:
             )
 
     def _let_go(self) -> None:
-        """The next read opens the file anew."""
+        """Have the next read open the file again."""
         handle, self._handle = self._handle, None
         if handle is not None and not handle.users:
             os.close(handle.fd)
 
     def close(self) -> None:
-        """Close the file, after reads that are under way; later ones raise."""
+        """Close the file after the reads under way; later ones raise."""
         with self._lock:
             self.closed = True
             self._let_go()

@@ -1,4 +1,4 @@
-"""Edges that lie grouped by destination already, such as those of a graph directory."""
+"""Edges that are already grouped by destination, such as those of a graph directory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pyg_scale.store.source import Edges, GraphSource, coo, of
 
 
 class GroupedEdges(Edges):
-    """Edges of one type as a sampler wants them.
+    """Edges of one type in the form that samplers need.
 
     Args:
         csc: The in-edges; never changed in place.
-        owner: The same object for the same edges, for as long as anybody uses them.
+        owner: The same object for the same edges, for as long as they are in use.
         num_src: Number of source nodes.
-        index_dtype: What the user's edge list holds.
-        time_attr: The attribute by which in-edges are ordered; ``None`` for by edge id.
-        weight_attr: The attribute that ``csc.weight_prefix`` was made of.
-        float_time: Whether times are those of a graph with floating point times.
-        edge_list: Makes the edge list ``[2, num_edges]``, for what the grouped edges do not serve.
+        index_dtype: The dtype of the user's edge list.
+        time_attr: The attribute by which in-edges are ordered; ``None`` if by edge id.
+        weight_attr: The attribute from which ``csc.weight_prefix`` was computed.
+        float_time: True if the graph has floating point times.
+        edge_list: Makes the edge list ``[2, num_edges]``, for uses other than sampling.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GroupedEdges(Edges):
         return self._index_dtype
 
     def least_size(self) -> tuple[int, int]:
-        """The recorded numbers of nodes: nothing is read."""
+        """The recorded numbers of nodes, without reading edges."""
         num_src, num_dst = self.size
         assert num_src is not None and num_dst is not None
         return num_src, num_dst
@@ -66,21 +66,21 @@ class GroupedEdges(Edges):
     def why_not(
         self, source: GraphSource, edge_type: EdgeType, topology: Topology, is_sorted: bool
     ) -> str | None:
-        """Why ``csc`` is not what would be built for a topology; ``None`` if it is.
+        """The reason why ``csc`` does not suit a topology; ``None`` if it does.
 
-        Weights are left out of account.
+        Weights are not compared.
 
         Args:
-            source: What the topology is built of.
+            source: The source of the topology.
             edge_type: The type of these edges.
             topology: Its numbers of nodes, times of nodes and direction.
-            is_sorted: Whether the user says that the edge list is sorted; where it is not, building
-                it says so.
+            is_sorted: True if the user claims that the edge list is sorted; building a topology
+                checks that.
         """
         neighbor = topology.neighbor_type(edge_type)
         sizes = topology.num_nodes[neighbor], topology.num_nodes[topology.expanded_type(edge_type)]
         if topology.direction != "forward":
-            return "in-edges are stored, and out-edges are asked for"
+            return "in-edges are stored, but out-edges are requested"
         if self.size != sizes:
             return "the number of nodes was changed"
         if is_sorted and self.csc.edge_id is not None:
@@ -94,31 +94,31 @@ class GroupedEdges(Edges):
             )
         if wanted == (self.time_attr is not None):
             same_form = not wanted or self.float_time == topology.float_time
-            return None if self.time_attr == recorded and same_form else "times are other ones"
+            return None if self.time_attr == recorded and same_form else "times differ"
         stored = "edge id" if self.time_attr is None else f"time_attr={self.time_attr!r}"
         asked = "time is" if wanted else "edge id is"
-        return f"in-edges are stored in the order of {stored}, and that of {asked} asked for"
+        return f"in-edges are stored in the order of {stored}, but that of {asked} requested"
 
 
 class KnowsEdges:
-    """Mixin of a PyG storage that may know its edges grouped already."""
+    """Mixin of a PyG storage that may already have its edges grouped."""
 
     def grouped_edges(self) -> GroupedEdges | None:
-        """The edges, unless somebody changed them or the number of nodes."""
+        """The edges, unless they or the number of nodes were changed."""
         raise NotImplementedError
 
     def recorded(self, name: str) -> Tensor | None:
-        """An attribute as it is recorded, unless somebody changed it."""
+        """An attribute as it is recorded, unless it was changed."""
         raise NotImplementedError
 
 
 def read_attribute(
     source: GraphSource, role: str, store: Any, kind: NodeType | EdgeType, name: str
 ) -> Any:
-    """The time or the weight that a PyG storage has; where it is the recorded one, that.
+    """The time or weight of a PyG storage: the recorded one if it was not changed.
 
     Args:
-        source: Is told where it is the recorded one.
+        source: Notes if it is the recorded one.
         role: ``"time"`` or ``"weight"``.
         store: The storage.
         kind: Its type.

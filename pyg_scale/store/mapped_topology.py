@@ -1,4 +1,4 @@
-"""Topologies that lie in files: mapped once per process, never copied, pickled as a reference."""
+"""Topologies in files: mapped once per process, never copied, pickled as a reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyg_scale.store.tensor_directory import Entry, TensorDirectory
 
 @runtime_checkable
 class KeepsTopology(Protocol):
-    """A graph store that holds the in-edges of nodes already, or keeps them once they are built."""
+    """A graph store that already has the in-edges of nodes, or keeps them once they are built."""
 
     def keep_topology(
         self,
@@ -31,11 +31,11 @@ class KeepsTopology(Protocol):
         read: Callable[[], GraphSource],
         build: Callable[[GraphSource], Topology],
     ) -> Topology:
-        """The topology of the edges, the same in all processes that have the store.
+        """The topology of the edges, shared by all processes that have the store.
 
         Args:
-            features: The feature store that goes with it, which may hold times and weights.
-            options: Which topology.
+            features: The feature store paired with it, which may have times and weights.
+            options: The options of the topology.
             read: Reads the edges of the store, and times and weights.
             build: Makes a topology in memory.
         """
@@ -47,14 +47,14 @@ class MappedTopology(Topology):
 
     Attributes:
         store: The graph store that has it.
-        key: What the store finds it by.
+        key: The key by which the store finds it.
     """
 
     store: Any = None
     key: Any = None
 
     def share_memory_(self) -> Topology:
-        """Nothing to do: every process that opens the files has the same pages."""
+        """Do nothing: all processes that map the files share the pages."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ _known: weakref.WeakValueDictionary[Any, Topology] = weakref.WeakValueDictionary
 
 
 def once(key: Any, make: Callable[[], Topology]) -> Topology:
-    """The topology of a key; made anew if nobody in this process holds it."""
+    """The topology of a key; made again if it is not in use in this process."""
     with _lock:
         found = _known.get(key)
         if found is None:
@@ -84,14 +84,14 @@ def once(key: Any, make: Callable[[], Topology]) -> Topology:
 def of_graph_directory(
     directory: GraphDirectory, options: TopologyOptions, store: Any = None, key: Any = None
 ) -> Topology:
-    """The in-edges of a graph directory of one part as they lie there.
+    """The in-edges of a graph directory of one part, mapped.
 
     Args:
         directory: A graph of one part.
         options: ``time_attr`` must be that of the directory, ``weight_attr`` too or ``None``, and
             the direction ``"forward"``; see :func:`why_not`.
-        store: What :class:`MappedTopology` refers to.
-        key: How it finds the topology.
+        store: The graph store to which :class:`MappedTopology` refers.
+        key: The key by which it finds the topology.
     """
     meta, part = directory.meta, directory.part(0)
     csc: dict[EdgeType, CSC] = {}
@@ -130,7 +130,7 @@ def of_graph_directory(
 def why_not(
     directory: GraphDirectory, options: TopologyOptions, features: FeatureStore | None
 ) -> str:
-    """Why a directory does not hold the topology that is wanted; empty if it does."""
+    """The reason why a directory does not have the requested topology; empty if it does."""
     meta = directory.meta
     by_src = meta.partition is not None and meta.partition.edge_assign_strategy == "by_src"
     held = "backward" if by_src else "forward"
@@ -147,7 +147,7 @@ def why_not(
 
 
 def _other_values(directory: GraphDirectory, names: set[Any], features: FeatureStore) -> str:
-    """Whether the feature store has other times or weights than the directory was made with."""
+    """Describe times or weights of the feature store that differ from the directory's, if any."""
     part = directory.part(0)
     found: list[tuple[Any, str, Tensor]] = []
     for node in directory.meta.nodes.values():
@@ -172,7 +172,7 @@ def _other_values(directory: GraphDirectory, names: set[Any], features: FeatureS
 
 
 def write_topology(directory: TensorDirectory, key: Any, graph: Topology) -> None:
-    """Write a topology that was built, neighbours and edge ids side by side."""
+    """Write a topology, with neighbours and edge ids interleaved."""
     arrays: dict[str, Tensor] = {}
     for number, csc in enumerate(graph.csc.values()):
         arrays[f"{number}.indptr"] = csc.indptr
@@ -199,7 +199,7 @@ def write_topology(directory: TensorDirectory, key: Any, graph: Topology) -> Non
 
 
 def read_topology(directory: TensorDirectory, entry: Entry, store: Any) -> Topology:
-    """Map what :func:`write_topology` wrote."""
+    """Map a topology that :func:`write_topology` wrote."""
     found, info = directory.tensors(entry.key), entry.info
     assert found is not None
     node_types = tuple(info["node_types"])
@@ -229,7 +229,7 @@ def read_topology(directory: TensorDirectory, entry: Entry, store: Any) -> Topol
 
 
 def _pair(indices: Tensor, edge_id: Tensor) -> Tensor:
-    """Neighbours and edge ids ``[num_edges, 2]``; no copy where they lie side by side."""
+    """Neighbours and edge ids ``[num_edges, 2]``; not copied if they are interleaved."""
     size = indices.element_size()
     together = (
         indices.dtype == edge_id.dtype

@@ -23,8 +23,8 @@ class MemoryFeatureStore(FeatureStore):
 
     A group is a node type, an edge type, or in a homogeneous graph ``None`` for nodes and
     ``(None, None)`` for edges. Arrays are kept without a copy, memory-mapped ones too. Rows are
-    read by tensors, arrays, slices or single numbers, from any number of threads: a tensor is
-    replaced by a write, never written into.
+    read by tensors, arrays, slices or single numbers, from any number of threads: a write replaces
+    a tensor and never changes it in place.
 
     Example::
 
@@ -41,12 +41,12 @@ class MemoryFeatureStore(FeatureStore):
         self.__dict__["_tensors"] = {}
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        """Store a tensor or an array ``[n, ...]``, or rows of one that is there.
+        """Store a tensor or an array ``[n, ...]``, or rows of a stored one.
 
         Raises:
             TypeError: If it is neither a dense tensor nor a numeric array.
             ValueError: If it has no rows dimension, or rows are given in another shape or dtype.
-            KeyError: If rows are given of a tensor that is not there.
+            KeyError: If rows are given of a tensor that is not stored.
             IndexError: If a row does not exist.
         """
         value = _dense(tensor, _name(attr))
@@ -72,21 +72,21 @@ class MemoryFeatureStore(FeatureStore):
         return whole
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
-        """Replace a tensor, or rows of it; whoever reads sees all of the old or all of the new.
+        """Replace a tensor, or rows of it; readers see either the old or the new tensor.
 
         Raises:
-            KeyError: If it is not there.
+            KeyError: If it is not stored.
         """
         attr = self._tensor_attr_cls.cast(*args, **kwargs)
         self._find(attr)
         return self.put_tensor(tensor, attr)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        """Rows of a tensor.
+        """Read rows of a tensor.
 
         Raises:
-            KeyError: If it is not there.
-            IndexError: Names the row that does not exist, and how many there are.
+            KeyError: If it is not stored.
+            IndexError: If a row does not exist; names it and the number of rows.
         """
         whole, index = self._find(attr), attr.index
         if index is None:
@@ -109,7 +109,7 @@ class MemoryFeatureStore(FeatureStore):
         return None if tensor is None else tuple(tensor.shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What is stored, in the order in which it was put first."""
+        """The stored attributes, in the order in which they were first put."""
         return [self._tensor_attr_cls(group, name) for group, name in list(self._tensors)]
 
     def _find(self, attr: TensorAttr) -> Tensor:
@@ -140,9 +140,9 @@ class MemoryGraphStore(GraphStore):
 
         Raises:
             TypeError: If they are not two one-dimensional integer tensors or arrays.
-            ValueError: If these do not fit each other or the sizes, or are said to be sorted and
-                are not.
-            IndexError: If a node is negative or, where the sizes are given, too large.
+            ValueError: If these do not fit each other or the sizes, or are declared sorted and are
+                not.
+            IndexError: If a node is negative or, if the sizes are given, too large.
         """
         row, col = _checked_edges(edge_index, edge_attr)
         attr = copy.copy(edge_attr)
@@ -158,7 +158,7 @@ class MemoryGraphStore(GraphStore):
         return self._edges.pop((_type(edge_attr), edge_attr.layout), None) is not None
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """What is stored, in the order in which it was put first."""
+        """The stored attributes, in the order in which they were first put."""
         return [copy.copy(attr) for _, attr in list(self._edges.values())]
 
 
@@ -183,7 +183,7 @@ def _dense(value: Any, name: str) -> Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             raise TypeError(f"{name} must be an array of numbers (got dtype object)")
-        with warnings.catch_warnings():  # a read-only memory map is fine: nothing writes to it
+        with warnings.catch_warnings():  # a read-only memory map is fine, as nothing writes to it
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             value = torch.from_numpy(value)
     if not isinstance(value, Tensor) or value.layout != torch.strided:
@@ -205,7 +205,7 @@ def _as_index(index: Any, attr: TensorAttr) -> Tensor:
 
 
 def _rows(index: Any, size: int, attr: TensorAttr) -> Tensor:
-    """Row numbers that exist."""
+    """Row numbers, checked to exist."""
     rows = _as_index(index, attr)
     wrong = rows[(rows < 0) | (rows >= size)]
     if wrong.numel():
@@ -219,7 +219,7 @@ def _rows(index: Any, size: int, attr: TensorAttr) -> Tensor:
 def _checked_edges(edge_index: Any, attr: EdgeAttr) -> tuple[Tensor, Tensor]:
     name = "edge_index" if attr.edge_type is None else f"edge_index of {attr.edge_type!r}"
     if len(edge_index) != 2:
-        raise TypeError(f"{name} must be a pair of tensors (got {len(edge_index)} things)")
+        raise TypeError(f"{name} must be a pair of tensors (got {len(edge_index)} items)")
     row, col = (index_column(part, name) for part in edge_index)
     layout, size = attr.layout.value, attr.size or (None, None)
     if layout == "coo" and row.numel() != col.numel():

@@ -1,4 +1,4 @@
-"""Features in files, mapped: as many processes as like share one copy in the page cache."""
+"""Features in mapped files: any number of processes share one copy in the page cache."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _KIND = "tensor"
 class Mmap(MemoryFeatureStore):
     """Features of a graph directory, or of a directory that this store writes itself.
 
-    Nothing is read before rows are asked for, and the system keeps in memory what it has room for.
-    Rows are gathered into recycled memory. Every process that opens the same directory maps the
-    same pages; a pickled store is the path, opened again where it arrives.
+    Nothing is read before rows are requested, and the system keeps as many pages in memory as fit.
+    Rows are gathered into recycled memory. All processes that open the same directory share the
+    pages; a pickled store is the path, which is opened again in the other process.
 
-    A graph directory (``META.json``) can only be read. Any other is made with the first
-    ``put_tensor``: each tensor becomes a ``.npy`` file, in place of the one before in one step, so
-    that readers, in other processes too, see the old one or the new one.
+    A graph directory (``META.json``) can only be read. Any other directory is created by the first
+    ``put_tensor``: each tensor becomes a ``.npy`` file, which replaces an earlier one in one step,
+    so that readers, also in other processes, see either the old or the new tensor.
 
     Args:
-        path: The directory. ``None`` for a new one among the temporary files, which is removed
-            when the last process that has the store ends.
-        readahead: Whether the system reads ahead of the rows that are asked for. ``False`` is
-            right for files much larger than memory, where it reads what nobody wants.
+        path: The directory. ``None`` for a new temporary one, which is removed when the last
+            process that has the store ends.
+        readahead: Let the system read ahead of the requested rows. Use ``False`` for files much
+            larger than memory, of which it would read rows in vain.
 
     Raises:
-        GraphDirectoryError: If the directory is damaged or something else.
+        GraphDirectoryError: If the directory is damaged or of another kind.
         NotImplementedError: If it is a graph directory of several parts.
 
     Example::
@@ -64,11 +64,11 @@ class Mmap(MemoryFeatureStore):
         )
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        """See :meth:`MemoryFeatureStore._put_tensor`; rows are put by writing the tensor anew.
+        """See :meth:`MemoryFeatureStore._put_tensor`; putting rows writes the whole tensor again.
 
         Raises:
             PermissionError: If it is a graph directory.
-            OSError: If the disk is full; what was there is still there.
+            OSError: If the disk is full; the old tensor is kept.
         """
         self._check_writable()
         with self._tensors.locked():
@@ -92,7 +92,7 @@ class Mmap(MemoryFeatureStore):
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def close(self) -> None:
-        """Let go of a temporary directory; whoever is last removes it."""
+        """Release a temporary directory; the last process to do so removes it."""
         if self._segment is not None:
             self._segment.close()
 
@@ -129,7 +129,7 @@ class DirectoryTensors(MutableMapping[Any, Tensor]):
             raise KeyError(key)
 
     def pop(self, key: Any, default: Any = None) -> Any:
-        """Remove a tensor; a true value if it was there."""
+        """Remove a tensor; return a true value if it was stored."""
         return self._directory.remove(_to_json(key)) or default
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +143,7 @@ class DirectoryTensors(MutableMapping[Any, Tensor]):
 
 
 class GraphTensors(MutableMapping[Any, Tensor]):
-    """The attributes of a graph directory by group and name. Mapped when they are asked for."""
+    """The attributes of a graph directory by group and name, mapped on first access."""
 
     def __init__(self, directory: GraphDirectory, readahead: bool = True) -> None:
         meta = directory.meta

@@ -1,4 +1,4 @@
-"""Edges in files, mapped: the topology of a graph once per machine, not once per process."""
+"""Edges in mapped files: the topology of a graph once per machine, not once per process."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ _KEPT = 8
 class MmapGraph(MemoryGraphStore):
     """Edges of a graph directory, or of a directory that this store writes itself.
 
-    Loaders and samplers use in-edges as they lie in the files, mapped: nothing is copied, and all
-    processes that open the directory share the pages. In a graph directory they lie there already
-    (``convert`` and ``save`` write them); in any other, whoever asks first for the in-edges of
-    what was put builds them once and writes them beside it.
+    Loaders and samplers use mapped in-edges: nothing is copied, and all processes that open the
+    directory share the pages. A graph directory already has them (``convert`` and ``save`` write
+    them); in any other directory, the first process that needs the in-edges builds them once and
+    writes them next to the edges.
 
-    The ids of edges are those of what was handed over. A graph directory shows its edges in the
-    layout ``coo``, in the order of their ids, or in ``csc`` where that is this order; the list is
-    made when somebody asks for it, which loaders do not.
+    Edge ids are positions in the user's input. A graph directory shows its edges in the layout
+    ``coo``, in the order of their ids, or in ``csc`` if that is the same order. The list is made on
+    first access; loaders do not need it.
 
     Args:
-        path: The directory. ``None`` for a new one among the temporary files, which is removed
-            when the last process that has the store ends.
+        path: The directory. ``None`` for a new temporary one, which is removed when the last
+            process that has the store ends.
 
     Raises:
-        GraphDirectoryError: If the directory is damaged or something else.
+        GraphDirectoryError: If the directory is damaged or of another kind.
         NotImplementedError: If it is a graph directory of several parts.
 
     Example::
@@ -112,7 +112,7 @@ class MmapGraph(MemoryGraphStore):
             )
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """What is stored, in the order in which it was put first."""
+        """The stored edges, in the order in which they were first put."""
         return self._edges.attrs()
 
     # The topology ##########################################################################
@@ -126,9 +126,8 @@ class MmapGraph(MemoryGraphStore):
     ) -> Topology:
         """See :class:`~pyg_scale.store.mapped_topology.KeepsTopology`.
 
-        Warns:
-            UserWarning: If a graph directory was written for another direction, time or weight:
-                then the topology is built in memory, by every process for itself.
+        Warns: UserWarning: If a graph directory was written for another direction, time or weight:
+            each process then builds the topology in its own memory.
         """
         if self._graph is not None:
             same = getattr(features, "path", None) == self.path
@@ -157,7 +156,7 @@ class MmapGraph(MemoryGraphStore):
         """A topology that :meth:`keep_topology` kept, by its key.
 
         Raises:
-            KeyError: If the edges have been replaced since.
+            KeyError: If the edges were replaced since.
         """
         if key[0] == "graph":
             assert self._graph is not None
@@ -175,13 +174,13 @@ class MmapGraph(MemoryGraphStore):
         return once((str(self.path), key[1]), lambda: read_topology(directory, entry, self))
 
     def _as_it_lies(self, source: GraphSource, options: TopologyOptions) -> Topology | None:
-        """The topology of edges that were put as ``csc``; ``None`` if they were not."""
+        """The topology of edges that were put as ``csc``, without building; ``None`` for others."""
         if options.direction != "forward" or source.node_time or source.edge_time or source.weight:
             return None
         for edge_type, edges in source.edges.items():
             src, dst = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
             size = (source.num_nodes[src], source.num_nodes[dst])
-            # With sizes, put_edge_index has checked everything.
+            # If sizes are known, put_edge_index has checked everything.
             if edges.layout != "csc" or None in size or edges.size != size:
                 return None
             if edges.col.dtype != torch.int64 or not edges.row.is_contiguous():
@@ -225,7 +224,7 @@ class MmapGraph(MemoryGraphStore):
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def close(self) -> None:
-        """Let go of a temporary directory; whoever is last removes it."""
+        """Release a temporary directory; the last process to do so removes it."""
         if self._segment is not None:
             self._segment.close()
 
@@ -237,7 +236,7 @@ def _reopen(cls: type[MmapGraph], path: str, segment: Segment | None) -> MmapGra
 
 
 class DirectoryEdges(MutableMapping[Any, Any]):
-    """The edges of a :class:`TensorDirectory` by type and layout, as ``MemoryGraphStore`` does."""
+    """The edges of a :class:`TensorDirectory` by type and layout, as in ``MemoryGraphStore``."""
 
     def __init__(self, directory: TensorDirectory) -> None:
         self._directory = directory
@@ -254,7 +253,7 @@ class DirectoryEdges(MutableMapping[Any, Any]):
         info = {
             "is_sorted": bool(attr.is_sorted),
             "size": attr.size,
-            "token": secrets.token_hex(8),  # says that these are other edges than before
+            "token": secrets.token_hex(8),  # tells these edges from those before
         }
         with self._directory.locked():
             self._directory.write(_to_json(key), {"row": row, "col": col}, info)
@@ -265,7 +264,7 @@ class DirectoryEdges(MutableMapping[Any, Any]):
             raise KeyError(key)
 
     def pop(self, key: Any, default: Any = None) -> Any:
-        """Remove edges; a true value if they were there."""
+        """Remove edges; return a true value if they were stored."""
         with self._directory.locked():
             if not self._directory.remove(_to_json(key)):
                 return default
@@ -276,11 +275,11 @@ class DirectoryEdges(MutableMapping[Any, Any]):
         return [_attr(e.key, e.info) for e in self._entries()]
 
     def tokens(self) -> list[str]:
-        """What changes when edges are put or removed."""
+        """Tokens that change when edges are put or removed."""
         return [entry.info["token"] for entry in self._entries()]
 
     def forget_topologies(self, keep: int) -> None:
-        """Remove all topologies but the last ones."""
+        """Remove all topologies except the last ones."""
         kept = [e.key for e in self._directory.entries().values() if e.key[0] == _TOPOLOGY]
         for key in kept[: max(0, len(kept) - keep)]:
             self._directory.remove(key)
@@ -296,7 +295,7 @@ class DirectoryEdges(MutableMapping[Any, Any]):
 
 
 class GraphEdges(MutableMapping[Any, Any]):
-    """The edges of a graph directory of one part; lists of them are made when asked for."""
+    """The edges of a graph directory of one part; edge lists are made on first access."""
 
     def __init__(self, directory: GraphDirectory) -> None:
         self._directory = directory

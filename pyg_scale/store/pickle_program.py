@@ -1,9 +1,9 @@
-"""Pickles, followed by an interpreter that runs nothing of them.
+"""An interpreter of pickles that runs no code of theirs.
 
-A pickle is a program. This interpreter of its opcodes knows containers, numbers and text, and of
-all that a pickle may name only what rebuilds dense tensors and arrays of numbers. Each of these is
-done here, after a check of its arguments: no function, class or state of a file ever reaches
-Python's, NumPy's or torch's own readers of pickles.
+A pickle is a program. This interpreter of its opcodes knows containers, numbers and text. Of all
+functions and classes that a pickle may name, it knows only those that rebuild dense tensors and
+arrays of numbers. It does their work itself after checking the arguments: no function, class or
+state of a file ever reaches the pickle readers of Python, NumPy or torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pyg_scale.store.pickle_values import (
 )
 
 StandIn = Callable[[str, str], Any]
-"""From the module and name of a class to what is made instead of it: ``torch.Tensor`` for one of
-its subclasses, or a class without arguments, whose instance gets the attributes. ``None`` refuses.
+"""Maps the module and name of a class to its replacement: ``torch.Tensor`` for one of its
+subclasses, or a class without arguments, whose instance gets the attributes. ``None`` refuses.
 """
 
 _DEEP = 100
@@ -58,16 +58,16 @@ _PUTS = {0x71: "<B", 0x72: "<I"}
 
 
 class Program:
-    """One pickle, followed from a position; then ``at`` is where it ends.
+    """One pickle, interpreted from a position; afterwards ``at`` is its end.
 
     Args:
-        data: The bytes it lies in.
-        at: Where it begins.
+        data: The bytes that contain it.
+        at: Position of its beginning.
         stand_in: See :data:`StandIn`.
-        storage: From the dtype, key and size of a storage to it; none may be named without.
-        plain: Nothing may be named at all.
-        file_within: Reads a file of torch that lies in the pickle as bytes, as a storage does;
-            there may be none without.
+        storage: Returns the storage for a dtype, key and size; without it, no storage may be named.
+        plain: Allow no names at all.
+        file_within: Reads a file of torch that is in the pickle as bytes, such as a storage;
+            without it, none is allowed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Program:
         self._steps = self._table()
 
     def load(self) -> Any:
-        """Its value, in which there is nothing but what :func:`load_plain` names."""
+        """Its value, which has only types that :func:`load_plain` lists."""
         value = self.run()
         self._sizes: dict[int, int] = {}
         self._within: set[int] = set()
@@ -108,7 +108,7 @@ class Program:
             self.at += 1
             if code == 0x2E:
                 if len(self._stack) != 1 or self._marks:
-                    raise UnpicklingError("it ends with other than one value")
+                    raise UnpicklingError("it does not end with one value")
                 return self._stack.pop()
             step = steps.get(code)
             if step is None:
@@ -287,7 +287,7 @@ class Program:
     def _stack_global(self, code: int) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if type(name) is not str or type(module) is not str:
-            raise UnpicklingError("it names something by other than text")
+            raise UnpicklingError("it has a name that is not text")
         self._stack.append(self._find(module, name))
 
     def _find(self, module: str, name: str) -> Any:
@@ -311,7 +311,7 @@ class Program:
         self._stack.append(call.function(*arguments))
 
     def _copy(self, arguments: Any) -> None:
-        """Refuse a pickle that has the same bytes copied over and over."""
+        """Refuse a pickle that copies the same bytes over and over."""
         kinds = (bytes, bytearray, str, list, tuple)
         self._copied += sum(len(each) for each in arguments if type(each) in kinds)
         if self._copied > 1000 + 16 * len(self._data):
@@ -334,7 +334,7 @@ class Program:
             self._stack[-1] = made = array_of_state(state)
             self._memo.update(dict.fromkeys(target.memo, made))
         elif kind is collections.OrderedDict and type(state) is dict:
-            pass  # attributes, such as a state_dict's _metadata: no part of what it holds
+            pass  # attributes, such as a state_dict's _metadata: not part of the content
         elif kind in self._instances and type(state) is dict:
             vars(target).update({k: v for k, v in state.items() if type(k) is str})
         else:
@@ -345,7 +345,7 @@ class Program:
         if self._storage is None or type(what) is not tuple or len(what) not in (5, 6):
             raise UnpicklingError("it refers to something outside it")
         if what[0] != "storage" or type(what[1]) is not StorageType or type(what[2]) is not str:
-            raise UnpicklingError("it refers to other than a storage")
+            raise UnpicklingError("it refers to something other than a storage")
         checked_sizes((what[4],))
         found = self._storage(what[1].dtype, what[2], what[4])
         if len(what) == 6 and what[5] is not None:
@@ -356,10 +356,10 @@ class Program:
     # What came of it
 
     def _measure(self, value: Any, deep: int) -> int:
-        """Number of values in one, if containers that are there twice were written twice.
+        """Number of values in a value, counting shared containers repeatedly.
 
-        It raises where that number is out of proportion to the pickle: whoever goes through
-        the value would never come to an end.
+        It raises if that number is out of proportion to the pickle: code that walks the value would
+        never end.
         """
         kind = type(value)
         if kind in SCALARS or kind is bytearray:
@@ -380,7 +380,7 @@ class Program:
         else:
             raise UnpicklingError(f"it holds a {kind.__name__.strip('_')}, which is not finished")
         if id(value) in self._within or deep == _DEEP:
-            raise UnpicklingError(f"a container holds itself, or they are {_DEEP} deep")
+            raise UnpicklingError(f"a container contains itself, or containers are {_DEEP} deep")
         self._within.add(id(value))
         size = 1
         for each in inside:

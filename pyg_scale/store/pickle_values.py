@@ -1,7 +1,7 @@
-"""All that a pickle may name: what rebuilds dense tensors and arrays of plain numbers.
+"""All names that a pickle may use: those that rebuild dense tensors and arrays of plain numbers.
 
-Each function here stands for one of torch's, NumPy's or Python's, and checks its arguments, which
-may be anything that a pickle can make.
+Each function replaces one of torch, NumPy or Python, and checks its arguments, which may be any
+value that a pickle can build.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")
 
 @dataclass(frozen=True)
 class Storage:
-    """What a tensor is a view of.
+    """The storage of which a tensor is a view.
 
     Attributes:
-        dtype: Its type; ``None`` if only its tensors say it.
+        dtype: Its dtype; ``None`` if only its tensors have one.
         content: ``uint8`` ``[bytes]``.
     """
 
@@ -38,11 +38,11 @@ class Storage:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value."""
+        """Size of a value in bytes."""
         return 1 if self.dtype is None else self.dtype.itemsize
 
     def of(self, dtype: torch.dtype | None, size: int) -> Storage:
-        """Itself, if it is of that type and has that many values."""
+        """Return itself, after checking its dtype and number of values."""
         if dtype != self.dtype or size * self.itemsize != self.content.numel():
             raise UnpicklingError(f"a storage of {size} values has another number of bytes")
         return self
@@ -56,7 +56,7 @@ class Storage:
         return Storage(self.dtype, within)
 
     def check(self, dtype: torch.dtype | None) -> None:
-        """Refuse bytes that no value of a type has."""
+        """Refuse bytes that are not a value of a dtype."""
         if dtype is torch.bool and bool((self.content > 1).any()):
             raise UnpicklingError("a bool is neither true nor false")
 
@@ -82,7 +82,7 @@ class StorageType:
 
 @dataclass
 class Numbers:
-    """A NumPy dtype whose state is yet to come."""
+    """A NumPy dtype whose state follows."""
 
     code: str
     order: Literal["<", ">", "|", "="] = "="
@@ -94,10 +94,10 @@ class Numbers:
 
 @dataclass
 class Array:
-    """An array whose content is yet to come.
+    """An array whose content follows.
 
     Attributes:
-        memo: Where the pickle has kept it.
+        memo: The memo entries in which the pickle has it.
     """
 
     memo: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ def allowed() -> dict[tuple[str, str], Any]:
 
 
 def checked_keys(items: Any) -> Sequence[Any]:
-    """Values that can be hashed without following them anywhere."""
+    """Values that can be hashed without following references."""
     if type(items) not in (list, tuple):
         raise UnpicklingError(f"it makes keys of a {type(items).__name__}")
     for each in items:
@@ -193,7 +193,7 @@ def _ordered(items: Any = ()) -> collections.OrderedDict[Any, Any]:
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    """Bytes as old protocols write them."""
+    """Bytes in the form of old protocols."""
     if type(text) is not str or encoding != "latin1":
         raise UnpicklingError("it asks for an encoding other than latin1")
     return text.encode("latin1")
@@ -247,7 +247,7 @@ def _rebuild_typed(
     dtype: Any,
     metadata: Any = None,
 ) -> Tensor:
-    """A tensor that says its dtype itself, as those without a class of storage do."""
+    """A tensor that gives its dtype itself, as one without a storage class does."""
     if type(storage) is not Storage or storage.dtype is not None or type(dtype) is not torch.dtype:
         raise UnpicklingError(f"it makes a tensor of a {type(storage).__name__}")
     typed = Storage(dtype, storage.content)
@@ -261,7 +261,7 @@ def _parameter(data: Any, requires_grad: Any, hooks: Any) -> Tensor:
 
 
 def _without_type(call: Any, kind: Any, arguments: Any, state: Any) -> Tensor:
-    """The tensor of a subclass, as a plain one."""
+    """The tensor of a subclass, as a plain tensor."""
     if type(call) is not Call or type(kind) is not Class or type(arguments) is not tuple:
         raise UnpicklingError("it rebuilds a tensor in an unknown way")
     if call.function not in (_rebuild, _rebuild_typed) or kind != TENSOR:
@@ -280,7 +280,7 @@ def _numbers(code: Any, align: Any = False, copy: Any = True) -> Numbers:
 
 
 def set_order(numbers: Numbers, state: Any) -> None:
-    """Takes the order of bytes from a dtype's state; anything else in it is refused."""
+    """Take the byte order from a dtype's state; refuse anything else in it."""
     if type(state) is not tuple or len(state) != 8 or state[1] not in ("<", ">", "|", "="):
         raise UnpicklingError("a dtype has a state of its own")
     if (state[0], *state[2:]) != (3, None, None, None, -1, -1, 0):

@@ -1,9 +1,9 @@
-"""Files that ``torch.save`` and :mod:`pickle` wrote, read without running anything of them.
+"""Files of ``torch.save`` and :mod:`pickle`, read without running any code in them.
 
-What is in the pickles is :mod:`pyg_scale.store.pickle_program`'s; here is what lies around them.
-``torch.load(weights_only=True)`` does not suffice. It lets a file say sizes that its storage does
-not have, and knows neither the newer pickle protocols, nor tensors that :mod:`pickle` itself wrote,
-nor NumPy's arrays unless they are allowed to restore any state.
+:mod:`pyg_scale.store.pickle_program` reads the pickles; this module reads the files around them.
+``torch.load(weights_only=True)`` does not suffice. It accepts sizes that exceed the storage, and
+supports neither the newer pickle protocols, nor tensors that :mod:`pickle` itself wrote, nor
+NumPy's arrays unless they may restore any state.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of torch before its version 
 def load_plain(
     file: str | PathLike[str], *, mmap: bool = False, stand_in: StandIn | None = None
 ) -> Any:
-    """What ``torch.save`` wrote: dense tensors, NumPy arrays, numbers, text and containers.
+    """Load a file of ``torch.save``: dense tensors, NumPy arrays, numbers, text and containers.
 
-    Tensors come without gradients, parameters and buffers as plain tensors.
+    Tensors have no gradients; parameters and buffers become plain tensors.
 
     Args:
         file: The file.
-        mmap: Map tensors instead of reading them, where the file is of torch 1.6 or later.
-        stand_in: Says what to make of other classes.
+        mmap: Map tensors instead of reading them, if the file is of torch 1.6 or later.
+        stand_in: Replaces other classes.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or holds anything else; names it. Nothing of it was run.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is damaged, or has anything else in it; names it. None of its code was
+            run.
     """
     path = Path(file)
     data = _opened(path, mmap)
@@ -53,11 +54,11 @@ def load_plain(
 
 
 def load_pickle(file: str | PathLike[str], *, stand_in: StandIn | None = None) -> Any:
-    """What ``pickle.dump`` wrote; otherwise as :func:`load_plain`.
+    """Load a file of ``pickle.dump``; otherwise like :func:`load_plain`.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or holds anything else; names it.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is damaged, or has anything else in it; names it.
     """
     path = Path(file)
     data = _opened(path)
@@ -66,11 +67,11 @@ def load_pickle(file: str | PathLike[str], *, stand_in: StandIn | None = None) -
 
 
 def iterate_pickles(file: str | PathLike[str], *, stand_in: StandIn | None = None) -> Iterator[Any]:
-    """What ``pickle.dump`` appended to a file, one after another.
+    """Iterate over the values that ``pickle.dump`` appended to a file.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or holds anything else; names it.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is damaged, or has anything else in it; names it.
     """
     path = Path(file)
     data, begin = _opened(path), 0
@@ -83,7 +84,7 @@ def iterate_pickles(file: str | PathLike[str], *, stand_in: StandIn | None = Non
 
 
 class _named:
-    """Errors of reading as one that names the file."""
+    """Turns errors of reading into one that names the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,11 +102,11 @@ class _named:
 
 
 def _opened(path: Path, writable: bool = False) -> Any:
-    """The bytes of a file, mapped; what is written there stays in memory."""
+    """The bytes of a file, mapped; writes to them stay in memory."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     with path.open("rb") as opened:
-        if not path.stat().st_size:  # cannot be mapped
+        if not path.stat().st_size:  # an empty file cannot be mapped
             return b""
         access = memory_map.ACCESS_COPY if writable else memory_map.ACCESS_READ
         return memory_map.mmap(opened.fileno(), 0, access=access)
@@ -115,7 +116,7 @@ def _opened(path: Path, writable: bool = False) -> Any:
 
 
 class _Archive:
-    """A file of torch 1.6 or later: a zip archive with a pickle, and the storages as they are."""
+    """A file of torch 1.6 or later: a zip archive with a pickle, and the raw storages."""
 
     def __init__(self, path: Path, data: Any, mapped: bool, stand_in: StandIn | None) -> None:
         self._data, self._mapped, self._stand_in = data, mapped, stand_in
@@ -123,9 +124,9 @@ class _Archive:
             infos = archive.infolist()
         self._entries = {info.filename.partition("/")[2]: info for info in infos}
         if len({info.filename.partition("/")[0] for info in infos}) != 1:
-            raise UnpicklingError("it is a zip archive, but none of torch.save")
+            raise UnpicklingError("it is a zip archive, but not one of torch.save")
         if len(self._entries) != len(infos):
-            raise UnpicklingError("it has two files of one name")
+            raise UnpicklingError("it has two files of the same name")
         if "constants.pkl" in self._entries or any(n.startswith("code/") for n in self._entries):
             raise UnpicklingError("it is a program of TorchScript, which is not allowed")
         if "byteorder" in self._entries and bytes(self._content("byteorder")) != b"little":
@@ -155,7 +156,7 @@ class _Archive:
             raise UnpicklingError(f"{name} is compressed or encrypted, which torch.save never does")
         head = self._data[info.header_offset : info.header_offset + 30]
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise UnpicklingError(f"{name} is not where it is said to be")
+            raise UnpicklingError(f"{name} is not at its stated position")
         begin = info.header_offset + 30 + sum(struct.unpack("<HH", head[26:]))
         if begin + info.file_size > len(self._data):
             raise EOFError(f"it ends within {name}")
@@ -163,7 +164,7 @@ class _Archive:
 
 
 def _load_old(data: Any, stand_in: StandIn | None = None) -> Any:
-    """What torch wrote before its version 1.6."""
+    """Load a file of torch before version 1.6."""
     program, storages = _program_of_old(data, stand_in, _storage_of)
     value = program.load()
     storages.fill(program.at)
@@ -171,7 +172,7 @@ def _load_old(data: Any, stand_in: StandIn | None = None) -> Any:
 
 
 def _storage_of(data: bytes) -> Storage:
-    """The storage that a pickled tensor has within its pickle, as a file of torch before 1.6."""
+    """The storage that a pickled tensor contains, as a file of torch before 1.6."""
     program, storages = _program_of_old(data, None, None)
     value = program.run()
     storages.fill(program.at)
@@ -183,7 +184,7 @@ def _storage_of(data: bytes) -> Storage:
 def _program_of_old(
     data: Any, stand_in: StandIn | None, file_within: Any
 ) -> tuple[Program, _OldStorages]:
-    """The pickle of the value, which follows those of a number, a version and facts."""
+    """The pickle of the value; those of a magic number, a version and system facts precede it."""
     at, facts = 0, []
     for _ in range(3):
         head = Program(data, at, plain=True)
@@ -199,7 +200,7 @@ def _program_of_old(
 
 
 class _OldStorages:
-    """The storages behind the value that is made of them: named first, then filled."""
+    """The storages of a value: first named by it, then filled."""
 
     def __init__(self, data: Any) -> None:
         self._data, self._left = data, len(data)
@@ -217,12 +218,12 @@ class _OldStorages:
         return self._named[key].of(dtype, size)
 
     def fill(self, at: int) -> None:
-        """Read them; their list is at a place in the file, and they follow."""
+        """Read them; their list is at a position in the file, and their content follows."""
         names = Program(self._data, at, plain=True)
         keys = names.load()
         at = names.at
         if type(keys) is not list or not all(type(key) is str for key in keys):
-            raise UnpicklingError("its list of storages is none")
+            raise UnpicklingError("its list of storages is not a list")
         if sorted(keys) != sorted(self._named):
             raise UnpicklingError("its list of storages does not fit its value")
         for key in keys:
@@ -230,7 +231,7 @@ class _OldStorages:
             size = storage.content.numel()
             head = bytes(self._data[at : at + 8])
             if len(head) < 8 or struct.unpack("<q", head)[0] * storage.itemsize != size:
-                raise UnpicklingError("a storage has another size than is said")
+                raise UnpicklingError("a storage does not have its stated size")
             at += 8
             if at + size > len(self._data):
                 raise EOFError("it ends within a storage")

@@ -1,4 +1,4 @@
-"""The topology behind the tensors that PyG's own sampler hands to its ops."""
+"""The topology of the tensors that PyG's own sampler passes to its ops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.ops.csc import from_pointers, order_by_time, weight_prefix
 
-_UNKNOWN_SIZE = 2**31 - 1  # of a node type that has no in-edges: enough for any seed
+_UNKNOWN_SIZE = 2**31 - 1  # of a node type without in-edges: enough for any seed
 
 
 class PyGTensors(NamedTuple):
-    """A graph as PyG's sampler holds it: in-edges by destination, edge ids are positions.
+    """A graph as PyG's sampler has it: in-edges by destination; edge ids are positions.
 
     ``rowptr``, ``col``, ``edge_time`` and ``weight`` are by edge type, ``node_time`` by node type.
     """
@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 def topology_of_tensors(given: PyGTensors) -> Topology:
-    """What samplers see of the graph; made once for as long as PyG's sampler holds the tensors.
+    """The topology of the graph; made once for as long as PyG's sampler keeps the tensors.
 
     Raises:
         ValueError: If pointers, times or weights do not fit the graph.
@@ -52,7 +52,7 @@ def topology_of_tensors(given: PyGTensors) -> Topology:
     everything = [tensor for each in given[2:] for tensor in each.values()]
     parts = [part for part in everything if part is not None]
     shape = (given.node_types, given.edge_types, [part is not None for part in everything])
-    # Tensors made under inference mode count no changes. PyG's sampler changes none of its own.
+    # Tensors of inference mode have no version counter; PyG's sampler changes none of its own.
     versions = [0 if part.is_inference() else part._version for part in parts]
     with _lock:
         for known in _known.get(parts[0], []) if parts else []:
@@ -61,7 +61,7 @@ def topology_of_tensors(given: PyGTensors) -> Topology:
                 return known.graph
         graph = _build(given)
         if parts:
-            # The graph must not hold the tensor whose end is its end.
+            # The topology must not reference the tensor whose deletion is to delete it.
             references = [TensorWeakRef(part) for part in parts]
             _known.setdefault(parts[0], []).append(_Known(shape, versions, references, graph))
         return graph
@@ -107,7 +107,7 @@ def _build(given: PyGTensors) -> Topology:
 
 
 def _num_nodes(given: PyGTensors) -> dict[NodeType, int]:
-    """How many nodes of each type there are, as far as the tensors tell."""
+    """Number of nodes of each type, as far as the tensors tell."""
     num_nodes: dict[NodeType, int] = dict.fromkeys(given.node_types, _UNKNOWN_SIZE)
     for node_type, time in given.node_time.items():
         if time is not None:

@@ -1,4 +1,4 @@
-"""Features in fewer bytes over any store: int8 or half precision inside, as they were outside."""
+"""Features in fewer bytes over any store: int8 or half precision inside, unchanged outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in quantize.FLOATS
 
 
 class _Form(NamedTuple):
-    """How a feature is stored, and what it is. It is a part of the stored name."""
+    """The stored form of a feature, and its original dtype. It is part of the stored name."""
 
     name: str
     code: str
@@ -34,13 +34,13 @@ class _Form(NamedTuple):
 
     @property
     def head(self) -> int:
-        """The rows that hold the scale and zero of columns."""
+        """Number of rows that hold the scale and zero of columns."""
         columns = self.code == "int8" and self.axis == "column"
         return quantize.head_of(self.dtype) if columns else 0
 
 
 def _form_of(stored_name: str) -> _Form | None:
-    """What a stored name says; ``None`` if it is none of ours."""
+    """The form that a stored name describes; ``None`` for other names."""
     parts = stored_name.rsplit(".", 4)
     if len(parts) != 5 or parts[1] not in _CODES or parts[2] not in ("row", "column"):
         return None
@@ -54,25 +54,26 @@ def _form_of(stored_name: str) -> _Form | None:
 class Quantized(FeatureStore):
     """A feature store whose floating point features take a half or a quarter of the bytes.
 
-    What is put is quantised and kept in another store; rows come back in the dtype in which they
-    were put, decoded while they are gathered. ``int8`` keeps a scale and a zero per row (8 bytes,
-    16 for ``float64``) or per column: a number comes back at most half a scale away, plus its
-    rounding. :meth:`error_bound` says how much that is.
+    Features are quantised and kept in another store; rows are returned in their original dtype,
+    decoded while they are gathered. ``int8`` keeps a scale and a zero per row (8 bytes, 16 for
+    ``float64``) or per column: the error of a number is at most half a scale, plus its rounding.
+    :meth:`error_bound` returns that bound.
 
-    Features that are no floating point numbers are refused; a loader that fills the store by name
-    leaves them in the graph. What was put into the inner store itself comes as it is, if it is no
-    floating point numbers.
+    Features that are not floating point numbers are refused; a loader that fills the store by name
+    leaves them in the graph. Features that were put into the inner store directly are returned
+    unchanged if they are not floating point numbers.
 
     Args:
-        store: A name or a ``FeatureStore``: where the bytes are.
+        store: The inner store: a name or a ``FeatureStore``.
         dtype: ``"int8"``, ``"fp16"`` or ``"bf16"``.
-        axis: What shares a scale with ``"int8"``: ``"row"`` or ``"column"``. Columns take fewer
-            bytes; rows keep small rows exact beside large ones.
+        axis: With ``"int8"``, the numbers that share a scale: those of a ``"row"`` or of a
+            ``"column"``. Columns take fewer bytes; with rows, large rows do not reduce the
+            precision of small ones.
 
     Raises:
-        TypeError: If ``store`` is no feature store.
-        ValueError: If another argument is none of these, or the store holds floating point numbers
-            that were not put through a ``Quantized``.
+        TypeError: If ``store`` is not a feature store.
+        ValueError: If another argument is invalid, or the store has floating point features that
+            were not put through a ``Quantized``.
 
     Example::
 
@@ -82,7 +83,7 @@ class Quantized(FeatureStore):
     """
 
     dtypes = frozenset(quantize.FLOATS)
-    """What can be put; anything else is a ``TypeError``."""
+    """The dtypes that can be put; any other raises ``TypeError``."""
 
     def __init__(self, store: Any = "memory", dtype: str = "int8", *, axis: str = "row") -> None:
         super().__init__()
@@ -104,19 +105,19 @@ class Quantized(FeatureStore):
         self._check_inner()
 
     def accepts(self, value: Any) -> bool:
-        """Whether a tensor or an array can be put here."""
+        """Return True if a tensor or an array can be put."""
         return _dense(value, "the feature").dtype in self.dtypes
 
     # Writing ###############################################################################
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        """Quantise a tensor ``[n, ...]``, or rows of one that is there.
+        """Quantise a tensor ``[n, ...]``, or rows of a stored one.
 
         Raises:
             TypeError: If it is not of floating point numbers.
-            ValueError: If a number is NaN, infinite or too large; names the row. Or if rows are
+            ValueError: If a number is NaN, infinite or too large, naming the row; or if rows are
                 given in another shape or dtype.
-            NotImplementedError: If rows are given and scales are of columns.
+            NotImplementedError: If rows are given and columns share scales.
         """
         value = _dense(tensor, _name(attr))
         if value.dtype not in self.dtypes:
@@ -139,7 +140,7 @@ class Quantized(FeatureStore):
         form = self._find(attr)
         if form.head:
             raise NotImplementedError(
-                f"rows of {_name(attr)} cannot be replaced: its scales are of columns; put the "
+                f"rows of {_name(attr)} cannot be replaced, as its columns share scales: put the "
                 "whole tensor, or use axis='row'"
             )
         index = attr.index
@@ -159,7 +160,7 @@ class Quantized(FeatureStore):
         """Replace a tensor, or rows of it.
 
         Raises:
-            KeyError: If it is not there.
+            KeyError: If it is not stored.
         """
         attr = self._tensor_attr_cls.cast(*args, **kwargs)
         self._find(attr)
@@ -187,16 +188,16 @@ class Quantized(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        """Rows of a tensor, decoded.
+        """Read rows of a tensor, decoded.
 
         Raises:
-            KeyError: If it is not there.
+            KeyError: If it is not stored.
             IndexError: If a row does not exist.
         """
         return self._multi_get_tensor([attr])[0]
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
-        """All at once, so that the inner store may merge what it reads."""
+        """Read all tensors at once, so that the inner store may merge reads."""
         for attempt in (0, 1):
             forms = [self._find(attr, fresh=attempt == 1) for attr in attrs]
             try:
@@ -204,12 +205,12 @@ class Quantized(FeatureStore):
                 got = self.store.multi_get_tensor(asked)
                 break
             except KeyError:
-                if attempt:  # else: replaced by another process since it was last seen
+                if attempt:  # else another process replaced it in the meantime
                     raise
         return [self._decode(a, f, tensor) for a, f, tensor in zip(attrs, forms, got)]
 
     def _inner(self, attr: TensorAttr, form: _Form | None) -> TensorAttr:
-        """What to ask the inner store for: all that it has where that is no copy, else rows."""
+        """The request to the inner store: the whole tensor if that is not a copy, else rows."""
         group, name = _key(attr)
         index: Any = attr.index
         if form is None:
@@ -219,7 +220,7 @@ class Quantized(FeatureStore):
         elif index is not None:
             size = self._rows_of(group, form)
             rows = self._row_numbers(attr, size)
-            if form.head:  # the scales come with the rows, so that they fit each other
+            if form.head:  # the scales are read with the rows, so that they fit each other
                 tail = torch.arange(size, size + form.head)
                 rows = torch.cat([_checked(rows, size, attr).to(torch.int64), tail])
             index = rows
@@ -267,7 +268,7 @@ class Quantized(FeatureStore):
         return int(size[0]) - form.head
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What is stored, in the order of the inner store."""
+        """The stored attributes, in the order of the inner store."""
         found: dict[Any, None] = {}
         for attr in self.store.get_all_tensor_attrs():
             group, name = _key(attr)
@@ -276,20 +277,20 @@ class Quantized(FeatureStore):
         return [self._tensor_attr_cls(group, name) for group, name in found]
 
     def error_bound(self, attr_name: str, group_name: Any = None, index: Any = None) -> Tensor:
-        """How far each number may be from what was put: ``float64``, one for each or to broadcast.
+        """Largest error of each stored number: ``float64``, one for each or to broadcast.
 
-        With ``int8`` half the scale of the row (or column), and the rounding of ``q * scale +
-        zero``, which counts where a row's numbers differ by less than their last digits. In half
-        precision the rounding of the number, ``2**-11`` (``fp16``) or ``2**-8`` (``bf16``) of it,
-        or of ``2**-14`` (``2**-126``) where it is smaller.
+        With ``int8``, it is half the scale of the row (or column), plus the rounding of
+        ``q * scale + zero``, which matters if a row's numbers differ by less than their last
+        digits. In half precision, it is the rounding of the number: ``2**-11`` (``fp16``) or
+        ``2**-8`` (``bf16``) of it, or of ``2**-14`` (``2**-126``) if it is smaller.
 
         Args:
             attr_name: The feature.
             group_name: Its node type or edge type.
-            index: Of which rows; all if ``None``.
+            index: The rows; all if ``None``.
 
         Raises:
-            KeyError: If it is not there.
+            KeyError: If it is not stored.
         """
         attr = self._tensor_attr_cls(group_name, attr_name, index)
         form = self._find(attr)
@@ -309,10 +310,10 @@ class Quantized(FeatureStore):
             return bound.view(stored.size(0), *form.row)
         return quantize.bound_of(*quantize.rows_of(stored, form.dtype), form.dtype).view(shape)
 
-    # What there is #########################################################################
+    # Stored forms #########################################################################
 
     def _stored(self, group: Any, name: str) -> list[_Form]:
-        """The forms of a feature: several only while it is replaced."""
+        """The forms of a feature; several only while it is being replaced."""
         found = []
         for attr in self.store.get_all_tensor_attrs():
             known, stored_name = _key(attr)
@@ -322,7 +323,7 @@ class Quantized(FeatureStore):
         return found
 
     def _find(self, attr: TensorAttr, fresh: bool = False) -> Any:
-        """The form of a feature; ``None`` if it lies in the inner store as it is."""
+        """The form of a feature; ``None`` if the inner store has it unquantised."""
         group, name = _key(attr)
         if fresh:
             self._forms.pop((group, name), None)
@@ -347,7 +348,7 @@ class Quantized(FeatureStore):
             size = self.store.get_tensor_size(group_name=group, attr_name=name)
             if size and self.store.get_tensor(group, name, slice(0, 1)).dtype in self.dtypes:
                 raise ValueError(
-                    f"{_name(attr)} is in the store already, and not quantised: give an empty "
+                    f"{_name(attr)} is already in the store, and not quantised: pass an empty "
                     "store and put the features through this one"
                 )
 

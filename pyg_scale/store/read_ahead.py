@@ -1,10 +1,10 @@
-"""Rows that coming requests miss, read in the background while earlier rows are in use.
+"""Reads missing rows of announced requests in the background, while earlier rows are in use.
 
-What several requests miss is read in one pass over the file, section by section: the more rows of a
-section are wanted, the closer they lie, and the less is read for nothing. A section is read once
-there is room for it. As soon as the rows of a request were taken, the next pass fills their memory,
-which goes back to the system when nothing is coming any more. No thread waits for room: it ends,
-and whoever makes room begins another one.
+The missing rows of several requests are read in one pass over the file, section by section: the
+more rows of a section are wanted, the closer they are, and the less is read in vain. A section is
+read once there is room for it. When the rows of a request have been taken, the next pass fills
+their memory; it is returned to the system when no request is left. No thread waits for room: it
+ends, and the thread that frees memory starts another one.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from pyg_scale.store.cache.turns import LIMIT
 from pyg_scale.store.row_blocks import Held, RowBlocks
 
 SECTIONS = 16
-"""A pass has so many sections at most."""
+"""Largest number of sections of a pass."""
 LEAST = 4 << 20
-"""Bytes of rows of a section at least."""
+"""Smallest size of the rows of a section in bytes."""
 
 _LOOK = 0.1
 _SAMPLE = 64
-"""So many rows of each section are looked at to tell where it ends."""
+"""Number of rows of each section that are sampled to find its end."""
 
 
 class ReadAhead:
     """Passes over files, one after the other, by one thread at a time.
 
     Attributes:
-        held: Bytes of rows that were read and not taken yet.
+        held: Bytes of rows that were read but not taken yet.
     """
 
     def __init__(self) -> None:
         self.held = 0
         self._lock = threading.Lock()
         self._passes: list[_Pass] = []
-        self._coming = 0  # requests whose rows were neither taken nor forgotten
-        self._blocks: dict[int, RowBlocks] = {}  # by the bytes of a row
+        self._coming = 0  # number of requests whose rows were neither taken nor forgotten
+        self._blocks: dict[int, RowBlocks] = {}  # by the size of a row
         self._reader: threading.Thread | None = None
 
     def ask(self, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int) -> list[Coming]:
-        """Begin to read rows of a file for requests that come soon; returns at once.
+        """Start to read rows of a file for the next requests; returns at once.
 
         Args:
-            rows: What each request misses, ``int64``.
-            row_bytes: Bytes of a row.
+            rows: The missing rows of each request, ``int64``.
+            row_bytes: Size of a row in bytes.
             read: Reads rows of the file.
-            room: Bytes of rows that may be held. What somebody waits for is read in any case.
+            room: Bytes of rows that may be kept. Rows that a thread waits for are read in any case.
 
         Returns:
-            For each request what brings its rows; it must be taken or forgotten.
+            For each request an object that supplies its rows; it must be taken or forgotten.
         """
         made = _Pass(self, rows, row_bytes, read, room)
         with self._lock:
@@ -68,17 +68,17 @@ class ReadAhead:
             self._go_on()
         return made.coming
 
-    # What a Coming asks for ##################################################################
+    # Called by Coming ##################################################################
 
     def want(self, found: _Pass) -> bool:
-        """Read a pass next, also where there is no room for it; whether anything reads."""
+        """Read a pass next, even without room for it; return True if a thread reads."""
         with self._lock:
             found.wanted = True
             self._go_on()
             return self._reader is not None
 
     def let_go(self, coming: Coming) -> None:
-        """Give back the memory of a request, once."""
+        """Release the memory of a request, once."""
         with self._lock:
             if coming.forgotten:
                 return
@@ -95,12 +95,12 @@ class ReadAhead:
     # The thread that reads ###################################################################
 
     def _go_on(self) -> None:
-        """Begin a thread if there is something to be read, and none reads."""
-        # where the script has ended, nothing is begun that the interpreter would wait for
+        """Start a thread if there are rows to read and no thread reads."""
+        # after the end of the script, start nothing for which the interpreter would wait
         ended = not threading.main_thread().is_alive()
         if self._reader is None and not ended and self._next() is not None:
             reader = threading.Thread(target=self._work, name="pyg_scale-read-ahead")
-            with contextlib.suppress(RuntimeError):  # there can be no more threads
+            with contextlib.suppress(RuntimeError):  # no more threads can be started
                 reader.start()
                 self._reader = reader
 
@@ -124,7 +124,7 @@ class ReadAhead:
                 self.held += found.count_section()
 
     def room_for(self, counts: Sequence[int], row_bytes: int, room: int) -> list[Held]:
-        """Memory for so many rows each."""
+        """Allocate memory for the given numbers of rows."""
         with self._lock:
             blocks = self._blocks.get(row_bytes)
             if blocks is None:
@@ -136,28 +136,28 @@ class Coming:
     """The rows of one request.
 
     Args:
-        of: The pass that brings them.
-        number: Which of its requests this is.
-        rows: ``int64``.
+        of: The pass that reads them.
+        number: The index of the request in the pass.
+        rows: The rows, ``int64``.
     """
 
     def __init__(self, of: _Pass, number: int, rows: Tensor) -> None:
         self.of, self.number, self.rows = of, number, rows
-        self.order: Tensor = rows  # until it is sorted
-        self.held: list[Held] = []  # what was read, in that order
+        self.order: Tensor = rows  # unsorted at first
+        self.held: list[Held] = []  # the rows read, in that order
         self.failed = self.forgotten = False
         self.there = threading.Event()
 
     def take(self, position: Tensor, out: Tensor, given_up: Callable[[], bool]) -> bool:
-        """Write the rows, when they are there.
+        """Wait for the rows and write them.
 
         Args:
-            position: ``int64``, where each of the request's rows goes.
+            position: ``int64``, the position of each of the request's rows in ``out``.
             out: ``uint8`` ``[n, row_bytes]``, written to.
-            given_up: Asked from time to time; if true, there is no point in waiting.
+            given_up: Called from time to time; True ends the wait.
 
         Returns:
-            Whether they were written; if not, they have to be read once more.
+            True if they were written; otherwise they must be read again.
         """
         if self.forgotten:
             return False
@@ -174,17 +174,17 @@ class Coming:
                 begin, end = end, end + held.count
                 to = gather(position, self.order[begin:end])
                 row_cache.scatter(held.rows, to, out, take=held.positions())
-            return not self.forgotten  # others may have had the memory meanwhile
+            return not self.forgotten  # the memory may have been reused meanwhile
         finally:
             self.forget()
 
     def forget(self) -> None:
-        """Say that nobody needs the rows any more."""
+        """Release the rows, as nobody needs them any more."""
         self.of.ahead.let_go(self)
 
 
 class _Pass:
-    """One pass over a file. All but reading happens under the lock of ``ahead``."""
+    """One pass over a file. Everything except reading holds the lock of ``ahead``."""
 
     def __init__(
         self, ahead: ReadAhead, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int
@@ -205,16 +205,16 @@ class _Pass:
 
     @property
     def section_bytes(self) -> int:
-        """What a section has in the mean."""
+        """Mean size of a section in bytes."""
         return self._num_rows * self._row_bytes // self._num_sections
 
     def goes_on(self) -> bool:
-        """Whether there is something left to be read."""
+        """Return True if there are rows left to read."""
         left = self._section < self._num_sections and self._num_rows > 0
         return left and any(not each.forgotten for each in self.coming)
 
     def read_section(self) -> None:
-        """Read the next section for those who still want it."""
+        """Read the next section for the requests that still need it."""
         mine = [each for each in self.coming if not (each.forgotten or each.failed)]
         if not mine:
             return
@@ -231,12 +231,12 @@ class _Pass:
                 index = [each.rows.numpy()[one.numpy()] for each, one in zip(mine, order)]
                 position = [held.positions().numpy() for held in made]
                 self._read(_joined(index), _joined(position), made[0].rows)
-        except Exception:  # whose rows those are finds out when it reads them itself
+        except Exception:  # the requests get the error when they read the rows themselves
             for each in mine:
                 each.failed = True
 
     def count_section(self) -> int:
-        """Say who has all of its rows now; how many bytes are held in addition."""
+        """Mark requests that now have all their rows; return the number of bytes added."""
         bytes_held, self._section = 0, self._section + 1
         for each, held in self._section_held:
             if each.forgotten or each.failed:
@@ -251,8 +251,8 @@ class _Pass:
         return bytes_held
 
     def _find_sections(self) -> None:
-        """Find out where the sections end."""
-        # NumPy, as torch would start threads for this beside those of the loader.
+        """Find the ends of the sections."""
+        # NumPy, as torch would start threads for this in addition to those of the loader.
         rows = [each.rows.numpy() for each in self.coming]
         step = max(1, self._num_rows // (self._num_sections * _SAMPLE))
         sample = np.sort(np.concatenate([each[::step] for each in rows]))

@@ -54,11 +54,11 @@ def read_hetero_data(
     """Read a heterogeneous graph; types are in the order of ``data.metadata()``.
 
     Raises:
-        ValueError: If ``time_attr`` or ``weight_attr`` is missing, or nodes and edges have it.
+        ValueError: If ``time_attr`` or ``weight_attr`` is missing, or both nodes and edges have it.
         TypeError: If the edges are not integers.
     """
     node_types, edge_types = data.metadata()
-    for src, _, dst in edge_types:  # types that only edges name
+    for src, _, dst in edge_types:  # node types that occur only in edge types
         node_types += [t for t in dict.fromkeys((src, dst)) if t not in node_types]
     known = set(data.node_types)
     source = GraphSource(
@@ -92,7 +92,7 @@ def one_level(time_attr: str, nodes: list[Any], edges: list[Any]) -> None:
     if nodes and edges:
         raise ValueError(
             f"time_attr={time_attr!r} is an attribute of nodes ({nodes[0]!r}) and of edges "
-            f"({edges[0]!r}): name the one that is meant differently"
+            f"({edges[0]!r}): rename one of them"
         )
     if not nodes and not edges:
         raise ValueError(f"time_attr={time_attr!r} is neither an attribute of nodes nor of edges")
@@ -101,17 +101,17 @@ def one_level(time_attr: str, nodes: list[Any], edges: list[Any]) -> None:
 def is_edge_level(
     length: int, num_nodes: int | None, num_edges: int, name: str, *, tie: bool
 ) -> bool:
-    """Whether an attribute of a homogeneous graph is one of its edges, by its length.
+    """Return True if an attribute of a homogeneous graph is one of edges, judged by its length.
 
     Args:
-        length: How many entries it has.
+        length: Number of its entries.
         num_nodes: Number of nodes.
         num_edges: Number of edges.
-        name: What an error calls it.
+        name: Its name in errors.
         tie: The answer for a graph with as many edges as nodes.
 
     Raises:
-        ValueError: If it is neither as long as the nodes nor as the edges.
+        ValueError: If its length is neither the number of nodes nor that of edges.
     """
     if length == num_edges == num_nodes:
         return tie
@@ -164,7 +164,7 @@ def _from_matrix(value: Any, name: str, transposed: bool) -> Edges | None:
     elif not isinstance(value, Tensor) or value.layout == torch.strided:
         return None
     elif value.layout == torch.sparse_coo:
-        rows, cols = value._indices()  # edges as they are, coalesced or not
+        rows, cols = value._indices()  # the edges unchanged, coalesced or not
         edges = coo(cols, rows, name) if transposed else coo(rows, cols, name)
         edges.size = _ends(value.shape, transposed)
         return edges

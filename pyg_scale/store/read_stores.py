@@ -21,8 +21,8 @@ def read_stores(
     """Read a graph, homogeneous if the edge type is ``None``.
 
     Edge types are in the order of ``get_all_edge_attrs()``, node types in the order of
-    ``get_all_tensor_attrs()``, followed by those that only edges name. Where a store has the
-    edges of a type in several layouts, the one that it names first says what the ids are.
+    ``get_all_tensor_attrs()``, followed by those that occur only in edge types. If a store has the
+    edges of a type in several layouts, the first one that it lists defines the edge ids.
 
     Raises:
         ValueError: If ``time_attr`` or ``weight_attr`` is missing, of another length, or nodes
@@ -60,7 +60,7 @@ def _edges(
         node_types = list(dict.fromkeys([g for g in groups if isinstance(g, str)] + ends))
     source = GraphSource(tuple(node_types), edge_types, dict.fromkeys(node_types), {})
     for edge_type, attr in edge_attrs.items():
-        row, col = graph_store.get_edge_index(attr)  # PyG's Data fills in attr.size here
+        row, col = graph_store.get_edge_index(attr)  # PyG's Data fills in attr.size in this call
         name = f"the edge index{of(edge_type)}"
         layout = attr.layout.value
         if layout == "coo":
@@ -87,7 +87,7 @@ def _count_nodes(source: GraphSource, feature_store: FeatureStore, attrs: list[T
         size = feature_store.get_tensor_size(_copy(attr))
         edges = source.edges.get(None)
         if size is None or (edges is not None and edges.num_edges and size[0] == edges.num_edges):
-            continue  # of a homogeneous graph this may as well be an attribute of edges
+            continue  # in a homogeneous graph this may also be an attribute of edges
         source.num_nodes[attr.group_name] = int(size[0])
 
 
@@ -105,7 +105,7 @@ def _read_time(
             num_nodes = source.num_nodes[None]
             if num_nodes is None:
                 num_nodes = max(edges.least_size())
-            level = is_edge_level(  # PyG goes by the name alone
+            level = is_edge_level(  # PyG decides by the name alone
                 len(value), num_nodes, edges.num_edges, f"time_attr={name!r}", tie=name != "time"
             )
         source.add_time(kind, value, name, level)
@@ -122,7 +122,7 @@ def _read_weight(
 
 
 Found = tuple[Any, bool | None, TensorAttr]
-"""A type, whether its edges are meant (``None``: its length tells), and the attribute."""
+"""A type, True for an attribute of edges (``None``: its length decides), and the attribute."""
 
 
 def _named(source: GraphSource, attrs: list[TensorAttr], name: str) -> list[Found]:
@@ -140,7 +140,7 @@ def _named(source: GraphSource, attrs: list[TensorAttr], name: str) -> list[Foun
         known = {t: (t, False) for t in source.node_types}
         known |= {t: (t, True) for t in source.edge_types}
     if unknown := [group for group in groups if group not in known]:
-        raise ValueError(f"{name!r} is stored for {unknown[0]!r}, which is no type of the graph")
+        raise ValueError(f"{name!r} is stored for {unknown[0]!r}, which is not a type of the graph")
     return [(*known[group], groups[group]) for group in known if group in groups]
 
 
@@ -149,7 +149,7 @@ def _fetch(feature_store: FeatureStore, found: list[Found]) -> list[Any]:
 
 
 def _copy(attr: TensorAttr) -> TensorAttr:
-    """The attribute of all nodes or edges, as an object of its own: stores change what they get."""
+    """A copy of the attribute, for all nodes or edges: stores change the objects they get."""
     attr = copy.copy(attr)
     attr.index = None
     if not attr.is_set("group_name"):

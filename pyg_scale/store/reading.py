@@ -1,4 +1,4 @@
-"""What a store tells whoever reads from it, besides the values: where the rows came from."""
+"""Statistics of reads from stores: the sources of the rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ class Reads:
     """Rows of features, and their bytes.
 
     Attributes:
-        cache_hits: Rows that were in a cache.
+        cache_hits: Number of rows that were in a cache.
         cache_bytes: Their bytes.
-        device_rows: Rows that were on the device already.
+        device_rows: Number of rows that were already on the device.
         device_bytes: Their bytes.
-        local_rows: Rows of a partitioned graph that this process read itself.
+        local_rows: Number of rows of a partitioned graph that this process read itself.
         local_bytes: Their bytes.
-        remote_rows: Rows that other ranks sent; one that is wanted twice at a time is sent once.
+        remote_rows: Number of rows that other ranks sent; a row that a read wants twice is sent
+            once.
         remote_bytes: Their bytes.
     """
 
@@ -31,7 +32,7 @@ class Reads:
     remote_bytes: int = 0
 
     def add(self, other: Reads) -> None:
-        """Add the numbers of another."""
+        """Add the counts of another."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -45,30 +46,30 @@ _thread = _Thread()
 
 
 def count_hits(rows: int, num_bytes: int = 0) -> None:
-    """Called by a store with a cache: so many rows of a read of this thread were in it."""
+    """Called by a store with a cache: add rows of this thread's read that were in it."""
     _thread.reads.cache_hits += rows
     _thread.reads.cache_bytes += num_bytes
 
 
 def count_device(rows: int, num_bytes: int) -> None:
-    """Called by a store on a device: so many rows of a read of this thread were there."""
+    """Called by a store on a device: add rows of this thread's read that were on it."""
     _thread.reads.device_rows += rows
     _thread.reads.device_bytes += num_bytes
 
 
 def count_local(rows: int, num_bytes: int) -> None:
-    """Called by a store of several ranks: this process read so many rows itself."""
+    """Called by a store of several ranks: add rows that this process read itself."""
     _thread.reads.local_rows += rows
     _thread.reads.local_bytes += num_bytes
 
 
 def count_remote(rows: int, num_bytes: int) -> None:
-    """Called by a store of several ranks: other ranks sent so many rows."""
+    """Called by a store of several ranks: add rows that other ranks sent."""
     _thread.reads.remote_rows += rows
     _thread.reads.remote_bytes += num_bytes
 
 
 def take_reads() -> Reads:
-    """What this thread's reads counted since it asked last."""
+    """Return the counts of this thread's reads since the last call."""
     found, _thread.reads = _thread.reads, Reads()
     return found

@@ -1,7 +1,7 @@
-"""Memory for rows that come and go, in blocks that are used again.
+"""Memory for short-lived rows, in blocks that are reused.
 
-Memory that goes back to the system is cleared before anybody has it again, which costs more than
-reading the rows does.
+The system clears memory that is returned to it before it is used again, which takes longer than
+reading the rows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 BLOCK = 128 << 10
-"""Bytes of a block, unless a single row has more."""
+"""Size of a block in bytes, unless a single row is larger."""
 
 
 class Held:
-    """Room for some rows, until it is given back.
+    """Memory for some rows, until it is released.
 
     Attributes:
-        count: How many.
-        rows: ``uint8`` ``[n, row_bytes]``, the memory that they are part of.
+        count: Number of rows.
+        rows: ``uint8`` ``[n, row_bytes]``, the memory that contains them.
     """
 
     def __init__(self, of: _Segment, blocks: list[int], count: int) -> None:
@@ -31,28 +31,28 @@ class Held:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of them."""
+        """Size of the rows in bytes."""
         return self.count * self.rows.size(1)
 
     def positions(self) -> Tensor:
-        """Which of ``rows`` they are, ``int64`` ``[count]``."""
-        # NumPy, as torch would start threads for this in whatever thread it is.
+        """Their indices in ``rows``, ``int64`` ``[count]``."""
+        # NumPy, as torch would start threads for this.
         first = np.array(self._blocks, dtype=np.int64) * self._of.block_rows
         found = first[:, None] + np.arange(self._of.block_rows)
         return torch.from_numpy(found.reshape(-1)[: self.count])
 
     def give_back(self) -> None:
-        """Say that nobody reads or writes them any more."""
+        """Release the memory, which nobody reads or writes any more."""
         self._of.free += reversed(self._blocks)
         self._blocks = []
 
 
 class RowBlocks:
-    """Blocks for rows of one size. Callers take turns.
+    """Blocks for rows of one size. Not thread-safe.
 
     Args:
-        row_bytes: Bytes of a row.
-        room: Bytes that are expected to be in use at most; they cost nothing before they are.
+        row_bytes: Size of a row in bytes.
+        room: Expected maximum of bytes in use; untouched memory costs nothing.
     """
 
     def __init__(self, row_bytes: int, room: int) -> None:
@@ -62,10 +62,10 @@ class RowBlocks:
         self._segments: list[_Segment] = []
 
     def take(self, counts: Sequence[int]) -> list[Held]:
-        """Room for so many rows each, all in the same memory."""
+        """Allocate the given numbers of rows, all in the same memory."""
         blocks = [-(-count // self._block_rows) for count in counts]
         needed = sum(blocks)
-        # what was more than expected goes back to the system when it is free
+        # memory beyond the expected maximum is returned to the system when free
         self._segments[1:] = [each for each in self._segments[1:] if each.in_use]
         segment = next((each for each in self._segments if len(each.free) >= needed), None)
         if segment is None:
@@ -76,7 +76,7 @@ class RowBlocks:
 
 
 class _Segment:
-    """Blocks one after the other; the one that was given back last is used first."""
+    """Consecutive blocks; the one released last is used first."""
 
     def __init__(self, num_blocks: int, block_rows: int, row_bytes: int) -> None:
         self.block_rows, self._num_blocks = block_rows, num_blocks

@@ -1,8 +1,9 @@
-"""A directory that lives as long as a process uses it: how memory is shared by name.
+"""A directory that exists as long as a process uses it, for memory shared by name.
 
-Every process that uses it holds a shared lock on ``NAME.lock`` beside it, which the kernel drops
-when the process ends, however it ends. Whoever lets go last removes the directory. Where the last
-one was killed, what is left is removed when the next one on the machine begins (:func:`reap`).
+Every process that uses it holds a shared lock on ``NAME.lock`` next to it, which the kernel drops
+when the process ends, however it ends. The last process to release it removes the directory. If
+that process was killed, the directory is removed when the next one on the machine starts
+(:func:`reap`).
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ _WAIT_SECONDS = 60.0
 
 
 def memory_root() -> Path:
-    """Where named memory is: ``/dev/shm``, or the directory for temporary files without it."""
+    """The directory of named memory: ``/dev/shm``, or that of temporary files without it."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class Segment:
-    """A directory for as long as some process has it open.
+    """A directory that exists as long as some process has it open.
 
     Args:
-        name: What other processes call it; ``None`` for one that nobody finds by accident.
-        root: Where it is.
+        name: Its name in all processes; ``None`` for a random one.
+        root: The directory that contains it.
 
     Raises:
-        PermissionError: If another user's directory has the name.
-        TimeoutError: If a process is removing it for more than a minute.
+        PermissionError: If a directory of another user has the name.
+        TimeoutError: If a process takes more than a minute to remove it.
     """
 
     def __init__(self, name: str | None, root: Path) -> None:
         root = Path(root)
         if not root.is_dir():
-            raise NotADirectoryError(f"{root} is no directory: say where memory is to be shared")
+            raise NotADirectoryError(f"{root} is not a directory: pass root= for shared memory")
         reap(root)
         self.name = f"{os.getpid()}-{secrets.token_hex(8)}" if name is None else name
         self.root = root
@@ -61,12 +62,12 @@ class Segment:
             raise
         self._release = _Release(handle, self.path, lock)
         self._finalizer = weakref.finalize(self, self._release)
-        # Children of multiprocessing end without atexit: they get a finalizer of their own.
+        # Children of multiprocessing end without atexit, so they get a finalizer of their own.
         _at_end(self._release)
         multiprocessing.util.register_after_fork(self, lambda segment: _at_end(segment._release))
 
     def close(self) -> None:
-        """Let go; whoever is last removes it. What is mapped stays mapped."""
+        """Release it; the last process to do so removes it. Mapped files stay mapped."""
         self._finalizer()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,7 +83,7 @@ def _attach(name: str, root: str, path: str) -> Segment:
 
 
 class _Release:
-    """Drops the lock once per process, and removes the directory if nobody else has one."""
+    """Drops the lock once per process, and removes the directory if no other process has one."""
 
     def __init__(self, handle: int, path: Path, lock: Path) -> None:
         self._handle: int | None = handle
@@ -101,7 +102,7 @@ def _at_end(release: _Release) -> None:
 
 
 def reap(root: Path) -> list[Path]:
-    """Remove what processes of this user that were killed left in ``root``; what it was."""
+    """Remove and return directories in ``root`` that killed processes of this user left."""
     removed = []
     for lock in root.glob(f"{_prefix()}*.lock"):
         path = lock.with_name(lock.name.removesuffix(".lock"))
@@ -115,7 +116,7 @@ def _prefix() -> str:
 
 
 def _hold(lock: Path) -> int:
-    """A shared lock on the file that is at ``lock`` now."""
+    """Take a shared lock on the file that is at ``lock`` now."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -125,9 +126,9 @@ def _hold(lock: Path) -> int:
         except OSError:
             os.close(handle)
             raise
-        os.close(handle)  # it is being removed, or was since it was opened
+        os.close(handle)  # it is being removed, or was removed since it was opened
         if time.monotonic() > deadline:
-            raise TimeoutError(f"another process is removing {lock} for {_WAIT_SECONDS:.0f} s")
+            raise TimeoutError(f"another process removes {lock} for {_WAIT_SECONDS:.0f} s")
         time.sleep(0.002)
 
 
@@ -138,7 +139,7 @@ def _remove_unless_used(path: Path, lock: Path) -> bool:
         return False
     try:
         if not try_lock(handle, lock) or not _is_at(handle, lock):
-            return False  # somebody has it open
+            return False  # another process has it open
         shutil.rmtree(path, ignore_errors=True)
         lock.unlink(missing_ok=True)
         return True

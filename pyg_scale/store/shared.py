@@ -18,26 +18,27 @@ from pyg_scale.store.tensor_directory import TensorDirectory, file_lock
 
 
 class Shared(Mmap):
-    """Tensors in shared memory, the same for every process that gives the same name.
+    """Tensors in shared memory, common to all processes that pass the same name.
 
-    The first of the processes that come calls ``make`` and puts in what it returns; the others
-    wait for it and map that. What any of them puts or replaces later, all of them see.
+    The first process calls ``make`` and stores its result; the others wait for it and map the
+    result. All processes see tensors that any of them puts or replaces later.
 
-    The memory is a directory in ``/dev/shm`` that lives as long as a process uses it, by locks that
-    the kernel drops however a process ends. Whoever ends last removes it. If that one is killed
-    (``SIGKILL``), what is left is removed when the next store of the same user begins.
+    The memory is a directory in ``/dev/shm`` that exists as long as a process uses it, by locks
+    that the kernel drops however a process ends. The last process to end removes it. If that one is
+    killed (``SIGKILL``), it is removed when the next store of the same user is opened.
 
     Args:
-        name: What the store is called on this machine; ``None`` for one that only this process
-            and those that get it pickled or forked know.
+        name: The name of the store on this machine; ``None`` for one that is shared only with
+            processes that get it pickled or by a fork.
         make: Called without arguments in one of the processes. Returns a ``FeatureStore``, or a
             mapping of ``(group, name)`` to tensors ``[n, ...]``.
-        root: Where the memory is, a directory in a ``tmpfs``; ``None`` for ``/dev/shm``.
-        timeout: Seconds to wait for another process to make it.
+        root: The directory of the memory, in a ``tmpfs``; ``None`` for ``/dev/shm``.
+        timeout: Seconds to wait for another process to fill it.
 
     Raises:
-        TimeoutError: If another process makes it for longer than ``timeout``; names the process.
-        PermissionError: If it is another user's.
+        TimeoutError: If another process takes longer than ``timeout`` to fill it; names the
+            process.
+        PermissionError: If it belongs to another user.
         OSError: If there is not enough shared memory (``--shm-size`` of a container).
 
     Example::
@@ -72,14 +73,14 @@ class Shared(Mmap):
 
     @property
     def name(self) -> str:
-        """What other processes on this machine call it."""
+        """The name of the store on this machine."""
         return self._segment.name
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         """See :meth:`MemoryFeatureStore._put_tensor`.
 
         Raises:
-            OSError: If there is not enough shared memory; what was there is still there.
+            OSError: If there is not enough shared memory; the old tensor is kept.
         """
         with room(self.path):
             return super()._put_tensor(tensor, attr)
@@ -113,7 +114,7 @@ def _attached(cls: type[Shared], segment: Segment) -> Shared:
 
 @contextlib.contextmanager
 def room(path: Path) -> Iterator[None]:
-    """Say how to get more shared memory where there is too little."""
+    """Turn an error for lack of shared memory into one that says how to get more."""
     try:
         yield
     except OSError as error:
@@ -130,7 +131,7 @@ def room(path: Path) -> Iterator[None]:
 def make_once(
     directory: TensorDirectory, what: str, make: Callable[[], Any], timeout: float
 ) -> None:
-    """Let one of all processes fill a directory; the others wait until it is done.
+    """Let one process fill a directory; the others wait until it is done.
 
     Raises:
         TimeoutError: If it takes longer than ``timeout`` seconds; names the process.

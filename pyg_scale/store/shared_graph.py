@@ -16,22 +16,23 @@ from pyg_scale.store.tensor_directory import TensorDirectory
 
 
 class SharedGraph(MmapGraph):
-    """Edges in shared memory, and the in-edges that samplers read, the same for every process.
+    """Edges in shared memory, and the in-edges that samplers read, common to all processes.
 
-    See :class:`~pyg_scale.store.shared.Shared` for names, who makes it, and how long it lives; a
-    ``Shared`` and a ``SharedGraph`` may have the same name and then are one directory.
+    See :class:`~pyg_scale.store.shared.Shared` for its name, creation and lifetime. A ``Shared``
+    and a ``SharedGraph`` may have the same name and then share a directory.
 
     Args:
-        name: What the store is called on this machine; ``None`` for one that only this process
-            and those that get it pickled or forked know.
-        make: Called without arguments in one of the processes. Returns a ``GraphStore`` (PyG's
-            ``Data`` and ``HeteroData`` are some).
-        root: Where the memory is, a directory in a ``tmpfs``; ``None`` for ``/dev/shm``.
-        timeout: Seconds to wait for another process to make it.
+        name: The name of the store on this machine; ``None`` for one that is shared only with
+            processes that get it pickled or by a fork.
+        make: Called without arguments in one of the processes. Returns a ``GraphStore`` (such as
+            PyG's ``Data`` and ``HeteroData``).
+        root: The directory of the memory, in a ``tmpfs``; ``None`` for ``/dev/shm``.
+        timeout: Seconds to wait for another process to fill it.
 
     Raises:
-        TimeoutError: If another process makes it for longer than ``timeout``; names the process.
-        PermissionError: If it is another user's.
+        TimeoutError: If another process takes longer than ``timeout`` to fill it; names the
+            process.
+        PermissionError: If it belongs to another user.
         OSError: If there is not enough shared memory (``--shm-size`` of a container).
 
     Example::
@@ -59,14 +60,14 @@ class SharedGraph(MmapGraph):
 
     @property
     def name(self) -> str:
-        """What other processes on this machine call it."""
+        """The name of the store on this machine."""
         return self._segment.name
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
         """See :meth:`MemoryGraphStore._put_edge_index`.
 
         Raises:
-            OSError: If there is not enough shared memory; what was there is still there.
+            OSError: If there is not enough shared memory; the old edges are kept.
         """
         with room(self.path):
             return super()._put_edge_index(edge_index, edge_attr)

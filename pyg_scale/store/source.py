@@ -1,4 +1,4 @@
-"""A graph as it was handed over, in one form for every kind of input."""
+"""The user's graph, in one form for every kind of input."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ INDEX_TYPES = (torch.int64, torch.int32)
 
 @dataclass
 class Edges:
-    """The edges of one type. The id of an edge is its position here.
+    """The edges of one type. The id of an edge is its position in them.
 
     Attributes:
         layout: ``"coo"``, ``"csr"`` or ``"csc"``.
         row: Source of each edge ``[num_edges]``; pointers ``[num_src + 1]`` if ``"csr"``.
         col: Destination of each edge ``[num_edges]``; pointers ``[num_dst + 1]`` if ``"csc"``.
-        is_sorted: Whether ``col`` is said to be sorted, if ``"coo"``.
-        size: Source and destination nodes, where that is known.
+        is_sorted: True if ``col`` is declared to be sorted, if ``"coo"``.
+        size: Numbers of source and destination nodes, if known.
     """
 
     layout: str
@@ -38,30 +38,30 @@ class Edges:
 
     @property
     def index_dtype(self) -> torch.dtype:
-        """What the node ids are held in."""
+        """The dtype of the node ids."""
         return (self.col if self.layout == "csr" else self.row).dtype
 
     def least_size(self) -> tuple[int, int]:
-        """How many source and destination nodes the edges need."""
+        """Smallest numbers of source and destination nodes for the edges."""
         return (_least(self.row, self.layout == "csr"), _least(self.col, self.layout == "csc"))
 
 
 @dataclass
 class GraphSource:
-    """A graph as it was handed over.
+    """The graph that the user passed.
 
     Attributes:
         node_types: ``(None,)`` if homogeneous.
         edge_types: ``(None,)`` if homogeneous.
-        num_nodes: Nodes of each type, ``None`` where only the edges tell.
+        num_nodes: Number of nodes of each type, ``None`` if only the edges tell.
         edges: The edges of each type.
         node_time: Times ``[num_nodes]`` of the node types that have them.
         edge_time: Times ``[num_edges]`` of the edge types that have them, by edge id.
         weight: Weights ``[num_edges]`` of the edge types that have them, by edge id.
-        owners: Every object that this was read from, in a fixed order: the same objects,
-            unchanged, are the same graph.
-        recorded: By ``("time" or "weight", type)``, the names of attributes that are as they were
-            when grouped edges were made of them.
+        owners: All objects from which this was read, in a fixed order: the same objects, unchanged,
+            mean the same graph.
+        recorded: By ``("time" or "weight", type)``, the names of attributes that were not changed
+            since the edges were grouped with them.
     """
 
     node_types: tuple[NodeType, ...]
@@ -75,19 +75,19 @@ class GraphSource:
     recorded: dict[tuple[str, Any], str] = field(default_factory=dict)
 
     def add_time(self, kind: NodeType | EdgeType, value: Any, name: str, of_edges: bool) -> None:
-        """Take over the time of a node or edge type."""
+        """Add the times of a node or edge type."""
         where: dict[Any, Tensor] = self.edge_time if of_edges else self.node_time
         where[kind] = column(value, f"time_attr={name!r}{of(kind)}")
         self.owners.append(value)
 
     def add_weight(self, edge_type: EdgeType, value: Any, name: str) -> None:
-        """Take over the weights of an edge type."""
+        """Add the weights of an edge type."""
         self.weight[edge_type] = column(value, f"weight_attr={name!r}{of(edge_type)}")
         self.owners.append(value)
 
 
 def of(kind: NodeType | EdgeType) -> str:
-    """How errors name a type, after what they name of it."""
+    """The name of a type in errors, with a leading " of "."""
     return "" if kind is None else f" of {kind!r}"
 
 
@@ -108,7 +108,7 @@ def column(value: Any, name: str) -> Tensor:
 
 
 def index_column(value: Any, name: str) -> Tensor:
-    """Node ids or pointers ``[n]`` on the CPU, not copied if they are there."""
+    """Node ids or pointers ``[n]`` on the CPU, not copied if they are already on it."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, Tensor) or value.dim() != 1 or value.dtype not in INDEX_TYPES:

@@ -1,9 +1,9 @@
-"""A directory of ``.npy`` files with an index: tensors that any number of processes map.
+"""A directory of ``.npy`` files with an index: tensors that any number of processes can map.
 
-``STORE.json`` lists entries, each some arrays and a few facts. A write makes new files, then
-replaces the index in one step, then removes the old files: whoever reads sees all of the old entry
-or all of the new one, and a writer that is killed leaves the old one. Tensors that were mapped
-before stay as they were.
+``STORE.json`` lists entries, each with some arrays and facts. A write creates new files, then
+replaces the index in one step, then removes the old files: readers see either the old or the new
+entry, and a writer that is killed leaves the old one. Tensors that were mapped before do not
+change.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class Entry:
-    """What is stored under one key.
+    """The content stored under one key.
 
     Attributes:
-        key: As JSON: strings, numbers, ``None`` and lists of these.
+        key: The key, as JSON: strings, numbers, ``None`` and lists of these.
         info: Facts about it, as JSON.
-        arrays: By name the file, the dtype and the shape.
+        arrays: The file, dtype and shape of each array, by name.
     """
 
     key: Any
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass
 class _State:
-    """The index as it was read last, and what was mapped of it."""
+    """The index as last read, and the tensors mapped from it."""
 
     stamp: Any = None
     next: int = 0
@@ -69,11 +69,11 @@ class TensorDirectory:
     """Entries of arrays under JSON keys.
 
     Args:
-        path: The directory; made with the first write.
-        durable: Whether writes are flushed to the disk before they count.
+        path: The directory; created by the first write.
+        durable: Flush writes to the disk before they take effect.
 
     Raises:
-        GraphDirectoryError: If there is something else, or a newer version.
+        GraphDirectoryError: If the path is something else, or has a newer version.
     """
 
     def __init__(self, path: str | Path, *, durable: bool = True) -> None:
@@ -88,7 +88,7 @@ class TensorDirectory:
             others = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
             if others and not all(p.endswith(".npy") for p in others):
                 raise GraphDirectoryError(
-                    f"{self.path} is no directory of tensors, it has {sorted(others)[0]} and no "
+                    f"{self.path} is not a directory of tensors: it has {sorted(others)[0]} and no "
                     f"{INDEX}: choose an empty or a new one"
                 )
         self.entries()
@@ -96,7 +96,7 @@ class TensorDirectory:
     # Reading ###############################################################################
 
     def entries(self) -> dict[str, Entry]:
-        """What is stored, in the order in which it was written first. Do not change it."""
+        """The stored entries, in the order in which they were first written. Do not change them."""
         return self._current().entries
 
     def find(self, key: Any) -> Entry | None:
@@ -119,7 +119,7 @@ class TensorDirectory:
             try:
                 return {name: self._map(state, *array) for name, array in entry.arrays.items()}
             except (GraphDirectoryError, FileNotFoundError) as error:
-                # Replaced since the index was read, unless nothing changed.
+                # The entry was replaced since the index was read, unless nothing changed.
                 if self._current() is state or attempt == _ATTEMPTS - 1:
                     raise GraphDirectoryError(str(error)) from None
         raise AssertionError("the loop returns or raises")
@@ -131,7 +131,7 @@ class TensorDirectory:
         return tensor
 
     def _current(self) -> _State:
-        """The index; read again when it was replaced."""
+        """The index; read again if it was replaced."""
         state = self._state
         stamp = self._stamp()
         if stamp == state.stamp:
@@ -185,17 +185,17 @@ class TensorDirectory:
     # Writing ###############################################################################
 
     def write(self, key: Any, arrays: Mapping[str, Tensor], info: dict[str, Any]) -> None:
-        """Store arrays under a key, instead of what is there.
+        """Store arrays under a key, replacing its entry.
 
         Raises:
-            OSError: If the disk is full; what was there before is still there.
-            TimeoutError: If another process writes for more than ten minutes.
+            OSError: If the disk is full; the old entry is kept.
+            TimeoutError: If another process has been writing for more than ten minutes.
         """
         with self.locked():
             self._replace(key, arrays, info)
 
     def remove(self, key: Any) -> bool:
-        """Remove an entry; whether there was one."""
+        """Remove an entry; return True if there was one."""
         with self.locked():
             if self.find(key) is None:
                 return False
@@ -204,7 +204,7 @@ class TensorDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes, here or in another process. A thread that holds it may write."""
+        """Keep other threads and processes from writing. A thread that holds it may write."""
         me = threading.get_ident()
         if getattr(self, "_writer", None) == me:
             yield
@@ -251,7 +251,8 @@ class TensorDirectory:
             out.flush()
             if self._durable:
                 os.fsync(out.fileno())
-        # A file system's own times are a few ms apart, and inode numbers come back at once.
+        # Times of a file system are only accurate to a few ms, and inode numbers are reused at
+        # once.
         now = time.time_ns()
         os.utime(staged, ns=(now, now))
         staged.replace(self.path / INDEX)
@@ -293,11 +294,11 @@ def save_array(file: Path, tensor: Tensor, *, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def file_lock(file: Path, what: str, timeout: float) -> Iterator[None]:
-    """Hold a lock that others may hold for ``timeout`` seconds at most; it ends with the process.
+    """Hold a lock, waiting up to ``timeout`` seconds for it; it ends with the process.
 
     Raises:
-        TimeoutError: Says which process holds it.
-        OSError: If the file system has no locks.
+        TimeoutError: If another process keeps it for longer; names that process.
+        OSError: If the file system does not support locks.
     """
     deadline = time.monotonic() + timeout
     with file.open("a+") as handle:
@@ -308,14 +309,14 @@ def file_lock(file: Path, what: str, timeout: float) -> Iterator[None]:
                 handle.seek(0)
                 who = handle.read(20).strip() or "unknown"
                 raise TimeoutError(
-                    f"{what}: process {who} is at it for more than {timeout:.0f} s ({file})"
+                    f"{what}: process {who} has been at it for more than {timeout:.0f} s ({file})"
                 )
             time.sleep(0.01)
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
-        yield  # closing the file ends the lock
+        yield  # closing the file releases the lock
 
 
 def _text(key: Any) -> str:
@@ -323,7 +324,7 @@ def _text(key: Any) -> str:
 
 
 def _inside(file: Any) -> str:
-    """A file name of ours; never a path out of the directory."""
+    """Check that a file name is one of ours, and not a path out of the directory."""
     if not isinstance(file, str) or Path(file).name != file or not file.endswith(".npy"):
-        raise ValueError(f"{file!r} is no file of the directory")
+        raise ValueError(f"{file!r} is not a file of the directory")
     return file

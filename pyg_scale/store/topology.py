@@ -1,4 +1,4 @@
-"""The topology of a graph: built once from what was handed over, shared by all that ask."""
+"""The topology of a graph: built once from the user's graph, and shared by all its users."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def topology_of(
     weight_attr: str | None = None,
     is_sorted: bool = False,
 ) -> Topology:
-    """What samplers see of ``data``. While somebody holds it, the same for the same graph.
+    """The topology of ``data``. While it is in use, the same graph has the same object.
 
-    The graph is the same if its tensors are the same objects and were not changed in place.
-    Edge ids are positions in what was handed over: in the edge list, or in the rows or columns of
-    a sparse matrix.
+    The graph is the same if its tensors are the same objects and were not changed in place. Edge
+    ids are positions in the user's graph: in the edge list, or in the rows or columns of a sparse
+    matrix.
 
     Args:
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``, with its edges as an edge
@@ -52,12 +52,12 @@ def topology_of(
         direction: ``"forward"`` for in-edges, ``"backward"`` for out-edges.
         time_attr: The attribute, of nodes or of edges, that holds times.
         weight_attr: The attribute of edges that holds weights.
-        is_sorted: Whether edge lists are sorted by destination; checked. An ``int32`` edge list
-            is then used as it is, so it must not be changed while the topology is in use.
+        is_sorted: Declares edge lists to be sorted by destination; checked. An ``int32`` edge list
+            is then used without a copy, so it must not be changed while the topology is in use.
 
     Raises:
-        ValueError: If an attribute is missing, of the wrong length or wrong in its values, or if
-            edges are not sorted and ``is_sorted``.
+        ValueError: If an attribute is missing, has the wrong length or invalid values, or if edges
+            are not sorted despite ``is_sorted``.
         IndexError: If an edge has a node that does not exist.
         TypeError: If ``data`` is of another type, or edges are not integers.
     """
@@ -100,10 +100,10 @@ _built: dict[Any, tuple[list[weakref.ref], weakref.ref]] = {}
 
 
 def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
-    """The topology that was built of the same objects before, if somebody still holds it."""
+    """The topology built earlier from the same objects, if it is still in use."""
     owners = source.owners
     if any(isinstance(owner, Tensor) and owner.is_inference() for owner in owners):
-        return build()  # changes of such tensors cannot be seen
+        return build()  # changes of such tensors cannot be detected
     key = (
         tuple((id(owner), _version(owner)) for owner in owners),
         source.node_types,
@@ -130,10 +130,10 @@ def _shared(source: GraphSource, options: tuple, build: Any) -> Topology:
 
 
 def _version(owner: Any) -> int:
-    """Changes when the values were changed in place: how often, or for an array a checksum."""
+    """A number that changes with the values: the version of a tensor, the checksum of an array."""
     if isinstance(owner, Tensor):
         return owner._version
-    if isinstance(owner, np.ndarray):  # does not count changes
+    if isinstance(owner, np.ndarray):  # an array has no version counter
         return zlib.crc32(np.ascontiguousarray(owner).data)
     return 0
 
@@ -210,7 +210,7 @@ def _csc(
 
 
 def _grouped(edges: GroupedEdges, source: GraphSource, edge_type: EdgeType) -> CSC:
-    """Edges that need not be grouped or ordered any more."""
+    """The in-edges of edges that are already grouped and ordered."""
     csc, weight = edges.csc, source.weight.get(edge_type)
     time = csc.time if edge_type in source.edge_time else None
     prefix = None
@@ -223,7 +223,7 @@ def _grouped(edges: GroupedEdges, source: GraphSource, edge_type: EdgeType) -> C
 
 
 def _num_nodes(source: GraphSource) -> dict[NodeType, int]:
-    """Numbers of nodes; where nothing tells, as many as the edges need."""
+    """Numbers of nodes; if unknown, as many as the edges need."""
     least: dict[NodeType, int] = dict.fromkeys(source.node_types, 0)
     for edge_type, edges in source.edges.items():
         ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
@@ -291,7 +291,7 @@ def _compress(
 
 
 def _padded(indptr: Tensor, size: int) -> Tensor:
-    """Pointers for ``size`` nodes; those that a smaller matrix does not know have no edges."""
+    """Pointers for ``size`` nodes; nodes beyond a smaller matrix have no edges."""
     missing = size + 1 - indptr.numel()
     if missing <= 0:
         return indptr

@@ -75,7 +75,7 @@ def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path)]) == 1
-    assert "is no graph directory" in capsys.readouterr().err
+    assert "is not a graph directory" in capsys.readouterr().err
     path = pyg_scale.save(graphs.hostile(), tmp_path / "graph")
     file = path / "part-0" / "nodes" / "attributes" / "x.npy"
     content = bytearray(file.read_bytes())

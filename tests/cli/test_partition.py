@@ -109,7 +109,7 @@ def test_failures(archive, arguments, message, capsys):
 
 def test_no_graph(tmp_path, capsys):
     assert main(["partition", str(tmp_path), "2"]) == 1
-    assert "is no graph directory" in capsys.readouterr().err
+    assert "is not a graph directory" in capsys.readouterr().err
     assert main(["partition", str(tmp_path / "no.npz"), "2"]) == 1
     assert "there is no file" in capsys.readouterr().err
 

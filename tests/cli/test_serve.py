@@ -229,7 +229,7 @@ def free_ports(count: int) -> int:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("nowhere", "--bind", "tcp://127.0.0.1:0"), "no graph directory"),
+        (("nowhere", "--bind", "tcp://127.0.0.1:0"), "not a graph directory"),
         ((".", "--bind", "here"), "tcp://host:5555"),
         ((".", "--bind", "tcp://127.0.0.1:0", "--transport", "pigeons"), "unknown comm"),
         ((".", "--bind", "tcp://127.0.0.1:0", "--feature-store", "attic"), "unknown feature_store"),

@@ -253,7 +253,7 @@ def test_an_id_that_is_far_too_large_is_said_before_anything_is_written(tmp_path
 def test_a_directory_within_a_directory_is_refused(tmp_path):
     np.save(tmp_path / "edges.npy", np.array([[0], [1]]))
     convert(tmp_path / "edges.npy", tmp_path / "graph", quiet=True)
-    with pytest.raises(FileExistsError, match="is inside of the graph directory"):
+    with pytest.raises(FileExistsError, match="is inside the graph directory"):
         convert(tmp_path / "edges.npy", tmp_path / "graph" / "more", quiet=True)
 
 

@@ -186,7 +186,7 @@ def test_the_command(tmp_path, capsys):
     assert found["num_nodes"] == {"": 3} and found["num_edges"] == {"": 2}
     assert content(tmp_path / "g")["part-0/nodes/attributes/y.npy"].tolist() == [0, 1, 2]
     assert main(arguments) == 1
-    assert "is a graph directory already" in capsys.readouterr().err
+    assert "is already a graph directory" in capsys.readouterr().err
     assert main([*arguments, "--overwrite", "--undirected"]) == 0
     assert "3 nodes, 4 edges" in capsys.readouterr().out
 

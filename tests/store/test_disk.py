@@ -80,7 +80,7 @@ def test_a_part_that_is_not_here(tmp_path: Path) -> None:
     shutil.rmtree(path / "part-1")
     store = Disk(path, cache="5kB")
     assert torch.equal(rows(store, [0, 2, 3]), X[[0, 2, 3]])
-    with pytest.raises(GraphDirectoryError, match=r"row 4 is in a part that is not here.*\[0, 2\]"):
+    with pytest.raises(GraphDirectoryError, match=r"in a part that is not local.*\[0, 2\]"):
         rows(store, [0, 4])
     assert torch.equal(rows(store, [0, 6]), X[[0, 6]])
 
@@ -259,7 +259,7 @@ def test_bad_arguments(
 
 
 def test_what_is_no_graph_directory(tmp_path: Path) -> None:
-    with pytest.raises(GraphDirectoryError, match="no graph directory"):
+    with pytest.raises(GraphDirectoryError, match="not a graph directory"):
         Disk(tmp_path)
     with pytest.raises(GraphDirectoryError):
         DiskFeatures(tmp_path / "nothing")

@@ -95,7 +95,7 @@ def test_rows_of_another_shape_or_dtype() -> None:
             store.put_tensor(value, "paper", "x", torch.tensor([1]))
     columns = Quantized(axis="column")
     columns["paper", "x", None] = torch.ones(5, 2)
-    with pytest.raises(NotImplementedError, match="scales are of columns"):
+    with pytest.raises(NotImplementedError, match="columns share scales"):
         columns.put_tensor(torch.ones(1, 2), "paper", "x", torch.tensor([1]))
 
 
@@ -107,7 +107,7 @@ def test_a_store_that_holds_plain_numbers_is_refused_and_labels_pass() -> None:
     assert store["paper", "y", torch.tensor([3])].tolist() == [3]
     assert store.error_bound("y", "paper") == 0
     inner["paper", "z", None] = torch.randn(5)
-    with pytest.raises(ValueError, match="'z' of 'paper' is in the store already"):
+    with pytest.raises(ValueError, match="'z' of 'paper' is already in the store"):
         Quantized(inner)
 
 

@@ -91,7 +91,7 @@ def test_stores_of_one_name_are_one_directory() -> None:
 def test_wrong_arguments(cls: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a name"):
         cls(make=dict)
-    with pytest.raises(NotADirectoryError, match="no directory"):
+    with pytest.raises(NotADirectoryError, match="not a directory"):
         cls(name(), root=tmp_path / "nowhere")
     with pytest.raises(TypeError, match="make must return .*got int"):
         cls(name(), lambda: 3)
@@ -128,7 +128,7 @@ def test_others_wait_for_who_makes_it(killed: bool) -> None:
     process = context.Process(target=_slow, args=(called, ready, go, seen), daemon=True)
     process.start()
     assert ready.wait(30)
-    with pytest.raises(TimeoutError, match=f"process {process.pid} is at it"):
+    with pytest.raises(TimeoutError, match=f"process {process.pid} has been at it"):
         Shared(called, dict, timeout=0.2)
     if killed:
         os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]

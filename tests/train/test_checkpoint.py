@@ -298,7 +298,7 @@ def test_a_fifo_is_no_file_of_a_checkpoint(tmp_path, name):
     file = tmp_path / "000002-step-2" / name
     file.unlink()
     os.mkfifo(file)
-    warned = pytest.warns(RuntimeWarning, match=f"{name} is no regular file")
+    warned = pytest.warns(RuntimeWarning, match=f"{name} is not a regular file")
     with Checkpoint(tmp_path, state) as checkpoint, warned:
         assert checkpoint.load().step == 1
 

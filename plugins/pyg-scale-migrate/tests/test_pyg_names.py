@@ -308,7 +308,7 @@ def test_stores(tmp_path: Path) -> None:
             features.put_tensor(data.x, None, "x")
     assert torch.cat(ids).sort().values.equal(torch.arange(120))
     assert torch.cat(edges).sort().values.equal(torch.arange(data.num_edges))
-    with pytest.raises(GraphDirectoryError, match="part 1 is not here"):
+    with pytest.raises(GraphDirectoryError, match="part 1 is not local"):
         LocalGraphStore.from_partition(paths[0], 1)
 
 

@@ -78,5 +78,5 @@ def test_what_lacks_a_part_is_refused(server, data, tmp_path):
 
 
 def test_what_is_no_directory_is_refused(server, tmp_path):
-    with pytest.raises(GraphDirectoryError, match="is no graph directory"):
+    with pytest.raises(GraphDirectoryError, match="is not a graph directory"):
         Redis(server.url).load(tmp_path)

@@ -1,4 +1,4 @@
-"""How much of a cache each tensor of a store gets."""
+"""The share of a cache that each tensor of a store gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rows(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         size = self.dtype.itemsize
         for length in self.row:
             size *= length
@@ -25,15 +25,15 @@ class Rows(NamedTuple):
 
 
 def slots_of(tensors: Mapping[tuple[Any, str], Rows], capacity: int) -> dict[Any, int]:
-    """Slots for each tensor, so that their rows have ``capacity`` bytes at most.
+    """Number of slots for each tensor, such that their rows have at most ``capacity`` bytes.
 
-    A read of a short row costs about as much as one of a long row, so the shortest rows come
-    first: each tensor gets what it needs, but at most half of what is left, and the last one all
-    of it. Edges, which are seldom asked for again, get what nodes leave.
+    A read of a short row costs about as much as one of a long row, so the shortest rows come first:
+    each tensor gets as much as it needs, but at most half of the remainder, and the last one all of
+    it. Edges, which are seldom read again, get the remainder after nodes.
 
     Args:
-        tensors: By group and name; the group of edges is a tuple.
-        capacity: Bytes.
+        tensors: Tensors by group and name; the group of edges is a tuple.
+        capacity: Capacity in bytes.
     """
     slots, left = dict.fromkeys(tensors, 0), capacity
     for of_edges in (False, True):

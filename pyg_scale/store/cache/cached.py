@@ -39,37 +39,36 @@ POLICIES = ("belady", "sieve", "placed")
 class Cached(FeatureStore):
     """Keeps rows of another feature store in memory.
 
-    Rows that are asked for by a one-dimensional index go through the cache; whole tensors and
-    slices come from the store. Values are those of the store, whatever is cached. It may be read
-    by any number of threads; what is written through it is seen at once, what is written to the
-    store behind its back is not.
+    Rows requested by a one-dimensional index go through the cache; whole tensors and slices are
+    read from the store. Values are those of the store, whatever is cached. Any number of threads
+    may read it. Writes through it are visible at once; direct writes to the store are not.
 
-    ``policy`` says which rows are kept:
+    ``policy`` chooses the rows to keep:
 
-    * ``"belady"``: those that the coming batches need soonest. Loaders announce the batches that
-      they will read (:class:`~pyg_scale.store.cache.Schedule`), as sampling ahead of time costs
-      little; see :mod:`pyg_scale.ops.belady` for what holds for rows that no announced batch needs.
-    * ``"sieve"``: SIEVE, which looks at the past only (:mod:`pyg_scale.ops.sieve`).
-    * ``"placed"``: the rows of ``hot``, as many as fit, from the first request of each on.
+    * ``"belady"``: those that the next batches need soonest. Loaders announce the batches that they
+      will read (:class:`~pyg_scale.store.cache.Schedule`), as sampling ahead costs little; see
+      :mod:`pyg_scale.ops.belady` for rows that no announced batch needs.
+    * ``"sieve"``: SIEVE, which uses only past reads (:mod:`pyg_scale.ops.sieve`).
+    * ``"placed"``: the rows of ``hot``, as many as fit, each from its first request on.
 
     Tensors share the capacity: those of nodes with the shortest rows are served first, edges last
-    (:func:`~pyg_scale.store.cache.budget.slots_of`). It bounds the bytes of cached rows; what
-    is kept in mind about them (4 bytes for every row of the store, 2 more with 15 announced
-    batches, up to 33 for every cached one) is ``index_bytes`` of :meth:`stats`.
+    (:func:`~pyg_scale.store.cache.budget.slots_of`). It bounds the bytes of cached rows. The index
+    of the cache (4 bytes for every row of the store, 2 more with 15 announced batches, up to 33 for
+    every cached row) is ``index_bytes`` of :meth:`stats`.
 
     Args:
         store: Any feature store.
-        capacity: Bytes, or text such as ``"2GB"``.
+        capacity: Size in bytes, or text such as ``"2GB"``.
         policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
-        hot: Original ids, most wanted first, for ``"placed"``: a tensor, an ``.npy`` file, or
+        hot: For ``"placed"``, original ids in order of priority: a tensor, an ``.npy`` file, or
             either by group; :func:`~pyg_scale.store.cache.by_degree` makes them.
-        look_ahead: How many batches loaders announce before they are read, at most 63; fewer
-            where they have four times the rows of the cache. For ``"belady"``.
+        look_ahead: For ``"belady"``, number of batches that loaders announce before they are read,
+            at most 63; fewer once they have four times the rows of the cache.
 
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If arguments contradict each other.
-        IndexError: If ``hot`` has an id that is no row.
+        IndexError: If ``hot`` has an id that is not a row.
 
     Example::
 
@@ -109,10 +108,10 @@ class Cached(FeatureStore):
 
     @classmethod
     def for_data(cls, data: Any) -> Cached:
-        """The store that ``feature_store="cached"`` means: over that of a pair of stores.
+        """The store for ``feature_store="cached"``: a cache over the feature store of a pair.
 
         Raises:
-            ValueError: If ``data`` is no pair of stores: its features are in memory already.
+            ValueError: If ``data`` is not a pair of stores: its features are already in memory.
         """
         if isinstance(data, tuple | list) and len(data) == 2:
             return cls(data[0])
@@ -122,7 +121,7 @@ class Cached(FeatureStore):
         )
 
     def _check_hot(self) -> None:
-        """Refuse ids that no tensor has; tensors that are put later may have fewer rows."""
+        """Refuse ids that a tensor lacks; tensors that are put later may have fewer rows."""
         for attr in self.store.get_all_tensor_attrs() if self._hot else []:
             ids, size = hot_of(self._hot or {}, _key(attr)[0]), self.store.get_tensor_size(attr)
             if ids is not None and size is not None and ids.numel() and int(ids.max()) >= size[0]:
@@ -137,25 +136,25 @@ class Cached(FeatureStore):
         self._state: State | None = None
         self._schedules: list[Schedule] = []
         self._planner: Schedule | None = None
-        self._before: Counter[str] = Counter()  # of caches that are gone, and without a cache
+        self._before: Counter[str] = Counter()  # of dropped caches, and of tensors without a cache
 
     @property
     def look_ahead(self) -> int:
-        """How many batches loaders should announce before they are read."""
+        """Number of batches that loaders should announce before they are read."""
         return max(self._look_ahead, self.asked_ahead)
 
     @property
     def foresight(self) -> int:
-        """Of how many announced batches it depends what is kept."""
+        """Number of announced batches on which the choice of rows depends."""
         return self._look_ahead
 
     @property
     def asked_ahead(self) -> int:
-        """For how many announced batches missing rows are asked for before they are read."""
+        """Number of announced batches whose missing rows are requested ahead."""
         return 2 * self.together - 1 if isinstance(self.store, RowRequester) else 0
 
     def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
-        """Let the store ask for rows; an error is raised when they are read."""
+        """Have the store request rows ahead; errors are raised when they are read."""
         with contextlib.suppress(Exception):
             coming = self.store.ask_rows([(attr, each.joined()) for attr, each in wanted])
             for (_, each), take in zip(wanted, coming):
@@ -163,29 +162,29 @@ class Cached(FeatureStore):
 
     @property
     def together(self) -> int:
-        """For how many announced batches at a time missing rows are read at most."""
+        """Largest number of announced batches whose missing rows are read at once."""
         return TOGETHER if isinstance(self.store, RowReader) else 1
 
     @property
     def group_bytes(self) -> int | None:
-        """How many bytes of missing rows may be read at once for several announced batches."""
+        """Largest size in bytes of the missing rows read at once for several batches."""
         return None if self.asked_ahead else self.capacity // 2
 
     @property
     def read_only(self) -> bool:
-        """Whether the store refuses to be written to."""
+        """True if the store refuses writes."""
         return is_read_only(self.store)
 
     @property
     def returns_views(self) -> bool:
-        """Whether whole tensors and slices may share memory with the store."""
+        """True if whole tensors and slices may share memory with the store."""
         return returns_views(self.store)
 
     def stats(self) -> dict[str, Any]:
-        """Rows found (``hits``), read (``misses``), read once more because an earlier request had
-        failed or taken too long (``late``), given up (``evictions``), since the store was made;
-        bytes of cached rows, of what is kept in mind about them, and of ``capacity``. Of each
-        tensor in ``tensors``, such as ``"x"`` or ``"paper/x"``, since somebody wrote to the store.
+        """Numbers of rows found (``hits``), read (``misses``), read again because an earlier
+        request failed or took too long (``late``), and dropped (``evictions``), since the store was
+        made; bytes of cached rows, of the index, and of ``capacity``. ``tensors`` has those of each
+        tensor, such as ``"x"`` or ``"paper/x"``, since the last write to the store.
         """
         with self.planning:
             each = self._each()
@@ -199,7 +198,7 @@ class Cached(FeatureStore):
         return {_title(key): cache.stats() for key, cache in caches.items()}
 
     def schedule(self) -> Schedule:
-        """For a loader that is going to announce the batches of an iteration."""
+        """A schedule for a loader that announces the batches of an iteration."""
         made = Schedule(self)
         with self.planning:
             self._schedules.append(made)
@@ -211,21 +210,21 @@ class Cached(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Any:
-        """Rows, from the cache or the store.
+        """Read rows from the cache or the store.
 
         Raises:
             KeyError: If the store has no such tensor.
-            IndexError: Names the row that does not exist, and how many there are.
+            IndexError: If a row does not exist; names it and the number of rows.
         """
         try:
             return self._rows_of(attr)
         except BaseException as error:
-            if was_interrupted(error):  # what was planned may be half done, and waited for
+            if was_interrupted(error):  # the plan may be half done, and others may wait for it
                 self.forget_all()
             raise
 
     def _rows_of(self, attr: TensorAttr) -> Any:
-        if self._pid != os.getpid():  # a fork may have copied locks that a thread held
+        if self._pid != os.getpid():  # a fork may have copied locked locks
             self._begin()
         index, key = _as_rows(attr.index), self.key_of(attr)
         if index is None:
@@ -246,7 +245,7 @@ class Cached(FeatureStore):
             if self._state is state:
                 count_hits(request.hits, request.hits * cache.row_bytes)
                 return out
-            with self._writing:  # somebody wrote meanwhile: rows of two versions must not be mixed
+            with self._writing:  # after a write meanwhile: never mix rows of two versions
                 pass
 
     def _request(self, cache: RowCache, key: Key, index: Tensor) -> Request:
@@ -257,7 +256,7 @@ class Cached(FeatureStore):
                 planned = schedule.request(batch, key, index)
                 if planned is not None:
                     return planned
-        if self._active() is not None:  # what was announced decides what is kept
+        if self._active() is not None:  # announced batches decide which rows are kept
             return cache.peek(index)
         return cache.request(index)
 
@@ -294,7 +293,7 @@ class Cached(FeatureStore):
     def _from_store(self, attr: TensorAttr, index: Any) -> Any:
         asked = copy.copy(attr)
         asked.index = index
-        if not asked.is_set("group_name"):  # Data says no more than the name
+        if not asked.is_set("group_name"):  # Data has only the name
             asked.group_name = None
         return self.store.get_tensor(asked)
 
@@ -302,7 +301,7 @@ class Cached(FeatureStore):
         return self.store._get_tensor_size(attr)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What the store has."""
+        """The attributes of the store."""
         return [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
 
     # Writing ###############################################################################
@@ -311,7 +310,7 @@ class Cached(FeatureStore):
         return self._write(partial(self.store.put_tensor, tensor, attr))
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
-        """Replace a tensor, or rows of it, as the store does."""
+        """Replace a tensor, or rows of it, in the store."""
         return self._write(partial(self.store.update_tensor, tensor, *args, **kwargs))
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
@@ -326,7 +325,7 @@ class Cached(FeatureStore):
                 self.forget_all()
 
     def forget_all(self) -> None:
-        """Begin with empty caches: rows were written, or a plan may be half done."""
+        """Start with empty caches, as rows were written or a plan may be half done."""
         with self.planning:
             for stats in self._each().values():
                 self._before.update({name: stats[name] for name in _COUNTS})
@@ -335,7 +334,7 @@ class Cached(FeatureStore):
     # Caches: under the lock ``planning`` ###################################################
 
     def key_of(self, attr: TensorAttr) -> Key:
-        """The group and the name of a tensor."""
+        """The group and name of a tensor."""
         return _key(attr)
 
     def row_caches(self) -> dict[Key, RowCache]:
@@ -343,7 +342,7 @@ class Cached(FeatureStore):
         return self._current().caches
 
     def plans_for(self, schedule: Schedule) -> bool:
-        """Whether what a schedule announces decides what is kept."""
+        """Return True if the batches of a schedule decide which rows are kept."""
         active = self._active()
         if active is not self._planner:
             if self._planner is not None:
@@ -352,7 +351,7 @@ class Cached(FeatureStore):
         return active is schedule
 
     def _active(self) -> Schedule | None:
-        """The schedule that began last of those that are open."""
+        """The open schedule that was made last."""
         for schedule in [each for each in self._schedules if each.closed]:
             schedule.retire()
             self._schedules.remove(schedule)
@@ -374,7 +373,7 @@ class Cached(FeatureStore):
         return self._state
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is cached stays in this process.
+        # Cached rows stay in this process.
         left = ("planning", "_writing", "_state", "_schedules", "_planner", "_before", "_pid")
         return {k: v for k, v in self.__dict__.items() if k not in left}
 
@@ -392,7 +391,7 @@ def _title(key: Key) -> str:
 
 
 def _as_rows(index: Any) -> Tensor | None:
-    """``int64`` ``[n]`` if rows are asked for by a one-dimensional index of integers."""
+    """The rows ``int64`` ``[n]`` if the index is one-dimensional and of integers; else ``None``."""
     if isinstance(index, np.ndarray):
         index = torch.from_numpy(index)
     if not isinstance(index, Tensor) or index.dim() != 1:

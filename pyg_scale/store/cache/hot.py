@@ -1,4 +1,4 @@
-"""Which rows are asked for most often: what a cache that stays the same should hold."""
+"""The rows that are read most often: the content for a static cache."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 _CHUNK = 1 << 24
 
 EVERY_NODE_TYPE = "*"
-"""The group of a list that is not given by group."""
+"""The group of a list that was given without groups."""
 
 
 def by_degree(graph: Any) -> dict[Any, Tensor]:
-    """All nodes of each type, those first that most nodes have as a neighbour.
+    """All nodes of each type, by descending number of nodes that have them as a neighbour.
 
-    That is how often they are sampled where every node is as likely to be a seed.
+    If all nodes are equally likely to be seeds, this is the order of how often they are sampled.
 
     Args:
         graph: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)`` or a
             :class:`~pyg_scale.store.Topology`.
 
     Returns:
-        Original ids ``int64`` ``[num_nodes]`` by node type, ``None`` in a homogeneous graph; equal
-        ones in order.
+        Original ids ``int64`` ``[num_nodes]`` by node type, ``None`` in a homogeneous graph; ties
+        in order of their ids.
     """
     from pyg_scale.graph.topology import Topology
     from pyg_scale.store.topology import topology_of
@@ -43,7 +43,7 @@ def by_degree(graph: Any) -> dict[Any, Tensor]:
 
 
 def add_degrees(counts: Tensor, neighbors: Tensor) -> None:
-    """Count how often each node is a neighbour, a piece at a time.
+    """Add the number of times that each node is a neighbour, piece by piece.
 
     Args:
         counts: ``int64`` ``[num_nodes]``, written to.
@@ -54,20 +54,20 @@ def add_degrees(counts: Tensor, neighbors: Tensor) -> None:
 
 
 def order(counts: Tensor) -> Tensor:
-    """Nodes by descending count, equal ones by id."""
+    """Nodes by descending count, ties by id."""
     return counts.sort(descending=True, stable=True).indices
 
 
 def hot_lists(hot: Any) -> dict[Any, Tensor]:
-    """What ``hot=`` stands for, by group; :data:`EVERY_NODE_TYPE` if no group was given.
+    """The lists of ``hot=`` by group; :data:`EVERY_NODE_TYPE` if no group was given.
 
     Args:
-        hot: Original ids, most wanted first: a tensor, an array, a list or an ``.npy`` file of
-            integers; or such a thing for each node type (or edge type).
+        hot: Original ids in order of priority: a tensor, an array, a list or an ``.npy`` file of
+            integers; or a dictionary of these by node type (or edge type).
 
     Raises:
-        TypeError: If it is nothing of that kind.
-        ValueError: If an id is there twice, or negative.
+        TypeError: If it has another type.
+        ValueError: If an id is repeated or negative.
     """
     if isinstance(hot, Mapping):
         return {group: _ids(each, f"hot[{group!r}]") for group, each in hot.items()}
@@ -87,7 +87,7 @@ def _ids(hot: Any, name: str) -> Tensor:
             hot = np.array(np.load(hot, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
             raise
-        except Exception as error:  # its header is parsed as Python, which fails in many ways
+        except Exception as error:  # the header is parsed as Python, which fails in many ways
             first = str(error).partition("\n")[0]
             raise ValueError(f"{name}: {hot} cannot be read as .npy: {first}") from None
     ids = torch.as_tensor(hot)
@@ -100,5 +100,5 @@ def _ids(hot: Any, name: str) -> Tensor:
     if ids.numel() and int(ids.min()) < 0:
         raise ValueError(f"{name} has a negative id {int(ids.min())}")
     if ids.unique().numel() != ids.numel():
-        raise ValueError(f"{name} has an id twice: give each once, the most wanted first")
+        raise ValueError(f"{name} has a repeated id: list each once, in order of priority")
     return ids

@@ -1,4 +1,4 @@
-"""What a cache should hold, as far as some parts of a graph directory tell."""
+"""The content for a cache, chosen from some parts of a graph directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pyg_scale.store.directory import GraphDirectory
 
 
 def neighbor_counts(directory: GraphDirectory, parts: Sequence[int]) -> dict[NodeType, Tensor]:
-    """How many edges of some parts have each node as the neighbour.
+    """Number of edges of some parts that have each node as the neighbour.
 
     Args:
         directory: The directory.
-        parts: Parts that are here.
+        parts: Local parts.
 
     Returns:
         ``int64`` ``[num_nodes]`` by node type.
@@ -33,16 +33,16 @@ def neighbor_counts(directory: GraphDirectory, parts: Sequence[int]) -> dict[Nod
 
 
 def by_degree(directory: GraphDirectory, parts: Sequence[int]) -> dict[NodeType, Tensor]:
-    """All nodes of each type, by how often they are a neighbour in some parts."""
+    """All nodes of each type, by descending number of edges in some parts that lead to them."""
     return {t: order(count) for t, count in neighbor_counts(directory, parts).items()}
 
 
 def in_turn(lists: Sequence[Tensor], num_nodes: int) -> Tensor:
-    """The first of every list, then the second of every list, ...; each id once.
+    """The first id of every list, then the second of every list, and so on; each id once.
 
     Args:
-        lists: Original ids ``int64``.
-        num_nodes: How many nodes there are.
+        lists: Lists of original ids ``int64``.
+        num_nodes: Number of nodes.
     """
     ids, rank = torch.cat(list(lists)), torch.cat([torch.arange(each.numel()) for each in lists])
     ids = ids[rank.sort(stable=True).indices]
@@ -52,10 +52,10 @@ def in_turn(lists: Sequence[Tensor], num_nodes: int) -> Tensor:
 
 
 def listed(directory: GraphDirectory, parts: Sequence[int]) -> dict[NodeType, Tensor]:
-    """What the partitioner listed for some parts, of several parts in turn.
+    """The nodes that the partitioner listed for some parts, interleaved if several.
 
     Raises:
-        ValueError: If it listed nothing.
+        ValueError: If it listed none.
     """
     found = {}
     for node_type, node in directory.meta.nodes.items():

@@ -1,9 +1,9 @@
 """The cached rows of one tensor, for any number of threads.
 
-A request is planned first: plans are made one after the other and say where rows will be once all
-earlier requests are served. Then what is missing is read, by many at once, and slots are copied
-and filled in the order of the plans. What a slot holds is checked whenever it is copied, so that a
-request that fails, or is given up, costs others one more read and never a wrong value.
+A request is planned first: plans are made one after the other, and give the place of each row once
+all earlier requests are served. Then missing rows are read, by many threads at once, and slots are
+copied and filled in the order of the plans. The row in a slot is checked whenever it is copied, so
+that a request that fails or is given up costs others one more read, and never gives a wrong value.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from pyg_scale.store.cache.turns import Turns
 
 
 class Policy(Protocol):
-    """What decides which rows are kept."""
+    """Decides which rows are kept."""
 
     slot_of: Tensor
     """``int32`` ``[num_rows]``, see :mod:`pyg_scale.ops.row_cache`."""
 
     @property
     def evictions(self) -> int:
-        """Rows that had to go so far."""
+        """Number of rows evicted so far."""
 
     def plan(self, index: Tensor, now: int = 0) -> row_cache.Plan:
         """Plan a request for rows ``int64`` ``[n]``."""
 
     def index_bytes(self) -> int:
-        """Bytes of what it keeps in mind."""
+        """Size of its own state in bytes."""
 
 
 def never() -> bool:
-    """For a request that is never given up."""
+    """Return False, for a request that is never given up."""
     return False
 
 
 @dataclass
 class Request:
-    """Rows that were asked for, and what is to be done about it.
+    """A request for rows, and its plan.
 
     Attributes:
-        index: ``int64`` ``[n]``.
-        plan: Where they are.
-        turn: When its turn to touch the slots is; ``None`` if it changes none.
-        given_up: Whether nobody waits for earlier requests any more.
-        together: What brings its missing rows together with those of others, and its number there.
+        index: The rows, ``int64`` ``[n]``.
+        plan: The places of the rows.
+        turn: Its turn to access the slots; ``None`` if it changes none.
+        given_up: Returns True once nobody waits for earlier requests any more.
+        together: The joint read of its missing rows and those of other requests, and its index in
+            it.
     """
 
     index: Tensor
@@ -64,7 +65,7 @@ class Request:
 
     @property
     def hits(self) -> int:
-        """Rows that are not read."""
+        """Number of rows that need not be read."""
         return self.index.numel() - self.plan.miss.numel()
 
 
@@ -72,9 +73,9 @@ class RowCache:
     """Slots for rows of one tensor.
 
     Args:
-        row_bytes: Bytes of a row.
-        num_slots: How many slots.
-        policy: Decides what is in them.
+        row_bytes: Size of a row in bytes.
+        num_slots: Number of slots.
+        policy: Decides which rows are in them.
     """
 
     def __init__(self, row_bytes: int, num_slots: int, policy: Policy) -> None:
@@ -89,7 +90,7 @@ class RowCache:
         self._slots = threading.Lock()
 
     def request(self, index: Tensor, now: int = 0, given_up: Callable[[], bool] = never) -> Request:
-        """Plan a request that may change what is kept; it must be served or dropped.
+        """Plan a request that may change the cached rows; it must be served or dropped.
 
         Raises:
             IndexError: If a row does not exist.
@@ -100,7 +101,7 @@ class RowCache:
             return made
 
     def peek(self, index: Tensor) -> Request:
-        """A request that takes what is there and changes nothing.
+        """Make a request that uses cached rows and changes none.
 
         Raises:
             IndexError: If a row does not exist.
@@ -114,9 +115,9 @@ class RowCache:
         """Write the rows of a request to ``out``.
 
         Args:
-            request: One of this cache.
+            request: A request of this cache.
             out: ``uint8`` ``[n, row_bytes]``.
-            read: Reads what is not cached.
+            read: Reads rows that are not cached.
         """
         index, plan = request.index, request.plan
         try:
@@ -141,7 +142,7 @@ class RowCache:
         return shared.bring(number, request.plan.miss, out, read, request.given_up)
 
     def drop(self, request: Request) -> None:
-        """Say that a request is served, or never will be."""
+        """End a request that was served or never will be."""
         if request.together is not None:
             shared, number = request.together
             shared.forget(number)
@@ -152,7 +153,7 @@ class RowCache:
         self.late += late.numel()
         index, plan = request.index, request.plan
         position, slot = plan.fill, plan.fill_slot
-        if not in_turn:  # later plans may have given the slots to other rows, and filled them
+        if not in_turn:  # later plans may have assigned the slots to other rows, and filled them
             position, slot = self._still_owned(index, position, slot)
         if late.numel():
             again, same_slot = self._still_owned(index, late, plan.slot_at[late])
@@ -169,7 +170,7 @@ class RowCache:
         self.misses += request.plan.miss.numel()
 
     def stats(self) -> dict[str, int]:
-        """Rows by what became of them, and bytes in use."""
+        """Numbers of rows by outcome, and bytes in use."""
         return {
             "hits": self.hits,
             "misses": self.misses,
@@ -182,7 +183,7 @@ class RowCache:
 
 
 def _empty(num_slots: int, row_bytes: int) -> Tensor:
-    """Memory of its own that costs nothing until it is written."""
+    """New memory that takes no space until it is written."""
     if library.compiled():
         return torch.ops.pyg_scale.huge_empty([num_slots, row_bytes], torch.uint8)
     return torch.empty(num_slots, row_bytes, dtype=torch.uint8)

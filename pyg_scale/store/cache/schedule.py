@@ -1,8 +1,8 @@
-"""What the coming batches of an iteration will ask a store for.
+"""The rows that the next batches of an iteration will read from a store.
 
-A loader announces batches in their order, well before it reads them. A store with ``look_ahead``
-makes its plans for them in that order too, however many threads read: what is kept, and how often
-it hits, is a function of what was announced.
+A loader announces batches in order, well before it reads them. A store with ``look_ahead`` plans
+them in the same order, however many threads read: the cached rows and the hit rate depend only on
+the announced batches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from pyg_scale.store.cache.cached import Cached
 
 ENOUGH = 4
-"""Batches are announced until they have so many times more rows than the cache, which makes no
-difference any more (and at most ``look_ahead`` of them)."""
+"""Batches are announced until they have this many times the rows of the cache, as more make no
+difference (and at most ``look_ahead`` of them).
+"""
 
 TOGETHER = 4
-"""The most batches whose missing rows are read at once, from a store that gains from that. Fewer
-where those rows take more memory than ``group_bytes`` of the cache."""
+"""Largest number of batches whose missing rows are read at once, from a store that gains from it.
+Fewer if those rows take more memory than ``group_bytes`` of the cache.
+"""
 
 Key = tuple[Any, str]
 """Group and name of a tensor."""
@@ -41,8 +43,8 @@ Key = tuple[Any, str]
 class Schedule:
     """The batches of one iteration, in order; made by ``store.schedule()``.
 
-    Of several at a time, the one that began last is planned for; reads of the others take what is
-    cached and change nothing, until it is closed.
+    If several are open, only the one made last is planned; until it is closed, reads of the others
+    use cached rows and change none.
 
     Example::
 
@@ -56,28 +58,28 @@ class Schedule:
     def __init__(self, store: Cached) -> None:
         self.closed = False
         self.paused = False
-        """Whether reads of announced batches may fail to be made for now."""
+        """True while reading ahead is paused."""
         self._store = store
         self._announced: deque[tuple[int, dict[Key, Tensor]]] = deque()  # not planned yet
         self._last = -1
         self._planned = 0
-        """The number of the next batch to be planned; batches are numbered from 0 here."""
+        """The number of the next batch to be planned; these numbers start from 0."""
         self._foreseen: dict[Key, int] = {}
-        """How many of the announced ones, of each tensor, a cache was told of."""
+        """For each tensor, the number of announced batches that its cache was told of."""
         self._began = -1
-        """The first of the batches that were planned at once last."""
+        """The first batch of the group that was planned last."""
         self._requests: dict[int, dict[Key, tuple[RowCache, Request]]] = {}
         self._caches: dict[Key, RowCache] = {}
 
     def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
-        """Say what a batch will ask for.
+        """Announce the rows of a batch.
 
         Args:
             batch: Its number, larger than that of every batch announced before.
-            wanted: Tensors and rows, as for ``store.multi_get_tensor``; none if it will not ask.
+            wanted: Tensors and rows, as for ``store.multi_get_tensor``; empty if it will not read.
 
         Raises:
-            ValueError: If a later batch was announced already.
+            ValueError: If a later batch was already announced.
         """
         with self._store.planning:
             if batch <= self._last:
@@ -91,12 +93,12 @@ class Schedule:
             self._announced.append((batch, rows))
 
     def suffices(self, ahead: int) -> bool:
-        """Whether batches need not be announced any further ahead.
+        """Return True if batches need not be announced any further ahead.
 
         Args:
-            ahead: How many of the announced batches come after the one to be read next.
+            ahead: Number of announced batches after the one to be read next.
         """
-        # the last of those that are planned at once, or whose rows are asked for already
+        # the last batch that is planned at once, or whose rows are already requested
         after = max(self._store.together - 1, self._store.asked_ahead)
         if ahead >= self._store.foresight + after:
             return True
@@ -113,7 +115,7 @@ class Schedule:
 
     @contextlib.contextmanager
     def serving(self, batch: int) -> Iterator[None]:
-        """Within it, and on this thread, reads are those of a batch that was announced."""
+        """Within this context, reads of this thread belong to an announced batch."""
         _serving.now.append((self, batch))
         try:
             try:
@@ -128,7 +130,7 @@ class Schedule:
             raise
 
     def request(self, batch: int, key: Key, index: Tensor) -> Request | None:
-        """The plan for a read of a batch; ``None`` if it was not announced so.
+        """The plan for a read of a batch; ``None`` if it was not announced with these rows.
 
         The caller holds the store's lock.
         """
@@ -142,20 +144,20 @@ class Schedule:
         return made
 
     def close(self) -> None:
-        """Say that no batch is coming any more. Never waits, so that a finalizer may call it."""
+        """Announce that no batch will follow. Never waits, so that a finalizer may call it."""
         self.closed = True
 
     # Under the store's lock ################################################################
 
     def retire(self) -> None:
-        """Let go of everything, after it was closed."""
+        """Release everything, after it was closed."""
         self.rest()
         for batch in list(self._requests):
             self._drop(batch)
         self._announced.clear()
 
     def rest(self) -> None:
-        """Let the caches forget what is coming here, as another schedule goes first."""
+        """Make the caches forget the batches of this schedule, as another one takes precedence."""
         for key, count in self._foreseen.items():
             policy = self._caches[key].policy
             assert isinstance(policy, Belady)
@@ -163,7 +165,7 @@ class Schedule:
                 if key in rows:
                     policy.forget(rows[key])
         self._foreseen.clear()
-        for made in self._requests.values():  # nobody may wait for them now, so they change nothing
+        for made in self._requests.values():  # now unwaited for, so they change nothing
             for cache, request in made.values():
                 cache.drop(request)
                 request.turn = None
@@ -172,7 +174,7 @@ class Schedule:
         if not self._store.plans_for(self):
             return
         asks = self._store.asked_ahead > 0
-        # where rows can be asked for ahead, the group of batches after this one is planned too
+        # if rows can be requested ahead, the next group of batches is planned too
         while self._announced and (self._began if asks else self._announced[0][0]) <= batch:
             self._began = self._announced[0][0]
             group = [self._plan_next()]
@@ -184,7 +186,7 @@ class Schedule:
                 self._ask(shared)
 
     def _ask(self, shared: dict[Key, Together]) -> None:
-        """Ask for the missing rows of a few batches; who asks for them in vain reads them later."""
+        """Request the missing rows of a few batches ahead; on failure, they are read later."""
         self._store.ask_ahead(
             [(TensorAttr(*key), each) for key, each in shared.items() if each.num_rows]
         )
@@ -203,21 +205,21 @@ class Schedule:
         return made
 
     def _finish(self, batch: int) -> None:
-        """The batch has read what it did; what else was planned for it will not be."""
+        """End a batch, and drop its plans that were not used."""
         self._plan_until(batch)
         self._drop(batch)
-        if not self._store.plans_for(self):  # it went by while others were planned for
+        if not self._store.plans_for(self):  # it was read while another schedule was active
             self._announced = deque(each for each in self._announced if each[0] != batch)
 
     def _refresh(self) -> None:
-        """Begin anew with caches that were replaced because somebody wrote to the store."""
+        """Start again with new caches, as a write to the store replaced them."""
         current = self._store.row_caches()
         if any(current.get(key) is not cache for key, cache in self._caches.items()):
             self._foreseen.clear()
         self._caches = dict(current)
 
     def _foresee(self) -> None:
-        """Tell the caches of the batches after the next one, as far as is of use."""
+        """Tell the caches of the batches after the next one, as far as it is useful."""
         for key, cache in self._caches.items():
             if not isinstance(cache.policy, Belady):
                 continue
@@ -241,7 +243,7 @@ class Schedule:
 
 
 def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | None) -> bool:
-    """Whether what these batches miss, and one more like them, has at most so many bytes."""
+    """Return True if the missing rows of these batches and one more like them fit the limit."""
     if limit is None:
         return True
     missing = sum(
@@ -255,7 +257,7 @@ def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | Non
 def _join(
     group: list[dict[Key, tuple[RowCache, Request]]], at_least: int = 2
 ) -> dict[Key, Together]:
-    """Let the missing rows of a few batches be read at once, if there are as many batches."""
+    """Join the reads of the missing rows of a few batches, if at least so many have a tensor."""
     found = {}
     for key in dict.fromkeys(key for made in group for key in made):
         of_key = [made[key] for made in group if key in made]
@@ -269,7 +271,7 @@ def _join(
 
 
 def _exist(index: Tensor, cache: RowCache) -> bool:
-    """Whether a cache has all rows; a read of others raises when it is its turn."""
+    """Return True if all rows exist; a read of others raises when it is made."""
     if index.numel() == 0:
         return True
     low, high = torch.aminmax(index)
@@ -278,14 +280,14 @@ def _exist(index: Tensor, cache: RowCache) -> bool:
 
 class _Serving(threading.local):
     def __init__(self) -> None:
-        self.now: list[tuple[Schedule, int]] = []  # of several stores, where one reads from others
+        self.now: list[tuple[Schedule, int]] = []  # of several stores, if one reads from others
 
 
 _serving = _Serving()
 
 
 def being_served(store: object) -> tuple[Schedule, int] | None:
-    """The schedule and the batch of what this thread reads now, if they are the store's."""
+    """The schedule and batch of this thread's current read, if they are of the store."""
     for schedule, batch in _serving.now:
         if schedule._store is store:
             return schedule, batch

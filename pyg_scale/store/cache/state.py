@@ -20,11 +20,11 @@ from pyg_scale.store.cache.schedule import Key
 class State:
     """A cache for every tensor that gets a share of the capacity.
 
-    Replaced as a whole when somebody writes to the store.
+    Replaced as a whole by a write to the store.
 
     Args:
         rows: The tensors by group and name.
-        capacity: Bytes.
+        capacity: Capacity in bytes.
         policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
         hot: For ``"placed"``: ids by group.
         look_ahead: For ``"belady"``.

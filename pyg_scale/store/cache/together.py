@@ -1,7 +1,6 @@
-"""Rows that several coming requests miss, read at once by the first that is served.
+"""Missing rows of several planned requests, read at once by the first that is served.
 
-The more rows of a file are wanted at a time, the closer they lie, and the fewer and longer are the
-reads that bring them.
+The more rows of a file are read at a time, the closer they are, and the fewer and longer the reads.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ _LOOK = 0.1
 
 
 class Coming(Protocol):
-    """The missing rows of one request, which were asked for."""
+    """The missing rows of one request, which are being read ahead."""
 
     def take(self, position: Tensor, out: Tensor, given_up: Callable[[], bool]) -> bool:
-        """As :meth:`Together.bring`; once."""
+        """Like :meth:`Together.bring`; to be called once."""
 
     def forget(self) -> None:
-        """Say that nobody needs them any more."""
+        """Release the rows, as nobody needs them any more."""
 
 
 class Together:
-    """The rows of a few requests, none of which must be served.
+    """The missing rows of a few requests, any of which may be dropped.
 
     Args:
-        rows: What each of them misses, ``int64``.
-        row_bytes: Bytes of a row.
+        rows: The missing rows of each request, ``int64``.
+        row_bytes: Size of a row in bytes.
 
     Attributes:
-        coming: Waits for all of them and returns them, if they were asked for already.
-        each: What brings those of each request, if these were asked for one by one.
+        coming: If all rows are being read ahead, a function that waits for them and returns them.
+        each: If the rows are read ahead per request, the object that supplies those of each.
     """
 
     def __init__(self, rows: Sequence[Tensor], row_bytes: int) -> None:
@@ -59,33 +58,33 @@ class Together:
 
     @property
     def num_rows(self) -> int:
-        """How many rows all of them miss."""
+        """Number of missing rows of all requests."""
         return self._ends[-1]
 
     def joined(self) -> Tensor:
-        """What all of them miss, one after the other."""
+        """The missing rows of all requests, one after the other."""
         # NumPy, as torch would start threads for this in every worker thread of a loader.
         return torch.from_numpy(np.concatenate([each.numpy() for each in self.rows]))
 
     def forget(self, number: int) -> None:
-        """Say that a request needs its rows no more."""
+        """Release the rows of a request, which no longer needs them."""
         if self.each is not None:
             self.each[number].forget()
 
     def bring(
         self, number: int, position: Tensor, out: Tensor, read: Read, given_up: Callable[[], bool]
     ) -> bool:
-        """Write the rows of a request.
+        """Write the missing rows of a request.
 
         Args:
-            number: Which of them.
-            position: ``int64``, where its rows go.
+            number: The index of the request.
+            position: ``int64``, the positions of its rows in ``out``.
             out: ``uint8`` ``[n, row_bytes]``, written to.
             read: Reads rows.
-            given_up: Asked from time to time; if true, there is no point in waiting.
+            given_up: Called from time to time; True ends the wait.
 
         Returns:
-            Whether they were written; if not, the request has to read them itself.
+            True if they were written; otherwise the request must read them itself.
         """
         if self.each is not None:
             return self.each[number].take(position, out, given_up)
@@ -109,7 +108,7 @@ class Together:
             values = memory.empty([self.num_rows, self.row_bytes], torch.uint8)
             read(self.joined(), torch.from_numpy(np.arange(self.num_rows)), values)
             self._values = values
-        except Exception:  # whose rows those are finds out when it reads them itself
+        except Exception:  # the requests get the error when they read the rows themselves
             pass
         finally:
             self.coming = None

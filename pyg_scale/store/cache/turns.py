@@ -1,4 +1,4 @@
-"""Who may touch the slots of a cache next: requests in the order in which they were planned."""
+"""Access to the slots of a cache: requests take turns in the order of their plans."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 
 LIMIT = 60.0
-"""Seconds that a request waits for earlier ones; after that it reads what it needs itself."""
+"""Seconds that a request waits for earlier ones; after that it reads its rows itself."""
 
 _LOOK = 0.1
 
 
 class Turns:
-    """Numbers that are handed out in order, and wait for all smaller ones to be done."""
+    """Numbers given out in order, each of which can wait until all smaller ones are done."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._taken = 0
-        self._first = 0  # the first that is not done
+        self._first = 0  # the first number that is not done
         self._done: set[int] = set()
 
     def take(self) -> int:
@@ -31,12 +31,12 @@ class Turns:
         """Wait until all smaller numbers are done.
 
         Args:
-            number: One that was taken.
-            given_up: Asked from time to time; if true, there is no point in waiting.
+            number: A number that was taken.
+            given_up: Called from time to time; True ends the wait.
             limit: Seconds.
 
         Returns:
-            Whether they are done.
+            True if they are done.
         """
         deadline = time.monotonic() + limit
         with self._condition:
@@ -48,7 +48,7 @@ class Turns:
             return True
 
     def done(self, number: int) -> None:
-        """Say that a number is done, or that nobody will use it; twice does no harm."""
+        """Mark a number as done or not to be used; may be called twice."""
         with self._condition:
             if number < self._first:
                 return

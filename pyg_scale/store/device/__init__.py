@@ -1,4 +1,4 @@
-"""Features on a device, within a budget; the rest where the device gets it from."""
+"""Features on a device within a budget; the other rows are read from the host."""
 
 from pyg_scale.store.device.features import DeviceFeatures
 from pyg_scale.store.device.placement import Place, place

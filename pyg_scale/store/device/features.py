@@ -1,4 +1,4 @@
-"""A feature store whose rows arrive on a device, the most wanted ones from its own memory."""
+"""A feature store that returns rows on a device, the hottest ones from the device's memory."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ _HOST = ("auto", "mapped", "staged")
 
 
 class DeviceFeatures(FeatureStore):
-    """Features of another store, on a device within a budget.
+    """Features of another store, kept on a device within a budget.
 
-    Rows that are asked for by a one-dimensional index come back on the device; whole tensors and
-    slices come from the store as they are. Tensors lie there as a whole, as far as the budget goes,
-    or by their most wanted rows (:func:`~pyg_scale.store.device.place`). What is not there
+    Rows requested by a one-dimensional index are returned on the device; whole tensors and slices
+    are returned as the store has them. The device has whole tensors as far as the budget allows, or
+    their hottest rows (:func:`~pyg_scale.store.device.place`). Other rows
 
-    * is read by the device itself from the memory of the host (``"mapped"``: the pages are locked
-      and mapped for it, DGL and GLT call this UVA), in the same kernel that looks up what is
-      cached, or
-    * is read on the host, into pinned memory, and copied (``"staged"``): where a tensor is not in
-      memory but in files or elsewhere, and without kernels for CUDA.
+    * are read by the device itself from the memory of the host (``"mapped"``: the pages are locked
+      and mapped for it, called UVA by DGL and GLT), in the same kernel that looks up cached rows,
+      or
+    * are read on the host into pinned memory, and copied (``"staged"``), if the tensor is not in
+      memory but in files or elsewhere, or without CUDA kernels.
 
-    Copies and kernels go to the current stream. The budget is what tensors of this store take of
-    the device, all their lives; batches come on top of it. What is written to the store behind is
-    not seen. With ``device="cpu"`` everything is the same, without a device.
+    Copies and kernels use the current stream. The budget limits the device memory of this store's
+    tensors; batches need more. Later writes to the underlying store are not visible.
+    ``device="cpu"`` gives the same results without a device.
 
     Args:
         store: Any feature store.
         device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, or ``"cpu"``.
-        memory: The budget: bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of what is
-            free.
-        hot: Original ids, most wanted first: a tensor, an ``.npy`` file, or either by group.
-            Without, nodes by degree if there is a ``graph``.
-        graph: What :func:`~pyg_scale.store.cache.by_degree` takes; looked at only if not all fits.
-        host: ``"mapped"``, ``"staged"``, or ``"auto"``: mapped where that is possible.
-            :meth:`stats` says what it is, and why.
+        memory: The budget: bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of the free
+            memory.
+        hot: Original ids in order of priority: a tensor, an ``.npy`` file, or either by group. By
+            default nodes by degree, if there is a ``graph``.
+        graph: The graph for :func:`~pyg_scale.store.cache.by_degree`; used only if not everything
+            fits.
+        host: ``"mapped"``, ``"staged"``, or ``"auto"``: mapped if possible. :meth:`stats` returns
+            the choice and its reason.
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If one is out of its range, or a tensor cannot be mapped and should.
-        IndexError: If ``hot`` has an id that is no row.
-        DeviceError: If the device is not there, or has less memory.
+        ValueError: If one is out of range, or a tensor cannot be mapped with ``host="mapped"``.
+        IndexError: If ``hot`` has an id that is not a row.
+        DeviceError: If the device does not exist, or has less memory.
 
     Example::
 
@@ -97,23 +98,23 @@ class DeviceFeatures(FeatureStore):
         self._reasons: dict[Key, str] = {}
         self._tables = self._place(graph)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # any stream may read from now on
+            torch.cuda.synchronize(self.device)  # from now on any stream may read
 
     @property
     def returns_views(self) -> bool:
-        """Whether whole tensors and slices may share memory with the store."""
+        """True if whole tensors and slices may share memory with the store."""
         return returns_views(self.store)
 
     @property
     def used(self) -> int:
-        """Bytes of tensors of this store on the device; never more than ``budget``."""
+        """Bytes of this store's tensors on the device; never more than ``budget``."""
         return sum(table.num_bytes for table in self._tables.values() if table.place.num_bytes)
 
     def stats(self) -> dict[str, Any]:
         """The device, ``budget`` and ``used`` bytes, and of each tensor (such as ``"x"`` or
-        ``"paper/x"``) ``rows`` on the device ``of`` how many, their ``bytes``, and ``where`` the
-        others
-        are: ``"device"`` (there are none), ``"mapped"`` or ``"staged"``, with the reason ``why``.
+        ``"paper/x"``) the number of ``rows`` on the device ``of`` all, their ``bytes``, and
+        ``where`` the others are: ``"device"`` (there are none), ``"mapped"`` or ``"staged"``, with
+        the reason ``why``.
         """
         tensors = {}
         for key, table in self._tables.items():
@@ -141,20 +142,20 @@ class DeviceFeatures(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Any:
-        """Rows on the device.
+        """Read rows to the device.
 
         Raises:
             KeyError: If the store has no such tensor.
-            IndexError: Names the row that does not exist, and how many there are.
+            IndexError: If a row does not exist; names it and the number of rows.
         """
         return self._multi_get_tensor([attr])[0]
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
-        """As :meth:`_get_tensor`; what is read from the store behind is read in one request."""
+        """Like :meth:`_get_tensor`, with one request to the underlying store."""
         found: list[Any] = [None] * len(attrs)
         waiting: list[tuple[int, Table, Tensor, Split]] = []
         asked: list[TensorAttr] = []
-        on_host: dict[int, Tensor] = {}  # what several tensors are asked for by is copied once
+        on_host: dict[int, Tensor] = {}  # an index of several tensors is copied once
         for i, attr in enumerate(attrs):
             table, index = self._tables.get(_key(attr)), _as_rows(attr.index)
             if table is None or index is None:
@@ -186,14 +187,14 @@ class DeviceFeatures(FeatureStore):
         return self.store._get_tensor_size(attr)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What the store has."""
+        """The attributes of the store."""
         return [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
 
     # Writing ###############################################################################
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         raise NotImplementedError(
-            f"{type(self).__name__} is read-only: write to the store that it is made of, before"
+            f"{type(self).__name__} is read-only: write to the underlying store before making it"
         )
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
@@ -210,9 +211,9 @@ class DeviceFeatures(FeatureStore):
     # Placing ###############################################################################
 
     def _place(self, graph: Any) -> dict[Key, Table]:
-        """What is where, and bring it there."""
+        """Decide the place of each tensor, and copy rows to the device."""
         rows: dict[Key, Rows] = {}
-        there: dict[Key, Tensor] = {}  # on the device already
+        there: dict[Key, Tensor] = {}  # already on the device
         candidates: dict[Key, Tensor] = {}
         for attr in self.store.get_all_tensor_attrs():
             size = self.store.get_tensor_size(_asking(attr, None))
@@ -251,7 +252,7 @@ class DeviceFeatures(FeatureStore):
         return found
 
     def _view(self, attr: TensorAttr) -> Tensor | None:
-        """The tensor itself, if the store has it as one."""
+        """The tensor itself, if the store has it in memory."""
         if not self.returns_views:
             return None
         whole = self.store.get_tensor(_asking(attr, None))
@@ -266,7 +267,7 @@ class DeviceFeatures(FeatureStore):
 
     def _map(self, key: Key, tensor: Tensor | None) -> MappedRows | None:
         if tensor is None:
-            reason = self._reasons.setdefault(key, "the store behind has no tensor to map")
+            reason = self._reasons.setdefault(key, "the underlying store has no tensor to map")
             if self._host == "mapped":
                 raise ValueError(f"host='mapped': {_title(key)} cannot be mapped: {reason}")
             return None
@@ -288,7 +289,7 @@ class DeviceFeatures(FeatureStore):
                 )
 
     def _hot_ids(self, graph: Any, rows: dict[Key, Rows]) -> dict[Key, Tensor]:
-        """The ids of each tensor that are listed, most wanted first."""
+        """The listed ids of each tensor, in order of priority."""
         lists = self._lists
         if lists is None:
             lists = {} if graph is None else by_degree(graph)
@@ -308,13 +309,13 @@ class DeviceFeatures(FeatureStore):
 def _asking(attr: TensorAttr, index: Any) -> TensorAttr:
     asked = copy.copy(attr)
     asked.index = index
-    if not asked.is_set("group_name"):  # Data says no more than the name
+    if not asked.is_set("group_name"):  # Data has only the name
         asked.group_name = None
     return asked
 
 
 def _as_rows(index: Any) -> Tensor | None:
-    """``int64`` ``[n]`` if rows are asked for by a one-dimensional index of integers."""
+    """The rows ``int64`` ``[n]`` if the index is one-dimensional and of integers; else ``None``."""
     if isinstance(index, np.ndarray):
         index = torch.from_numpy(index)
     if not isinstance(index, Tensor) or index.dim() != 1:

@@ -1,4 +1,4 @@
-"""What of the features lies on a device, within a budget: a function of sizes alone."""
+"""The choice of features on a device within a budget, from sizes alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Key = tuple[Any, str]
 """A group and a name; the group of edges is a tuple."""
 
 GRAIN = 512
-"""Torch gives out the memory of a device in pieces of so many bytes."""
+"""Torch allocates the memory of a device in multiples of this many bytes."""
 
 _SLOT_BYTES = 4
 
 
 class Place(NamedTuple):
-    """How much of a tensor is on the device.
+    """The share of a tensor that is on the device.
 
     Attributes:
-        rows: How many rows.
-        whole: Whether those are all.
-        num_bytes: What they take of the device, with the table that says where each is.
+        rows: Number of rows on the device.
+        whole: True if those are all rows.
+        num_bytes: Their size on the device, including the lookup table.
     """
 
     rows: int
@@ -39,21 +39,21 @@ def place(
     listed: Mapping[Key, int],
     looked_up_there: frozenset[Key] = frozenset(),
 ) -> dict[Key, Place]:
-    """Share a budget among tensors.
+    """Divide a budget among tensors.
 
-    What fits as a whole is there as a whole, of which no row has to be looked up. If not all does,
-    tensors of nodes come first, those with the shortest rows before the others (labels, masks):
-    each gets what it needs, but at most half of what is left, and the last one all of it. A tensor
-    that does not fit gets its most wanted rows, if somebody knows which these are. Edges, which are
-    seldom asked for again, get what nodes leave.
+    If all tensors fit, all are placed as a whole, which needs no lookup of rows. Otherwise tensors
+    of nodes come first, in order of the length of their rows (labels, masks): each gets as much as
+    it needs, but at most half of the remainder, and the last one all of it. A tensor that does not
+    fit gets its hottest rows, if these are known. Edges, which are seldom read again, get the
+    remainder after nodes.
 
     Args:
-        tensors: By group and name.
-        budget: Bytes of the device; what is given out in all is never more.
-        listed: How many rows of a tensor are listed by how wanted they are; without an entry it is
-            placed as a whole or not at all.
-        looked_up_there: Tensors whose rows are looked up on the device, so that a table with
-            a number for each of their rows lies there if they are there in part.
+        tensors: Tensors by group and name.
+        budget: Bytes of the device; the total never exceeds it.
+        listed: Number of rows of a tensor that are listed in order of priority; without an entry it
+            is placed as a whole or not at all.
+        looked_up_there: Tensors whose rows are looked up on the device; if only some of their rows
+            are on it, a table with a number for each row is on it, too.
     """
     whole = {key: _whole(rows) for key, rows in tensors.items()}
     if sum(each.num_bytes for each in whole.values()) <= budget:
@@ -74,7 +74,7 @@ def place(
 
 
 def allotted(num_bytes: int) -> int:
-    """What torch takes of a device for a tensor."""
+    """The device memory in bytes that torch allocates for a tensor."""
     return -(-num_bytes // GRAIN) * GRAIN
 
 

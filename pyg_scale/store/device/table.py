@@ -1,4 +1,4 @@
-"""One tensor of a store: some rows on a device, the others where the device gets them from."""
+"""One tensor of a store: some rows on a device, the others on the host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CHUNK_BYTES = 64 << 20
 
 
 class Split(NamedTuple):
-    """Where the rows of a request are.
+    """The places of the rows of a request.
 
     Attributes:
-        place: For :func:`~pyg_scale.ops.gather_cached.gather_cached`: slots, or ``-1 - p`` for the
-            row that is number ``p`` of those that are missing. ``int64`` ``[n]``
-        missing: The ids of those, ``int64``, in order of the request.
+        place: For :func:`~pyg_scale.ops.gather_cached.gather_cached`, ``int64`` ``[n]``: the slot
+            of each row, or ``-1 - p`` for the missing row number ``p``.
+        missing: The ids of the missing rows, ``int64``, in order of the request.
     """
 
     place: Tensor
@@ -40,13 +40,13 @@ class Table:
     """Reads rows of one tensor to a device. Immutable, for any number of threads.
 
     Args:
-        rows: What the tensor is.
-        place: How much of it is on the device.
+        rows: The number, shape and dtype of its rows.
+        place: The share of it that is on the device.
         device: The device.
-        hot: The ids that are there ``int64`` ``[place.rows]``, if these are not all.
+        hot: The ids on the device, ``int64`` ``[place.rows]``, if not all.
         read: Reads rows on the host.
-        mapped: The tensor, if the device itself reads what it has not got.
-        whole: The tensor, if it is on the device already.
+        mapped: The tensor, if the device itself reads the other rows.
+        whole: The tensor, if it is already on the device.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class Table:
 
     @property
     def where(self) -> str:
-        """``"device"``, ``"mapped"`` or ``"staged"``: whence the rows come that are not cached."""
+        """The source of rows that are not cached: ``"device"``, ``"mapped"`` or ``"staged"``."""
         if self.place.whole:
             return "device"
         return "staged" if self._mapped is None else "mapped"
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors that this has on the device."""
+        """Size in bytes of its tensors on the device."""
         return self._held.nbytes + (0 if self._slots is None else self._slots.nbytes)
 
     def check(self, index: Tensor) -> None:
-        """Refuse ids on the host that are no rows.
+        """Refuse ids on the host that are not rows.
 
         Raises:
-            IndexError: Names the first.
+            IndexError: If there are such ids; names the first.
         """
         if index.device.type != "cpu" or index.numel() == 0:
             return
@@ -99,7 +99,7 @@ class Table:
             )
 
     def split(self, index: Tensor) -> Split | None:
-        """Which of the rows must be read on the host; ``None`` if the device gets all by itself.
+        """Find the rows that must be read on the host; ``None`` if the device reads all itself.
 
         Args:
             index: Ids, ``int64`` ``[n]``, on the host.
@@ -116,11 +116,11 @@ class Table:
         return Split(torch.from_numpy(place), torch.from_numpy(index.numpy()[missing]))
 
     def hits(self, index: Tensor, split: Split | None) -> int:
-        """How many of the rows are on the device.
+        """Number of the rows that are on the device.
 
         Args:
             index: Ids on the host.
-            split: What :meth:`split` returned for them.
+            split: The result of :meth:`split` for them.
         """
         if split is not None:
             return index.numel() - split.missing.numel()
@@ -129,16 +129,16 @@ class Table:
         return int(np.count_nonzero(gather(self._slot_of, index).numpy() >= 0))
 
     def take(self, index: Tensor, split: Split | None, staged: Tensor | None) -> Tensor:
-        """The rows ``[n, ...]``, on the device.
+        """Return the rows ``[n, ...]`` on the device.
 
         Args:
             index: Ids, ``int64`` ``[n]``.
-            split: What :meth:`split` returned for them.
+            split: The result of :meth:`split` for them.
             staged: The rows ``split.missing``, on the host.
         """
         if split is not None:
             assert staged is not None
-            if split.missing.numel() == index.numel():  # nothing is cached of it
+            if split.missing.numel() == index.numel():  # none of the rows is cached
                 return send(staged, self.device)
             place = send(split.place, self.device)
             return gather_cached(self._held, send(staged, self.device), place)
@@ -150,7 +150,7 @@ class Table:
         return gather_cached(self._held, self._mapped, index, self._slots)
 
     def _bring(self, ids: Tensor | None, read: Read) -> Tensor:
-        """The rows that are to be on the device."""
+        """Copy rows to the device."""
         count = self.place.rows
         held = torch.empty([count, *self.rows.row], dtype=self.rows.dtype, device=self.device)
         if not count or not self.rows.row_bytes:

@@ -1,4 +1,4 @@
-"""Which device is meant, whether it is there, and bringing tensors to it."""
+"""Finding the device of a request, checking it, and copying tensors to it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _PIECE = 1 << 22  # numbers
 
 
 def device_of(device: Any) -> torch.device:
-    """The device that is meant, with its number.
+    """The device for an argument, with its index.
 
     Args:
-        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; ``"cpu"`` does the same without a
-            device.
+        device: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, or ``"cpu"``.
 
     Raises:
-        DeviceError: If it is not there; says what is missing.
-        TypeError: If it is no device.
+        DeviceError: If it is not available; says what is missing.
+        TypeError: If it is not a device.
     """
     if not isinstance(device, str | torch.device):
         raise TypeError(f"device must be 'cuda', 'cuda:0', ... or 'cpu' (got {device!r})")
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise DeviceError(f"device={device!r} is no device: {error}") from None
+        raise DeviceError(f"device={device!r} is not a device: {error}") from None
     if found.type == "cpu":
         return torch.device("cpu")
     if found.type != "cuda":
@@ -43,28 +42,28 @@ def device_of(device: Any) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise DeviceError(
-            f"device={str(device)!r}: torch {torch.__version__} finds no CUDA device; see whether "
+            f"device={str(device)!r}: torch {torch.__version__} finds no CUDA device; check that "
             "nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it"
         )
     index = torch.cuda.current_device() if found.index is None else found.index
     if index >= count:
-        raise DeviceError(f"device={str(device)!r}: there are only {count} CUDA devices here")
+        raise DeviceError(f"device={str(device)!r}: this machine has only {count} CUDA devices")
     return torch.device("cuda", index)
 
 
 def budget_of(memory: int | str | None, device: torch.device, name: str = "memory") -> int:
-    """The bytes of a device that features may take.
+    """The memory of a device in bytes that features may take.
 
     Args:
-        memory: Bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of what is free on a
-            CUDA device, and nothing where ``device`` is the CPU.
+        memory: Bytes, 0 for none, or text such as ``"4GB"``; ``None``: half of the free memory of a
+            CUDA device, and 0 for the CPU.
         device: The device.
-        name: What errors call it.
+        name: Its name in errors.
 
     Raises:
         TypeError: If it is neither a number nor text.
-        ValueError: If it is no amount of memory.
-        DeviceError: If the device has not that much.
+        ValueError: If it is not an amount of memory.
+        DeviceError: If the device has less.
     """
     if memory is None:
         if device.type == "cpu":
@@ -84,9 +83,9 @@ def budget_of(memory: int | str | None, device: torch.device, name: str = "memor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; nobody waits for the copy but who uses the same stream.
+    """Copy a tensor to a device; only work on the same stream waits for the copy.
 
-    It goes through pinned memory of torch's, which is used again when the copy is done.
+    It uses pinned memory of torch, which is reused when the copy is done.
     """
     if tensor.device == device or device.type == "cpu":
         return tensor.to(device)
@@ -94,7 +93,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def send_large(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a contiguous tensor on a device, a piece at a time: pinned memory stays small."""
+    """Copy a contiguous tensor to a device piece by piece, so that little memory is pinned."""
     held = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     if tensor.numel():
         for to, piece in zip(held.split(_PIECE), tensor.split(_PIECE), strict=True):
@@ -103,12 +102,12 @@ def send_large(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """A tensor in pinned memory: itself if it is there, else a copy."""
+    """A tensor in pinned memory: itself if it is pinned, else a copy."""
     if tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def host_rows(sizes: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory of the host, pinned if it is to be copied to a CUDA device."""
+    """Uninitialised memory on the host, pinned if it is to be copied to a CUDA device."""
     return torch.empty(sizes, dtype=dtype, pin_memory=device.type == "cuda")

@@ -1,7 +1,7 @@
 """The graph directory: the one on-disk form of a graph, in one part or many.
 
-``META.json`` says everything about the graph; all else are plain ``.npy`` files that NumPy and
-everyone else can map. ``docs/graph-directory.md`` is the format.
+``META.json`` describes the graph; all other files are plain ``.npy`` files that NumPy and other
+programs can map. ``docs/graph-directory.md`` specifies the format.
 """
 
 from pyg_scale.store.directory.array import map_array

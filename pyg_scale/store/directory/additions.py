@@ -1,4 +1,4 @@
-"""Named sets and attributes of nodes, added to a graph directory from other people's files."""
+"""Adds named sets and attributes of nodes to a graph directory, also from files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pyg_scale.store.source import of
 
 
 def read_tensor(path: str | PathLike[str]) -> Tensor:
-    """The tensor in a file, or in the files of a folder. Nothing in a file is run.
+    """The tensor in a file, or in the files of a folder. No code in a file is run.
 
     Args:
         path: An ``.npy`` file, a ``.pt`` file that holds a tensor or an array, or a folder with one
@@ -38,8 +38,8 @@ def read_tensor(path: str | PathLike[str]) -> Tensor:
             ..., as GraphLearn-for-PyTorch keeps seeds and labels), which are joined in that order.
 
     Raises:
-        FileNotFoundError: If it is not there.
-        ValueError: If it holds something else, or a file of the folder is missing.
+        FileNotFoundError: If it does not exist.
+        ValueError: If it has other content, or a file of the folder is missing.
     """
     path = Path(path)
     if path.is_dir():
@@ -53,7 +53,7 @@ def read_tensor(path: str | PathLike[str]) -> Tensor:
             raise ValueError("its name must end in .npy or .pt")
     except FileNotFoundError:
         raise
-    except Exception as error:  # whatever a file that is none makes of its reader
+    except Exception as error:  # any error that a wrong file causes in its reader
         first = str(error).partition("\n")[0]
         raise ValueError(f"{path} cannot be read: {first}") from None
     if isinstance(value, np.ndarray):
@@ -86,16 +86,16 @@ def add_index_sets(path: str | PathLike[str], index_sets: Mapping[str, Any]) -> 
 
     Args:
         path: The directory.
-        index_sets: ``{name: ids}``, in a heterogeneous graph ``{node type: {name: ids}}``. Instead
-            of ids or a mask there may be the path of a file or folder, see :func:`read_tensor`.
+        index_sets: ``{name: ids}``, in a heterogeneous graph ``{node type: {name: ids}}``. The path
+            of a file or folder may replace ids or a mask, see :func:`read_tensor`.
 
     Raises:
-        ValueError: If there is a set of that name already, no such node type, or a file holds
-            something else.
+        ValueError: If a set of that name exists, the node type does not, or a file has other
+            content.
         TypeError: If a set is neither integers nor a mask.
         IndexError: If a node does not exist.
-        GraphDirectoryError: If the directory is damaged, somebody writes it, or the disk is full.
-            It stays as it was.
+        GraphDirectoryError: If the directory is damaged, another process writes it, or the disk is
+            full. It is then unchanged.
 
     Example::
 
@@ -124,7 +124,7 @@ def _read_all(value: Any) -> Any:
 def add_node_attribute(
     path: str | PathLike[str], name: str, value: Any, node_type: NodeType = None
 ) -> None:
-    """Add an attribute of nodes, such as labels, to a graph directory that has all its parts here.
+    """Add an attribute of nodes, such as labels, to a graph directory with all its parts.
 
     Args:
         path: The directory.
@@ -134,11 +134,11 @@ def add_node_attribute(
         node_type: The node type.
 
     Raises:
-        ValueError: If there is an attribute of that name already, no such node type, or the value
-            has another number of rows.
+        ValueError: If an attribute of that name exists, the node type does not, or the value has
+            another number of rows.
         TypeError: If a graph directory cannot hold the value.
-        GraphDirectoryError: If the directory is damaged, a part is not here, somebody writes it, or
-            the disk is full. It stays as it was.
+        GraphDirectoryError: If the directory is damaged, a part is missing, another process writes
+            it, or the disk is full. It is then unchanged.
     """
     if isinstance(value, str | PathLike):
         value = read_tensor(value)
@@ -176,7 +176,7 @@ def _names(meta: Meta, node_type: NodeType) -> set[str]:
 
 
 class _Adding:
-    """New files of a directory, which do not count before ``META.json`` lists them."""
+    """New files of a directory, which take effect when ``META.json`` lists them."""
 
     def __init__(self, directory: GraphDirectory) -> None:
         self.directory = directory
@@ -185,7 +185,7 @@ class _Adding:
         file = self.directory.path / name
         with refused(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            # what lies there is of somebody who died before META.json listed it
+            # an existing file is of a writer that died before META.json listed it
             with file.open("wb") as out:
                 header = npy_header(dtype_name(value.dtype), tuple(value.shape))
                 out.write(header)
@@ -211,7 +211,7 @@ class _Adding:
 @contextmanager
 def _adding(path: str | PathLike[str]) -> Iterator[_Adding]:
     resolved = Path(path).resolve()
-    GraphDirectory(resolved)  # else there is nothing to lock
+    GraphDirectory(resolved)  # checks that there is a directory to lock
     with refused(resolved):
         lock = Lock(resolved)
     try:
@@ -219,7 +219,7 @@ def _adding(path: str | PathLike[str]) -> Iterator[_Adding]:
         absent = set(range(adding.directory.meta.num_parts)).difference(adding.directory.parts)
         if absent:
             raise GraphDirectoryError(
-                f"{resolved} has parts that are not here ({min(absent)}): add where all of them are"
+                f"{resolved} lacks parts ({min(absent)}): add to it where all of them are"
             )
         yield adding
         adding.finish()

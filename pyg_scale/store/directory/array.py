@@ -25,9 +25,9 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.store.directory.file_view import FileView
 
 LONGEST_HEADER = 12 + 65536
-"""Bytes that the header of a file can have at most."""
+"""Largest size of the header of a file in bytes."""
 
-_LOOK = 4096  # bytes that hold every usual header
+_LOOK = 4096  # bytes that contain every usual header
 _PAGE = 4096
 _LARGE = 1 << 20
 _USUAL_HEADER = re.compile(
@@ -58,14 +58,14 @@ _NUMPY = {
     "complex128": "<c16",
 }
 DTYPES = frozenset([*_NUMPY, *_WITHOUT_NUMPY])
-"""The names of the dtypes that a graph directory can hold, as in ``torch.float32``."""
+"""The names of the dtypes that a graph directory supports, as in ``torch.float32``."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """``"float32"`` for ``torch.float32``.
 
     Raises:
-        TypeError: If a graph directory cannot hold the dtype.
+        TypeError: If graph directories do not support the dtype.
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
@@ -79,7 +79,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """What a file holds for a dtype: itself, or its bits."""
+    """The dtype of a file for a dtype: itself, or one for its bits."""
     if name in _NUMPY:
         return np.dtype(_NUMPY[name])
     size: int = _WITHOUT_NUMPY[name].itemsize
@@ -87,7 +87,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor on the CPU as an array to write, its bits where NumPy lacks the dtype. No copy."""
+    """A tensor on the CPU as an array to write, as bits if NumPy lacks the dtype. Not copied."""
     name = dtype_name(tensor.dtype)
     tensor = tensor.detach()
     if name in _NUMPY:
@@ -96,35 +96,35 @@ def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def as_tensor(array: np.ndarray[Any, Any], name: str) -> Tensor:
-    """The tensor of dtype ``name`` on the memory of an array that was read."""
-    tensor = torch.from_numpy(array)  # keeps the array, and so its mapping
+    """A tensor of dtype ``name`` that shares the memory of an array that was read."""
+    tensor = torch.from_numpy(array)  # keeps the array alive, and so its mapping
     return tensor if name in _NUMPY else tensor.view(_WITHOUT_NUMPY[name])
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes of a tensor in a file, without the header."""
+    """Size of a tensor in a file in bytes, without the header."""
     return numpy_dtype(dtype).itemsize * math.prod(shape)
 
 
 def check_regular(name: str, root: Path, dir_fd: int | None = None) -> os.stat_result:
-    """What the system says of a file of a directory that others may have filled.
+    """The ``stat`` result of a file in an untrusted directory, after checking its kind.
 
-    Links within the directory are followed, and it may be reached by one itself.
+    Links within the directory are followed, and the directory itself may be reached by a link.
 
     Args:
         name: Its path in the directory, with ``/``.
-        root: What errors call the directory, and where it is if there is no ``dir_fd``.
+        root: The path of the directory, for errors and if there is no ``dir_fd``.
         dir_fd: The directory, opened.
 
     Raises:
-        GraphDirectoryError: If it is no file, such as a FIFO, whose reader waits for ever, or a
-            link leads out of the directory.
-        OSError: If it is not there.
+        GraphDirectoryError: If it is not a regular file (a FIFO would block its reader for ever),
+            or a link leads out of the directory.
+        OSError: If it does not exist.
     """
     base, step = Path("" if dir_fd is not None else root), ""
     found = os.stat(base / name, dir_fd=dir_fd)
     if not stat.S_ISREG(found.st_mode):
-        raise GraphDirectoryError(f"{root / name} is no regular file, and is not read")
+        raise GraphDirectoryError(f"{root / name} is not a regular file, and is not read")
     for each in name.split("/"):
         step = f"{step}/{each}" if step else each
         if stat.S_ISLNK(os.lstat(base / step, dir_fd=dir_fd).st_mode):
@@ -140,29 +140,29 @@ def check_regular(name: str, root: Path, dir_fd: int | None = None) -> os.stat_r
 
 
 def open_regular(name: str, root: Path, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Open a file of a directory to read it, see :func:`check_regular`; to be closed.
+    """Open a file of a directory for reading, see :func:`check_regular`; the caller closes it.
 
     Args:
         name: Its path in the directory, with ``/``.
-        root: What errors call the directory, and where it is if there is no ``dir_fd``.
+        root: The path of the directory, for errors and if there is no ``dir_fd``.
         dir_fd: The directory, opened.
-        flags: Of ``os.open``, such as ``O_DIRECT``.
+        flags: Flags of ``os.open``, such as ``O_DIRECT``.
 
     Raises:
-        GraphDirectoryError: If it is no file, or a link leads out of the directory.
-        OSError: If it is not there, or cannot be opened so.
+        GraphDirectoryError: If it is not a regular file, or a link leads out of the directory.
+        OSError: If it does not exist, or cannot be opened with the flags.
     """
     check_regular(name, root, dir_fd)
-    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # it may be another one by now
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # it may be another file by now
     handle = os.open(root / name if dir_fd is None else name, flags, dir_fd=dir_fd)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise GraphDirectoryError(f"{root / name} is no regular file, and is not read")
+        raise GraphDirectoryError(f"{root / name} is not a regular file, and is not read")
     return handle
 
 
 Open = Callable[[], BinaryIO]
-"""Opens a file to read it."""
+"""Opens a file for reading."""
 
 
 def map_array(
@@ -172,13 +172,14 @@ def map_array(
 
     Args:
         path: The file.
-        dtype: What ``META.json`` says it holds.
-        shape: What ``META.json`` says it holds.
-        open_file: Opens the file where its path alone does not, such as in a directory that was
-            renamed after it was opened; ``path`` is then what errors call it.
+        dtype: Its dtype according to ``META.json``.
+        shape: Its shape according to ``META.json``.
+        open_file: Opens the file if its path does not suffice, such as in a directory that was
+            renamed after it was opened; ``path`` is then only for errors.
 
     Raises:
-        GraphDirectoryError: If it is missing, no ``.npy`` file, or holds something else.
+        GraphDirectoryError: If it is missing, is not a ``.npy`` file, or has another shape or
+            dtype.
     """
     with _opened(path, open_file) as file:
         offset = _data_offset(path, file, dtype, shape)
@@ -189,19 +190,19 @@ def map_array(
         except OSError as error:
             raise GraphDirectoryError(f"{path} cannot be mapped: {error}") from None
     array = np.asarray(view)
-    with torch.inference_mode(False):  # whose tensors do not count changes
+    with torch.inference_mode(False):  # tensors of inference mode have no version counter
         return as_tensor(array, dtype)
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The first bytes of a ``.npy`` file.
 
-    The data of a file of 1 MiB or more begins at a page: a row of a page is then read by one, and
-    shorter rows whose size divides it lie in one.
+    The data of a file of 1 MiB or more begins at a page boundary: a row with the size of a page is
+    then in one page, and so are shorter rows whose size divides it.
 
     Args:
         dtype: One of :data:`DTYPES`.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
     """
     out = io.BytesIO()
     stored = npy.dtype_to_descr(numpy_dtype(dtype))
@@ -209,14 +210,14 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     found = out.getvalue()
     if num_bytes(dtype, shape) < _LARGE or len(found) > _PAGE:
         return found
-    padded = found[:-1].ljust(_PAGE - 1) + b"\n"  # NumPy's own padding is spaces, too
+    padded = found[:-1].ljust(_PAGE - 1) + b"\n"  # NumPy pads with spaces, too
     return padded[:8] + (_PAGE - 10).to_bytes(2, "little") + padded[10:]
 
 
 def check_header(
     path: Path, dtype: str, shape: tuple[int, ...], *, open_file: Open | None = None
 ) -> int:
-    """Compare a file's header and length with what it should hold; where its data begins.
+    """Check a file's header and length; return the offset of its data.
 
     Raises:
         GraphDirectoryError: If they differ.
@@ -244,10 +245,10 @@ def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...])
     try:
         found, fortran, stored, offset = _header(file)
         length = os.fstat(file.fileno()).st_size
-    except Exception as error:  # the header is parsed as Python, which fails in many ways
+    except Exception as error:  # the header is parsed as Python, which can fail in many ways
         raise GraphDirectoryError(f"{path} cannot be read as .npy: {error}") from None
     wanted = numpy_dtype(dtype)
-    # the order of one row or of one column is both
+    # a single row or column is in both orders
     if (fortran and len(shape) > 1) or tuple(found) != tuple(shape) or stored != wanted:
         raise GraphDirectoryError(
             f"{path} holds {stored} of shape {list(found)}, META.json says {wanted} of shape "
@@ -262,9 +263,9 @@ def _data_offset(path: Path, file: BinaryIO, dtype: str, shape: tuple[int, ...])
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether columns come first, dtype, and where the data begins."""
+    """Shape, True if in Fortran order, dtype, and offset of the data."""
     usual = _USUAL_HEADER.match(file.read(_LOOK))
-    if usual is not None:  # numpy needs ten times as long
+    if usual is not None:  # NumPy takes ten times as long
         length, descr, fortran, shape = usual.groups()
         sizes = tuple(int(size) for size in shape.split(b",") if size.strip())
         offset = 10 + int.from_bytes(length, "little")
@@ -275,7 +276,7 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
 
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether columns come first, and dtype of an array of NumPy; its data follows.
+    """Shape, True if in Fortran order, and dtype of a NumPy array; its data follows.
 
     Raises:
         ValueError: If it is damaged.
@@ -284,9 +285,9 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[An
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except Exception as error:  # it is parsed as Python, which fails in many ways
+    except Exception as error:  # it is parsed as Python, which can fail in many ways
         first = str(error).partition("\n")[0]
         raise ValueError(f"its header is damaged: {type(error).__name__}: {first}") from None
     if any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"its header is damaged: it says the shape {shape}")
+        raise ValueError(f"its header is damaged: it has the shape {shape}")
     return shape, fortran, dtype

@@ -1,7 +1,7 @@
 """A graph in the user's order, from the parts of a directory: attributes, edge list, in-edges.
 
-One part is mapped as it is. Several parts are put together in memory, which takes as much of it as
-what is put together, and a byte for each of its rows or edges meanwhile.
+A single part is mapped. Several parts are joined in memory, which needs the size of the result, and
+temporarily a byte for each row or edge.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.reader import GraphDirectory, Part
 from pyg_scale.store.source import of
 
-_CHUNK = 1 << 23  # edges that are worked on at a time
+_CHUNK = 1 << 23  # edges that are processed at a time
 
 
 class Places:
-    """The places of something that is put together by ids: each is to be filled exactly once.
+    """The places of a result that is joined by ids: each must be filled exactly once.
 
-    Without that, memory that nobody wrote would be part of it.
+    Otherwise the result would contain uninitialised memory.
 
     Args:
         size: Number of places.
-        what: What has them, for errors.
+        what: The name of the result in errors.
     """
 
     def __init__(self, size: int, what: str) -> None:
@@ -38,10 +38,10 @@ class Places:
         self._left = size
 
     def fill(self, where: Tensor | slice) -> None:
-        """Say which places are filled now.
+        """Mark places as filled.
 
         Raises:
-            GraphDirectoryError: If one of them does not exist.
+            GraphDirectoryError: If a place does not exist.
         """
         size = self._seen.numel()
         if isinstance(where, slice):
@@ -55,20 +55,20 @@ class Places:
         self._seen[where] = True
 
     def check(self) -> None:
-        """Refuse what has gaps.
+        """Check that every place was filled once.
 
         Raises:
             GraphDirectoryError: If a place was filled twice, or not at all; names it.
         """
         if not bool(self._seen.all()):
             missing = int(self._seen.logical_not_().nonzero()[0])
-            raise self._error(f"nothing for the id {missing}, and another twice or too few ids")
+            raise self._error(f"no value for the id {missing}, and repeated or too few ids")
         if self._left:
-            raise self._error("an id twice")
+            raise self._error("a repeated id")
 
     def _error(self, what: str) -> GraphDirectoryError:
         return GraphDirectoryError(
-            f"{self._what} has {what}: its files are damaged, or of two graphs; "
+            f"{self._what} has {what}: its files are damaged or of two graphs; "
             "`pyg-scale info DIR --verify` says which, write the directory again"
         )
 
@@ -109,7 +109,7 @@ def edge_attribute(directory: GraphDirectory, edge_type: EdgeType, name: str) ->
 
 
 def _put_rows(out: Tensor, index: Tensor, values: Tensor, places: Places) -> None:
-    """``out[index] = values``, some rows at a time and for every dtype."""
+    """Do ``out[index] = values``, some rows at a time and for every dtype."""
     row = values[:1].numel() * values.element_size()
     step = max(1, (1 << 26) // max(1, row))
     out, values = _bytes(out), _bytes(values)
@@ -120,7 +120,7 @@ def _put_rows(out: Tensor, index: Tensor, values: Tensor, places: Places) -> Non
 
 
 def _bytes(value: Tensor) -> Tensor:
-    """Small floating point numbers as their bits, which every op knows."""
+    """Small floating point numbers as their bits, which every op supports."""
     if value.element_size() > 2 or value.dtype == torch.bool:
         return value
     return value.view(torch.int16 if value.element_size() == 2 else torch.uint8)
@@ -130,7 +130,7 @@ def _bytes(value: Tensor) -> Tensor:
 
 
 def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
-    """The edge list ``[2, num_edges]`` in the order of the edge ids, of the user's dtype."""
+    """The edge list ``[2, num_edges]`` in the order of the edge ids, in the user's dtype."""
     edge = directory.meta.edges[edge_type]
     out = torch.empty(2, edge.num_edges, dtype=torch_dtype(edge.index_dtype))
     end = directory.meta.grouped_by(edge_type)
@@ -156,18 +156,18 @@ def fill_edge_list(
     names: Tensor | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Write the ends of edges to where their ids say.
+    """Write the ends of edges to the positions given by their ids.
 
     Args:
         csc: The edges.
-        grouped: Takes the nodes by which they are grouped, ``[num_edges]``.
-        other: Takes their other ends, ``[num_edges]``.
-        places: Those of all edges.
-        names: What the nodes are called by which they are grouped, if not 0, 1, ...
+        grouped: Receives the nodes by which they are grouped, ``[num_edges]``.
+        other: Receives their other ends, ``[num_edges]``.
+        places: The places of all edges.
+        names: The ids of the nodes by which they are grouped, if not 0, 1, ...
         progress: Called with the number of edges that were written.
 
     Raises:
-        GraphDirectoryError: If there is no such place.
+        GraphDirectoryError: If a place does not exist.
     """
     for piece in _pieces(csc):
         group = piece.group if names is None else names[piece.group]
@@ -197,7 +197,7 @@ class _Piece:
 
 
 def _pieces(csc: CSC) -> Iterator[_Piece]:
-    """A CSC in ranges of groups that have about ``_CHUNK`` edges."""
+    """A CSC in ranges of groups with about ``_CHUNK`` edges each."""
     size = csc.indptr.numel() - 1
     marks = torch.arange(0, csc.num_edges, _CHUNK)
     first = 0

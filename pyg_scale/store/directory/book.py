@@ -1,4 +1,4 @@
-"""Which part holds a node, and where in it: the partition book of one node type.
+"""The partition book of one node type: the part of each node, and its place in the part.
 
 Within a part, nodes have the local ids 0, 1, ... in the order of their original ids.
 """
@@ -13,17 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PartitionBook:
-    """Original ids to parts and back.
+    """Maps original ids to parts and back.
 
-    Parts that are ranges of original ids need ``offsets`` alone; else ``part`` and ``local`` have
-    an entry per node.
+    Parts that are ranges of original ids need only ``offsets``; else ``part`` and ``local`` have an
+    entry per node.
 
     Attributes:
         num_parts: Number of parts.
-        num_nodes: Nodes of the type, in all parts.
-        offsets: ``int64`` ``[num_parts + 1]``: part ``p`` holds ``offsets[p]`` to
-            ``offsets[p + 1] - 1`` if parts are ranges; else only ``offsets.diff()``, the sizes,
-            means something.
+        num_nodes: Number of nodes of the type in all parts.
+        offsets: ``int64`` ``[num_parts + 1]``: part ``p`` has the nodes ``offsets[p]`` to
+            ``offsets[p + 1] - 1`` if parts are ranges; else only the sizes ``offsets.diff()`` are
+            meaningful.
         part: ``uint8``, ``int16`` or ``int32`` ``[num_nodes]``, or ``None``.
         local: ``int32`` or ``int64`` ``[num_nodes]``, or ``None``.
     """
@@ -74,7 +74,7 @@ class PartitionBook:
             chunk = part[begin : begin + (1 << 24)]
             order = chunk.argsort(stable=True)
             counts = torch.bincount(chunk, minlength=num_parts)
-            first = seen - (counts.cumsum(0) - counts)  # of a part, less where it begins in `order`
+            first = seen - (counts.cumsum(0) - counts)  # of a part, minus its beginning in `order`
             rank = torch.arange(order.numel()) + first[chunk[order].to(torch.int64)]
             local[begin + order] = rank.to(local.dtype)
             seen += counts

@@ -1,4 +1,4 @@
-"""What makes a ``META.json`` contradict itself."""
+"""Finds contradictions in a ``META.json``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pyg_scale.store.directory.meta import (
 )
 
 _INDEX = ("int64", "int32")
-_LARGEST = 2**62  # no sum of two counts leaves int64
+_LARGEST = 2**62  # the sum of two counts fits int64
 
 
 def check_meta(meta: Meta) -> None:
-    """Refuse what contradicts itself. Files are not looked at.
+    """Refuse contradictions. Files are not read.
 
     Raises:
-        ValueError: Names what.
-        TypeError: Names what.
+        ValueError: If there is one; names it.
+        TypeError: If an entry has a wrong type; names it.
     """
     parts = _count(meta.num_parts, "num_parts")
     if parts < 1 or (parts > 1 and not meta.nodes):
@@ -77,7 +77,7 @@ def _check_edge(edge: EdgeMeta, meta: Meta, parts: int) -> None:
     what = "the edges" if edge.name is None else f"edge type {edge.name!r}"
     ends = (None, None) if edge.name is None else (edge.name[0], edge.name[2])
     if any(end not in meta.nodes for end in ends):
-        raise ValueError(f"{what} has a node type that is not there")
+        raise ValueError(f"{what} has a node type that does not exist")
     for part in edge.name or ():
         _is(part, str, f"the name of {what}")
     _is(edge.other, dict, f"other of {what}")
@@ -94,9 +94,9 @@ def _check_edge(edge: EdgeMeta, meta: Meta, parts: int) -> None:
     if edge.has_time and not (
         meta.times_neighbors(edge.name) or (meta.time_attr is not None and meta.time_of_edges)
     ):
-        raise ValueError(f"{what} has times, which time_attr and time_of_edges do not say")
+        raise ValueError(f"{what} has times, unlike time_attr and time_of_edges")
     if edge.has_weight and meta.weight_attr is None:
-        raise ValueError(f"{what} has weights, which weight_attr does not say")
+        raise ValueError(f"{what} has weights, unlike weight_attr")
     _check_attributes(edge.attributes, what)
 
 
@@ -104,7 +104,7 @@ def _check_sets(meta: Meta) -> None:
     _is(meta.index_sets, dict, "index_sets")
     for node_type, sets in meta.index_sets.items():
         if (node_type or None) not in meta.nodes:
-            raise ValueError(f"index_sets has the node type {node_type!r}, which is not there")
+            raise ValueError(f"index_sets has the node type {node_type!r}, which does not exist")
         _is(sets, dict, "index_sets")
         for name, size in sets.items():
             _name(name, "an index set")
@@ -151,7 +151,7 @@ def _check_keys(keys: Any, names: Iterable[str], what: str) -> None:
     _is(keys, list, f"keys of {what}")
     known = set(names)
     if len(set(keys)) != len(keys) or not set(keys) <= known:
-        raise ValueError(f"keys of {what} has a name twice, or one that is not there")
+        raise ValueError(f"keys of {what} has a repeated or an unknown name")
     if left := known - set(keys) - {"num_nodes", "edge_index"}:
         raise ValueError(f"keys of {what} lacks {min(left)!r}")
 
@@ -162,7 +162,7 @@ def _check_files(meta: Meta, parts: int) -> None:
         if path.is_absolute() or ".." in path.parts or path.name == META or "\\" in name:
             raise ValueError(f"file {name!r} is not inside the directory")
         if "\0" in name or not name:
-            raise ValueError(f"file {name!r} cannot be one")
+            raise ValueError(f"file {name!r} is not valid")
         _count(file.bytes, f"bytes of {name}")
         _count(file.crc32, f"crc32 of {name}")
     for expected in expected_files(meta, range(parts)):

@@ -1,4 +1,4 @@
-"""Checksums of files, several at a time."""
+"""Checksums of files, several of them at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CHUNK = 1 << 22
 def checksums(
     folder: Path, names: Sequence[str], known: Mapping[str, FileMeta]
 ) -> dict[str, FileMeta]:
-    """Sizes and CRC-32 of files, which are on the disk afterwards.
+    """Sizes and CRC-32 of files, which are flushed to the disk.
 
     Args:
-        folder: Where they are.
+        folder: The folder of the files.
         names: Their paths in it.
-        known: What is known already, and not read again.
+        known: Results that are already known, whose files are not read again.
 
     Raises:
         OSError: If the disk is full or fails.
@@ -45,11 +45,11 @@ def checksums(
 
 
 def find_altered(open_file: Callable[[str], BinaryIO], files: Mapping[str, FileMeta]) -> str | None:
-    """The first file that does not have its checksum.
+    """The first file whose checksum differs; ``None`` if there is none.
 
     Args:
         open_file: Opens a file by its name.
-        files: What each one should have.
+        files: The expected size and checksum of each.
 
     Raises:
         OSError: If one cannot be read.
@@ -65,7 +65,7 @@ def find_altered(open_file: Callable[[str], BinaryIO], files: Mapping[str, FileM
 
 
 def file_meta(file: BinaryIO, progress: Callable[[int], object]) -> FileMeta:
-    """Size and CRC-32 of what is left of an open file.
+    """Size and CRC-32 of the rest of an open file.
 
     Raises:
         OSError: If it cannot be read.
@@ -82,7 +82,7 @@ def _bar(what: str, total: int) -> tqdm:
 
 
 def _map(function: Callable[[str], FileMeta], names: Sequence[str]) -> list[FileMeta]:
-    """``map`` by threads; zlib and the disk work without the interpreter's lock."""
+    """``map`` with threads; zlib and reads release the interpreter's lock."""
     if len(names) < 2:
         return [function(name) for name in names]
     with ThreadPoolExecutor(min(num_threads(), 8, len(names)), "pyg_scale-checksum") as pool:

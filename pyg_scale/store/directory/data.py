@@ -21,7 +21,7 @@ from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.shared import shared_attribute, stored_in_edges, with_origin
 from pyg_scale.store.grouped import GroupedEdges, KnowsEdges
 
-_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # as PyG counts nodes
+_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # PyG counts nodes by these
 
 
 class _Recorded(KnowsEdges):
@@ -31,7 +31,7 @@ class _Recorded(KnowsEdges):
     _directory: GraphDirectory
 
     def _sketch(self) -> Any:
-        """The same storage of PyG's own class; what nobody asked for has no content there."""
+        """The same storage in PyG's own class; attributes that were not read have no content."""
         plain: Any = next(c for c in type(self).__mro__ if c.__module__ == BaseStorage.__module__)
         out = plain.__new__(plain)
         out.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_cached_attr"})
@@ -39,22 +39,22 @@ class _Recorded(KnowsEdges):
         return out
 
     def _attribute_sketch(self, name: str) -> Any:
-        """What says of an attribute what it is, if that would otherwise read it."""
+        """A stand-in with the shape and dtype of an attribute, to avoid reading it."""
         entry = self._mapping.entry(name)
         if entry is None or entry.made:
             return None
-        known = self.__dict__.get("_cached_attr", {})  # as PyG's storages do, until it is replaced
+        known = self.__dict__.get("_cached_attr", {})  # as in PyG, until it is replaced
         return None if any(name in names for names in known.values()) else self._sketch()
 
     def _remember(self, name: str, sketch: Any) -> None:
-        """Keep what a sketch found out about an attribute."""
+        """Keep the classification of an attribute by a sketch."""
         known = self.__dict__.setdefault("_cached_attr", defaultdict(set))
         for kind, names in sketch.__dict__.get("_cached_attr", {}).items():
             if name in names:
                 known[kind].add(name)
 
     def is_as_stored(self) -> bool:
-        """Whether all tensors with a row per node or edge are there and as they are in files."""
+        """True if all tensors with a row per node or edge are present and as in the files."""
         meta = self._directory.meta
         names: set[str] = set()
         if isinstance(self, _OfNodes):
@@ -67,7 +67,7 @@ class _Recorded(KnowsEdges):
         return all(entry is not None and entry.intact for entry in entries.values())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._mapping  # a Mapping's own asks for the value
+        return name in self._mapping  # that of Mapping would read the value
 
     def to_dict(self) -> dict[str, Any]:
         out = dict(self._mapping.items())
@@ -86,7 +86,7 @@ class _Recorded(KnowsEdges):
 
 
 class _OfNodes(_Recorded):
-    """Mixin: knows the number of nodes where PyG would guess it from the edges."""
+    """Mixin: knows the number of nodes, which PyG would guess from the edges."""
 
     _node_type: NodeType
 
@@ -119,7 +119,7 @@ class _OfNodes(_Recorded):
 
 
 def _counts_nodes(name: str, value: Any) -> bool:
-    """Whether PyG reads the number of nodes off an attribute."""
+    """Return True if PyG takes the number of nodes from an attribute."""
     if name in ("adj", "adj_t"):
         return True
     has_rows = isinstance(value, Tensor | np.ndarray | TensorFrame)
@@ -127,7 +127,7 @@ def _counts_nodes(name: str, value: Any) -> bool:
 
 
 class _OfEdges(_Recorded):
-    """Mixin: knows the edges grouped by destination while the edge list is the recorded one."""
+    """Mixin: has the edges grouped by destination as long as the edge list is the recorded one."""
 
     _edge_type: EdgeType
 
@@ -179,7 +179,7 @@ class _OfEdges(_Recorded):
 
 
 class DirectoryGlobalStorage(_OfNodes, _OfEdges, GlobalStorage):
-    """All of a homogeneous graph."""
+    """The whole of a homogeneous graph."""
 
 
 class DirectoryNodeStorage(_OfNodes, NodeStorage):
@@ -194,7 +194,7 @@ class DirectoryEdgeStorage(_OfEdges, EdgeStorage):
 
 
 class _Opened:
-    """Mixin: what an opened graph has beside what PyG's has."""
+    """Mixin: members of an opened graph in addition to PyG's."""
 
     @property
     def graph_directory(self) -> GraphDirectory:
@@ -202,10 +202,10 @@ class _Opened:
         return self.__dict__["_directory"]
 
     def close(self, timeout: float | None = None) -> None:
-        """End the use of the graph: nothing to do in one process, whose files are mapped.
+        """End the use of the graph; does nothing in a single process, whose files are mapped.
 
         Args:
-            timeout: Means something where several ranks have the graph open.
+            timeout: Used only if several ranks have the graph open.
         """
 
     def __enter__(self) -> Self:
@@ -215,7 +215,7 @@ class _Opened:
         self.close(0.0 if is_failure(error) else None)
 
     def to(self, device: Any, *args: str, non_blocking: bool = False) -> Self:
-        """As in PyG; to the CPU, what nobody asked for stays in its file."""
+        """As in PyG; for the CPU, attributes that were not read stay in their files."""
         if torch.device(device).type != "cpu":
             return super().to(device, *args, non_blocking=non_blocking)  # type: ignore[misc]
         for store in self.stores:  # type: ignore[attr-defined]
@@ -225,12 +225,12 @@ class _Opened:
         return self
 
     def cpu(self, *args: str) -> Self:
-        """As in PyG; what nobody asked for stays in its file."""
+        """As in PyG; attributes that were not read stay in their files."""
         return self.to("cpu", *args)
 
     @property
     def is_cuda(self) -> bool:
-        """Whether anything is on a GPU; nothing in a file is."""
+        """True if any attribute is on a GPU; none in a file is."""
         values = [v for store in self.stores for v in _sketched(store).values()]  # type: ignore[attr-defined]
         return any(isinstance(value, Tensor) and value.is_cuda for value in values)
 
@@ -251,35 +251,35 @@ def _sketched(store: BaseStorage) -> BaseStorage:
 
 
 class DirectoryData(_Opened, Data):
-    """A ``Data`` that :func:`pyg_scale.open` makes: memory-mapped, its edge list made on demand."""
+    """A ``Data`` of :func:`pyg_scale.open`: memory-mapped, with an edge list made on demand."""
 
     def index_set(self, name: str) -> Tensor:
-        """The ids ``int64`` ``[n]`` of a named set such as ``"train"``, to be ``input_nodes``.
+        """The ids ``int64`` ``[n]`` of a named set such as ``"train"``, for ``input_nodes``.
 
         Raises:
-            KeyError: If there is none of that name; lists those that there are.
+            KeyError: If the set does not exist; lists the existing ones.
         """
         return self.graph_directory.index_set(name)
 
 
 class DirectoryHeteroData(_Opened, HeteroData):
-    """A ``HeteroData`` that :func:`pyg_scale.open` makes."""
+    """A ``HeteroData`` of :func:`pyg_scale.open`."""
 
     def index_set(self, name: str, node_type: NodeType = None) -> tuple[NodeType, Tensor]:
-        """``(node type, ids)`` of a named set such as ``"train"``, to be ``input_nodes``.
+        """``(node type, ids)`` of a named set such as ``"train"``, for ``input_nodes``.
 
         Args:
             name: Its name.
-            node_type: Its node type; may be left out where only one type has such a set.
+            node_type: Its node type; may be omitted if only one type has such a set.
 
         Raises:
-            KeyError: If there is none of that name, or several types have one.
+            KeyError: If the set does not exist, or several types have one.
         """
         directory = self.graph_directory
         if node_type is None:
             types = [t for t, sets in directory.meta.index_sets.items() if name in sets]
             if len(types) > 1:
-                raise KeyError(f"index set {name!r} is there of {', '.join(types)}: say of which")
+                raise KeyError(f"index set {name!r} exists for {', '.join(types)}: pass node_type=")
             if not types:
                 known = {n for sets in directory.meta.index_sets.values() for n in sets}
                 raise KeyError(
@@ -291,10 +291,10 @@ class DirectoryHeteroData(_Opened, HeteroData):
 
 
 def unchanged_directory(data: Any) -> GraphDirectory | None:
-    """The directory of an opened graph that nobody changed; ``None`` of any other graph."""
+    """The directory of an opened graph that was not changed; ``None`` for any other graph."""
     if not isinstance(data, _Opened) or "_directory" not in data.__dict__:
         return None
-    if not isinstance(data.graph_directory, GraphDirectory):  # it is on another machine
+    if not isinstance(data.graph_directory, GraphDirectory):  # the directory is on another machine
         return None
     meta = data.graph_directory.meta
     if isinstance(data, HeteroData):
@@ -308,21 +308,21 @@ def unchanged_directory(data: Any) -> GraphDirectory | None:
 
 
 def is_waiting(store: Any, name: str) -> bool:
-    """Whether an attribute of a storage is in files, as nobody has asked for it yet."""
+    """Return True if an attribute of a storage is still in files, as it was not read yet."""
     entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
     return entry is not None and not entry.made
 
 
 def waiting_rows(store: Any, name: str, index: Tensor) -> Tensor | None:
-    """Rows of an attribute that is elsewhere and nobody has asked for whole; else ``None``."""
+    """Rows of a remote attribute that was not read as a whole; ``None`` for other attributes."""
     entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
     return None if entry is None or entry.made else entry.rows(index)
 
 
 def plain_copy(data: Data | HeteroData) -> Data | HeteroData:
-    """``copy.copy`` to become a batch: of an opened graph one of PyG's own class.
+    """``copy.copy`` for a batch; that of an opened graph has PyG's own class.
 
-    What nobody has asked for is ``None`` in the copy, and is to be replaced.
+    Attributes that were not read are ``None`` in the copy, to be replaced.
     """
     if not isinstance(data, _Opened):
         return copy.copy(data)

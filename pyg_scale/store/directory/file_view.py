@@ -1,8 +1,8 @@
-"""A part of a file as an array, mapped, that holds no file open.
+"""A part of a file as a mapped array, without an open file descriptor.
 
-Python's own ``mmap`` (and so ``numpy.memmap``) keeps a file descriptor for as long as it lives,
-and a directory of many parts has more files than a process may have open. It also reserves memory
-for a copy of all that is mapped, which the system refuses for a file larger than memory.
+Python's own ``mmap`` (and so ``numpy.memmap``) keeps a file descriptor open, and a directory of
+many parts has more files than a process may have open. It also reserves memory for a copy of the
+whole mapping, which the system refuses for a file larger than memory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NORESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64", "arm64", "ris
 
 
 class FileView:
-    """What ``numpy.asarray`` makes an array of, whose memory lives as long as this.
+    """A mapping from which ``numpy.asarray`` makes an array; it lives as long as the array.
 
     Args:
         file: A file descriptor; may be closed afterwards.
-        offset: Where in the file the array begins, in bytes.
+        offset: Offset of the array in the file, in bytes.
         dtype: Its dtype.
-        shape: Its shape, without a zero. The file must be as long as that needs: reading beyond
-            its end kills the process.
+        shape: Its shape, without a zero. The file must be long enough: reading beyond its end kills
+            the process.
 
-        shared: Whether what is written to the array is written to the file.
+        shared: Write changes of the array to the file.
 
     Raises:
         OSError: If the system refuses.

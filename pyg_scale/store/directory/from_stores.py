@@ -18,7 +18,7 @@ def data_of_stores(feature_store: FeatureStore, graph_store: GraphStore) -> Data
     """All features and edges, in memory; edges in the order of their ids.
 
     Raises:
-        ValueError: If the edges are not those of a graph, or two features have one name.
+        ValueError: If the edges do not form a graph, or two features have the same name.
         TypeError: If the edges are not integers.
         IndexError: If an edge has a node that does not exist.
     """

@@ -1,4 +1,4 @@
-"""What a graph directory holds, with tensors in place of files."""
+"""A graph directory in memory, with tensors in place of files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import FileMeta, Meta
 from pyg_scale.store.directory.reader import GraphDirectory
 
-_HEADER = 128  # bytes of a .npy file beside its content
+_HEADER = 128  # bytes of a .npy file in addition to its content
 
 
 class MemoryDirectory(GraphDirectory):
-    """A graph in memory that is read as a graph directory is. Nothing is copied or written.
+    """A graph in memory that is read like a graph directory. Nothing is copied or written.
 
     Args:
-        meta: What ``META.json`` would say; ``files`` is filled in here.
-        tensors: What each file would hold, by its path in the directory: all of :attr:`parts`, and
-            those that belong to no part.
-        parts: The parts that are here.
-        name: What errors call it.
+        meta: The content of ``META.json``; this class fills in ``files``.
+        tensors: The content of each file, by its path in the directory: all files of :attr:`parts`,
+            and those that belong to no part.
+        parts: The parts that it has.
+        name: Its name in errors.
 
     Raises:
         ValueError: If ``meta`` contradicts itself.
-        GraphDirectoryError: If a tensor is missing, or is not what ``meta`` says.
+        GraphDirectoryError: If a tensor is missing, or does not fit ``meta``.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class MemoryDirectory(GraphDirectory):
         """The tensor in place of a file.
 
         Raises:
-            GraphDirectoryError: If there is none, or another one.
+            GraphDirectoryError: If it is missing, or has another dtype or shape.
         """
         found = self._tensors.get(name)
         if found is None:
-            raise GraphDirectoryError(f"{self.path} does not hold {name}")
+            raise GraphDirectoryError(f"{self.path} does not have {name}")
         if dtype_name(found.dtype) != dtype or tuple(found.shape) != tuple(shape):
             raise GraphDirectoryError(
                 f"{name} of {self.path} is {found.dtype} {list(found.shape)}, expected {dtype} "
@@ -70,10 +70,10 @@ class MemoryDirectory(GraphDirectory):
         return found
 
     def check_lengths(self) -> None:
-        """Nothing to do: there are no files."""
+        """Do nothing, as there are no files."""
 
     def file(self, name: str) -> BinaryIO:
-        """There are no files.
+        """Refused, as there are no files.
 
         Raises:
             GraphDirectoryError: Always.
@@ -81,7 +81,7 @@ class MemoryDirectory(GraphDirectory):
         self._refuse(name)
 
     def open_file(self, name: str, flags: int = 0) -> int:
-        """There are no files.
+        """Refused, as there are no files.
 
         Raises:
             GraphDirectoryError: Always.

@@ -25,7 +25,7 @@ def checked_sets(index_sets: Mapping[str, Any], num_nodes: Mapping[NodeType, int
 
     Raises:
         TypeError: If a set is neither integers nor a mask.
-        ValueError: If there is no such node type, or a mask has another length.
+        ValueError: If the node type does not exist, or a mask has another length.
         IndexError: If a node does not exist.
     """
     given: Mapping[NodeType, Any] = {t: index_sets[t] for t in index_sets}
@@ -50,7 +50,7 @@ def checked_sets(index_sets: Mapping[str, Any], num_nodes: Mapping[NodeType, int
 
 
 def checked_ids(ids: Any, num_nodes: int, what: str) -> Tensor:
-    """Ids ``int64`` ``[n]`` that exist, from ids or a mask.
+    """Ids ``int64`` ``[n]``, checked to exist, from ids or a mask.
 
     Raises:
         TypeError: If it is neither integers nor a mask.

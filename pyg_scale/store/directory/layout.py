@@ -1,4 +1,4 @@
-"""Which files a graph directory must have, and what each one must hold."""
+"""The files that a graph directory must have, and their dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Expected(NamedTuple):
 
 
 def expected_files(meta: Meta, parts: Iterable[int]) -> Iterator[Expected]:
-    """Every file that parts of a graph must have, and those that belong to no part."""
+    """All files that parts of a graph must have, and those that belong to no part."""
     for node in meta.nodes.values():
         if node.book:
             yield from _book(node, meta.num_parts)
@@ -35,7 +35,7 @@ def expected_files(meta: Meta, parts: Iterable[int]) -> Iterator[Expected]:
 
 
 def book_dtype(num_parts: int) -> str:
-    """What a book holds the number of a part as."""
+    """The dtype of part numbers in a book."""
     return "uint8" if num_parts <= 256 else "int32"
 
 

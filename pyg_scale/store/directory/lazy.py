@@ -1,7 +1,7 @@
-"""What a storage of PyG keeps its attributes in when they come from a directory.
+"""The mapping in which a storage of PyG keeps attributes of a graph directory.
 
-An entry says what shape and dtype an attribute has, and makes it when somebody asks for it. The
-copies of a graph share their entries, as they share tensors.
+An entry knows the shape and dtype of an attribute, and makes it on first access. Copies of a graph
+share their entries, as they share tensors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Read = Callable[[GraphDirectory, bool, Any, str], Tensor]
 
 
 class Entry:
-    """One attribute of a type as a directory has it.
+    """One attribute of a type in a directory.
 
     Args:
         directory: The directory.
-        of_edges: Whether it is an attribute of an edge type.
+        of_edges: True for an attribute of an edge type.
         kind: The node type or the edge type.
         name: The attribute.
-        read: Reads it instead of :func:`read_stored`, where parts are elsewhere.
+        read: Reads it instead of :func:`read_stored`, if parts are not local.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Entry:
 
     @property
     def made(self) -> bool:
-        """Whether somebody has asked for it."""
+        """True if it was read."""
         return self._value is not None
 
     def get(self) -> Tensor:
         """The attribute itself.
 
         Raises:
-            GraphDirectoryError: If its file is not what it should be.
+            GraphDirectoryError: If its file has wrong content.
         """
         with self._making:
             if self._value is None:
@@ -82,16 +82,16 @@ class Entry:
             return self._value
 
     def read(self) -> Tensor:
-        """Another tensor with the same content, which nobody else has.
+        """A new tensor with the same content, which is not shared.
 
         Raises:
-            GraphDirectoryError: If its file is not what it should be.
+            GraphDirectoryError: If its file has wrong content.
         """
-        with torch.inference_mode(False):  # whose tensors do not count changes
+        with torch.inference_mode(False):  # tensors of inference mode have no version counter
             return (self._read or read_stored)(self._directory, *self.address)
 
     def rows(self, index: Tensor) -> Tensor | None:
-        """Rows ``[n, ...]`` of what is elsewhere, if whoever reads it has ``rows``; else ``None``.
+        """Rows ``[n, ...]`` of a remote attribute if its reader has ``rows``; else ``None``.
 
         Args:
             index: Original ids ``[n]``.
@@ -100,14 +100,14 @@ class Entry:
         return None if rows is None else rows(self._directory, *self.address, index)
 
     def sketch(self) -> Tensor:
-        """Something of the same shape and dtype, without content if it was not made yet."""
+        """A tensor of the same shape and dtype, without content if it was not made yet."""
         if self._value is not None:
             return self._value
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
     @property
     def intact(self) -> bool:
-        """Whether nobody changed it in place."""
+        """True if it was not changed in place."""
         value = self._value
         return value is None or (value._version == self._version and not value.requires_grad)
 
@@ -122,10 +122,10 @@ class Entry:
 
 
 def read_stored(directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> Tensor:
-    """An attribute as the parts have it, all of which must be here.
+    """An attribute of the parts, all of which must be local.
 
     Raises:
-        GraphDirectoryError: If one is not, or its file is not what it should be.
+        GraphDirectoryError: If one is not, or its file has wrong content.
     """
     if not of_edges:
         return assemble.node_attribute(directory, kind, name)
@@ -137,21 +137,20 @@ def read_stored(directory: GraphDirectory, of_edges: bool, kind: Any, name: str)
 class LazyMapping(MutableMapping[str, Any]):
     """Attributes by name, some of them entries of a directory.
 
-    Whoever looks at a value gets a tensor. Setting an attribute to what it is already changes
-    nothing; anything else takes the entry's place. In another process, what nobody changed is read
-    from the directory there.
+    Reading a value gives a tensor. Setting an attribute to its current value changes nothing; any
+    other value replaces the entry. Another process reads unchanged attributes from the directory.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
 
     def entry(self, name: str) -> Entry | None:
-        """The entry of that name, unless something else took its place."""
+        """The entry of that name, unless it was replaced."""
         value = self._values.get(name)
         return value if type(value) is Entry else None
 
     def sketch(self) -> dict[str, Any]:
-        """Everything as it is, but entries that nobody asked for without their content."""
+        """All values; entries that were not read have no content."""
         return {k: v.sketch() if type(v) is Entry else v for k, v in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:

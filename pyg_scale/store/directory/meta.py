@@ -1,4 +1,4 @@
-"""What ``META.json`` says, as values."""
+"""The content of ``META.json``, as dataclasses."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ class NodeMeta:
 
     Attributes:
         name: ``None`` in a homogeneous graph.
-        num_nodes: In all parts.
-        attributes: By name, in the order in which the user's graph has them.
-        book: Whether the book has an entry per node; else parts are ranges of original ids.
-        part_nodes: Nodes of each part.
-        part_halo: Halo nodes of each part.
-        part_cache: Nodes in each part's list of features to cache; empty where there are none.
-        other: What the type has beside attributes with a row per node, as JSON (see
+        num_nodes: Number of nodes in all parts.
+        attributes: Attributes by name, in the order of the user's graph.
+        book: True if the book has an entry per node; else parts are ranges of original ids.
+        part_nodes: Number of nodes of each part.
+        part_halo: Number of halo nodes of each part.
+        part_cache: Length of each part's list of nodes whose features to cache; empty if there are
+            no lists.
+        other: Values of the type other than attributes with a row per node, as JSON (see
             :mod:`pyg_scale.store.directory.values`).
-        keys: The names of all that the user's graph has of the type, in its order, ``num_nodes``
-            among them where the graph says that itself; ``None`` for the usual order.
-        listed: Whether the user's graph has the type itself; else only edges name it.
+        keys: The names of all values of the type in the user's graph, in its order, including
+            ``num_nodes`` if the graph sets it; ``None`` for the usual order.
+        listed: True if the user's graph has the type itself; else it only occurs in edge types.
     """
 
     name: NodeType
@@ -69,17 +70,17 @@ class EdgeMeta:
 
     Attributes:
         name: ``None`` in a homogeneous graph.
-        num_edges: In all parts.
-        index_dtype: ``"int64"`` or ``"int32"``, what the user's edge index held.
-        indices_dtype: Of ``indices.npy``.
-        edge_id_dtype: Of ``edge_id.npy``; ``None`` where the position is the original id.
-        has_time: Whether there is a ``time.npy`` (sortable, by position): times of the edges or,
-            in parts of a graph whose nodes have times, of the neighbours.
-        has_weight: Whether there is a ``weight_prefix.npy``.
-        attributes: By name.
-        part_edges: Edges of each part.
-        other: What the type has beside attributes with a row per edge, as JSON.
-        keys: As of :class:`NodeMeta`, with ``edge_index``.
+        num_edges: Number of edges in all parts.
+        index_dtype: ``"int64"`` or ``"int32"``, the dtype of the user's edge index.
+        indices_dtype: Dtype of ``indices.npy``.
+        edge_id_dtype: Dtype of ``edge_id.npy``; ``None`` if the position is the original id.
+        has_time: True if there is a ``time.npy`` (sortable, by position): times of the edges or, in
+            parts of a graph whose nodes have times, of the neighbours.
+        has_weight: True if there is a ``weight_prefix.npy``.
+        attributes: Attributes by name.
+        part_edges: Number of edges of each part.
+        other: Values of the type other than attributes with a row per edge, as JSON.
+        keys: As in :class:`NodeMeta`, with ``edge_index``.
     """
 
     name: EdgeType
@@ -97,7 +98,7 @@ class EdgeMeta:
 
 @dataclass(frozen=True)
 class FileMeta:
-    """Bytes and CRC-32 (as in zlib) of a file, header included."""
+    """Size in bytes and CRC-32 (as in zlib) of a file, including its header."""
 
     bytes: int
     crc32: int
@@ -105,14 +106,14 @@ class FileMeta:
 
 @dataclass
 class PartitionMeta:
-    """How the graph was cut.
+    """The partitioning of the graph.
 
     Attributes:
         method: The name of the partitioner.
         options: Its options, as JSON.
         seed: Its seed.
         edge_assign_strategy: ``"by_dst"`` (parts can serve in-edges) or ``"by_src"``.
-        extra: What a partitioner wants to be kept, as JSON (such as ``num_neighbors``).
+        extra: Facts that a partitioner records, as JSON (such as ``num_neighbors``).
     """
 
     method: str
@@ -128,19 +129,19 @@ class Meta:
 
     Attributes:
         nodes: Node types in the order of the user's metadata.
-        edges: Edge types in that order.
+        edges: Edge types in the order of the user's metadata.
         num_parts: Number of parts.
-        is_hetero: Whether there are types.
-        time_attr: The attribute by which in-edges are ordered, ``None`` for by edge id alone.
-        time_of_edges: Whether that is an attribute of edges.
-        float_time: Whether it is floating point.
-        weight_attr: The attribute that ``weight_prefix.npy`` was made of.
-        graph_attributes: What the graph has beside nodes and edges, as JSON.
+        is_hetero: True if there are types.
+        time_attr: The attribute by which in-edges are ordered; ``None`` if by edge id alone.
+        time_of_edges: True if that is an attribute of edges.
+        float_time: True if it is floating point.
+        weight_attr: The attribute from which ``weight_prefix.npy`` was computed.
+        graph_attributes: Values of the graph other than those of nodes and edges, as JSON.
         index_sets: ``{node type or "": {name: number of ids}}``.
         partition: ``None`` for a graph that was not cut.
-        keys: As of :class:`NodeMeta`: of a homogeneous graph (of nodes, edges and the graph
-            together), or of what a heterogeneous one has beside its types.
-        files: Every file but ``META.json`` by its POSIX path in the directory.
+        keys: As in :class:`NodeMeta`: of a homogeneous graph (of nodes, edges and the graph), or of
+            the values of a heterogeneous one other than its types.
+        files: All files except ``META.json``, by their POSIX paths in the directory.
     """
 
     nodes: dict[NodeType, NodeMeta]
@@ -158,7 +159,7 @@ class Meta:
     files: dict[str, FileMeta] = field(default_factory=dict)
 
     def times_neighbors(self, edge_type: EdgeType) -> bool:
-        """Whether the edges of a type are ordered by the times of the neighbours."""
+        """Return True if the edges of a type are ordered by the times of the neighbours."""
         if self.time_attr is None or self.time_of_edges:
             return False
         by_src = self.partition is not None and self.partition.edge_assign_strategy == "by_src"
@@ -166,7 +167,7 @@ class Meta:
         return self.time_attr in self.nodes[neighbor].attributes
 
     def sortable(self, time: Tensor) -> Tensor:
-        """Times of :attr:`time_attr` as ``int64`` ``[n]`` in the same order."""
+        """Times of :attr:`time_attr` as ``int64`` ``[n]`` that sort in the same order."""
         return sortable_time(time.to(torch.float64) if self.float_time else time).view(-1)
 
     def grouped_by(self, edge_type: EdgeType) -> NodeType:
@@ -197,12 +198,12 @@ class Meta:
         """Read ``META.json``.
 
         Args:
-            text: What is in it.
-            where: What errors call it.
-            draft: Whether it is that of a directory that is not complete, which has no files yet.
+            text: The text of the file.
+            where: Its path in errors.
+            draft: True for an incomplete directory, which has no files yet.
 
         Raises:
-            GraphDirectoryError: If it is no such file, of a newer version, was altered, or
+            GraphDirectoryError: If it is not such a file, has a newer version, was altered, or
                 contradicts itself.
         """
         try:
@@ -210,7 +211,7 @@ class Meta:
             check = found.pop("checksum", None) if isinstance(found, dict) else None
             intact = check == checksum(found)
         except (ValueError, RecursionError) as error:
-            raise GraphDirectoryError(f"{where} is no JSON: {error}") from None
+            raise GraphDirectoryError(f"{where} is not JSON: {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise GraphDirectoryError(f"{where} does not say that it is a {FORMAT}")
         version = found.get("version")
@@ -223,7 +224,7 @@ class Meta:
             )
         if not intact:
             raise GraphDirectoryError(
-                f"{where} does not fit its own checksum: it was altered; write the directory again"
+                f"{where} does not match its checksum: it was altered; write the directory again"
             )
         try:
             meta = cls._from_dict(found)
@@ -251,23 +252,23 @@ class Meta:
             **values,
         )
         if len(meta.nodes) != len(nodes) or len(meta.edges) != len(edges):
-            raise ValueError("a type is there twice")
+            raise ValueError("a type is repeated")
         return meta
 
     def check(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse contradictions.
 
         Raises:
-            ValueError: Names what.
-            TypeError: Names what.
+            ValueError: If there is one; names it.
+            TypeError: If an entry has a wrong type; names it.
         """
-        from pyg_scale.store.directory.check import check_meta  # which needs this module
+        from pyg_scale.store.directory.check import check_meta  # imports this module
 
         check_meta(self)
 
 
 def checksum(content: Any) -> int:
-    """CRC-32 of the content of ``META.json`` but for its ``checksum``, whatever its spacing."""
+    """CRC-32 of the content of ``META.json`` except its ``checksum``, whatever its spacing."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return zlib.crc32(text.encode())
 

@@ -39,30 +39,30 @@ def open_graph(path: str | PathLike[str], part: int, *, verify: bool = False) ->
 def open_graph(
     path: str | PathLike[str], part: int | None = None, *, verify: bool = False
 ) -> DirectoryData | DirectoryHeteroData | Part:
-    """Open a graph directory. Nothing is read but ``META.json`` and the headers of files.
+    """Open a graph directory. Only ``META.json`` and the headers of files are read.
 
-    The graph is a ``Data`` or ``HeteroData`` and goes into every loader as it is. Its tensors are
-    memory-mapped, copy-on-write: the system reads what is used, all processes of a machine share
-    it, and a write stays in this process. The edge list is made when somebody asks for
-    ``edge_index``, which takes 16 bytes per edge (8 if it held ``int32``); loaders do not.
+    The graph is a ``Data`` or ``HeteroData`` that every loader accepts. Its tensors are
+    memory-mapped, copy-on-write: the system reads only pages that are used, all processes of a
+    machine share them, and a write stays in this process. The edge list is made on first access to
+    ``edge_index`` and takes 16 bytes per edge (8 for ``int32``); loaders do not need it.
 
-    A directory of several parts is one graph too if all of them are here. Its attributes and its
-    in-edges are put together in memory when somebody asks for them, which takes as much memory as
-    they do; ids are the original ones.
+    A directory of several parts is one graph too if all of them are present. Its attributes and
+    in-edges are joined in memory on first access, and take memory of their size; ids are the
+    original ones.
 
     Args:
         path: The directory.
-        part: Open one part alone, as it is.
-        verify: Read everything, and compare checksums, ids and orders; see
+        part: Open this part alone.
+        verify: Read everything, and check checksums, ids and orders; see
             :func:`pyg_scale.store.directory.verify.verify`.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, of a newer version, damaged, or some of
-            its parts are not here; names the file or the parts.
-        IndexError: If there is no such part.
+        GraphDirectoryError: If it is not a graph directory, has a newer version, is damaged, or
+            parts are missing; names the file or the parts.
+        IndexError: If the part does not exist.
     """
     directory = GraphDirectory.shared(Path(path))
     if verify:
@@ -73,14 +73,14 @@ def open_graph(
     if absent:
         raise GraphDirectoryError(
             f"{directory.path} has {directory.meta.num_parts} parts, of which "
-            f"{', '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} not here: open "
-            "one that is here with part=, or copy the others"
+            f"{', '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} missing: open "
+            "another one with part=, or copy the missing ones"
         )
     return graph_of(directory)
 
 
 def graph_of(directory: GraphDirectory) -> DirectoryData | DirectoryHeteroData:
-    """The graph of a directory, all parts of which are here."""
+    """The graph of a directory whose parts are all local."""
     if directory.meta.is_hetero:
         return fill_hetero(directory, DirectoryHeteroData())
     return fill_homogeneous(directory, DirectoryData())
@@ -91,12 +91,12 @@ H = TypeVar("H", bound=DirectoryHeteroData)
 
 
 def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None) -> D:
-    """Give an empty ``Data`` everything that a directory has.
+    """Add everything in a directory to an empty ``Data``.
 
     Args:
         directory: A graph without types.
         out: The ``Data``.
-        read: How attributes are read, see :class:`~pyg_scale.store.directory.lazy.Entry`.
+        read: Reads attributes, see :class:`~pyg_scale.store.directory.lazy.Entry`.
     """
     meta = directory.meta
     node, edge = meta.nodes[None], meta.edges.get(None)
@@ -113,7 +113,7 @@ def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None
 
 
 def fill_hetero(directory: GraphDirectory, out: H, read: Read | None = None) -> H:
-    """Give an empty ``HeteroData`` all that a directory has; see :func:`fill_homogeneous`."""
+    """Add everything in a directory to an empty ``HeteroData``; see :func:`fill_homogeneous`."""
     meta = directory.meta
     for node_type, node in meta.nodes.items():
         if node.listed:
@@ -156,7 +156,7 @@ def _entries(
     if directory.meta.num_parts == 1 and read is None:
         for name, entry in out.items():
             if name != EDGE_INDEX:
-                entry.get()  # maps it, which says whether the file is what it should be
+                entry.get()  # maps it, which checks the file
     return out
 
 

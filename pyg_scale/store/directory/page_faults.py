@@ -1,7 +1,7 @@
-"""How much of a mapped file the system reads when a page of it is asked for.
+"""Limits how much of a mapped file the system reads at a page fault.
 
-Around a page that is missing it reads 128 KB or so. That fills memory quickly, and is many times
-too much where the file does not fit: pages are thrown out again before anybody has used them.
+It reads about 128 KB around a missing page. That fills memory quickly, but is far too much for a
+file that does not fit: pages are dropped again before they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyg_scale.graph.topology import CSC
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-_FITS = 0.5  # of the memory; the rest is for the features, batches and model
+_FITS = 0.5  # of the memory; the rest is for features, batches and the model
 _NO_LIMIT = 1 << 60
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -24,17 +24,16 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def no_readahead_beyond_memory(csc: CSC, count: int = 1) -> bool:
-    """Advise the system so if mapped in-edges do not fit into memory beside everything else.
+    """Turn off readahead for mapped in-edges that do not fit into memory with everything else.
 
-    For who samples: whoever reads from one end to the other wants to have more read ahead, and a
-    mapping of their own.
+    This suits sampling. Sequential reads need readahead, and a mapping of their own.
 
     Args:
-        csc: The in-edges; all that it has must be mapped from files.
-        count: How many of about this size there are.
+        csc: The in-edges; all their tensors must be mapped from files.
+        count: Number of in-edges of about this size.
 
     Returns:
-        Whether it did.
+        True if it was turned off.
     """
     tensors = [
         each
@@ -50,14 +49,14 @@ def no_readahead_beyond_memory(csc: CSC, count: int = 1) -> bool:
 
 
 def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Bytes that this process may use: what is available, and what its control groups allow.
+    """Memory in bytes that this process may use: available and allowed by its control groups.
 
     Args:
-        proc: Where the system tells of processes.
-        cgroups: Where control groups are.
+        proc: The file system of processes.
+        cgroups: The file system of control groups.
 
     Returns:
-        The least of them; a very large number where nothing is known.
+        The minimum of these; a very large number if nothing is known.
     """
     found = [_NO_LIMIT]
     for line in _lines(proc / "meminfo"):
@@ -87,8 +86,8 @@ def _lines(file: Path) -> list[str]:
 
 
 def no_readahead(tensor: Tensor) -> None:
-    """Advise the system to read of a mapped file what is asked for only."""
+    """Advise the system to read only the accessed pages of a mapped file."""
     if tensor.numel() and hasattr(mmap, "MADV_RANDOM"):
         begin = tensor.data_ptr() - tensor.data_ptr() % mmap.PAGESIZE
         end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
-        _madvise(begin, end - begin, mmap.MADV_RANDOM)  # a refusal changes no result
+        _madvise(begin, end - begin, mmap.MADV_RANDOM)  # if refused, results are the same

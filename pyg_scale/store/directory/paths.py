@@ -1,4 +1,4 @@
-"""Where the files of a graph directory are, as POSIX paths in it."""
+"""The files of a graph directory, as POSIX paths in it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 def node_dir(node_type: NodeType, part: int | None = None) -> str:
-    """Where the files of a node type are, of a part or (the book) of all parts."""
+    """The folder of the files of a node type, of a part or (the book) of all parts."""
     root = "book" if part is None else f"part-{part}"
     return f"{root}/nodes" if node_type is None else f"{root}/nodes/{quoted(node_type)}"
 
 
 def edge_dir(edge_type: EdgeType, part: int | None = None) -> str:
-    """Where the files of an edge type are, of a part or (the book) of all parts."""
+    """The folder of the files of an edge type, of a part or (the book) of all parts."""
     root = "book" if part is None else f"part-{part}"
     if edge_type is None:
         return f"{root}/edges"
@@ -33,7 +33,7 @@ def set_file(node_type: NodeType, name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as a file name, whatever it holds; two names never share one."""
+    """A file name for any name; two names never share one."""
     out = quote(name, safe=" ")
     hidden = out.startswith(".") or not out.strip(".")
     return out.replace(".", "%2E") if hidden else out

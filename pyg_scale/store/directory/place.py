@@ -1,4 +1,4 @@
-"""Where a graph directory is written, and how it gets to its place: in one step, or not at all."""
+"""Puts a written graph directory in its place in one step, or not at all."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def try_lock(handle: int, file: Path, *, shared: bool = False) -> bool:
-    """Lock an open file, unless somebody else has locked it.
+    """Lock an open file, unless it is already locked.
 
     Args:
-        handle: The file, open.
-        file: What errors call it.
-        shared: Whether others may have such a lock at the same time.
+        handle: The file descriptor.
+        file: Its path in errors.
+        shared: Allow other shared locks at the same time.
 
     Returns:
-        Whether it is locked now.
+        True if this call locked it.
 
     Raises:
-        OSError: If the file system has no locks.
+        OSError: If the file system does not support locks.
     """
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -46,14 +46,14 @@ def try_lock(handle: int, file: Path, *, shared: bool = False) -> bool:
 
 
 class Lock:
-    """Only one process writes to a path. The system lets go of it when the process dies.
+    """Lets only one process write to a path. The system releases it when the process dies.
 
     Args:
-        path: What is written.
+        path: The path to write.
 
     Raises:
         GraphDirectoryError: If another process writes it.
-        OSError: If no file can be made beside it, or the file system has no locks.
+        OSError: If no file can be created next to it, or the file system does not support locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Lock:
                 raise GraphDirectoryError(f"another process is writing {path}")
             if self._is_current():
                 return
-            os.close(self._handle)  # who held it before has removed it; somebody may have a new one
+            os.close(self._handle)  # its last owner removed it; a new one may exist
 
     def _is_current(self) -> bool:
         try:
@@ -88,7 +88,7 @@ class Lock:
 
 @contextlib.contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Name the file in what the system refuses within it, such as a write to a full disk.
+    """Name the file in errors of the system in this context, such as a write to a full disk.
 
     Raises:
         OSError: The same error, with the file.
@@ -102,10 +102,10 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def take_place(new: Path, old: Path) -> None:
-    """Rename ``new`` to ``old``; a directory that is there is exchanged with it in one step.
+    """Rename ``new`` to ``old``; an existing directory is exchanged with it in one step.
 
-    Where the system cannot exchange two directories, the old one is out of its place for a moment;
-    :func:`restore` brings it back.
+    If the system cannot exchange two directories, the old one is moved away for a moment;
+    :func:`restore` moves it back.
 
     Raises:
         OSError: If the system refuses.
@@ -129,7 +129,7 @@ def take_place(new: Path, old: Path) -> None:
 
 
 def restore(path: Path) -> None:
-    """Bring back what a writer took out of its place before it died.
+    """Move back a directory that a writer had moved away before it died.
 
     Raises:
         OSError: If the system refuses.
@@ -144,7 +144,7 @@ def restore(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """See to it that the names in a directory are on the disk.
+    """Flush the names in a directory to the disk.
 
     Raises:
         OSError: If the disk fails.

@@ -1,4 +1,4 @@
-"""Open a graph directory: check it, and map its files when they are asked for."""
+"""Opens a graph directory: checks it, and maps its files on first access."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _opening = threading.Lock()
 
 
 class GraphDirectory:
-    """A graph directory that was opened. Nothing is read but ``META.json`` and file lengths.
+    """An opened graph directory. Only ``META.json`` and file lengths are read.
 
     Tensors are mapped copy-on-write: a write to one stays in this process. Files are found through
-    the directory as it was opened: one that another writer puts in its place is never mixed with
-    it. A copy in another process is opened there by path.
+    the opened directory, which is never mixed with one that another writer puts in its place. A
+    copy in another process opens the path again.
 
     Args:
         path: The directory.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, of a newer version, or a file is missing
-            of another length, no regular file, or reached by a link that leads out of the
-            directory; names the file. Parts that are wholly absent are no error: a
-            machine may hold only its own.
+        GraphDirectoryError: If it is not a graph directory, has a newer version, or a file is
+            missing, has another length, is not a regular file, or is reached by a link that leads
+            out of the directory; names the file. Parts that are wholly absent are not an error: a
+            machine may have only its own.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -60,26 +60,26 @@ class GraphDirectory:
             for part in range(self.meta.num_parts)
             if f"part-{part}" in names or f"part-{part}" not in needed
         ]
-        """The parts that this machine holds."""
+        """The parts that this machine has."""
         self.grouped: dict[EdgeType, CSC | None] = {}
-        """In-edges that were asked for, see :mod:`pyg_scale.store.directory.shared`."""
+        """In-edges in use, see :mod:`pyg_scale.store.directory.shared`."""
         self.attributes: dict[Any, Tensor] = {}
-        """Attributes that go with them."""
+        """Attributes in use."""
         self.check_lengths()
 
     @classmethod
     def shared(cls, path: str | PathLike[str]) -> GraphDirectory:
-        """The same object for the same directory, for as long as somebody holds it.
+        """The same object for the same directory, for as long as it is in use.
 
         Raises:
-            GraphDirectoryError: As of the class itself.
+            GraphDirectoryError: See the class.
         """
         path = Path(path).absolute()
         with _opening:
             try:
                 folder, meta = path.stat(), (path / META).stat()
             except (OSError, ValueError):
-                return cls(path)  # which says why
+                return cls(path)  # raises the reason
             key = (str(path), *_identity(folder), *_identity(meta))
             known = _opened.get(key)
             if known is None:
@@ -90,7 +90,7 @@ class GraphDirectory:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of ``META.json``, which tells one graph from another."""
+        """CRC-32 of ``META.json``, which identifies the graph."""
         return self._checksum
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,8 +112,8 @@ class GraphDirectory:
                 found = read.read(_LONGEST_META + 1)
         except FileNotFoundError:
             raise GraphDirectoryError(
-                f"{self.path} is no graph directory, it has no {META}: pyg_scale.save(data, path) "
-                "or `pyg-scale convert` make one"
+                f"{self.path} is not a graph directory, it has no {META}: "
+                "pyg_scale.save(data, path) or `pyg-scale convert` make one"
             ) from None
         except OSError as error:
             raise GraphDirectoryError(f"{file} cannot be read: {error}") from None
@@ -122,13 +122,13 @@ class GraphDirectory:
         try:
             return found.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise GraphDirectoryError(f"{file} is no text: {error}") from None
+            raise GraphDirectoryError(f"{file} is not text: {error}") from None
 
     def check_lengths(self) -> None:
-        """Compare the lengths of files with what ``META.json`` says, of the parts that are here.
+        """Compare the lengths of the files of local parts with ``META.json``.
 
         Raises:
-            GraphDirectoryError: Names the first file that is missing or of another length.
+            GraphDirectoryError: If a file is missing or has another length; names the first.
         """
         for name, file in self.files_here().items():
             try:
@@ -142,29 +142,29 @@ class GraphDirectory:
                 )
 
     def files_here(self) -> dict[str, FileMeta]:
-        """The files of the parts that are here, and those that belong to no part."""
+        """The files of local parts, and those that belong to no part."""
         absent = set(range(self.meta.num_parts)).difference(self.parts)
         roots = {f"part-{part}" for part in absent}
         return {k: v for k, v in self.meta.files.items() if k.partition("/")[0] not in roots}
 
     def file(self, name: str) -> BinaryIO:
-        """Open a file of the directory to read it.
+        """Open a file of the directory for reading.
 
         Args:
             name: Its path in the directory, with ``/``.
 
         Raises:
-            OSError: If it is not there.
-            GraphDirectoryError: If it is no file, or a link leads out of the directory.
+            OSError: If it does not exist.
+            GraphDirectoryError: If it is not a regular file, or a link leads out of the directory.
         """
         return os.fdopen(self.open_file(name), "rb")
 
     def open_file(self, name: str, flags: int = 0) -> int:
-        """The same as a number, with flags of ``os.open`` such as ``O_DIRECT``; to be closed.
+        """Open a file with flags of ``os.open`` such as ``O_DIRECT``; the caller closes it.
 
         Raises:
-            OSError: If it is not there, or cannot be opened so.
-            GraphDirectoryError: If it is no file, or a link leads out of the directory.
+            OSError: If it does not exist, or cannot be opened with the flags.
+            GraphDirectoryError: If it is not a regular file, or a link leads out of the directory.
         """
         return open_regular(name, self.path, self._handle, flags)
 
@@ -172,7 +172,7 @@ class GraphDirectory:
         """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.
 
         Raises:
-            GraphDirectoryError: If ``META.json`` does not list it, or it holds something else.
+            GraphDirectoryError: If ``META.json`` does not list it, or its content does not fit.
         """
         if name not in self.meta.files:
             raise GraphDirectoryError(f"{self.path / META} does not list {name}")
@@ -193,19 +193,19 @@ class GraphDirectory:
             return True
 
     def part(self, number: int) -> Part:
-        """A part that this machine holds.
+        """A local part.
 
         Raises:
-            IndexError: If there is no such part.
+            IndexError: If the part does not exist.
             GraphDirectoryError: If it is not on this machine.
         """
         if not 0 <= number < self.meta.num_parts:
             raise IndexError(
-                f"{self.path} has the parts 0 to {self.meta.num_parts - 1} (asked for {number})"
+                f"{self.path} has the parts 0 to {self.meta.num_parts - 1} (got {number})"
             )
         if number not in self.parts:
             raise GraphDirectoryError(
-                f"part {number} is not here: {self.path} holds {self.parts or 'no part'}; copy "
+                f"part {number} is not local: {self.path} has {self.parts or 'no part'}; copy "
                 f"part-{number} from where the graph was partitioned"
             )
         return Part(self, number)
@@ -231,7 +231,7 @@ class GraphDirectory:
     def edge_book(self, edge_type: EdgeType) -> Tensor | None:
         """The part of every edge of a type, ``uint8`` or ``int32`` ``[num_edges]``.
 
-        ``None`` where all edges are in one part, or the directory does not say it.
+        ``None`` if all edges are in one part, or the directory does not have it.
         """
         name = f"{edge_dir(edge_type)}/part.npy"
         if name not in self.meta.files:
@@ -243,7 +243,7 @@ class GraphDirectory:
         """The original ids ``int64`` ``[n]`` of a named set, such as ``"train"``.
 
         Raises:
-            KeyError: If there is none of that name; lists those that there are.
+            KeyError: If the set does not exist; lists the existing ones.
         """
         sets = self.meta.index_sets.get(node_type or "", {})
         if name not in sets:
@@ -254,7 +254,7 @@ class GraphDirectory:
 class Part:
     """One part: its nodes, their in-edges (``by_dst``), attributes, halo.
 
-    Neighbours and edges have their original ids everywhere.
+    Neighbours and edges always have their original ids.
     """
 
     def __init__(self, directory: GraphDirectory, number: int) -> None:
@@ -265,11 +265,11 @@ class Part:
         return f"Part({str(self.directory.path)!r}, {self.number})"
 
     def num_nodes(self, node_type: NodeType) -> int:
-        """How many nodes of a type the part has."""
+        """Number of nodes of a type in the part."""
         return self.directory.meta.nodes[node_type].part_nodes[self.number]
 
     def num_edges(self, edge_type: EdgeType) -> int:
-        """How many edges of a type the part has."""
+        """Number of edges of a type in the part."""
         return self.directory.meta.edges[edge_type].part_edges[self.number]
 
     def csc(self, edge_type: EdgeType) -> CSC:
@@ -300,7 +300,7 @@ class Part:
         """``[nodes of the part, ...]`` by local id.
 
         Raises:
-            KeyError: If there is no such attribute.
+            KeyError: If the attribute does not exist.
         """
         node = self.directory.meta.nodes[node_type]
         spec = node.attributes[name]
@@ -314,7 +314,7 @@ class Part:
         In a graph of one part: by original edge id.
 
         Raises:
-            KeyError: If there is no such attribute.
+            KeyError: If the attribute does not exist.
         """
         edge = self.directory.meta.edges[edge_type]
         spec = edge.attributes[name]
@@ -328,7 +328,7 @@ class Part:
         name = f"{edge_dir(edge_type, self.number)}/ids.npy"
         if edge.edge_id_dtype is None:
             return None
-        if name not in self.directory.meta.files:  # written where there are edge attributes
+        if name not in self.directory.meta.files:  # only written if there are edge attributes
             if self.directory.meta.num_parts == 1:
                 return None
             edge_id = self.csc(edge_type).edge_id
@@ -348,7 +348,7 @@ class Part:
     def cache(self, node_type: NodeType) -> Tensor:
         """The original ids ``int64`` of nodes whose features the part should keep, hottest first.
 
-        Empty where the partitioner gave no such list.
+        Empty if the partitioner gave no such list.
         """
         sizes = self.directory.meta.nodes[node_type].part_cache
         if not sizes or not sizes[self.number]:
@@ -370,7 +370,7 @@ def _open_directory(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise GraphDirectoryError(
-            f"{path} is no graph directory, it is no directory: pyg_scale.save(data, path) or "
+            f"{path} is not a graph directory, not even a directory: pyg_scale.save(data, path) or "
             "`pyg-scale convert` make one"
         ) from None
     except (OSError, ValueError) as error:
@@ -382,10 +382,10 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _reopen(path: str, checksum: int) -> GraphDirectory:
-    """The directory that another process has open.
+    """Open the directory that another process has open.
 
     Raises:
-        GraphDirectoryError: If it is another one by now.
+        GraphDirectoryError: If it has been replaced.
     """
     directory = GraphDirectory.shared(path)
     if directory._checksum != checksum:

@@ -1,4 +1,4 @@
-"""Write a graph that is in memory, or opened, as a graph directory of one part."""
+"""Writes a graph that is in memory, or opened, as a graph directory of one part."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def save(
 ) -> Path:
     """Write a graph as a graph directory, which :func:`pyg_scale.open` opens anywhere.
 
-    Tensors with a row per node or edge, of every dtype that torch has on the CPU, go to files that
-    NumPy can map; so do other tensors. Numbers, strings, and lists, tuples and dictionaries of
-    these go to ``META.json``. Arrays of NumPy become tensors.
+    All tensors, of every dtype that torch has on the CPU, are written to files that NumPy can map.
+    Numbers, strings, and lists, tuples and dictionaries of these are written to ``META.json``.
+    Arrays of NumPy become tensors.
 
     Args:
-        data: ``Data`` or ``HeteroData`` with edge lists, or two stores with any edges; what is in
-            stores is read into memory.
-        path: The directory to be. It is there when it is complete, and not before.
-        overwrite: Whether to replace a graph directory that is there.
-        time_attr: The attribute, of nodes or of edges, that holds times: in-edges are then kept in
+        data: ``Data`` or ``HeteroData`` with edge lists, or two stores with any edges; the content
+            of stores is read into memory.
+        path: The new directory. It appears once it is complete.
+        overwrite: Replace an existing graph directory.
+        time_attr: The attribute, of nodes or of edges, that has times: in-edges are then stored in
             their order, for loaders with the same ``time_attr``.
-        weight_attr: The attribute of edges that holds weights, for loaders with the same
+        weight_attr: The attribute of edges that has weights, for loaders with the same
             ``weight_attr``.
         index_sets: Named sets of nodes, ``{"train": ids or mask}``, or in a heterogeneous graph
             ``{"paper": {"train": ids or mask}}``.
@@ -61,13 +61,13 @@ def save(
         The path of the directory.
 
     Raises:
-        TypeError: If the graph has something that a graph directory cannot hold; names it.
+        TypeError: If the graph has a value that a graph directory cannot hold; names it.
         ValueError: If times, weights, edges or index sets do not fit the graph.
         IndexError: If an edge or an index set has a node that does not exist.
-        FileExistsError: If something is at ``path`` and ``overwrite`` is not set, or it is no graph
+        FileExistsError: If ``path`` exists and ``overwrite`` is not set, or it is not a graph
             directory.
-        GraphDirectoryError: If the disk is full or refuses; names the file. What was there before
-            is still there.
+        GraphDirectoryError: If the disk is full or fails; names the file. An existing directory is
+            then unchanged.
     """
     if isinstance(data, tuple | list) and len(data) == 2:
         features, edges = data
@@ -101,7 +101,7 @@ def _everything(data: Data | HeteroData) -> Iterator[tuple[BaseStorage, str, Any
 
 
 def _look(store: BaseStorage, name: str) -> Any:
-    """An attribute; one that is in files and that nobody asked for without its content."""
+    """An attribute; if it is in files and was not read, without its content."""
     mapping = store._mapping
     if name == EDGE_INDEX and isinstance(mapping, LazyMapping):
         return mapping.sketch()[name]
@@ -118,7 +118,7 @@ def _check_edges(name: str, value: Any) -> None:
 
 
 class _Saving:
-    """One graph on its way to files."""
+    """Writes one graph to files."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Saving:
         self._named = of_edges
 
     def graph(self, time_attr: str | None, weight_attr: str | None) -> Meta:
-        """Write all of it; what ``META.json`` says of it."""
+        """Write the whole graph; return the content of ``META.json``."""
         topology = self.topology
         meta = Meta(
             nodes={t: NodeMeta(t, n, part_nodes=[n], part_halo=[0]) for t, n in self._sizes()},
@@ -201,7 +201,7 @@ class _Saving:
         other: dict[str, Any],
         kind: NodeType | EdgeType,
     ) -> list[str]:
-        """Write what a storage has: rows of nodes, rows of edges, and the rest; its names."""
+        """Write a storage: rows of nodes, rows of edges, and the rest; also return its names."""
         keys = []
         for name in list(store.keys()):
             value = _look(store, name)

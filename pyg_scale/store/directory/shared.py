@@ -1,4 +1,4 @@
-"""In-edges that lie in a graph directory: one mapping for all of a process."""
+"""In-edges of a graph directory: one mapping per process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class StoredCSC(CSC):
-    """In-edges of a graph directory, which other processes read from there.
+    """In-edges of a graph directory, which other processes read from the directory.
 
     Attributes:
-        origin: The directory and the edge type. Fields may differ from what is stored.
+        origin: The directory and the edge type. Fields may differ from the stored ones.
     """
 
     origin: tuple[GraphDirectory, EdgeType] | None = None
 
     def share_memory_(self) -> None:
-        """Move to shared memory what is not in files, which processes share anyhow."""
+        """Move tensors to shared memory, except mapped files, which processes share anyway."""
         for tensor in self._differing().values():
             if tensor is not None:
                 tensor.share_memory_()
@@ -50,11 +50,11 @@ def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | Non
     """The in-edges of a type, always the same object; ``None`` if out-edges are stored.
 
     Raises:
-        GraphDirectoryError: If a file is not what it should be.
+        GraphDirectoryError: If a file has wrong content.
     """
     with _making:
         if edge_type not in directory.grouped:
-            with torch.inference_mode(False):  # whose tensors do not count changes
+            with torch.inference_mode(False):  # tensors of inference mode have no version counter
                 found = assemble.in_edges(directory, edge_type)
             if found is not None and directory.meta.num_parts == 1:
                 found = dataclasses.replace(found, waits=no_readahead_beyond_memory(found))
@@ -63,9 +63,9 @@ def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | Non
 
 
 def shared_attribute(directory: GraphDirectory, entry: Entry) -> Tensor:
-    """An attribute as it is stored, for graphs that were opened apart the same object.
+    """An attribute as it is stored; the same object for graphs that were opened separately.
 
-    Of several parts it is the entry's own, which takes memory.
+    That of several parts is the entry's own, which takes memory.
     """
     if directory.meta.num_parts > 1:
         return entry.get()
@@ -76,7 +76,7 @@ def shared_attribute(directory: GraphDirectory, entry: Entry) -> Tensor:
 
 
 def with_origin(csc: CSC, directory: GraphDirectory, edge_type: EdgeType) -> StoredCSC:
-    """What :func:`stored_in_edges` returns, with where it is from."""
+    """The result of :func:`stored_in_edges`, with its origin."""
     fields = {name: getattr(csc, name) for name in _FIELDS}
     return StoredCSC(**fields, waits=csc.waits, origin=(directory, edge_type))
 

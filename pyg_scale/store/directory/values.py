@@ -1,4 +1,4 @@
-"""What a graph has beside tensors with a row per node or edge, as JSON.
+"""Values of a graph other than tensors with a row per node or edge, as JSON.
 
 Numbers, strings, booleans, ``null``, lists and objects stand for themselves. A tensor is
 ``{"$tensor": {"file": ..., "dtype": ..., "shape": ...}}``, a tuple ``{"$tuple": [...]}``, and a
@@ -24,17 +24,17 @@ _LARGEST = 2**62
 
 
 def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
-    """A value as JSON; tensors and arrays in it are written.
+    """Return a value as JSON; tensors and arrays in it are written.
 
     Args:
         value: A number, string, boolean, ``None``, tensor or array, or lists, tuples and
             dictionaries (by strings) of these.
-        file: Where tensors go: a path without its suffix.
-        name: What an error calls the value.
+        file: The path for tensors, without a suffix.
+        name: The name of the value in errors.
         writer: Writes them.
 
     Raises:
-        TypeError: If it is, or has in it, anything else.
+        TypeError: If it is, or contains, anything else.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -63,8 +63,8 @@ def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
     if type(value) is dict:
         key = next(key for key in value if not isinstance(key, str))
         raise TypeError(
-            f"{name} is a dictionary with the key {key!r}, and a graph directory holds those by "
-            "strings only: use str(key), or delete it"
+            f"{name} is a dictionary with the key {key!r}, but a graph directory can "
+            "hold only those with strings as keys: use str(key), or delete it"
         )
     raise TypeError(
         f"{name} is a {type(value).__name__}, which a graph directory cannot hold: make it a "
@@ -83,7 +83,7 @@ def as_plain_tensor(value: Any, name: str) -> Tensor:
     """A dense tensor on the CPU, of a dtype that a file can hold.
 
     Raises:
-        TypeError: If it is none, and cannot be made one.
+        TypeError: If it cannot be converted to one.
     """
     if isinstance(value, np.ndarray):
         try:
@@ -105,10 +105,10 @@ def as_plain_tensor(value: Any, name: str) -> Tensor:
 
 
 def decode(value: Any, directory: GraphDirectory) -> Any:
-    """The value that JSON stands for; tensors are mapped.
+    """The value that JSON describes; tensors are mapped.
 
     Raises:
-        GraphDirectoryError: If a file of a tensor is not what it should be.
+        GraphDirectoryError: If a file of a tensor has wrong content.
     """
     if isinstance(value, list):
         return [decode(each, directory) for each in value]
@@ -127,15 +127,15 @@ def decode(value: Any, directory: GraphDirectory) -> Any:
 
 
 def check(value: Any, files: Container[str], what: str) -> None:
-    """Refuse what :func:`decode` cannot read.
+    """Refuse values that :func:`decode` cannot read.
 
     Args:
-        value: What ``META.json`` has.
+        value: The value in ``META.json``.
         files: The files of the directory.
-        what: What an error calls it.
+        what: Its name in errors.
 
     Raises:
-        ValueError: Names what.
+        ValueError: If it cannot be read; names it.
     """
     if isinstance(value, list):
         for each in value:
@@ -144,7 +144,7 @@ def check(value: Any, files: Container[str], what: str) -> None:
         if not value.keys() & set(_TAGS):
             check(list(value.values()), files, what)
         elif len(value) != 1:
-            raise ValueError(f"{what} has {min(value)!r} beside another entry")
+            raise ValueError(f"{what} has {min(value)!r} next to another entry")
         else:
             ((tag, content),) = value.items()
             _check_tagged(tag, content, files, what)
@@ -168,4 +168,4 @@ def _check_tagged(tag: str, content: Any, files: Container[str], what: str) -> N
         right = isinstance(content, dict)
         check(list(content.values()) if right else None, files, what)
     if not right:
-        raise ValueError(f"{what} has a {tag} that is none")
+        raise ValueError(f"{what} has an invalid {tag}")

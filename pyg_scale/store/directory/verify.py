@@ -1,4 +1,4 @@
-"""Read all of a graph directory, and refuse what was altered or makes no sense."""
+"""Reads a whole graph directory, and refuses altered or inconsistent files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pyg_scale.store.directory.paths import edge_dir, node_dir, set_file
 from pyg_scale.store.directory.reader import GraphDirectory
 
 _CHUNK = 1 << 23
-_WINDOW = 1 << 28  # edge ids of which it is remembered at a time whether they were seen
+_WINDOW = 1 << 28  # edge ids that are checked for repetition at a time
 
 
 def verify(directory: GraphDirectory) -> None:
-    """Check the parts that are here.
+    """Check the local parts.
 
-    Checksums of all files; pointers that rise from 0 to the number of edges; nodes, edge ids, parts
-    and local ids that exist; every edge id once, if all parts are here; edges of a node in their
-    order; halo nodes and original ids that rise. Needs at most 256 MB beside the book, and time:
-    everything is read twice, edge ids once per 268 million.
+    It checks checksums of all files; pointers that rise from 0 to the number of edges; nodes, edge
+    ids, parts and local ids that exist; every edge id once, if all parts are local; edges of a node
+    in their order; halo nodes and original ids that rise. It needs at most 256 MB in addition to
+    the book, and time: everything is read twice, and edge ids once per 268 million.
 
     Raises:
-        GraphDirectoryError: Names the first file that is wrong, and what is.
+        GraphDirectoryError: If a file is wrong; names the first and its fault.
     """
     meta = directory.meta
     try:
@@ -95,7 +95,7 @@ def _check_edge_type(directory: GraphDirectory, edge_type: EdgeType) -> None:
         csc = part.csc(edge_type)
         pointers = csc.indptr
         if int(pointers[0]) != 0 or int(pointers[-1]) != csc.num_edges:
-            raise _wrong(directory, f"{folder}/indptr.npy", "does not go from 0 to the edges")
+            raise _wrong(directory, f"{folder}/indptr.npy", "does not go from 0 to its edges")
         for chunk in _overlapping(pointers):
             if bool((chunk.diff() < 0).any()):
                 raise _wrong(directory, f"{folder}/indptr.npy", "goes down")
@@ -134,15 +134,15 @@ def _by_src(directory: GraphDirectory) -> bool:
 
 
 def _check_order(directory: GraphDirectory, folder: str, csc: CSC, *, by_node_time: bool) -> None:
-    """Edges of a node by their id, or by time and then id; prefix sums that do not go down.
+    """Check that edges of a node are in order of id, or time and id, and prefix sums do not fall.
 
-    Where times are those of neighbours and not beside the edges, as in a graph of one part, the
-    order is not looked at.
+    If times are those of neighbours and not stored with the edges, as in a graph of one part, the
+    order is not checked.
     """
     starts = csc.indptr[:-1]
     for begin in range(0, max(0, csc.num_edges - 1), _CHUNK):
         end = min(csc.num_edges - 1, begin + _CHUNK)
-        # position p + 1 goes on with the node of p unless it is where a node begins
+        # position p + 1 has the same node as p unless a node begins at it
         inside = torch.ones(end - begin, dtype=torch.bool)
         first = int(torch.searchsorted(starts, begin + 1))
         last = int(torch.searchsorted(starts, end + 1))
@@ -166,7 +166,7 @@ def _check_order(directory: GraphDirectory, folder: str, csc: CSC, *, by_node_ti
 def _all_different(
     directory: GraphDirectory, files: list[tuple[str, Tensor]], num_edges: int
 ) -> None:
-    """Refuse an edge id that is there twice; those that are there are in range, and as many."""
+    """Refuse a repeated edge id; the ids are known to be in range, and as many as the edges."""
     what = f"Edge ids of {directory.path.name}"
     total = num_edges * -(-num_edges // _WINDOW)
     with tqdm(total=total, desc=what, unit_scale=True, disable=None, delay=2) as bar:
@@ -180,7 +180,7 @@ def _all_different(
                     count += mine.numel()
                     bar.update(chunk.numel())
                 if int(seen.sum()) != count:
-                    raise _wrong(directory, name, "has an edge id that is there twice")
+                    raise _wrong(directory, name, "has a repeated edge id")
 
 
 def _in_range(directory: GraphDirectory, name: str, values: Tensor, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Write a graph directory: under another name, renamed when it is complete."""
+"""Writes a graph directory under another name, and renames it when it is complete."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ from pyg_scale.store.directory.place import Lock, restore, sync, take_place
 
 _CHUNK = 1 << 24
 _MARK = ".writing"
-"""A file that tells what is being written from what was there before."""
+"""A file that marks a directory that is being written."""
 
 
 class DirectoryWriter:
-    """Files of a graph directory to be; nothing is at ``path`` before :meth:`commit`.
+    """Files of a new graph directory, which appears at ``path`` with :meth:`commit`.
 
-    What was at ``path`` before stays there, whole, until the new directory takes its place in one
-    step. A writer that dies leaves a hidden directory beside it, which the next one to the same
-    path clears or, with ``resume=True``, goes on with.
+    An existing directory at ``path`` stays complete until the new one replaces it in one step. A
+    writer that dies leaves a hidden directory next to it, which the next writer to the same path
+    removes or, with ``resume=True``, continues.
 
     Args:
         path: The directory to write.
-        overwrite: Whether a graph directory that is there may be replaced.
-        resume: Keep the files that a writer before left.
+        overwrite: Allow an existing graph directory to be replaced.
+        resume: Keep the files that an earlier writer left.
 
     Raises:
-        FileExistsError: If something is at ``path`` and ``overwrite`` is not set, or it is no graph
+        FileExistsError: If ``path`` exists and ``overwrite`` is not set, or it is not a graph
             directory.
-        GraphDirectoryError: If another process is writing to ``path``, or nothing can be written
-            there.
+        GraphDirectoryError: If another process is writing to ``path``, or it cannot be written.
 
     Example::
 
@@ -76,7 +75,7 @@ class DirectoryWriter:
         try:
             with refused(self.path):
                 restore(self.path)
-                self._check_target(overwrite)  # nobody else writes from here on
+                self._check_target(overwrite)  # from now on no other process writes
                 (self.path / _MARK).unlink(missing_ok=True)
                 self._prepare()
         except BaseException:
@@ -85,7 +84,7 @@ class DirectoryWriter:
         self._open = True
 
     def _prepare(self) -> None:
-        # Without the mark it is what was at the path before, from where it was just taken.
+        # Without the mark it is the old directory, which was just moved away from the path.
         if not (self._resume and (self.staging / _MARK).exists()) and self.staging.exists():
             shutil.rmtree(self.staging)
         self.staging.mkdir(exist_ok=True)
@@ -99,19 +98,18 @@ class DirectoryWriter:
         self.close()
 
     def create(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A new file of a given size, mapped: what is written to the tensor is in the file.
+        """Create a file of a given size, and map it: writes to the tensor go to the file.
 
         Args:
             name: Path in the directory, with ``/``.
-            dtype: What it holds.
-            shape: Its shape. The content is zero at first.
+            dtype: Its dtype.
+            shape: Its shape. The content is initially zero.
 
         Returns:
-            The tensor; not to be written to after :meth:`commit`.
+            The tensor; do not write to it after :meth:`commit`.
 
         Raises:
-            GraphDirectoryError: If the disk is full, before anything is written to it; names the
-                file.
+            GraphDirectoryError: If the disk is full, before anything is written; names the file.
         """
         stored = dtype_name(dtype)
         with self._file(name) as out:
@@ -120,7 +118,7 @@ class DirectoryWriter:
             size = num_bytes(stored, shape)
             if not size:
                 return torch.empty(shape, dtype=dtype)
-            os.posix_fallocate(out.fileno(), offset, size)  # a full disk is said here
+            os.posix_fallocate(out.fileno(), offset, size)  # raises if the disk is full
             view = FileView(out.fileno(), offset, numpy_dtype(stored), shape, shared=True)
             return as_tensor(np.asarray(view), stored)
 
@@ -132,16 +130,16 @@ class DirectoryWriter:
         dtype: torch.dtype | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        """Write a whole tensor, some rows at a time: neither strides nor ``dtype`` need a copy.
+        """Write a whole tensor, some rows at a time, so that strides and ``dtype`` need no copy.
 
         Args:
             name: Path in the directory, with ``/``.
-            value: What to write.
-            dtype: What the file is to hold; that of ``value`` if ``None``.
-            progress: Called with the bytes that were written, piece by piece.
+            value: The tensor.
+            dtype: The dtype of the file; that of ``value`` if ``None``.
+            progress: Called with the number of bytes written, after each piece.
 
         Raises:
-            GraphDirectoryError: If the disk is full or refuses; names the file.
+            GraphDirectoryError: If the disk is full or fails; names the file.
         """
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
         tensor, dtype = tensor.detach(), dtype or tensor.dtype
@@ -156,15 +154,14 @@ class DirectoryWriter:
     def commit(self, meta: Meta) -> None:
         """Complete the directory: checksums, flush, ``META.json``, rename.
 
-        Files that are no ``.npy`` files are removed.
+        Files other than ``.npy`` files are removed.
 
         Args:
-            meta: ``files`` is filled in here, from what lies in the directory.
+            meta: The content of ``META.json``; this method fills in ``files``.
 
         Raises:
             ValueError: If ``meta`` contradicts itself.
-            GraphDirectoryError: If a file is missing, or holds something else than ``meta`` says,
-                or the disk is full.
+            GraphDirectoryError: If a file is missing or does not fit ``meta``, or the disk is full.
         """
         with refused(self.staging):
             files = self._clean()
@@ -181,11 +178,11 @@ class DirectoryWriter:
             take_place(self.staging, self.path)
             sync(self.path.parent)
             (self.path / _MARK).unlink(missing_ok=True)
-        shutil.rmtree(self.staging, ignore_errors=True)  # what was there before, if anything
+        shutil.rmtree(self.staging, ignore_errors=True)  # the old directory, if any
         self.close()
 
     def close(self) -> None:
-        """Give up what was not committed, unless it was opened with ``resume=True``."""
+        """Discard files that were not committed, unless it was opened with ``resume=True``."""
         if not self._open:
             return
         self._open = False
@@ -197,16 +194,18 @@ class DirectoryWriter:
         for outer in self.path.parents:
             if (outer / META).is_file():
                 raise FileExistsError(
-                    f"{self.path} is inside of the graph directory {outer}, which is replaced as a "
+                    f"{self.path} is inside the graph directory {outer}, which is replaced as a "
                     "whole: choose another path"
                 )
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
         if not (self.path / META).is_file():
-            raise FileExistsError(f"{self.path} exists and is no graph directory: choose another")
+            raise FileExistsError(
+                f"{self.path} exists, but is not a graph directory: choose another"
+            )
         if not overwrite:
             raise FileExistsError(
-                f"{self.path} is a graph directory already: choose another path, or pass "
+                f"{self.path} is already a graph directory: choose another path, or pass "
                 "overwrite=True"
             )
 
@@ -220,7 +219,7 @@ class DirectoryWriter:
                 yield out
 
     def _clean(self) -> list[str]:
-        """The files of the directory; all else is removed."""
+        """The files of the directory; everything else is removed."""
         files = []
         for folder, folders, names in os.walk(self.staging, topdown=False):
             for name in names:
@@ -230,12 +229,12 @@ class DirectoryWriter:
                 elif name != _MARK:
                     file.unlink()
             for name in folders:
-                with contextlib.suppress(OSError):  # which says that it is not empty
+                with contextlib.suppress(OSError):  # the directory is not empty
                     (Path(folder) / name).rmdir()
         return sorted(files)
 
     def _known(self, files: list[str]) -> dict[str, FileMeta]:
-        """The checksums of files that nobody wrote to since."""
+        """The checksums of files that were not written to since."""
         known = {}
         for name in files:
             found, changed = self._written.get(name, (None, 0))
@@ -252,20 +251,20 @@ def write_rows(
     crc: int,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
-    """Write the content of a tensor as another dtype, some rows at a time.
+    """Write the content of a tensor in another dtype, some rows at a time.
 
     Args:
         out: A file.
-        tensor: What to write.
-        dtype: What the file is to hold.
-        crc: The checksum of what is in the file already.
-        progress: Called with the bytes that were written, piece by piece.
+        tensor: The tensor.
+        dtype: The dtype of the file.
+        crc: The checksum of the existing content of the file.
+        progress: Called with the number of bytes written, after each piece.
 
     Returns:
-        The checksum of all that is in the file, and the bytes that were written.
+        The checksum of the whole file, and the number of bytes written.
 
     Raises:
-        OSError: If the disk is full or refuses.
+        OSError: If the disk is full or fails.
     """
     rows, size = tensor if tensor.dim() else tensor.view(1), 0
     step = max(1, _CHUNK // max(1, rows[:1].numel() * dtype.itemsize))
@@ -281,7 +280,7 @@ def write_rows(
 
 @contextlib.contextmanager
 def refused(file: Path) -> Iterator[None]:
-    """What the system refuses, with the file that it is about."""
+    """Turn errors of the system into one that names the file."""
     try:
         yield
     except FileExistsError:

@@ -193,7 +193,7 @@ def test_wrong_arguments() -> None:
         DeviceFeatures(torch.rand(3), "cpu")
     with pytest.raises(TypeError, match="device must be"):
         DeviceFeatures(memory(), 3)
-    with pytest.raises(DeviceError, match="no device"):
+    with pytest.raises(DeviceError, match="not a device"):
         DeviceFeatures(memory(), "gpu of mine")
     with pytest.raises(DeviceError, match="only CUDA devices"):
         DeviceFeatures(memory(), "meta")
@@ -215,7 +215,7 @@ def test_what_is_missing_for_cuda_is_said(monkeypatch) -> None:
         DeviceFeatures(memory())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(DeviceError, match="device='cuda:5': there are only 2 CUDA devices"):
+    with pytest.raises(DeviceError, match="device='cuda:5': this machine has only 2 CUDA devices"):
         DeviceFeatures(memory(), "cuda:5")
 
 

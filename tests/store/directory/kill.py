@@ -76,7 +76,7 @@ def what_is_at(path: Path) -> str:
     try:
         found = pyg_scale.open(path, verify=True)
     except GraphDirectoryError as error:
-        if "is no graph directory" not in str(error):
+        if "is not a graph directory" not in str(error):
             raise
         return "none"
     first = float(found.x[0, 0])

@@ -88,7 +88,7 @@ def test_sets(tmp_path: Path) -> None:
     typed = pyg_scale.save(graphs.hetero(), tmp_path / "typed")
     add_index_sets(typed, {"item": {"train": [1]}, "user": {"train": [2]}})
     found = pyg_scale.open(typed)
-    with pytest.raises(KeyError, match="is there of item, user"):
+    with pytest.raises(KeyError, match="exists for item, user"):
         found.index_set("train")
     assert found.index_set("train", "user")[1].tolist() == [2]
 
@@ -125,7 +125,7 @@ def test_labels_of_parts(tmp_path: Path, kind: str) -> None:
     part = pyg_scale.open(tmp_path / "parts", part=1)
     assert torch.equal(part.node_attribute(None, "z"), labels[part.orig_id(None)])
     (tmp_path / "parts" / "part-0").rename(tmp_path / "away")
-    with pytest.raises(GraphDirectoryError, match="not here"):
+    with pytest.raises(GraphDirectoryError, match="lacks parts"):
         add_node_attribute(tmp_path / "parts", "zz", labels)
 
 
@@ -147,6 +147,6 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
     add_node_attribute(path, "z", torch.ones(100))
     assert pyg_scale.open(path, verify=True).z.sum() == 100
     assert os.listdir(tmp_path) == ["graph"]
-    with pytest.raises(GraphDirectoryError, match="is no graph directory"):
+    with pytest.raises(GraphDirectoryError, match="is not a graph directory"):
         add_index_sets(tmp_path / "nothing", {"a": [1]})
     assert os.listdir(tmp_path) == ["graph"]

@@ -387,15 +387,15 @@ def test_stores(tmp_path: Path, typed: bool) -> None:
 def test_what_is_not_stored_as_it_is_asked_for_is_said(tmp_path: Path) -> None:
     found = opened(graphs.hostile(), tmp_path / "graph", time_attr="time")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({}, "order of time_attr='time', and that of edge id is asked for"),
-        ({"time_attr": "when"}, "times are other ones"),
-        ({"direction": "backward"}, "out-edges are asked for"),
+        ({}, "order of time_attr='time', but that of edge id is requested"),
+        ({"time_attr": "when"}, "times differ"),
+        ({"direction": "backward"}, "out-edges are requested"),
     ]
     for options, message in cases:
         with pytest.warns(UserWarning, match=f"in the memory of this process.*{message}"):
             topology_of(found, **options)
     found.time[0] = 99
-    with pytest.warns(UserWarning, match="times are other ones"):
+    with pytest.warns(UserWarning, match="times differ"):
         topology_of(found, time_attr="time")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -536,6 +536,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     path = pyg_scale.save(data, tmp_path / "graph")
     with pytest.raises(FileExistsError, match="overwrite=True"):
         pyg_scale.save(data, path)
-    with pytest.raises(FileExistsError, match="is no graph directory"):
+    with pytest.raises(FileExistsError, match="is not a graph directory"):
         pyg_scale.save(data, tmp_path, overwrite=True)
     assert_same(pyg_scale.open(path), data)

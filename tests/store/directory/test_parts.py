@@ -124,9 +124,9 @@ def test_a_machine_may_hold_only_its_own_parts(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "parts" / "part-1")
     part = pyg_scale.open(tmp_path / "parts", part=2, verify=True)
     assert torch.equal(part.node_attribute(None, "x"), data.x[part.orig_id(None)])
-    with pytest.raises(GraphDirectoryError, match=r"3 parts, of which 1 is not here.*part="):
+    with pytest.raises(GraphDirectoryError, match=r"3 parts, of which 1 is missing.*part="):
         pyg_scale.open(tmp_path / "parts")
-    with pytest.raises(GraphDirectoryError, match=r"part 1 is not here.*holds \[0, 2\]"):
+    with pytest.raises(GraphDirectoryError, match=r"part 1 is not local.*has \[0, 2\]"):
         pyg_scale.open(tmp_path / "parts", part=1)
     (tmp_path / "parts" / "part-2" / "edges" / "indptr.npy").unlink()
     with pytest.raises(GraphDirectoryError, match="indptr.npy is missing"):

@@ -92,7 +92,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((GraphDirectoryError, FileExistsError)):
         pyg_scale.save(small_graph(old=True), tmp_path / "file" / "graph")
-    with pytest.raises(FileExistsError, match="is no graph directory"):
+    with pytest.raises(FileExistsError, match="is not a graph directory"):
         pyg_scale.save(small_graph(old=True), tmp_path / "file", overwrite=True)
 
 
