@@ -41,7 +41,7 @@ _MISSING = object()
 
 
 class Installed:
-    """What :func:`install` returns: as a context manager it takes back what it did."""
+    """The result of :func:`install`: as a context manager it takes back what it did."""
 
     def __init__(self, is_owner: bool) -> None:
         self._is_owner = is_owner
@@ -123,7 +123,7 @@ class _Overlay:
 
 
 def _reduce_ex(sampler: Any, protocol: Any) -> tuple[Any, ...]:
-    """How PyG's sampler is pickled meanwhile: so that whoever unpickles it installs us first."""
+    """Pickle PyG's sampler so that whoever unpickles it installs ours first."""
     reduced: tuple[Any, ...] = object.__reduce_ex__(sampler, protocol)  # type: ignore[assignment]
     function, arguments, *rest = reduced
     return _in_worker, (function, arguments), *rest

@@ -28,7 +28,7 @@ Targets = dict[str, Any]
 
 
 class Check(NamedTuple):
-    """What one check of ``pyg-scale doctor`` found.
+    """The result of one check of ``pyg-scale doctor``.
 
     Attributes:
         ok: ``True``, ``False`` (something is broken), or ``None`` (something optional is absent).

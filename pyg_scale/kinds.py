@@ -1,4 +1,4 @@
-"""What can be plugged in: the kinds, and what an entry of one is."""
+"""The kinds of plugins, and the entries of each."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def checked_targets(hook: str, targets: Any) -> dict[str, Any]:
 
 
 def why_no_check(found: Any) -> str:
-    """What is wrong with what a check of ``doctor`` returned; nothing if it can be printed."""
+    """The fault of what a check of ``doctor`` returned; empty if it can be printed."""
     if not isinstance(found, Check):
         return f"the check returned {found!r} instead of a pyg_scale.hookspecs.Check"
     if not (found.ok is None or isinstance(found.ok, bool)):

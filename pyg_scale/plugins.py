@@ -88,7 +88,7 @@ class Registry:
         return self.entry(kind, name).load()
 
     def entry(self, kind: str, name: str) -> Entry:
-        """Who provides a name and what it stands for, without importing it; errors as ``get``."""
+        """The provider of a name and its target, without importing it; errors as ``get``."""
         known_kind(kind)
         provider, _, short = name.rpartition(":")
         if provider in ("", BUILTIN):
@@ -228,7 +228,7 @@ class Registry:
         return sorted(names, key=lambda n: (n != BUILTIN, n in self._by_hand, n))
 
     def _of(self, kind: str, provider: str) -> list[Entry]:
-        """What a provider has of a kind; asked once. A hook that fails has nothing."""
+        """The entries of a provider of a kind; asked once. A hook that fails has nothing."""
         with self._lock:
             if (kind, provider) not in self._entries:
                 try:

@@ -14,7 +14,7 @@ from pyg_scale import plugins as registry  # cli.plugins is the command
 from pyg_scale.errors import KernelsError, PluginError, UnknownPluginError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-"""What a command returns; 2 is also what argparse exits with."""
+"""The exit statuses of commands; argparse also exits with 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

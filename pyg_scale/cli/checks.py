@@ -60,7 +60,7 @@ def kernels() -> Check:
 
 
 def cuda_kernels() -> Check:
-    """Which path ops on CUDA tensors take; looks for devices, and compiles nothing."""
+    """Say which path ops on CUDA tensors take; look for devices, compile nothing."""
     from pyg_scale.errors import KernelsError
     from pyg_scale.ops import library, nvrtc
 

@@ -84,7 +84,7 @@ def examine() -> dict[str, Any]:
 
 
 def _run(name: str) -> Check:
-    """What a check found; one that fails is itself a finding."""
+    """The findings of a check; one that fails is itself a finding."""
     try:
         found = plugins.get("check", name)()
         wrong = why_no_check(found)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(directory: GraphDirectory) -> dict[str, Any]:
-    """What ``pyg-scale info`` prints, as plain values."""
+    """The output of ``pyg-scale info``, as plain values."""
     meta = directory.meta
     return {
         "path": str(directory.path),

@@ -60,7 +60,7 @@ def _problem(name: str, kinds: Sequence[str], folder: Path) -> str | None:
 
 
 def template() -> Path:
-    """Where the template is: next to the package in a checkout, else inside the package."""
+    """The folder of the template: next to the package in a checkout, else inside the package."""
     package = Path(pyg_scale.__file__).parent
     for folder in (package.parent / "plugins" / "pyg-scale-template", package / "_template"):
         if (folder / "pyproject.toml").is_file():

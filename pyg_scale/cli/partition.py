@@ -157,7 +157,7 @@ def _run(args: argparse.Namespace, options: dict[str, Any]) -> str:
 
 
 def _compare(args: argparse.Namespace) -> str:
-    """What several methods make of the graph."""
+    """Compare the partitions of several methods."""
     from pyg_scale.partitioner import compare
     from pyg_scale.partitioner.report import draw, table
 

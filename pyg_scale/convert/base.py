@@ -1,4 +1,4 @@
-"""What a reader is: it describes a graph, and yields its edges and attributes in chunks."""
+"""The contract of a reader: it describes a graph, and yields its edges and attributes in chunks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Description:
 
 
 class Workspace(Protocol):
-    """What a conversion lends to its reader for :meth:`Reader.prepare`."""
+    """The folder and memory that a conversion lends to :meth:`Reader.prepare`."""
 
     folder: Path
     """A folder for files of the reader's own. It is still there after a restart, and deleted when
@@ -125,7 +125,7 @@ class Reader(abc.ABC):
         return []
 
     def options(self) -> Mapping[str, Any]:
-        """What else decides what is read, as JSON: if it changes, a restart begins anew."""
+        """Further options of the reader, as JSON: if they change, a restart begins anew."""
         return {}
 
     def prepare(self, work: Workspace) -> None:  # noqa: B027
@@ -160,7 +160,7 @@ class Reader(abc.ABC):
         return None
 
     def edge_name(self, edge_type: EdgeType, row: int) -> str:
-        """What errors call an edge: the file and the row in it, where there are such."""
+        """The name of an edge in errors: the file and the row in it, where there are such."""
         return f"edge {row}" if edge_type is None else f"edge {row} of {edge_type!r}"
 
     def result_files(self) -> Mapping[str, Path]:

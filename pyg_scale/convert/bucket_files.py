@@ -55,7 +55,7 @@ class BucketFiles:
 
     @property
     def edge_bytes(self) -> int:
-        """What an edge takes."""
+        """The bytes of an edge."""
         return sum(dtype.itemsize for dtype in self.dtypes.values())
 
     def file(self, bucket: int) -> Path:
@@ -107,7 +107,7 @@ class BucketFiles:
                 os.close(handle)
 
     def _place(self, bucket: int, name: str, number: int) -> int:
-        """Where a column's entry is in the file of a bucket: columns follow one another."""
+        """The offset of a column's entry in the file of a bucket: columns follow one another."""
         place = 0
         for each, dtype in self.dtypes.items():
             if each == name:

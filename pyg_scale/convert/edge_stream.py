@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a stream is: in which source, at which of its rows, after how many edges."""
+    """The position in a stream: the source, its row, and the edges so far."""
 
     source: int = 0
     row: int = 0
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     before: Position
     after: Position
     kept: Tensor | None
-    """Which rows of the source these are, ``None`` for all of them: ``bool`` ``[rows]``."""
+    """A mask of the source's rows, ``bool`` ``[rows]``; ``None`` for all of them."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class EdgeStream:
                 yield values
 
     def name_of(self, chunk: Chunk, number: int) -> str:
-        """What errors call an edge of a chunk: the file and row that it comes from."""
+        """The name of an edge of a chunk in errors: the file and row that it comes from."""
         row = number if chunk.kept is None else int(chunk.kept.nonzero()[number])
         return self.reader.edge_name(
             self.sources[chunk.before.source].edge_type, chunk.before.row + row

@@ -67,7 +67,7 @@ class GroupedFiles:
         return _narrow(self.num_edges)
 
     def cost(self, stored: int) -> Cost:
-        """What a bucket takes in memory, given the bytes of an edge in its file."""
+        """The bytes of a bucket in memory, given the bytes of an edge in its file."""
         edge = stored + (24 if "int64" in (self.indices_dtype, self.edge_id_dtype) else 16)
         edge += 8 if self.by_time or self.has_weight else 0
         edge += 48 if self.by_time else 0  # a destination's edges while they are sorted
@@ -212,7 +212,7 @@ def _narrow(size: int) -> str:
 
 
 def sorted_pointers(dst: Tensor, begin: int, seen: int, step: int) -> Iterator[tuple[int, Tensor]]:
-    """Where the edges of destinations begin, for a chunk of edges sorted by destination.
+    """The pointers of a chunk of edges sorted by destination.
 
     Args:
         dst: Destinations of the edges from id ``begin`` on, ascending.

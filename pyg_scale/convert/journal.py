@@ -1,4 +1,4 @@
-"""What a conversion has done, on the disk: a killed one goes on where it was."""
+"""The journal of a conversion on the disk: a killed one goes on where it was."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Journal:
         return name in self._done
 
     def result(self, name: str) -> Any:
-        """What a finished step found."""
+        """The result of a finished step."""
         return self._done[name]
 
     def forget(self) -> None:
@@ -91,7 +91,7 @@ class Journal:
         self.write()
 
     def reached(self, name: str) -> Any:
-        """How far an unfinished step is, ``None`` if it was not begun."""
+        """The position of an unfinished step, ``None`` if it was not begun."""
         return self._reached.get(name)
 
     def reach(self, name: str, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a user can ask of a conversion."""
+"""The options of a conversion."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def dtype_option(value: str | torch.dtype | None) -> str | None:
 
 
 def file_identity(path: Path) -> list[Any]:
-    """What changes when a file does: its path, length and time of change."""
+    """The identity of a file, which changes when it does: its path, length and time of change."""
     status = path.stat()
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]

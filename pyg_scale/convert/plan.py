@@ -1,4 +1,4 @@
-"""Which ranges of destinations are grouped at a time."""
+"""The plan of a conversion: the ranges of destinations that are grouped at a time."""
 
 from __future__ import annotations
 

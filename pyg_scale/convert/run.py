@@ -39,7 +39,7 @@ _COMPLETE = "complete"
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
         path: The graph directory.

@@ -14,7 +14,7 @@ _MAX_BINS = 1 << 18  # as many counters as stay in a core's cache
 
 
 class Scan(NamedTuple):
-    """What a pass over the edges of one type found."""
+    """The result of a pass over the edges of one type."""
 
     num_edges: int
     num_src: int

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """The role of a column.
 
     Attributes:
         dtype: As in ``torch.float32``, or ``"text"`` where only ids can be made of it.
@@ -66,7 +66,7 @@ class Table(abc.ABC):
         return [self.path]
 
     def row_name(self, row: int) -> str:
-        """What errors call a row."""
+        """The name of a row in errors."""
         return f"row {row} of {self.path}"
 
     def column_file(self, name: str) -> Path | None:

@@ -154,7 +154,7 @@ def links(
 
 
 def pairs(words: Array) -> torch.Tensor:
-    """What :func:`links` found as an edge index ``[2, num_links]``, ``int64``."""
+    """The result of :func:`links` as an edge index ``[2, num_links]``, ``int64``."""
     pair = unscramble(words)
     out = np.empty((2, words.size), dtype=np.int64)
     out[0], out[1] = pair >> _U32, pair & _LOW

@@ -1,4 +1,4 @@
-"""What the ranks tell each other about a loader, left in the store where they met.
+"""The values of a loader that ranks compare, left in the store where they met.
 
 No collective: a rank that does not come makes the others raise, and breaks nothing.
 """
@@ -56,7 +56,7 @@ class Agreement:
     def collect(
         self, topic: str, verb: str, ranks: Sequence[int] | None = None, patient: bool = False
     ) -> list[dict[str, Any]]:
-        """What each rank said, in the order of ranks; waits until all have.
+        """The values of all ranks, in their order; waits until all are there.
 
         Args:
             topic: See :meth:`publish`.

@@ -1,4 +1,4 @@
-"""What the loaders of sampled subgraphs share: stages, workers, epochs, statistics."""
+"""The base of the loaders of sampled subgraphs: stages, workers, epochs, statistics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         raise NotImplementedError
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
-        """What :meth:`_fetch` will read from a feature store that looks ahead."""
+        """The rows that :meth:`_fetch` will read from a feature store that looks ahead."""
         raise NotImplementedError
 
     def _fetch(self, out: Any, stats: Stats) -> Any:
@@ -79,7 +79,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         raise NotImplementedError
 
     def _seed_tensors(self) -> list[Tensor]:
-        """What the seeds are, to compare them with those of other ranks; one row per seed."""
+        """The seeds, to compare them with those of other ranks; one row per seed."""
         raise NotImplementedError
 
     def _parts_of_seeds(self) -> Tensor | None:
@@ -268,7 +268,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         return getattr(type(self), name) is not getattr(SubgraphLoader, name)
 
     def _work(self, batch: BatchIndex, stats: Stats, pin: bool) -> tuple[str, Any]:
-        """What a worker thread does for a batch; without workers, the consumer."""
+        """The work of a worker thread for a batch; without workers, that of the consumer."""
         if self._overrides("collate_fn"):
             with stats.stage("sample"):
                 out = self.collate_fn(batch)
@@ -287,7 +287,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         return _FETCHED, out
 
     def _process_work(self, batch: BatchIndex) -> tuple[int, tuple[str, Any], Stats]:
-        """What a worker process does for a batch: all of it, or sampling only."""
+        """The work of a worker process for a batch: all of it, or sampling only."""
         stats = Stats()
         if self._overrides("collate_fn") or self._overrides("filter_fn"):
             with stats.stage("sample"):
@@ -306,7 +306,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         return out if device is None else move_batch(out, device, pinned)
 
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
-        """What the consumer does for a batch."""
+        """The work of the consumer for a batch."""
         return self._moved(self._completed(batch, made, stats, pin), pin)
 
     def _completed(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
@@ -373,7 +373,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         threads: WorkerThreads | Borrowed | None,
         in_order: bool,
     ) -> Inline | Pipeline:
-        """What comes of ``items`` by ``work``, in threads or, without, in this one."""
+        """The results of ``work`` for ``items``, made by threads or, without any, by this one."""
         if threads is None:
             return Inline(items, work)
         return Pipeline(

@@ -65,7 +65,7 @@ def build(
 
 @dataclass
 class _Source:
-    """Where rows come from, if not from the graph.
+    """The source of rows that do not come from the graph.
 
     Attributes:
         features: A feature store.
@@ -80,7 +80,7 @@ class _Source:
     stats: Stats
 
     def names(self, of_edges: bool, group: Any) -> set[str]:
-        """What the feature store has of a type."""
+        """The names that the feature store has of a type."""
         return set() if self.features is None else self.features.names(of_edges, group)
 
 

@@ -1,4 +1,4 @@
-"""What decides the draws of a loader, in words that ranks can compare."""
+"""The options that decide the draws of a loader, as text that ranks can compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
 
 
 def drawn_by(loader: Any) -> dict[str, str]:
-    """What ranks that share the seeds of a loader must have in common to draw the same batches.
+    """The options in which ranks that share seeds must agree to draw the same batches.
 
     Args:
         loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, or what a ``ZipLoader`` zips.

@@ -95,7 +95,7 @@ def _rebuild(
 
 
 class KeyedRandomSampler(RandomSampler):
-    """What ``loader.sampler`` is with ``shuffle=True``: the seeds in the order of keyed hashes.
+    """The ``loader.sampler`` of ``shuffle=True``: the seeds in the order of keyed hashes.
 
     The loader orders its epochs by :func:`order`. Iterating over this object itself (as code
     does that builds another loader around it) draws a seed from the generator, as torch's does.

@@ -105,7 +105,7 @@ class Features:
     def wanted(
         self, node: Mapping[NodeType, Tensor], edge: Mapping[EdgeType, Tensor | None]
     ) -> list[tuple[TensorAttr, bool, Group]]:
-        """What :meth:`read` asks the store for; of each, whether it is of edges, and its type."""
+        """The requests of :meth:`read`; for each, True if it is of edges, and its type."""
         wanted, wide = [], dict[tuple[bool, Group], Tensor]()
         for attr in self._attrs():
             of_edges = self._is_of_edges(attr)

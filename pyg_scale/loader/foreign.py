@@ -42,7 +42,7 @@ def call(method: Callable[..., Any], inputs: Any, key: int, **kwargs: Any) -> An
 
 
 def why_processes(method: Callable[..., Any]) -> str:
-    """Why a sampler cannot work in threads, or nothing if it can."""
+    """The reason why a sampler cannot work in threads; empty if it can."""
     if takes_key(method):
         return ""
     name = type(getattr(method, "__self__", method)).__name__

@@ -1,4 +1,4 @@
-"""Where a user's own index sampler stands, so that an epoch can be resumed.
+"""The state of a user's own index sampler, so that an epoch can be resumed.
 
 Four kinds can be resumed: samplers with ``state_dict()`` and ``load_state_dict()`` (asked after
 each batch), samplers whose randomness is one generator and torch's own random samplers (the state
@@ -57,7 +57,7 @@ def begin(sampler: Any) -> SamplerState:
 
 
 def snapshot(sampler: Any) -> Any:
-    """What a sampler with ``state_dict()`` says now; ``None`` for other kinds."""
+    """The current state of a sampler with ``state_dict()``; ``None`` for other kinds."""
     kind, target = _kind(sampler)
     return copy.deepcopy(target.state_dict()) if kind == "state_dict" else None
 

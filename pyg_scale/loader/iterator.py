@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Where the work of a pass is done: in this thread, in threads, in processes."""
+    """The place where the work of a pass is done: this thread, threads, or processes."""
 
     def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         """The next batch, what came of it (:class:`Failed`: an error), and what that took.

@@ -239,7 +239,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
 
 
 def neg_sampling_of(neg_sampling: Any, ratio: int | float | None) -> NegativeSampling | None:
-    """What the arguments ``neg_sampling`` and ``neg_sampling_ratio`` stand for."""
+    """The negative sampling that ``neg_sampling`` and ``neg_sampling_ratio`` stand for."""
     if ratio is None or ratio == 0:
         return NegativeSampling.cast(neg_sampling)
     if neg_sampling is not None:

@@ -244,7 +244,7 @@ def announced(out: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def requests_of(out: Any, permutation: Any, features: Features) -> list[TensorAttr]:
-    """What a batch will read from its feature store.
+    """The requests of a batch to its feature store.
 
     Args:
         out: A sampled subgraph.

@@ -1,4 +1,4 @@
-"""What a loader with ``device=`` does: features on the device, copies beside the training."""
+"""Loading to a device: features that lie there, and copies beside the training."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def tensors_of(out: Any) -> Iterator[Tensor]:
 
 
 def target_of(kwargs: dict[str, Any], sampling: Any) -> OnDevice | None:
-    """What ``device=`` and ``device_memory=`` of a loader mean; ``None`` if nothing was said.
+    """The target of ``device=`` and ``device_memory=`` of a loader; ``None`` without them.
 
     Args:
         kwargs: Has them; loses them.
@@ -201,8 +201,10 @@ def target_of(kwargs: dict[str, Any], sampling: Any) -> OnDevice | None:
 
 
 def beside_training(loader: Any) -> contextlib.AbstractContextManager[None]:
-    """Where a worker thread of a loader makes a batch: on a stream beside the training if it has a
-    device."""
+    """The context in which a worker thread makes a batch.
+
+    With a device it is a stream beside the training.
+    """
     target: OnDevice | None = loader._target
     if target is None or not loader._fetches_in_threads:
         return contextlib.nullcontext()
@@ -210,7 +212,7 @@ def beside_training(loader: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def device_stats(loader: Any) -> dict[str, Any]:
-    """What a loader with ``device=`` has there, as ``"device"``; nothing without."""
+    """Statistics of a loader with ``device=``, as ``"device"``; nothing without."""
     target: OnDevice | None = loader._target
     if target is None:
         return {}

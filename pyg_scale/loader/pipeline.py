@@ -24,15 +24,15 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.threads import renew_pool_after_fork, serial
 
 JOIN_SECONDS = 5.0
-"""How long closing waits for threads that are in the middle of a batch."""
+"""Seconds for which closing waits for threads that are in the middle of a batch."""
 
 EXIT_SECONDS = 60.0
-"""How long the end of the process waits for them."""
+"""Seconds for which the end of the process waits for them."""
 
 _local = threading.local()
 
 Work = Callable[[Any, Stats], Any]
-"""What makes a batch of an item; it counts what it does in the ``Stats``."""
+"""A function that makes a batch of an item and counts its work in the ``Stats``."""
 
 
 class SourceError(RuntimeError):
@@ -40,7 +40,7 @@ class SourceError(RuntimeError):
 
 
 class Failed:
-    """What came of a batch instead of a result: an error of its own."""
+    """The error that came instead of a batch."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""What a loader with ``device=`` brings to it when it is made: the graph, then features."""
+"""Placing the graph and its features on the device of a loader when it is made."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def placed(loader: Any, sampler: Any, features: Features | None) -> tuple[Any, F
 
 
 def why_not_there(loader: Any, sampler: Any, budget: int) -> str:
-    """Why a loader samples on the CPU although it has a device; empty if it need not.
+    """The reason why a loader with a device samples on the CPU; empty if it need not.
 
     Args:
         loader: The loader.
@@ -117,7 +117,7 @@ def _no_kernels(device: torch.device) -> str:
 
 
 def _why_not_made_there(loader: Any) -> str:
-    """Why what is sampled on a device would be of no use to the rest of a loader."""
+    """The reason why a sample on the device would be of no use to the rest of a loader."""
     if loader._target.why_copied:
         return f"features are read on the CPU: {loader._target.why_copied}"
     if loader.num_workers > 0 and not loader._fetches_in_threads:
@@ -150,7 +150,7 @@ def _given(target: OnDevice, features: Features | None) -> bool:
 
 
 def _why_copied(data: Any, features: Features | None) -> str:
-    """Why features are not kept on the device but copied with each batch; empty if they are."""
+    """The reason why features are copied with each batch; empty if the device keeps them."""
     if isinstance(data, SuppliesSampler):
         return "servers send features with what they sampled"
     if features is not None:

@@ -29,7 +29,7 @@ class _Itself:
 
 
 class _Feed:
-    """What torch takes for the index sampler: the batches of the epoch that is under way."""
+    """The index sampler as torch sees it: the batches of the current epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterator[BatchIndex] = iter(())
@@ -123,7 +123,7 @@ class Processes:
         self._intact = True
 
     def next_for(self, user: object) -> tuple[int, Any, Stats]:
-        """What came of the next batch.
+        """The result of the next batch.
 
         Raises:
             SourceError: If nothing came in time, or somebody else uses the processes now. After any
@@ -227,7 +227,7 @@ class ProcessPipeline:
 
 
 def _failed(value: Any) -> Any:
-    """What came of a batch, with an error of a process as one of this process."""
+    """The result of a batch, with an error of a process as one of this process."""
     if not isinstance(value, ExceptionWrapper):
         return value
     try:

@@ -124,7 +124,7 @@ class RingReader:
         self.written = 0  # bytes that were announced and not read yet
 
     def head(self, message: bytes) -> tuple[Any, list[Tensor]]:
-        """What a message begins with, and the tensors that are to be read."""
+        """The head of a message, and the tensors that are to be read."""
         head, specs = json.loads(message[1:])
         tensors = []
         for code, shape in specs:

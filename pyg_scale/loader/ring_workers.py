@@ -274,7 +274,7 @@ class RingPipeline:
 
 
 def ring_pipeline(loader: Any, batches: Iterator[BatchIndex], pin: bool) -> RingPipeline:
-    """What a loader with ``worker_type="ring"`` iterates over."""
+    """The source of batches of a loader with ``worker_type="ring"``."""
     return RingPipeline(
         batches,
         loader._process_work,
@@ -321,7 +321,7 @@ def _stats(found: dict[str, Any]) -> Stats:
 
 
 def _run(pipe: Connection, size: int, work: Any, concurrency: int) -> None:
-    """What a sampler process does until its parent says so, or is gone."""
+    """Run a sampler process until its parent ends it, or is gone."""
     began_under = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     torch.set_num_threads(1)

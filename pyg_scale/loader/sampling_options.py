@@ -1,4 +1,4 @@
-"""Who samples, and how far ahead: one set of options for every way to deploy samplers."""
+"""The options of deploying samplers: who samples, and how far ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RING_BYTES = 64 << 20  # for each worker
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How batches are sampled: ``NeighborLoader(..., sampling=SamplingOptions(...))``.
+    """Deployment of samplers: ``NeighborLoader(..., sampling=SamplingOptions(...))``.
 
     The words are those of GraphLearn-for-PyTorch. Some belong to *worker mode* (sampler processes
     beside training, on a graph that this process has opened), some to *server mode* (the graph was

@@ -1,4 +1,4 @@
-"""What a user may pass as ``edge_label_index``, checked before any work."""
+"""The argument ``edge_label_index``, checked before any work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SeedLinks(NamedTuple):
     def inputs(
         self, input_id: Tensor | None, label: Tensor | None, time: Tensor | None, shift: bool
     ) -> EdgeSamplerInput:
-        """What a sampler takes. Mapped links stay in their file; others are copied, as in PyG.
+        """The input of a sampler. Mapped links stay in their file; others are copied, as in PyG.
 
         Args:
             input_id: What to call the links, ``[num_links]``.

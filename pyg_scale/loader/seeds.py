@@ -1,4 +1,4 @@
-"""What a user may pass as ``input_nodes``, checked before any work."""
+"""The argument ``input_nodes``, checked before any work."""
 
 from __future__ import annotations
 

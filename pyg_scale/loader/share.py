@@ -1,4 +1,4 @@
-"""Which rank has which batch of an epoch: a function of the list, the ranks and who owns the parts.
+"""The batches of each rank: a function of the epoch's list, the ranks and who owns the parts.
 
 The list of an epoch's batches does not depend on the ranks; here it is dealt out to them. Every
 step gives each rank one batch, so that after ``s`` steps ``s * world_size`` batches are delivered.
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 UNEVEN = ("join", "drop", "repeat")
-"""What becomes of the last step where there are not enough batches for all ranks."""
+"""The ways to end an epoch whose last step has too few batches for all ranks."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who shares an epoch.
+    """The ranks that share an epoch.
 
     Attributes:
         world_size: Number of ranks.
@@ -100,7 +100,7 @@ class Epoch:
         return replace(self, segments=(*self.segments, Segment(ranks)))
 
     def turns(self, ranks: Ranks, rank: int, uneven: str) -> Turns:
-        """What a rank has still to deliver, in order.
+        """The batches that a rank has still to deliver, in order.
 
         Args:
             ranks: Who goes on with the epoch.
@@ -123,7 +123,7 @@ class Epoch:
 
 
 class Turns:
-    """What a rank has still to deliver of an epoch, by step; see :meth:`Epoch.turns`.
+    """The batches that a rank has still to deliver, by step; see :meth:`Epoch.turns`.
 
     Args:
         epoch: The epoch.
@@ -243,7 +243,7 @@ def num_steps(count: int, world_size: int, rank: int, uneven: str) -> int:
 
 
 def default_owners(num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Who has which part where nobody says: parts go to ranks in turn, or ranks to parts."""
+    """The owners of parts by default: parts go to ranks in turn, or ranks to parts."""
     if num_parts >= world_size:
         return tuple((part % world_size,) for part in range(num_parts))
     return tuple(tuple(range(part, world_size, num_parts)) for part in range(num_parts))

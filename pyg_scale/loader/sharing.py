@@ -32,7 +32,7 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 
 
 class Sharing:
-    """How one loader's seeds are shared.
+    """The way in which ranks share the seeds of one loader.
 
     Args:
         name: The loader, for errors.
@@ -82,7 +82,7 @@ class Sharing:
 
     @functools.cached_property
     def partition(self) -> int:
-        """What identifies the parts of the seeds; 0 if they are not grouped."""
+        """A fingerprint of the parts of the seeds; 0 if they are not grouped."""
         if self.part is None or not self.grouped:
             return 0
         return 1 + zlib.crc32(raw_bytes(self.part.contiguous()).numpy().data)
@@ -206,7 +206,7 @@ class Sharing:
     # Batches ###############################################################################
 
     def num_batches(self, count: int) -> int:
-        """How many of the ``count`` batches of an epoch this rank gets, whole or a piece of."""
+        """The number of the ``count`` batches of an epoch of which this rank gets a share."""
         if self.split_batches:
             return count
         return num_steps(count, self.ranks.world_size, self.rank, self.uneven)
@@ -274,7 +274,7 @@ class Sharing:
         return Batches(draw, turns.first)
 
     def _piece(self, seeds: Tensor) -> Tensor:
-        """Which of the seeds of a step this rank has, ascending ``int64`` ``[n]``.
+        """The positions of this rank's seeds in a step, ascending, ``int64`` ``[n]``.
 
         A run of them, or with parts those that it owns, as far as all ranks get equally many.
         """
@@ -305,7 +305,7 @@ _LOCAL = ("batch_size", "drop_last")  # which who splits by hand may choose for 
 
 
 def _compared(made: Mapping[str, Any], by_hand: bool) -> dict[str, Any]:
-    """What a rank said of its loader that must be the same on all."""
+    """The values of a rank's loader that must be the same on all ranks."""
     left_out = ("seeds", "num_seeds", _DRAWS, *(_LOCAL if by_hand else ()))
     found = {name: value for name, value in made.items() if name not in left_out}
     return found if by_hand else found | made[_DRAWS]

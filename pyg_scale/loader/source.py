@@ -1,4 +1,4 @@
-"""Which feature store a loader reads from."""
+"""The feature store from which a loader reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``split_seeds``, ``uneven``, ``split_batches`` and ``comm`` of a loader stand for."""
+"""The arguments ``split_seeds``, ``uneven``, ``split_batches`` and ``comm`` of loaders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_split_seeds(split_seeds: Any, uneven: Any, split_batches: Any, comm: A
 
 
 def sharing_of(loader: Any, comm: Communicator | None) -> tuple[Sharing | None, Unsplit | None]:
-    """How the seeds of a loader are shared; or, if they are not, who watches over that.
+    """The sharing of the seeds of a loader or, without any, the check that ranks differ.
 
     Args:
         loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, with its seeds and what it was

@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class Position(NamedTuple):
-    """Where an epoch stands: replaced as a whole, so that nobody sees half a step.
+    """The position of an epoch: replaced as a whole, so that nobody sees half a step.
 
     Attributes:
         delivered: How many batches were; where ranks share the epoch, by all of them when all have
@@ -34,7 +34,7 @@ class Position(NamedTuple):
     index_sampler: SamplerState | None = None
 
     def after(self, batch: BatchIndex) -> Position:
-        """Where it stands when one more batch was handed out."""
+        """The position after one more batch."""
         segments, index_sampler = self.segments, self.index_sampler
         if segments:
             segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
@@ -44,7 +44,7 @@ class Position(NamedTuple):
 
 
 class Progress:
-    """How far an epoch is: its key, what was delivered, and how its order came about."""
+    """The progress of an epoch: its key, the batches delivered, and the origin of its order."""
 
     def __init__(self, seed: int, epoch: int, position: Position | None = None) -> None:
         self.seed = seed
@@ -67,7 +67,7 @@ class Progress:
 
 
 class Resumable:
-    """What a loader knows about epochs. A base class of the loaders."""
+    """The state of a loader's epochs. A base class of the loaders."""
 
     seed: int | None
     generator: torch.Generator | None
@@ -119,7 +119,7 @@ class Resumable:
                     sampler.set_epoch(epoch)
 
     def _shared(self) -> Sharing | None:
-        """How the seeds are shared; ``None`` if each process has its own."""
+        """The sharing of the seeds; ``None`` if each process has its own."""
         if self._sharing is None or self._sharing.split_by_hand():
             return None
         return self._sharing
@@ -189,7 +189,7 @@ class Resumable:
     # Resuming ##############################################################################
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration that was started last stands: a few integers.
+        """The position of the iteration that was started last: a few integers.
 
         Counts the batches that were handed out, not those that workers have ready. With an own
         ``sampler=``, ``batch_sampler=`` or ``generator=`` its state is included.
@@ -268,7 +268,7 @@ class Resumable:
             index_state.restore(self._index_sampler, saved)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes the batches of two loaders different."""
+        """The properties in which loaders with other batches differ."""
         sharing = self._shared()
         by_part = 0 if sharing is None else sharing.partition
         return {

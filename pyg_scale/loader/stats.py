@@ -13,7 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.store.reading import Reads
 
 STAGES = ("sample", "fetch", "copy", "transform", "pin", "wait")
-"""What a loader does for a batch.
+"""The stages of a batch.
 
 ``sample``: rows are sampled edges, bytes those of the sampler's output. ``fetch``: rows are
 feature rows read, bytes what they hold, and where a store says it, where they came from
@@ -83,7 +83,7 @@ class Stats:
 
 
 class Counted:
-    """What the batches that were handed out took; its sum is replaced, never changed."""
+    """The costs of the batches that were handed out; the sum is replaced, never changed."""
 
     def __init__(self) -> None:
         self.sum = Stats()

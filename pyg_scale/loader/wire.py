@@ -28,7 +28,7 @@ MAX_DEPTH = 32
 _OUTPUTS = {"$output": SamplerOutput, "$hetero_output": HeteroSamplerOutput}
 _GRAPHS = {"$data": Data, "$hetero_data": HeteroData}
 _PRIVATE = ("_orig_edge_index",)
-"""What batches have beside their attributes."""
+"""Private members of batches, beside their attributes."""
 
 
 def pack(value: Any) -> tuple[bytes, list[Tensor]]:

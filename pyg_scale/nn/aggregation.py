@@ -36,7 +36,7 @@ _MACS_PER_GATHERED = 24
 
 
 def reductions(layer: Any) -> list[str]:
-    """What a layer reduces neighbours with: one reduction, or those of a ``MultiAggregation``.
+    """The reductions of a layer: one, or those of a ``MultiAggregation``.
 
     Raises:
         NotFused: If one of them is not among sum, mean, max and min.
@@ -54,7 +54,7 @@ def reductions(layer: Any) -> list[str]:
 def reduce_neighbors(
     layer: Any, graph: Adjacency, x: Tensor, weight: Tensor | None, how: list[str]
 ) -> Tensor:
-    """What ``propagate`` returns of features ``[num_src, channels]``: ``[num_dst, ...]``."""
+    """The result of ``propagate`` on features ``[num_src, channels]``: ``[num_dst, ...]``."""
     outs = [aggregate(graph, x, weight, each) for each in how]
     return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
 
@@ -113,7 +113,7 @@ def bipartite(
 def mapped_neighbors(
     layer: Any, linear: Any, graph: Adjacency, x: Tensor, weight: Tensor | None, how: list[str]
 ) -> tuple[Tensor, Tensor | None]:
-    """What neighbours come to and a linear map of it, ``linear(propagate(...))``.
+    """A linear map of the reduced neighbours, ``linear(propagate(...))``.
 
     In a block of a sampler only the first nodes have in-edges. For the others the map of zeros
     is its bias: no matrix product is made of them.

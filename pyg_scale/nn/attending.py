@@ -1,4 +1,4 @@
-"""What layers with attention have in common: their edges, self-loops and edge features."""
+"""The common parts of layers with attention: their edges, self-loops and edge features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``pyg-scale doctor`` says about fused layers."""
+"""The check of fused layers in ``pyg-scale doctor``."""
 
 from __future__ import annotations
 

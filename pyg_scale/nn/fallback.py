@@ -1,4 +1,4 @@
-"""Which layers took PyG's own path instead of a fused one, how often, and why."""
+"""Counters of the calls in which layers took PyG's own path, with the reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = "small input"
 """The reason of calls that PyG's path runs faster; nothing is wrong with them."""
 
 RECORDED = "torch.compile or a CUDA graph"
-"""How reasons begin that only hold where a call is recorded."""
+"""The beginning of reasons that only hold where a call is recorded."""
 
 _lock = threading.Lock()
 _gone: Counter[tuple[str, str]] = Counter()  # of layers that are no more, and of compilations
@@ -62,7 +62,7 @@ def _record_compiled(layer: str, reason: str) -> bool:
 
 
 def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
-    """How often layers of :mod:`pyg_scale.nn` took PyG's own path, and why.
+    """Count the calls in which layers of :mod:`pyg_scale.nn` took PyG's own path, by reason.
 
     Args:
         model: Count for each of its layers; ``None`` counts by class, for the whole process.

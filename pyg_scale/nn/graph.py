@@ -87,7 +87,7 @@ def edges_of_sparse(adj_t: Any, num_src: int) -> tuple[Adjacency, Tensor | None]
 
 
 def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor | None = None) -> T:
-    """What was made of an adjacency before, or what ``make`` returns now, kept as long as it.
+    """An object derived from an adjacency: made by ``make`` once, kept as long as it.
 
     Args:
         graph: The edges.
@@ -118,7 +118,7 @@ def _flipped(edge_index: Tensor) -> Tensor:
 
 
 def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
-    """What was made of this very tensor before, if it was not changed in place since."""
+    """The object made earlier of this very tensor, if it was not changed in place since."""
     if recording() or tensor.is_inference():  # its changes cannot be seen
         return make()
     key = id(tensor)

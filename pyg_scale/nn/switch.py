@@ -18,7 +18,7 @@ from pyg_scale.nn.fallback import fallbacks
 
 @dataclass(frozen=True)
 class Layer:
-    """What became of one layer.
+    """The result of accelerating one layer.
 
     Attributes:
         name: Its name in the model, ``""`` for the model itself.
@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass
 class Acceleration:
-    """What :func:`accelerate` did to a model; printing it shows a table.
+    """The result of :func:`accelerate`; printing it shows a table.
 
     Attributes:
         layers: One entry for each message passing layer, in the order of the model.
@@ -61,7 +61,7 @@ class Acceleration:
         self._was.clear()
 
     def fallbacks(self) -> dict[str, dict[str, int]]:
-        """How often layers of the model took PyG's path so far, and why."""
+        """The calls in which layers of the model took PyG's path so far, by reason."""
         return fallbacks(self._model)
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def replacements(convs: Iterable[str | type], failures: list[str]) -> dict[type,
 
 
 def _problem(cls: Any) -> str:
-    """Why a class cannot take the place of another in an instance; empty if it can."""
+    """The reason why a class cannot replace that of an instance; empty if it can."""
     if not isinstance(cls, type) or not issubclass(cls, FusedConv):
         return f"{cls!r} is no subclass of pyg_scale.nn.FusedConv"
     replaces = getattr(cls, "replaces", None)

@@ -87,7 +87,7 @@ class Adjacency:
 
     @property
     def device(self) -> torch.device:
-        """Where the edges are."""
+        """The device of the edges."""
         return self.indices.device
 
     @property

@@ -18,7 +18,7 @@ from pyg_scale.ops.adjacency import Adjacency, from_csr, recording, rows_of
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What features may be. The two short types are accumulated in ``float32``."""
+"""The dtypes of features. The two short types are accumulated in ``float32``."""
 
 
 def csr_aggregate(
@@ -158,7 +158,7 @@ def autocast(x: Tensor) -> Tensor:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What sums, weights and logits of features of a type are made in."""
+    """The dtype in which sums, weights and logits of features are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

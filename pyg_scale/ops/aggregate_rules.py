@@ -1,4 +1,4 @@
-"""What torch must know of the compiled ops behind ``aggregate``: shapes and gradients.
+"""The rules of the compiled ops behind ``aggregate`` for torch: shapes and gradients.
 
 The ops take the graph as six tensors: by destination (``indptr``, ``indices``, ``edge_id``), and by
 source (``t_indptr``, ``t_indices``, ``t_position``) for gradients. In a trace, where nothing is
@@ -259,7 +259,7 @@ def _chosen(
     weight: Tensor | None,
     arg: Tensor,
 ) -> Tensor:
-    """What ``csr_extreme`` returns, given which edges of each row it has chosen (-1: none)."""
+    """The result of ``csr_extreme``, given the edges chosen for each row (-1: none)."""
     # One edge from the first source stands behind the last one, for rows without edges.
     place = torch.where(arg < 0, indices.numel(), indptr[:-1].unsqueeze(-1) + arg)
     src = torch.cat([indices, indices.new_zeros(1)]).to(torch.int64)

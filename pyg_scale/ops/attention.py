@@ -207,7 +207,7 @@ def _attend(
 
 
 def _dropout_key(dropout: float, seed: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """What dropout is drawn from, ``int64`` without dimensions; ``None`` if nothing is dropped."""
+    """The key of dropout, ``int64`` without dimensions; ``None`` if nothing is dropped."""
     if not 0 <= dropout <= 1:
         raise ValueError(f"dropout must be a probability, from 0 to 1 (got {dropout})")
     if dropout == 0:

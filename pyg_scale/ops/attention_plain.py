@@ -1,4 +1,4 @@
-"""What the attention ops mean, in plain torch, one function for each.
+"""The meaning of the attention ops in plain torch, one function for each.
 
 Softmax over the edges of a destination is computed with the largest logit subtracted, in
 ``float32`` or, for ``float64`` features, in that. These are also what runs without compiled
@@ -88,7 +88,7 @@ def dot_product(
 
 
 def keep_mask(seed: Tensor, edge_id: Tensor, heads: int, dropout: float) -> Tensor:
-    """Which weights stay: bool ``[num_edges, heads]``.
+    """A mask of the weights that stay, ``bool`` ``[num_edges, heads]``.
 
     With ``key = fold(fold(0, ATTENTION_DROPOUT), seed)`` the weight of head ``h`` of edge ``e``
     stays if the upper 32 bits of ``draw(key, e * heads + h)`` are not below

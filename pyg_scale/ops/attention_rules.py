@@ -1,4 +1,4 @@
-"""What torch must know of the compiled attention ops: shapes and gradients.
+"""The rules of the compiled attention ops for torch: shapes and gradients.
 
 Each op returns the result, the logarithm of the softmax's denominator (for the gradient, which is
 not differentiable itself), and the weights, which are empty unless asked for. The six tensors of

@@ -1,4 +1,4 @@
-"""Which rows a cache keeps when the coming batches are known: those that are needed soonest.
+"""A cache that knows the coming batches and keeps the rows that are needed soonest.
 
 Evicting what is needed farthest in the future is optimal (Belady, "A study of replacement
 algorithms for a virtual-storage computer", IBM Systems Journal 1966). A batch is one step here: its
@@ -151,7 +151,7 @@ class Belady:
         return fill, slots.int()
 
     def _choose(self, when: Tensor, now: int, spare: int) -> tuple[Tensor, list[int]]:
-        """Which misses are kept, and the slots of which rows are given up for them."""
+        """The misses that are kept, and the slots that are given up for them."""
         used = int(self.state[0])
         kept, room, nearer = self.next[:used], self.owner.numel(), 0
         chosen = torch.zeros(when.numel(), dtype=torch.bool)

@@ -272,7 +272,7 @@ def _cuda_step(found: str, compiler: list[str]) -> _Step:
 
 
 def compiler_notes(source: Path) -> dict[str, str]:
-    """What ptxas said of the kernels in each ``csrc/cuda/*.cu``: registers, bytes that it spilled.
+    """The notes of ptxas on the kernels of each ``csrc/cuda/*.cu``: registers, spilled bytes.
 
     Files that no build has compiled yet are compiled.
 
@@ -334,7 +334,7 @@ def _digest(identity: str, path: Path) -> str:
 
 
 def _run(command: list[str], notes: Path | None = None) -> str:
-    """What a command prints; its messages go into a file, if one is named, or to the user."""
+    """The output of a command; its messages go into a file, if one is named, or to the user."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_STEP_SECONDS, stdin=subprocess.DEVNULL

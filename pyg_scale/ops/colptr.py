@@ -1,4 +1,4 @@
-"""Where the edges into each node of a block begin, without a new key on the batch.
+"""The destination pointers of a block, without a new key on the batch.
 
 A sampler knows these destination pointers anyway. They are found again by the tensor object that
 is the block's ``edge_index``, held weakly: never by an address, which recycled memory repeats. A
@@ -38,7 +38,7 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
 
 
 def recall(edge_index: Tensor) -> Tensor | None:
-    """What was remembered for this very tensor, if it was not changed in place since."""
+    """The pointers remembered for this very tensor, if it was not changed in place since."""
     entry = _known.get(id(edge_index))
     if entry is None or entry[0]() is not edge_index or entry[1] != edge_index._version:
         return None

@@ -30,7 +30,7 @@ class Compressed(NamedTuple):
     indices: Tensor
     """The source of each position, ``int32`` where that holds everything; may be strided."""
     edge_id: Tensor | None
-    """Where the edge of each position stood in the edge list; ``None`` if at the position."""
+    """The position of each edge in the edge list; ``None`` if it is the same."""
 
 
 def build_csc(
@@ -224,7 +224,7 @@ def _first(mask: Tensor, shift: int = 0) -> int:
 
 
 def _pointers(dst: Tensor, num_dst: int) -> Tensor:
-    """Where the edges of each destination begin in a sorted ``dst``."""
+    """The pointers of a sorted ``dst``."""
     if library.compiled():
         return torch.ops.pyg_scale.csc_pointers(dst, num_dst, num_threads())
     count = torch.bincount(dst, minlength=num_dst)

@@ -1,4 +1,4 @@
-"""Which kernels a CUDA device gets: those that nvcc compiled, or what NVRTC compiles at first use.
+"""The kernels of a CUDA device: compiled by nvcc, or by NVRTC at first use.
 
 The compiled library launches both through the CUDA driver (``csrc/cuda/driver.cpp``). A file of
 kernels is compiled for one type of features when it is first needed, in about a second, and kept in
@@ -38,7 +38,7 @@ NVCC, NVRTC = "nvcc", "NVRTC"
 
 OPTIONS = ("--std=c++17", "-DNDEBUG")
 LOCK_SECONDS = 300.0
-"""How long to wait for another process that compiles the same; one file takes seconds."""
+"""Seconds to wait for another process that compiles the same; one file takes seconds."""
 
 _log = logging.getLogger("pyg_scale")
 _MAGIC = b"pyg_scale module 1\n"
@@ -57,7 +57,7 @@ _said = False
 
 
 def way(library: Path, capability: int) -> tuple[str, str]:
-    """How kernels for a device come about; compiles nothing.
+    """The way in which kernels for a device are compiled; compiles nothing.
 
     Args:
         library: The compiled library.
@@ -97,7 +97,7 @@ def way(library: Path, capability: int) -> tuple[str, str]:
 
 
 def why_not(library: Path, capability: int) -> str:
-    """Why a device gets no kernels, and what to do; empty if it does. NVRTC is tried out once."""
+    """The reason why a device gets no kernels, and the remedy; else empty. Tries NVRTC once."""
     found, reason = way(library, capability)
     if found != NVRTC:
         return reason
@@ -215,7 +215,7 @@ def _say(compiler: nvrtc.Compiler, target: str) -> None:
 
 
 def _once(place: Path, make: Callable[[], bytes]) -> bytes:
-    """What a file of the cache holds; if it is not there or is damaged, it is made."""
+    """The content of a file of the cache; if it is not there or is damaged, it is made."""
     if (found := _read(place)) is not None:
         return found
     from filelock import FileLock, Timeout  # comes with torch

@@ -32,7 +32,7 @@ TRUNCATED = -1
 
 
 class Read(NamedTuple):
-    """What a call did."""
+    """The counts of a call."""
 
     reads: int
     """Reads that were issued."""

@@ -98,7 +98,7 @@ def _positions(
     k: int,
     replace: bool,
 ) -> Tensor:
-    """Which in-edges, ``int64`` ``[m]``."""
+    """The positions of the in-edges, ``int64`` ``[m]``."""
     place = torch.arange(row.numel(), device=row.device) - offset[row]  # within its node
     if k < 0:
         return indptr[node][row] + place

@@ -37,7 +37,7 @@ def usable(tensor: Tensor) -> bool:
 
 
 def why_not(device: torch.device) -> str:
-    """Why :func:`usable` says no, and what to do about it; empty if it is not to be told."""
+    """The reason why :func:`usable` says no, and the remedy; empty if there is none to tell."""
     if device.type == "cuda" and library.compiled():
         return _missing(device.index or 0)
     return ""
@@ -119,6 +119,6 @@ def _on_cuda(device: int) -> bool:
 
 @functools.cache
 def _missing(device: int) -> str:
-    """Why there are no kernels for a device, and what to do; empty if there are."""
+    """The reason why there are no kernels for a device, and the remedy; empty if there are."""
     major, minor = torch.cuda.get_device_capability(device)
     return library.why_not_on_cuda(10 * major + minor)

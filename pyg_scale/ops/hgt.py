@@ -36,7 +36,7 @@ _SHIFTED_BITS = 31
 
 
 class HGTTensors(NamedTuple):
-    """What the op returns; one tensor per node type or per edge type.
+    """The result of the op; one tensor per node type or per edge type.
 
     Attributes:
         node: Original node ids, the seeds first (repeats kept), then hop after hop in order of
@@ -155,7 +155,7 @@ def hgt_sample_reference(
 
 
 def score_of(degree: Tensor) -> Tensor:
-    """What a node adds to the score of the source of each of its in-edges.
+    """The score that a node adds to the source of each of its in-edges.
 
     Args:
         degree: How many in-edges of the type nodes have, ``int64`` ``[n]``.
@@ -176,7 +176,7 @@ def hgt_take(
     k: int,
     key: int,
 ) -> Tensor:
-    """What one hop takes of a type: the draw of :func:`hgt_sample`, of in-edges that are given.
+    """The nodes that one hop takes of a type: the draw of :func:`hgt_sample` among in-edges.
 
     The first three have one entry for each edge type that comes from this one, and for each hop
     until now.
@@ -241,7 +241,7 @@ class _Budget:
 
 
 def _first_row(node: Tensor, wanted: Tensor) -> Tensor:
-    """Where each wanted id is first in ``node``, -1 where it is not."""
+    """The first position of each wanted id in ``node``, -1 where it is not."""
     if node.numel() == 0:
         return torch.full_like(wanted, -1)
     ids, order = node.sort(stable=True)

@@ -1,4 +1,4 @@
-"""Which pairs of nodes are joined by an edge."""
+"""A test of pairs of nodes for edges."""
 
 from __future__ import annotations
 

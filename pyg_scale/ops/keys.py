@@ -149,7 +149,7 @@ FEISTEL_ROUNDS = 12
 
 
 def permuted(key: int, size: int, position: Tensor) -> Tensor:
-    """What stands at some positions of another random order of ``size`` elements.
+    """The elements at some positions of another random order of ``size`` elements.
 
     Computed for each position alone, in constant memory: a generalised Feistel network (Black
     and Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002). ``x`` is ``left + a *

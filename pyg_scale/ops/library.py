@@ -31,7 +31,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class _Library:
-    """What is known of the library. A failure is looked at again: somebody may have built it."""
+    """The state of the library. A failure is looked at again: somebody may have built it."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -121,7 +121,7 @@ def load() -> None:
 
 
 def status() -> dict[str, Any]:
-    """What :func:`compiled` would find; never raises.
+    """The state that :func:`compiled` would find; never raises.
 
     Returns:
         ``mode`` (of ``PYG_SCALE_KERNELS``), ``path`` (of the library that was found, or
@@ -151,7 +151,7 @@ def cuda() -> str:
 
 
 def way_on_cuda(capability: int) -> tuple[str, str]:
-    """How kernels for a CUDA device come about, see :func:`pyg_scale.ops.cuda_modules.way`.
+    """The way to kernels for a CUDA device, see :func:`pyg_scale.ops.cuda_modules.way`.
 
     Args:
         capability: Of the device, ``90`` for 9.0.
@@ -165,7 +165,7 @@ def way_on_cuda(capability: int) -> tuple[str, str]:
 
 
 def why_not_on_cuda(capability: int) -> str:
-    """Why a CUDA device gets no kernels, and what to do; empty if it does. Compiles one to try.
+    """The reason why a CUDA device gets no kernels, and the remedy; empty if it does. Tries one.
 
     Args:
         capability: Of the device, ``90`` for 9.0.

@@ -76,7 +76,7 @@ class MappedRows:
 
 
 def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
-    """Why the rows of a tensor cannot be mapped for a device; empty if they can."""
+    """The reason why the rows of a tensor cannot be mapped for a device; empty if they can."""
     if device.type != "cuda":
         return f"{device} reads the memory of the host anyway"
     if tensor.device.type != "cpu" or not tensor.is_contiguous():

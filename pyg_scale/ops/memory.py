@@ -17,7 +17,7 @@ from pyg_scale.ops import library
 
 
 class PoolStats(NamedTuple):
-    """What the pool holds now, and what it did since the process began."""
+    """The bytes in the pool, and its counts since the process began."""
 
     live_bytes: int
     """Bytes of tensors in use. Tensors below 256 KiB are not in the pool."""

@@ -1,4 +1,4 @@
-"""How far a matrix goes before nothing but zeros follows (``csrc/nonzero_rows.cpp``)."""
+"""The length of a matrix without the zero rows at its end (``csrc/nonzero_rows.cpp``)."""
 
 from __future__ import annotations
 

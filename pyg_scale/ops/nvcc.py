@@ -27,7 +27,7 @@ _SWITCHES = ("auto", "0", "1", "nvrtc")
 
 
 def switch() -> str:
-    """What ``PYG_SCALE_CUDA`` says.
+    """The value of ``PYG_SCALE_CUDA``.
 
     Raises:
         ValueError: If it is none of ``auto``, ``0``, ``1`` and ``nvrtc``.
@@ -59,7 +59,7 @@ def find_nvcc() -> str | None:
 
 
 def wanted(source: Path) -> str | None:
-    """What a library of these sources must hold for CUDA.
+    """The CUDA architectures that a library of these sources must hold.
 
     Returns:
         The architectures, as :func:`architectures`; ``""`` if there must be none; ``None`` if any

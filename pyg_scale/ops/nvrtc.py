@@ -16,7 +16,7 @@ from pathlib import Path
 from pyg_scale.errors import KernelsError
 
 FIX = "pip install nvidia-cuda-nvrtc   # for CUDA 12: nvidia-cuda-nvrtc-cu12"
-"""What brings NVRTC where torch did not."""
+"""The command that installs NVRTC where torch did not."""
 
 _NAME = re.compile(r"libnvrtc\.so\.(\d+)(\.[\d.]+)?$")
 _MAJORS = (13, 12)

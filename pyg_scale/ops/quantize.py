@@ -19,7 +19,7 @@ from pyg_scale.ops.threads import num_threads
 
 LEVELS = 127
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""What can be quantised."""
+"""The dtypes that can be quantised."""
 
 _CHUNK = 1 << 22  # numbers at a time
 _LARGEST = 0.99  # of what the dtype holds: the rounding of a larger number may be infinite
@@ -164,7 +164,7 @@ def dequantize(
 
 
 def bound_of(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far a number of ``dtype`` may be from what was quantised, ``float64``.
+    """The largest error of a number of ``dtype`` after quantisation, ``float64``.
 
     Half a step, two roundings in the dtype of the scale, and one to ``dtype``.
     """
@@ -175,7 +175,7 @@ def bound_of(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def narrow_bound_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far numbers of ``dtype`` may be from what half precision ``x`` was made of, ``float64``.
+    """The largest error of numbers of ``dtype`` kept as half precision ``x``, ``float64``.
 
     The rounding to half precision, and one to ``dtype`` where that is the other half precision.
     """

@@ -16,7 +16,7 @@ from pyg_scale.ops import library
 
 
 class Plan(NamedTuple):
-    """What a request for rows ``index`` ``[n]`` takes."""
+    """The plan of a request for rows ``index`` ``[n]``."""
 
     slot_at: Tensor
     """``int32`` ``[n]``: the slot to copy a row from, -1 if there is none."""

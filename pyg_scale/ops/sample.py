@@ -20,7 +20,7 @@ ABSENT = torch.empty(0, dtype=torch.int64)
 
 
 class SampledTensors(NamedTuple):
-    """What the op returns; one tensor per node type or per edge type.
+    """The result of the op; one tensor per node type or per edge type.
 
     Attributes:
         node: Original node ids, the seeds first.

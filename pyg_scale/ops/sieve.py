@@ -1,4 +1,4 @@
-"""Which rows a cache keeps when nothing is known of the future: SIEVE.
+"""A cache that knows nothing of the future: SIEVE.
 
 Slots are in a queue by age. A row that is used is marked; a new one comes in at the head. To make
 room, a hand moves from old to new, unmarks what is marked and evicts the first row that is not

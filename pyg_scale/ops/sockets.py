@@ -48,7 +48,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows go that come.
+    """The places of incoming rows.
 
     Attributes:
         out: ``uint8`` ``[n, row_bytes]``, contiguous.

@@ -13,7 +13,7 @@ from pyg_scale.errors import KernelsError
 from pyg_scale.ops import nvcc
 
 COMMAND = "pyg-scale build"
-"""What a user runs to compile the kernels."""
+"""The command that compiles the kernels."""
 
 NAME = "_kernels.abi3.so"
 MARK = b"pyg_scale sources: "
@@ -60,7 +60,7 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Where compiled objects are kept, and the library if the package cannot be written to."""
+    """The folder of compiled objects, and of the library if the package is read-only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pyg_scale"
 
@@ -110,7 +110,7 @@ def require_own(path: Path) -> None:
 
 
 def locations(source: Path | None = None) -> list[Path]:
-    """Where a library of these sources may be: next to the package, then in the user's cache."""
+    """The possible places of a library of these sources: the package, then the user's cache."""
     digest = source_hash(source or source_dir())[:16]
     return [_PACKAGE / "ops" / NAME, cache_dir() / f"{digest}-{platform.machine()}" / NAME]
 

@@ -1,4 +1,4 @@
-"""What answers say about some nodes, in the order of the nodes (``csrc/stitch.cpp``)."""
+"""Answers about some nodes, put into the order of the nodes (``csrc/stitch.cpp``)."""
 
 from __future__ import annotations
 

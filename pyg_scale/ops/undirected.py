@@ -22,7 +22,7 @@ _CHUNK = 1 << 24  # entries between two steps of the progress bar
 
 
 class Facts(NamedTuple):
-    """What :func:`facts` finds."""
+    """The result of :func:`facts`."""
 
     is_sorted: bool
     """Neighbours are ascending within each node."""
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 def facts(indptr: Tensor, indices: Tensor) -> Facts:
-    """What is true of an adjacency, found in one pass over it, without memory of its own.
+    """Properties of an adjacency, found in one pass over it, without memory of its own.
 
     Whether every edge has its reverse is told by two sums of 64-bit hashes, of all entries and of
     all entries turned round: a directed graph passes for an undirected one with probability

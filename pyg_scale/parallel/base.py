@@ -51,7 +51,7 @@ class Parallel(ABC):
 
 
 class ParallelModule(Protocol):
-    """What a wrapped module has, besides ``forward`` with the arguments of the module itself.
+    """The contract of a wrapped module, besides ``forward`` with the arguments of the module.
 
     Attributes:
         module: The module that was wrapped. Use it for what one rank does alone, such as an

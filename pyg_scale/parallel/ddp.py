@@ -192,7 +192,7 @@ class DataParallel(DistributedDataParallel):
             )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What a rank without batches does: torch's hook, then the steps."""
+        """The hook of a rank without batches: torch's, then the steps."""
         return _Shadow(
             self,
             super().join_hook(**kwargs),
@@ -255,7 +255,7 @@ def _has_values(gradient: Tensor | None) -> bool:
 
 
 def _functions(steps: tuple[Any, ...]) -> list[Callable[[], Any]]:
-    """What to call for each step."""
+    """The functions to call for each step."""
     if not steps:
         raise TypeError(
             "join() needs what follows backward(), such as the optimizer: join(optimizer). A rank "

@@ -41,7 +41,7 @@ def counting(weights: "SeedWeights") -> Iterator[None]:
 
 
 class SeedWeights:
-    """What one rank has to say about its gradients, and what all ranks said.
+    """The weights of the gradients of this rank and of all.
 
     Attributes:
         roll_call: Says which ranks are gone or late when an exchange has failed.

@@ -21,7 +21,7 @@ _FINE = 1 << 20  # units in which the work of an average node is counted
 
 @dataclass(frozen=True)
 class Repartition:
-    """What :func:`repartition` did.
+    """The result of :func:`repartition`.
 
     Attributes:
         assignment: The part ``int32`` ``[num_nodes]`` of every node; by node type if there are
@@ -159,7 +159,7 @@ def _weights(weights: Tensor | None, size: int) -> Tensor:
 
 
 def _weights_of(loads: Any, part: Tensor, parts: int) -> Tensor:
-    """What a node of each part weighs, so that parts weigh what was measured."""
+    """The weight of a node of each part, so that parts weigh what was measured."""
     found = torch.as_tensor(loads, dtype=torch.float64).detach().cpu()
     if found.shape != (parts,):
         raise ValueError(f"loads must have one number for each of the {parts} parts")

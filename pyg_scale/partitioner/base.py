@@ -14,12 +14,12 @@ from torch import Tensor
 from pyg_scale.graph.topology import NodeType, Topology
 
 BALANCES = ("nodes", "edges", "train")
-"""What can be balanced: nodes of each type, in-edges of all types, training nodes of each type."""
+"""Quantities to balance: nodes of each type, in-edges of all, training nodes of each type."""
 
 
 @dataclass(frozen=True)
 class PartitionGraph:
-    """What a partitioner sees: undirected, without types.
+    """The graph as a partitioner sees it: undirected, without types.
 
     The nodes of all types are numbered through, in the order of the types. Every edge of the
     user's graph is there in both directions, once each way however often it was given; there are
@@ -120,7 +120,7 @@ class Partitioner(ABC):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def extra(self) -> dict[str, object]:
-        """What else is to be kept in a graph directory, as JSON values."""
+        """Further values to keep in a graph directory, as JSON."""
         return {}
 
     def capacity(self, graph: PartitionGraph, shares: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def sizes(weights: Tensor) -> Tensor:
 
 
 def least_of_parts(weights: Tensor, shares: Tensor, max_imbalance: float) -> Tensor:
-    """What a part should hold at least, so that balancing by capacities empties none.
+    """The least load of a part, so that balancing by capacities empties none.
 
     As far below its share as parts may be above it, twice over; nothing of what single nodes
     have too much of.
@@ -151,7 +151,7 @@ def least_of_parts(weights: Tensor, shares: Tensor, max_imbalance: float) -> Ten
 
 
 def excess(level: Level, assignment: Tensor, capacity: Tensor, minimum: Tensor) -> int:
-    """How far parts are out of their bounds, columns counting alike."""
+    """The excess of parts over their bounds, columns counting alike."""
     held = torch.zeros_like(capacity)
     held.index_add_(0, assignment.to(torch.int64), level.weights)
     out = ((held - capacity).clamp(min=0) + (minimum - held).clamp(min=0)).to(torch.float64)

@@ -30,7 +30,7 @@ def compare(
     edge_assign_strategy: str = "by_dst",
     memory: int | str = "1GB",
 ) -> list[Quality]:
-    """What several methods make of a graph, for :func:`~pyg_scale.partitioner.report.table`.
+    """Partition a graph by several methods, for :func:`~pyg_scale.partitioner.report.table`.
 
     The graph is read and made undirected once, which counts for none of the methods.
 

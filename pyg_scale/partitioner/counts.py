@@ -1,4 +1,4 @@
-"""What a partition is worth: cut, balance, replication, halo nodes, remote features."""
+"""Measures of a partition: cut, balance, replication, halo nodes, remote features."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def assign(
     options: Mapping[str, Any] | None = None,
     graph: PartitionGraph | None = None,
 ) -> tuple[Partition, PartitionGraph]:
-    """What :func:`partition` writes, and the graph as the method saw it.
+    """The assignment that :func:`partition` writes, and the graph as the method saw it.
 
     Args:
         data: As in :func:`partition`, as are those that are not named here.

@@ -127,7 +127,7 @@ def _largest(matrix: _Walk, x: np.ndarray, products: int, tolerance: float) -> n
 
 
 def _without(x: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
-    """What is left of ``x`` at right angles to others, which are so to each other."""
+    """The component of ``x`` that is orthogonal to orthogonal vectors."""
     for other in others:
         x = x - _dot(x, other) * other
     return x

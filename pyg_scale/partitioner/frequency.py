@@ -103,7 +103,7 @@ class FrequencyPartitioner(Partitioner):
         return assignment, cache
 
     def _probability(self, graph: PartitionGraph, mine: Tensor, seed: int) -> Tensor:
-        """How often a part samples each node of all types."""
+        """The frequency with which a part samples each node of all types."""
         seeds = mine if graph.train is None else mine & graph.train
         topology, ranges = graph.topology, graph.offsets
         if topology is None:

@@ -20,7 +20,7 @@ from pyg_scale.store.source import of
 from pyg_scale.store.topology import topology_of
 
 Train = Tensor | Mapping[NodeType, Tensor] | str
-"""Which nodes train: a mask or ids, the same by node type, or the name of a set."""
+"""The training nodes: a mask or ids, the same by node type, or the name of a set."""
 
 
 def partition_graph(
@@ -31,7 +31,7 @@ def partition_graph(
     is_sorted: bool = True,
     is_simple: bool = True,
 ) -> PartitionGraph:
-    """What a partitioner sees of a graph.
+    """The graph as a partitioner sees it.
 
     A graph with one type of nodes and of edges whose edges are all there in both directions,
     without self-loops and parallel edges unless ``is_simple=False``, is used where it lies, be it
@@ -165,7 +165,7 @@ def _numbered(
 
 
 class _FromTopology:
-    """What there is to know of a graph in memory."""
+    """A description of a graph in memory."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -212,7 +212,7 @@ class _FromTopology:
 
 
 class _FromDirectory:
-    """What there is to know of a graph directory, of one part or of several."""
+    """A description of a graph directory, of one part or of several."""
 
     def __init__(self, directory: GraphDirectory) -> None:
         self.directory = directory

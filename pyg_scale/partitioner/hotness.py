@@ -1,4 +1,4 @@
-"""How hot a node is: the probability that sampling neighbours for a batch reaches it."""
+"""The hotness of nodes: the probability that sampling neighbours for a batch reaches it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _sampled(
     num_batches: int,
     seed: int,
 ) -> dict[NodeType, Tensor]:
-    """How often nodes occur in batches that the native sampler makes."""
+    """The frequencies of nodes in batches of the native sampler."""
     sampler = sampler_of(graph, hops)
     key = keys.fold(0, seed)
     streams = {

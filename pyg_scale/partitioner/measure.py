@@ -35,7 +35,7 @@ def quality(
     seed: int = 0,
     memory: int | str = "1GB",
 ) -> Quality:
-    """What a partition is worth.
+    """Measure a partition.
 
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, or a graph directory or its

@@ -27,7 +27,7 @@ ORDERS = ("natural", "random", "degree", "bfs")
 
 
 class StreamPartitioner(Partitioner):
-    """What :class:`LDG` and :class:`Fennel` have in common.
+    """The base of :class:`LDG` and :class:`Fennel`.
 
     Args:
         passes: How often each node is placed; later passes know where all its neighbours are.

@@ -22,7 +22,7 @@ _CHUNK = 1 << 16  # nodes whose walks are in memory at a time
 def visits(
     indptr: Tensor, indices: Tensor, walks: int, length: int, key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which nodes the walks from each node visit, and how large a share of the steps.
+    """The nodes that walks from each node visit, and their shares of the steps.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.

@@ -18,7 +18,7 @@ from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, node_dir
 
 EDGE_BYTES = 192
-"""What an edge needs of memory at most while it is sorted by part."""
+"""The most bytes that an edge needs while it is sorted by part."""
 
 COLUMNS = ("indices", "edge_id", "time", "weight_prefix")
 
@@ -86,7 +86,7 @@ def neighbor_times(source: GraphDirectory, edge_type: EdgeType, end: int) -> Ten
 
 
 def id_dtype(num_edges: int) -> torch.dtype:
-    """What original edge ids are written as."""
+    """The dtype in which original edge ids are written."""
     return torch.int32 if num_edges < 2**31 else torch.int64
 
 
@@ -242,7 +242,7 @@ def write_halo(
 
 
 def _written(writer: DirectoryWriter, name: str, size: int, rows: int) -> Iterator[Tensor]:
-    """What was written to a column of integers, as ``int64`` pieces."""
+    """The pieces of a column of integers that were written, as ``int64``."""
     path = writer.staging / name
     if not size:
         return

@@ -32,7 +32,7 @@ CAPABILITIES = {
     "backward": "sample_direction='backward'",
     "links": "link loaders (sample_from_edges)",
 }
-"""What a sampler can declare in ``supports``. What it does not declare raises when asked for."""
+"""The names that a sampler can declare in ``supports``; others raise when asked for."""
 
 
 @runtime_checkable
@@ -180,7 +180,7 @@ class NeighborSampler(pyg.BaseSampler):
         self._check_supported()
 
     def _wanted(self) -> dict[str, bool]:
-        """Which of the :data:`CAPABILITIES` the arguments ask for."""
+        """Those of the :data:`CAPABILITIES` that the arguments ask for."""
         graph = self.topology
         assert graph is not None
         return {

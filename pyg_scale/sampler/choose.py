@@ -1,4 +1,4 @@
-"""Which in-edges some nodes get: asked by whoever samples, answered by whoever holds the edges."""
+"""The choice of in-edges: asked for by the sampler, made where the edges are."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ask(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """What each node of an :class:`Ask` got.
+    """The in-edges that each node of an :class:`Ask` got.
 
     Attributes:
         counts: How many in-edges, ``int64`` ``[n]``.
@@ -114,7 +114,7 @@ def choose(
 
 
 def _checked(chosen: Any, who: str) -> Chosen:
-    """What a sampler chose; else indexing would cut what is too long, and say nothing."""
+    """The choice of a sampler, checked: indexing would silently cut one that is too long."""
     if not isinstance(chosen, Chosen):
         raise TypeError(f"{who} must return Chosen(row, position) (got {type(chosen).__name__})")
     attrs = chosen.edge_attrs or {}

@@ -165,7 +165,7 @@ class _Batch:
         self._edges[edge_type].append((drawn, row, col))
 
     def end_hop(self) -> None:
-        """What the hop added is expanded by the next one."""
+        """Let the next hop expand the nodes that this one added."""
         for node_type, nodes in self._nodes.items():
             self._begin[node_type] = sum(nodes.per_hop)
             nodes.per_hop.append(nodes.size - self._begin[node_type])

@@ -47,7 +47,7 @@ class DeviceGraph:
 
     @property
     def num_bytes(self) -> int:
-        """What the device holds."""
+        """The bytes on the device."""
         held = [*self.row_of.values(), *(t for csc in self.csc.values() for t in csc)]
         return sum(allotted(tensor.nbytes) for tensor in held if tensor is not None)
 
@@ -58,7 +58,7 @@ class DeviceGraph:
 
 
 def graph_bytes(topology: Topology) -> int:
-    """What :class:`DeviceGraph` takes of a device."""
+    """The bytes that :class:`DeviceGraph` takes on a device."""
     size = sum(allotted(4 * count) for count in topology.num_nodes.values())
     return size + sum(_csc_bytes(csc) for csc in topology.csc.values())
 

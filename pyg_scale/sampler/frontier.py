@@ -1,4 +1,4 @@
-"""What a hop expands and what it takes: the two ends of :meth:`HopSampler.pick`."""
+"""The nodes that a hop expands and those it takes: both ends of :meth:`HopSampler.pick`."""
 
 from __future__ import annotations
 

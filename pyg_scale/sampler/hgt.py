@@ -68,7 +68,7 @@ class HGTSampler(NeighborSampler):
 
     @property
     def num_hops(self) -> int:
-        """How often nodes are taken."""
+        """Number of times that nodes are taken."""
         return max((len(numbers) for numbers in self.num_samples.values()), default=0)
 
     def _per_type(self, num_samples: Any) -> dict[str, list[int]]:

@@ -25,7 +25,7 @@ def sample_across(
     type_hash: Mapping[NodeType, int],
     key: int,
 ) -> Sample:
-    """What :func:`pyg_scale.ops.hgt.hgt_sample` gives of the whole graph, to the bit.
+    """The result of :func:`pyg_scale.ops.hgt.hgt_sample` on the whole graph, to the bit.
 
     A node's in-edges are asked for once, when it comes into the sample.
 

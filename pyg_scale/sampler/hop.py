@@ -217,7 +217,7 @@ class HopSampler(NeighborSampler):
         return out
 
     def _finish(self, sample: Sample) -> Sample:
-        """What the direction and the type of the subgraph make of the sampled edges."""
+        """Apply the direction and the type of the subgraph to the sampled edges."""
         if self.subgraph_type == SubgraphType.induced:
             sample.num_sampled_nodes = sample.num_sampled_edges = None
         if self.sample_direction == "backward":

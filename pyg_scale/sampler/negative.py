@@ -34,7 +34,7 @@ from pyg_scale.sampler.keyed_nodes import Candidates, draw_among
 from pyg_scale.sampler.routed_edges import RoutedEdges
 
 ATTEMPTS = 16
-"""How often a negative is drawn before what is left is enumerated."""
+"""Attempts to draw a negative before the remaining pairs are enumerated."""
 
 
 class NegativeSampling(pyg.NegativeSampling):
@@ -106,7 +106,7 @@ class NegativeSampling(pyg.NegativeSampling):
         return math.ceil(num_positives * self.amount)
 
     def _plan(self, graph: Topology, edge_type: EdgeType) -> _Plan:
-        """What drawing from a graph needs, made once for every graph and edge type."""
+        """The tables for drawing from a graph, made once for every graph and edge type."""
         with _lock:
             self._plans = [plan for plan in self._plans if plan.graph() is not None]
             for plan in self._plans:
@@ -213,7 +213,7 @@ def _redraw(draws: list[_Draws], out: list[Tensor], positives: _Positives) -> No
 
 
 class _Left:
-    """What is left when every attempt has given a positive: enumerates it."""
+    """The remaining pairs after all attempts have given positives: enumerates them."""
 
     def __init__(self, draws: list[_Draws], positives: _Positives):
         self.draws = draws
@@ -315,7 +315,7 @@ class _Positives:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What drawing from one graph needs. Without ``src`` only destinations are drawn."""
+    """The tables for drawing from one graph. Without ``src`` only destinations are drawn."""
 
     graph: weakref.ref[Topology]
     edge_type: EdgeType

@@ -1,4 +1,4 @@
-"""What a sampler returns: one sampled subgraph, by types or as PyG's ``SamplerOutput``."""
+"""The output of a sampler: one sampled subgraph, by types or as PyG's ``SamplerOutput``."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def parts_topology(
     weight_attr: str | None = None,
     make_router: MakeRouter | None = None,
 ) -> Topology:
-    """What samplers see of a directory of several parts: each part answers for its own nodes.
+    """The topology of a directory of several parts: each part answers for its own nodes.
 
     Args:
         directory: The graph.
@@ -138,7 +138,7 @@ class PartAnswers:
         return self._csc[key]
 
     def _neighbor_time(self, part: int, edge_type: EdgeType, csc: CSC) -> Tensor:
-        """What parts of an earlier release do not have, as long as all of them are here."""
+        """The times of neighbours, which parts of an earlier release lack; all must be here."""
         directory = self._directory
         if len(directory.parts) < directory.meta.num_parts:
             raise GraphDirectoryError(
@@ -193,7 +193,7 @@ class PartsRouter:
         return self._here
 
     def expand(self, sampler: HopSampler, asks: Sequence[Ask]) -> list[Picked]:
-        """What the nodes of a hop get, in their order, whichever part they are in."""
+        """The in-edges of the nodes of a hop, in their order, whichever part they are in."""
         return [self._expand(sampler, ask) for ask in asks]
 
     def _expand(self, sampler: HopSampler, ask: Ask) -> Picked:

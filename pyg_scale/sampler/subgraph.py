@@ -1,4 +1,4 @@
-"""What becomes of a directional sample: exchanged directions, both directions, all edges.
+"""Subgraphs made of a directional sample: exchanged directions, both directions, all edges.
 
 Shared by every implementation of the contract, so that they cannot differ in it.
 """
@@ -160,6 +160,6 @@ def _both_directions(
 
 
 def _pointers(destination: Tensor, num_nodes: int) -> Tensor:
-    """Where each destination begins in a sorted list of destinations, ``[num_nodes + 1]``."""
+    """The pointers of a sorted list of destinations, ``[num_nodes + 1]``."""
     count = torch.bincount(destination, minlength=num_nodes)
     return torch.cat([count.new_zeros(1), count.cumsum(0)])

@@ -33,7 +33,7 @@ def unbound(sampler: Any) -> NeighborSampler:
 
 
 def needed(data: Data | HeteroData, **options: Any) -> list[str]:
-    """Which of the :data:`~pyg_scale.sampler.base.CAPABILITIES` a call needs."""
+    """Those of the :data:`~pyg_scale.sampler.base.CAPABILITIES` that a call needs."""
     time = options.get("time_attr")
     subgraph_type = options.get("subgraph_type")
     wanted = {
@@ -107,7 +107,7 @@ def requested(
     time: Seeds | None = None,
     **options: Any,
 ) -> Request:
-    """What a call asks for."""
+    """The request of a call."""
     facts = Facts.of(data, options.get("time_attr"), options.get("weight_attr"))
     if options.get("sample_direction") == "backward":
         facts = facts.reversed()

@@ -28,7 +28,7 @@ DTYPES = [
     torch.float64,
 ]
 SHAPES = [(0,), (1,), (7,), (3, 2), (0, 5), (2, 0), (), (5, 1, 2), (4096, 33)]
-"""What ranks send to each other, one shape or another."""
+"""Shapes of tensors that ranks send to each other."""
 
 
 class CommTests(ServiceTests):
@@ -58,7 +58,7 @@ class CommTests(ServiceTests):
 
     @pytest.fixture
     def comm(self) -> Any:
-        """What joins a group."""
+        """The factory of communicators; joins a group."""
         raise NotImplementedError("return a class with join(), such as MyCommunicator")
 
     def on_ranks(
@@ -80,7 +80,7 @@ class CommTests(ServiceTests):
         return run_ranks(size, work, timeout=timeout)
 
     def tensor(self, source: int, target: int, number: int, dtype: torch.dtype) -> Tensor:
-        """What ``source`` sends to ``target``: every pair has its own shape and values."""
+        """The tensor from ``source`` to ``target``: every pair has its own shape and values."""
         shape = SHAPES[(3 * source + target + number) % len(SHAPES)]
         size = torch.Size(shape).numel()
         value = (torch.arange(size) * 7 + 31 * source + 5 * target + number) % 101

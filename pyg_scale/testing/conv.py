@@ -74,7 +74,7 @@ class ConvTests:
             return cls()
 
     def arguments(self, x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
-        """What ``forward`` is called with."""
+        """The arguments of ``forward``."""
         return x, edge_index
 
     # The contract ##########################################################################
@@ -140,7 +140,7 @@ class ConvTests:
         _close(ours(*arguments), theirs(*arguments), 1e-11)
 
     def test_sparse_matrices(self, conv: type[FusedConv]) -> None:
-        """What PyG's layer takes instead of an edge list, ours takes as well."""
+        """Sparse matrices that PyG's layer takes are taken by ours."""
         data = _data(graphs.hostile())
         edge_index = data.edge_index[:, data.edge_index[1].argsort(stable=True)]
         size = data.x.size(0)
@@ -174,7 +174,7 @@ class ConvTests:
         assert not fallbacks(layer), f"took PyG's path: {fallbacks(layer)}"
 
     def test_the_same_edges_again(self, conv: type[FusedConv]) -> None:
-        """What is kept with edges must not outlive a change of them."""
+        """Data that is kept with edges must not outlive a change of them."""
         data = _data(graphs.hostile())
         layer = self.make(conv).double()
         before = layer(*self.arguments(data.x, data.edge_index)).detach()

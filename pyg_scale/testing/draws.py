@@ -1,4 +1,4 @@
-"""What a sampler draws: as the key of the batch says, uniformly, and independently."""
+"""The draws of a sampler: as the key of the batch says, uniformly, and independently."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class DrawTests:
         weight: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """What at least so many nodes of a degree draw: neighbour numbers ``[draws, k]``."""
+        """The draws of at least so many nodes of a degree: neighbour numbers ``[draws, k]``."""
         _only_if_uniform(unbound)
         bound = bind(unbound, graphs.copies(num_copies, degree, weight), [k], **options)
         keys = range(math.ceil(draws / num_copies))
@@ -239,7 +239,7 @@ class DrawTests:
 
 
 def _picks(sample: Sample, num_copies: int, k: int) -> Tensor:
-    """Which neighbours each copy drew, ``[seeds, k]``."""
+    """The neighbours that each copy drew, ``[seeds, k]``."""
     seeds = sample.num_sampled_nodes[None][0] if sample.num_sampled_nodes else num_copies
     count = torch.bincount(sample.col[None], minlength=seeds)
     assert bool((count == k).all()), f"a node drew {count[count != k][:1].tolist()} edges, not {k}"

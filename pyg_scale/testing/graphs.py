@@ -269,7 +269,7 @@ class Facts:
         return out
 
     def time_of(self, edge_type: EdgeType) -> Tensor | None:
-        """When each edge can be followed: its own time, or that of the node it comes from."""
+        """The time from which each edge can be followed: its own, or that of its source."""
         if edge_type in self.edge_time:
             return self.edge_time[edge_type]
         if self.source_type(edge_type) in self.node_time:

@@ -16,7 +16,7 @@ from pyg_scale.testing.graphs import Facts
 
 @dataclass
 class Request:
-    """What a sampler was asked for.
+    """The request to a sampler.
 
     Attributes:
         facts: The graph, turned round for ``sample_direction="backward"``.
@@ -165,7 +165,7 @@ def _verify_pointers(sample: Sample) -> None:
 def _hops_of_rows(
     sample: Sample, request: Request
 ) -> tuple[dict[NodeType, list[int]], dict[NodeType, list[int]]]:
-    """Where the rows of each hop begin and end, after checking the numbers per hop."""
+    """The bounds of the rows of each hop, after checking the numbers per hop."""
     begin, end = {}, {}
     assert sample.num_sampled_nodes is not None, "num_sampled_nodes is missing"
     assert sample.num_sampled_edges is not None, "num_sampled_edges is missing"

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a rank has to show; at the end also what the optimizer remembers."""
+    """The results of a rank; at the end also the state of the optimizer."""
 
     initial: dict[str, Tensor]
     gradients: dict[str, Tensor | None]

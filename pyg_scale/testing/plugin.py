@@ -27,7 +27,7 @@ CONTRACTS = {
 """The class that a target of each kind must be a subclass of."""
 
 HEAVY = ("torch", "torch_geometric", "numpy", "scipy", "pandas")
-"""What the module that an entry point names must not import."""
+"""Packages that the module of an entry point must not import."""
 
 
 class PluginTests:
@@ -48,7 +48,7 @@ class PluginTests:
 
     @pytest.fixture
     def provided(self, plugin: str) -> list[plugins.Entry]:
-        """What the plugin adds."""
+        """The entries that the plugin adds."""
         return [entry for entry in plugins.entries() if owner(entry) == plugins.normal(plugin)]
 
     def test_is_found_and_not_skipped(self, plugin: str, provided: list[plugins.Entry]) -> None:

@@ -1,4 +1,4 @@
-"""What pytest loads in every run of an environment that has pyg_scale: imports pytest alone."""
+"""The pytest plugin of pyg_scale, loaded in every run: it imports pytest alone."""
 
 import pkgutil
 

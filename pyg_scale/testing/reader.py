@@ -1,4 +1,4 @@
-"""What every reader must do, whatever it reads."""
+"""The contract of every reader, whatever it reads."""
 
 from __future__ import annotations
 

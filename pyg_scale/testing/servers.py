@@ -44,7 +44,7 @@ class ServerTests:
 
     @pytest.fixture
     def comm(self) -> Any:
-        """What has ``listen`` and ``connect``."""
+        """The communicator with ``listen`` and ``connect``."""
         raise NotImplementedError("return a class with both, such as MyCommunicator")
 
     def listen(

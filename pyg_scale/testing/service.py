@@ -33,7 +33,7 @@ class ServiceTests:
 
     @pytest.fixture
     def comm(self) -> Any:
-        """What joins a group."""
+        """The factory of communicators; joins a group."""
         raise NotImplementedError("return a class with join(), such as MyCommunicator")
 
     def skip_without_requests(self, comm: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 SIGNIFICANCE = 1e-4
-"""How often a test may reject a correct sampler, were its keys not fixed."""
+"""The probability that a test rejects a correct sampler, were its keys not fixed."""
 
 
 def chi_square_tail(statistic: float, dof: int) -> float:

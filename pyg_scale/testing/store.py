@@ -72,7 +72,7 @@ INDICES: dict[str, Any] = {
     "many": torch.arange(5000) * 7 % ROWS,
     "numpy": np.array([30]),  # PyG's is_fully_specified fails on more than one
 }
-"""What rows can be asked for by."""
+"""The kinds of index by which rows can be read."""
 
 
 class FeatureStoreTests:

@@ -1,4 +1,4 @@
-"""What the kit puts into feature stores, and how it compares what comes back."""
+"""The content that the kit puts into feature stores, and comparisons with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def takes(store: FeatureStore, dtype: torch.dtype) -> bool:
 
 
 def bound_of(store: FeatureStore, group: Any, name: str, index: Any = None) -> Tensor | None:
-    """How far rows of a store may be from what was put; ``None`` for not at all."""
+    """The largest error of rows of a store; ``None`` for none."""
     bound = getattr(store, "error_bound", None)
     return None if bound is None else bound(name, group, index)
 
@@ -50,7 +50,7 @@ def assert_same(got: Any, expected: Tensor, bound: Tensor | None = None) -> None
 
 
 def forked(ask: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """What a function answers in a forked process; one that takes longer is killed."""
+    """The result of a function in a forked process; one that takes longer is killed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads are meant to be there
         child = os.fork()

@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on.
+    """The point at which a run goes on.
 
     Attributes:
         step: The number that was given to ``save``; 0 if nothing was saved yet.
@@ -251,7 +251,7 @@ class Checkpoint:
         return Resumed(found.step, states[VALUES], found.path)
 
     def _parts(self, only: Iterable[str] | None) -> dict[str, bool]:
-        """What to load, and whether all ranks share it."""
+        """The states to load, each with True if all ranks share it."""
         names = list(self._state) if only is None else list(only)
         for name in names:
             if name not in self._state:

@@ -114,7 +114,7 @@ def prune(folder: Path, keep_last: int, damaged: Collection[str]) -> None:
 
 
 def manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+    """The manifest of a checkpoint.
 
     Raises:
         CheckpointError: If it is damaged or of another version.

@@ -14,7 +14,7 @@ class RandomState:
     """Has a ``state_dict`` as modules have."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generators stand: torch's on the CPU and, if CUDA is in use, on its device."""
+        """The states of torch's generators: on the CPU and, if CUDA is in use, on its device."""
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "numpy": np.random.get_state(),

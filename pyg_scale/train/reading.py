@@ -66,7 +66,7 @@ def newest(path: Path, ranks: Communicator) -> tuple[Folder | None, list[str]]:
 def read_states(
     path: Path, parts: Mapping[str, bool], ranks: Communicator, *, exactly: bool
 ) -> dict[str, Any]:
-    """What a checkpoint holds for this rank.
+    """The states that a checkpoint holds for this rank.
 
     Args:
         path: The checkpoint.

@@ -29,7 +29,7 @@ def fingerprint(module: nn.Module) -> int:
 
 
 def differing(found: list[dict[str, int]]) -> str | None:
-    """What to say of modules whose fingerprints differ; ``None`` if all are the same.
+    """The error text for modules whose fingerprints differ; ``None`` if all are the same.
 
     Args:
         found: The fingerprints of each rank, by the name of the module.

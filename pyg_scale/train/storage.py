@@ -1,4 +1,4 @@
-"""Where ``torch.distributed.checkpoint`` writes to and reads from: plain bytes and JSON.
+"""The storage of ``torch.distributed.checkpoint``: plain bytes and JSON.
 
 Its own file storage writes pickles (``.metadata``, and every value that is no tensor) and runs
 them when it reads. Here a rank has two files: ``rank-0.bin``, its tensors one after another, and
@@ -44,7 +44,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece of a tensor lies."""
+    """The place of a piece of a tensor."""
 
     file: str
     offset: int

@@ -24,7 +24,7 @@ _FIRST_TAG = 1 << 20  # below are those of the training's own thread
 
 @dataclass(frozen=True)
 class Staged:
-    """What a rank has to write.
+    """The data that a rank has to write.
 
     Attributes:
         states: What is JSON, by the name of the part.
@@ -165,7 +165,7 @@ class _told:
 
 
 def tell(content: Any, ranks: Communicator, tag: int | None = None) -> list[Any]:
-    """What every rank has to say, as JSON."""
+    """The messages of all ranks, as JSON."""
     data = bytearray(json.dumps(content).encode())
     answers = ranks.all_gather(torch.frombuffer(data, dtype=torch.uint8), tag=tag)
     return [json.loads(answer.numpy().tobytes()) for answer in answers]

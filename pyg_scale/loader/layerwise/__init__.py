@@ -36,7 +36,7 @@ def layerwise_inference(
     edge_attr: str | None = None,
     comm: Any = None,
 ) -> Tensor:
-    """What ``model(x, edge_index)`` gives for every node, one layer after the other.
+    """Compute ``model(x, edge_index)`` for every node, one layer after the other.
 
     Each layer is one pass over all nodes with all of their in-edges. It reads the output of the
     layer before from a mapped file and writes its own into the directory ``out``, so that memory
@@ -208,7 +208,7 @@ class _Pass:
         return self._of_all(before[0]) if before else None
 
     def _of_all(self, step: int) -> Tensor | Rows:
-        """What a step gave for all nodes of the graph."""
+        """The result of a step for all nodes of the graph."""
         if self._ranks is None:
             return self._state.array(step)
         return self._ranks.rows(self._state, step)

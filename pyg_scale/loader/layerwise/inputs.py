@@ -148,7 +148,7 @@ class Graph:
         return NativeSampler().bind(self.for_loader(self._features), num_neighbors=[-1, 10])
 
     def for_loader(self, inputs: FeatureStore | None) -> Any:
-        """What a loader takes as ``data``."""
+        """The argument ``data`` of a loader."""
         return (inputs, self._data) if self._is_pair else self._data
 
     def rows(self, index: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Layers:
         return False
 
     def describe(self, step: int) -> str:
-        """What errors call the step."""
+        """The name of the step in errors."""
         return f"layer {step} of {type(self.model).__name__}"
 
     def run(self, step: int, block: Any, degrees: Any) -> Tensor:

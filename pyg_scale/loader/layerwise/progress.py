@@ -34,7 +34,7 @@ _SYNC_SECONDS = 10.0
 
 
 class Progress:
-    """What of an inference is done.
+    """The progress of an inference.
 
     A line is added to the journal after each batch, once its rows are in the file: a process that
     is killed loses nothing. After the machine itself went down, only lines count that were written
@@ -203,7 +203,7 @@ class Progress:
         return self._kinds[step]
 
     def piece(self, step: int, folder: Path, size: int) -> Tensor:
-        """What another rank wrote in a step that this one has written too, mapped."""
+        """The rows that another rank wrote in a step that this one has finished too, mapped."""
         dtype, row = self._kinds[step]
         return map_array(folder / self._file(step).name, dtype, (size, *row))
 
@@ -271,7 +271,7 @@ class Progress:
 def fingerprint(
     model: torch.nn.Module, graph: Any, batch_size: int, dtype: Any, attrs: Any
 ) -> dict[str, Any]:
-    """What must be the same for an inference to be gone on with.
+    """The properties that must be the same for an inference to be resumed.
 
     Of the features and the edges 4096 rows are compared, of the model all parameters.
     """

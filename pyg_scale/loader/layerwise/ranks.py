@@ -76,7 +76,7 @@ class Together:
         self._beats = 0
 
     def folder(self, rank: int | None = None) -> Path:
-        """Where a rank has its files, by default this one."""
+        """The folder of the files of a rank, by default of this one."""
         rank = self.rank if rank is None else rank
         return self._out / f"rank-{rank}-of-{self.world_size}"
 
@@ -115,7 +115,7 @@ class Together:
         return bool(verdict["done"])
 
     def _examined(self, made_by: dict[str, Any], resume: bool) -> dict[str, Any]:
-        """What rank 0 finds in the directory."""
+        """The state of the directory as rank 0 finds it."""
         note = {"format": FORMAT, "version": VERSION, "ranks": self.world_size, "made_by": made_by}
         if self._out.exists() and not self._out.is_dir():
             return {"error": f"out={str(self._out)!r} is a file, expected a directory"}
@@ -189,7 +189,7 @@ class Together:
         self._agreement.collect(topic, f"come to {topic!r} of", patient=True)
 
     def rows(self, state: Progress, step: int) -> Rows:
-        """What all ranks wrote in a step."""
+        """The rows that all ranks wrote in a step."""
         return Rows([state.piece(step, self.folder(r), size) for r, size in enumerate(self._sizes)])
 
     # The result ############################################################################

@@ -78,7 +78,7 @@ class FusedConv:
     edge_updater = _EDGE_UPDATER
 
     def fused(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``forward`` returns, without a tensor that has a row of channels for every edge.
+        """The result of ``forward``, without a tensor that has a row of channels for every edge.
 
         Raises:
             NotFused: Before anything was done, if the input is not covered.
@@ -130,7 +130,7 @@ class FusedConv:
         return num_edges * (channels - _GROUPING) < of_batches or recall(edge_index) is None
 
     def __prepare_scriptable__(self) -> Any:
-        """What ``torch.jit.script`` compiles of a layer: itself, if it can."""
+        """The object that ``torch.jit.script`` compiles: the layer itself, if it can."""
         if not hasattr(self, "_forward_of_pyg"):
             raise NotImplementedError(
                 f"torch.jit.script cannot compile pyg_scale's {type(self).__name__}: give its "
@@ -140,7 +140,7 @@ class FusedConv:
 
 
 def unfusable(layer: Any) -> str | None:
-    """Why the state of a layer, or what runs it, asks for PyG's path; ``None`` if nothing does."""
+    """The reason why a layer or its caller needs PyG's path; ``None`` if nothing does."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace"
     if layer.explain:

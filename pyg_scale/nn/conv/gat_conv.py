@@ -83,7 +83,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         return out if weights is None else (out, (edges.edge_index, weights.to(x_src.dtype)))
 
     def _edge_logits(self, edge_attr):  # type: ignore[no-untyped-def]
-        """What edge features add to the logits: ``[num_edges, heads]``, or ``None``."""
+        """The logits of edge features: ``[num_edges, heads]``, or ``None``."""
         if edge_attr is None or self.lin_edge is None:
             return None
         heads, channels = self.heads, self.out_channels

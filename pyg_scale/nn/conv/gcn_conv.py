@@ -91,7 +91,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
         return graph, edge_weight
 
     def _normalized(self, x, edge_index, edge_weight):  # type: ignore[no-untyped-def]
-        """What PyG's ``gcn_norm`` gives, kept as PyG keeps it if ``cached``."""
+        """The result of PyG's ``gcn_norm``, kept as PyG keeps it if ``cached``."""
         if not self.normalize:
             return edge_index, edge_weight
         name = "_cached_adj_t" if isinstance(edge_index, SparseTensor) else "_cached_edge_index"

@@ -189,7 +189,7 @@ def rate(text: str) -> str:
 
 
 def missing() -> str | None:
-    """Why there cannot be such a network here."""
+    """The reason why there cannot be such a network here."""
     if os.geteuid() != 0:
         return "a network namespace needs root"
     lacking = [name for name in ("ip", "tc") if shutil.which(name) is None]

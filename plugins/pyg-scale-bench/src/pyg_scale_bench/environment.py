@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code: versions, hardware, load."""
+"""The environment of a measurement: versions, hardware, load."""
 
 from __future__ import annotations
 

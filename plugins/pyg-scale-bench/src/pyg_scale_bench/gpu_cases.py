@@ -1,4 +1,4 @@
-"""What ``pyg-scale bench gpu`` measures, and what each number is held against."""
+"""The measurements of ``pyg-scale bench gpu``, and the targets of each number."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
-    """What is measured side by side, one graph in memory at a time."""
+    """The groups of measurements made side by side, one graph in memory at a time."""
     torch.manual_seed(0)
     yield _sums(power_law("large", *sizes.large, device), sizes)
     graph = power_law("middle", *sizes.middle, device)

@@ -1,4 +1,4 @@
-"""What ``pyg-scale bench gpu`` checks before it measures: results, bits, streams, CUDA graphs.
+"""The checks of ``pyg-scale bench gpu`` before it measures: results, bits, streams, CUDA graphs.
 
 Every op runs on small hostile graphs, forward and backward, against its plain-torch meaning in
 ``float64`` on the same device, without a test runner and without downloads.
@@ -42,7 +42,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 class Found(NamedTuple):
-    """What came of one check; ``ok`` is ``None`` where it could not be made."""
+    """The result of one check; ``ok`` is ``None`` where it could not be made."""
 
     name: str
     ok: bool | None
@@ -73,7 +73,7 @@ def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
 
 
 def attempt(name: str, run: Callable[[], str]) -> Found:
-    """What came of a check, which raises if something is wrong."""
+    """Run a check, which raises if something is wrong; its result."""
     try:
         return Found(name, True, run())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What ``pyg-scale bench gpu`` checks of loading: rows, draws and batches are those of the CPU."""
+"""The checks of loading in ``pyg-scale bench gpu``: rows, draws, batches are the CPU's."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from pyg_scale_bench.rounds import in_one_line
 
 PACKAGES = {"pyg-lib": "pyg_lib", "torch-sparse": "torch_sparse"}
-"""What PyG can sample with, in the order of its preference, and the modules."""
+"""Packages that PyG can sample with, in the order of its preference, and their modules."""
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_TORCH_SPARSE")
 

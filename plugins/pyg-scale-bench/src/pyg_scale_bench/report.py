@@ -59,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found, and how it is told.
+    """The findings of a benchmark, and the ways to present them.
 
     Attributes:
         found: Everything, as JSON values.

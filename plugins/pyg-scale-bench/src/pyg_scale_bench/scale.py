@@ -214,7 +214,7 @@ def report(found: Mapping[str, Any]) -> Report:
 
 
 def _said(step: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to say of a step."""
+    """The description of a step."""
     settings, result, peak = found["settings"], step.get("result", {}), "peak_with_page_cache"
     yield f"{step['name']}: {step['wall_seconds']:.0f} s in all"
     if step["name"] == "convert":

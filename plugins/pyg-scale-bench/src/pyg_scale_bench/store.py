@@ -266,7 +266,7 @@ _TRAINING = {
     "workers": Option(2),
     "prefetch": Option(1, "batches per worker"),
 }
-"""What both sides are told."""
+"""Options of both sides."""
 
 BENCHMARK = Benchmark(
     "store",

@@ -27,7 +27,7 @@ LIMIT = "limit"
 
 @dataclass(frozen=True)
 class Counts:
-    """What one batch holds: sampled nodes, sampled edges, bytes of gathered features."""
+    """The content of one batch: sampled nodes, sampled edges, bytes of gathered features."""
 
     nodes: int
     edges: int

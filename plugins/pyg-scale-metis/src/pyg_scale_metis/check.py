@@ -1,4 +1,4 @@
-"""What `pyg-scale doctor` prints about METIS."""
+"""The check of METIS in `pyg-scale doctor`."""
 
 from __future__ import annotations
 

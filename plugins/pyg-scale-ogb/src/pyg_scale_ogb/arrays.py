@@ -154,7 +154,7 @@ def _archive(file: Path) -> zipfile.ZipFile:
 
 
 def _data_offset(file: Path, info: zipfile.ZipInfo) -> int:
-    """Where a member begins: behind its local header, whose lengths the directory does not have."""
+    """The offset of a member: after its local header, whose length the directory lacks."""
     with file.open("rb") as opened:
         opened.seek(info.header_offset)
         local = opened.read(30)

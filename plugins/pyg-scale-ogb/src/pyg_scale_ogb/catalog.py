@@ -1,4 +1,4 @@
-"""What OGB says about its data sets, and where the files of one are.
+"""OGB's catalog of data sets, and the places of their files.
 
 The facts are those of OGB 1.3.6 (Hu et al.: "Open Graph Benchmark: Datasets for Machine Learning
 on Graphs", NeurIPS 2020, and ``master.csv`` of its package).
@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def url(self) -> str:
-        """Where OGB has the archive."""
+        """The address of OGB's archive."""
         task = "linkproppred" if self.of_links else "nodeproppred"
         return f"{_URL}/{task}/{self.archive}.zip"
 
@@ -88,7 +88,7 @@ FACTS = {facts.name: facts for facts in _ALL}
 
 
 def facts_of(name: str) -> Facts:
-    """What OGB says about a data set.
+    """The entry of a data set in OGB's catalog.
 
     Raises:
         ValueError: If there is none of that name, or it has many graphs; lists those there are.

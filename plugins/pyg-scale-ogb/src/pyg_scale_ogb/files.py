@@ -1,4 +1,4 @@
-"""Which arrays a data set is made of, in each of the three forms in which OGB stores one."""
+"""The arrays of a data set, in each of the three forms in which OGB stores one."""
 
 from __future__ import annotations
 

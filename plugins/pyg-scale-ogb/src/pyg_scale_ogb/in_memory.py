@@ -117,7 +117,7 @@ def _whole(parts: Iterator[Tensor], attribute: Attribute, rows: int) -> Tensor:
 
 
 def _require_all(read: int, rows: int, what: str) -> None:
-    """What is not there would be memory that nobody wrote."""
+    """Check that all rows were read: missing ones would be memory that nobody wrote."""
     if read != rows:
         raise ValueError(f"{what} {read} rows are there, expected {rows}: a file is truncated")
 

@@ -15,7 +15,7 @@ from pyg_scale_ogb.catalog import Facts, facts_of, folder_of
 from pyg_scale_ogb.table import pieces, read_small
 
 PARTS = ("train", "valid", "test")
-"""What OGB calls the parts of a split, and so its files."""
+"""OGB's names of the parts of a split and of their files."""
 
 _MEMORY = 16 << 20
 

@@ -1,4 +1,4 @@
-"""What `pyg-scale doctor` prints about the samplers of this plugin."""
+"""The check of this plugin's samplers in `pyg-scale doctor`."""
 
 from __future__ import annotations
 

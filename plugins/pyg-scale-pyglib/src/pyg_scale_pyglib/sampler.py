@@ -22,10 +22,10 @@ class _PyGSampler(pyg.NeighborSampler):
     """
 
     library: ClassVar[str]
-    """What the library is called."""
+    """The name of the library."""
 
     module: ClassVar[str]
-    """What is imported to use it."""
+    """The module that is imported to use it."""
 
     supports: ClassVar[frozenset[str]]
     """The options that it knows, of :data:`pyg_scale.sampler.base.CAPABILITIES`."""

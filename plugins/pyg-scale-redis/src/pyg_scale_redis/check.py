@@ -1,4 +1,4 @@
-"""What `pyg-scale doctor` prints about Redis."""
+"""The check of Redis in `pyg-scale doctor`."""
 
 from __future__ import annotations
 

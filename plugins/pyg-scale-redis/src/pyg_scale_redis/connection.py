@@ -23,7 +23,7 @@ def default_url() -> str:
 
 
 class Connection:
-    """What a store needs of a server. Threads share it; a pickled one connects anew.
+    """The connection of a store to a server. Threads share it; a pickled one connects anew.
 
     Args:
         url: ``redis://[user:password@]host:port/db``, ``rediss://...`` (TLS) or

@@ -168,7 +168,7 @@ class Redis(FeatureStore):
         return (spec.rows, *spec.row)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What is on the server, in the order in which it was put."""
+        """The tensors on the server, in the order in which they were put."""
         specs = self._all_specs()
         order = sorted(specs, key=lambda key: specs[key].version)
         return [self._tensor_attr_cls(group, name) for group, name in order]
@@ -184,7 +184,7 @@ class Redis(FeatureStore):
         return specs
 
     def _spec(self, key: Key) -> Spec:
-        """What the server says now."""
+        """The current description on the server."""
         with self.connection.client() as client:
             text = client.hget(self._meta_key, key_text(key))
         if text is None:

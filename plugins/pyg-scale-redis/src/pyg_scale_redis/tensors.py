@@ -98,7 +98,7 @@ def text_key(text: bytes) -> Key:
 
 
 def dense(value: Any, name: str) -> Tensor:
-    """What can be stored, as a tensor in memory.
+    """A value that can be stored, as a tensor in memory.
 
     Raises:
         TypeError: If it is no dense tensor and no array of numbers.

@@ -1,4 +1,4 @@
-"""What this plugin adds to pyg_scale. Imports nothing heavy: this module is read to list names."""
+"""The entries of this plugin. Imports nothing heavy: this module is read to list names."""
 
 from pyg_scale import hookimpl
 

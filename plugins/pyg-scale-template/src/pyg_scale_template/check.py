@@ -1,4 +1,4 @@
-"""What `pyg-scale doctor` prints about this plugin."""
+"""The check of this plugin in `pyg-scale doctor`."""
 
 import os
 

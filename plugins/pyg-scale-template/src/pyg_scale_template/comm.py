@@ -206,7 +206,7 @@ class TemplateConnection(Connection):
 
 
 def key_of(token):
-    """What only who has the secret can make of it; neither goes over the wire."""
+    """A key that only who has the secret can derive; neither goes over the wire."""
     return derive_key(checked_secret(token), "template")
 
 

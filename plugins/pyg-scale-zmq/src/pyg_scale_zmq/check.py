@@ -1,4 +1,4 @@
-"""What `pyg-scale doctor` prints about ZeroMQ."""
+"""The check of ZeroMQ in `pyg-scale doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pyg_scale.hookspecs import Check
 
 
 def check() -> Check:
-    """Which ZeroMQ there is."""
+    """Say which ZeroMQ there is."""
     import zmq
 
     found = f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()}"

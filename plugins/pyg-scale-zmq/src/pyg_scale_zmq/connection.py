@@ -222,7 +222,7 @@ class _Server:
 
 
 class _Inside:
-    """What the thread holds; it must not keep the connection alive."""
+    """The state of the thread; it must not keep the connection alive."""
 
     def __init__(self, addresses: Sequence[str], secret: str) -> None:
         self.pid = os.getpid()

@@ -68,7 +68,7 @@ class ZmqListener(Listener):
 
 
 class _Inside:
-    """What the thread holds; it must not keep the listener alive."""
+    """The state of the thread; it must not keep the listener alive."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Message:
 
 
 def frames_of(message: Message) -> list[Any]:
-    """What to send.
+    """The frames of a message.
 
     Raises:
         ValueError: If there are too many tensors, or one has too many dimensions.
@@ -75,7 +75,7 @@ def frames_of(message: Message) -> list[Any]:
 
 
 def message_of(frames: Sequence[zmq.Frame], max_bytes: int) -> Message:
-    """What came.
+    """The message of frames.
 
     Args:
         frames: The frames, uncopied.

@@ -1,4 +1,4 @@
-"""What the sockets of both sides have in common."""
+"""The common settings of the sockets of both sides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyg_scale.comm.secret import derive_key
 from pyg_scale.errors import CommError
 
 HEARTBEAT_SECONDS = 2.0
-"""How often a side says that it is there."""
+"""Seconds between the messages by which a side says that it is there."""
 SILENCE_SECONDS = 10.0
 """After so long without a sign the other side is given up, as when a cable was pulled."""
 HANDSHAKE_SECONDS = 5.0

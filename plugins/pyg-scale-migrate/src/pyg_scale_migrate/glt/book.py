@@ -19,7 +19,7 @@ class _Object:
 
 
 def stand_in(module: str, name: str) -> Any:
-    """What to read instead of GLT's own classes, for :mod:`pyg_scale.store.plain_pickle`."""
+    """The stand-in for GLT's own classes, for :mod:`pyg_scale.store.plain_pickle`."""
     if module.partition(".")[0] != "graphlearn_torch":
         return None
     return {

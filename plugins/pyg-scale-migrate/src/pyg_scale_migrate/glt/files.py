@@ -21,7 +21,7 @@ _ROWS = 10_000  # GLT's own chunk
 
 @dataclass(frozen=True)
 class Layout:
-    """What a partition directory of GLT says about itself.
+    """The layout of a partition directory of GLT.
 
     Attributes:
         path: The directory.
@@ -59,14 +59,14 @@ class Layout:
         return parts
 
     def graph_folders(self, edge_type: EdgeType) -> list[Path]:
-        """Where the edges are: in each part, or (``graph_caching``) once for all."""
+        """The folders of the edges: in each part, or (``graph_caching``) once for all."""
         whole = _below(self.path / "graph", edge_type)
         if (whole / "rows.pt").is_file():
             return [whole]
         return [_below(self.path / f"part{i}" / "graph", edge_type) for i in range(self.num_parts)]
 
     def feature_folders(self, group: str, kind: NodeType | EdgeType) -> list[Path]:
-        """Where the features are, one folder a part; none if there are no features.
+        """The folders of the features, one a part; none if there are no features.
 
         Raises:
             FileNotFoundError: If only some parts have them.
@@ -244,7 +244,7 @@ def _below(folder: Path, kind: NodeType | EdgeType) -> Path:
 
 
 def _text(kind: NodeType | EdgeType) -> str:
-    """What GLT calls a type in file names."""
+    """The name of a type in GLT's file names."""
     return kind if isinstance(kind, str) else "__".join(kind or ())
 
 

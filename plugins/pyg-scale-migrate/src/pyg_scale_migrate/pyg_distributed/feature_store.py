@@ -17,7 +17,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 _UNSET: Any = TensorAttr().group_name
 OF_EDGES = (None, None)
-"""What PyG calls the group of the edges of a graph without types."""
+"""PyG's name of the group of edges in a graph without types."""
 
 
 @dataclass
@@ -230,7 +230,7 @@ class LocalFeatureStore(FeatureStore):
 
 
 def places_of(ids: Tensor, wanted: Tensor) -> tuple[Tensor, int | None]:
-    """Where ids stand among others.
+    """The positions of ids among others.
 
     Args:
         ids: ``[n]``, in any order, each once.

@@ -1,4 +1,4 @@
-"""What a rank holds of a graph in stores of tensors: checked, and in ascending order of ids."""
+"""The share of a graph in a rank's stores of tensors: checked, and in ascending order of ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeldEdges:
 
 @dataclass
 class Held:
-    """What one rank holds."""
+    """The share of one rank."""
 
     part: int
     num_parts: int
@@ -43,7 +43,7 @@ class Held:
     edges: dict[EdgeType, HeldEdges] = field(default_factory=dict)
 
     def said(self) -> dict[str, Any]:
-        """What other ranks must know of it, as JSON."""
+        """The description of it for other ranks, as JSON."""
         return {
             "error": "",
             "part": self.part,

@@ -22,7 +22,7 @@ from pyg_scale_migrate.pyg_distributed.part import PartInfo
 
 
 def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:
-    """Where ranks meet: the arguments, else ``MASTER_ADDR`` and the port after ``MASTER_PORT``.
+    """The address where ranks meet: as given, else ``MASTER_ADDR`` and ``MASTER_PORT`` + 1.
 
     Raises:
         ValueError: If neither says it, or the port is none.

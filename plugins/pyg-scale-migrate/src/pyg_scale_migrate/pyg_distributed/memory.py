@@ -37,7 +37,7 @@ def directory_in_memory(
     time_attr: str | None = None,
     weight_attr: str | None = None,
 ) -> MemoryDirectory:
-    """What this rank holds of a graph, as a directory. All ranks call it.
+    """The share of a graph that this rank holds, as a directory. All ranks call it.
 
     Features are not copied where their rows are those of the part's nodes in ascending order.
 
