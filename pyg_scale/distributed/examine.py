@@ -14,11 +14,11 @@ from pyg_scale.comm import Group
 from pyg_scale.comm.meeting import leave, meet
 from pyg_scale.distributed.cpu_topology import allowed_cpus, cpu_quota, read_topology
 from pyg_scale.distributed.device import choose_device
-from pyg_scale.distributed.facts import facts
-from pyg_scale.distributed.findings import find
+from pyg_scale.distributed.diagnose import diagnose
 from pyg_scale.distributed.gathering import gather
 from pyg_scale.distributed.launch import read_launch
 from pyg_scale.distributed.pairs import measure_pairs
+from pyg_scale.distributed.probe import probe
 
 _COLLECTIVE_SECONDS = 10.0
 
@@ -53,7 +53,7 @@ def examine(
     rank, world_size, store = launch.rank, launch.world_size, gathered.met.store
     os.environ.update(gathered.network)
     mine = dict(gathered.met.said[rank])
-    mine |= facts(directory, mine["address"])
+    mine |= probe(directory, mine["address"])
     mine |= {
         "device_error": device_error,
         "cores": len(read_topology(allowed_cpus()).cores),
@@ -65,7 +65,7 @@ def examine(
         mine["pairs"] = measure_pairs(PrefixStore("pairs", store), rank, world_size, seconds)
         mine["collective"] = _collective(store, rank, world_size)
     met = meet(PrefixStore("said", store), rank, world_size, timeout=timeout, said=mine)
-    found = find(met.said)
+    found = diagnose(met.said)
     if world_size > 1:
         leave(met.store, rank, world_size, timeout=timeout)
     return {

@@ -14,7 +14,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.comm import Service
 from pyg_scale.distributed.failover import Health, PartOwners, Search
 from pyg_scale.distributed.features_ahead import RankSchedule, announced_plan
-from pyg_scale.distributed.features_asked import Asked
+from pyg_scale.distributed.features_asked import RemoteRead
 from pyg_scale.distributed.features_here import read_here
 from pyg_scale.distributed.features_hot import capacity_of, check_cache, hot_rows
 from pyg_scale.distributed.features_parts import Column, Key, PartRows, columns_of, raw_rows
@@ -237,7 +237,7 @@ class RankFeatures(FeatureStore):
         """Request the rows that are not looked up in a cache first; returns at once."""
         self._check_process(plan)
         search = Search(self.service.rank, self._owners, self._health, self.service.timeout)
-        plan.asked = Asked(self.service, plan.wanted, search)
+        plan.asked = RemoteRead(self.service, plan.wanted, search)
 
     def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
         out = [plan.coming(number) for number in range(len(plan.wanted))]

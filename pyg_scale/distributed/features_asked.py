@@ -29,7 +29,7 @@ MAX_TENSORS = 250
 """Tensors of a request or an answer; a message has a few more."""
 
 
-class Asked:
+class RemoteRead:
     """Rows requested from other ranks. Any number of threads may take them.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.distributed.features_asked import Asked
+from pyg_scale.distributed.features_asked import RemoteRead
 from pyg_scale.distributed.features_parts import Column, Key
 from pyg_scale.distributed.features_split import Rows
 from pyg_scale.ops.gather import gather
@@ -35,7 +35,7 @@ class Plan:
     wanted: list[tuple[Rows, list[Column]]] = field(default_factory=list)
     place: list[tuple[int, Column]] = field(default_factory=list)
     through_cache: list[Tensor | None] = field(default_factory=list)
-    asked: Asked | None = None
+    asked: RemoteRead | None = None
 
     def coming(self, number: int, column: Column | None = None) -> dict[Key, Tensor]:
         """Take the tensors to which requested rows are written as they arrive.

@@ -25,7 +25,7 @@ from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.loader_record import HGT, LoaderRecord, RowsOf, digest, json_of
 from pyg_scale.graph.source import directory_of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.loader import foreign, wire
+from pyg_scale.loader import resolve, wire
 from pyg_scale.loader.batch import select_rows
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.link_loader import check_link_sampler
@@ -178,9 +178,9 @@ class GraphServer:
         if record.sampler == HGT:
             sampler = HGTSampler(graph, **options)
         else:
-            sampler = foreign.resolve(record.sampler, graph, "neighbor_sampler", **options)
+            sampler = resolve.resolve(record.sampler, graph, "neighbor_sampler", **options)
         method = sampler.sample_from_edges if record.links else sampler.sample_from_nodes
-        if not foreign.takes_key(method):
+        if not resolve.takes_key(method):
             raise NotImplementedError(
                 f"neighbor_sampler={record.sampler!r} takes no key, so several servers would draw "
                 "different batches; 'native' does"
@@ -218,7 +218,7 @@ class GraphServer:
         inputs = NodeSamplerInput(
             None, node, rest[0] if timed else None, input_type=loader.record.seed_type
         )
-        return self._batch(loader, foreign.call, loader.sampler.sample_from_nodes, inputs, key)
+        return self._batch(loader, resolve.call, loader.sampler.sample_from_nodes, inputs, key)
 
     def _links(self, message: list[Tensor]) -> list[Tensor]:
         name, flags, row, col, *rest = message
@@ -236,7 +236,7 @@ class GraphServer:
         negatives = loader.record.negatives
 
         def call(method: Any, inputs: Any, key: int) -> Any:
-            return foreign.call(method, inputs, key, neg_sampling=negatives)
+            return resolve.call(method, inputs, key, neg_sampling=negatives)
 
         return self._batch(loader, call, loader.sampler.sample_from_edges, inputs, key)
 

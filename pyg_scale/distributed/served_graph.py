@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_scale.distributed.fingerprint import Fingerprint
 from pyg_scale.distributed.served_sampler import ServedSampler
-from pyg_scale.distributed.servers import Asked, Servers, addresses_of, secret_of
+from pyg_scale.distributed.servers import ServerRequest, Servers, addresses_of, secret_of
 from pyg_scale.errors import CommError
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import wire
@@ -86,7 +86,7 @@ class ServedDirectory:
         message = [wire.json_tensor([file, dtype, list(shape)])]
         return self.ask("value", message, check).wait()
 
-    def ask(self, name: str, tensors: list[Tensor], check: Any) -> Asked:
+    def ask(self, name: str, tensors: list[Tensor], check: Any) -> ServerRequest:
         """Send a request to a server that has this graph."""
         return self.servers.ask(name, [self.fingerprint.pack(), *tensors], check=check)
 
@@ -138,7 +138,7 @@ class _Reader:
         out = torch.empty(shape, dtype=dtype)
         step = max(1, _COLUMN_BYTES // max(1, out.nbytes // max(1, size)))
         message = wire.json_tensor([of_edges, kind, name])
-        under_way: deque[tuple[Tensor, Asked]] = deque()
+        under_way: deque[tuple[Tensor, ServerRequest]] = deque()
         for begin in range(0, size, step):
             end = min(size, begin + step)
             into = out[:, begin:end] if across else out[begin:end]
@@ -180,7 +180,7 @@ def _form(meta: Meta, of_edges: bool, kind: Any, name: str) -> tuple[tuple[int, 
     return (size, *spec.row), torch_dtype(spec.dtype)
 
 
-def _take(into: Tensor, asked: Asked) -> None:
+def _take(into: Tensor, asked: ServerRequest) -> None:
     into.copy_(asked.wait())
 
 

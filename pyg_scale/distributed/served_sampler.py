@@ -13,7 +13,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeigh
 from pyg_scale import plugins
 from pyg_scale.distributed.answers import AnswerCheck
 from pyg_scale.distributed.loader_record import LoaderRecord, RowsOf, digest
-from pyg_scale.distributed.servers import Asked
+from pyg_scale.distributed.servers import ServerRequest
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.loader.ahead import Pending
 from pyg_scale.loader.sampling_options import SamplingOptions
@@ -189,7 +189,7 @@ class ServedSampler(pyg.BaseSampler):
 class _Batch(Pending):
     """A requested batch."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ServerRequest) -> None:
         self._asked = asked
 
     def wait(self) -> Any:

@@ -120,7 +120,7 @@ class Servers:
         among: Sequence[int] | None = None,
         check: Callable[[list[Tensor]], Any] | None = None,
         agree: Callable[[int, float], None] | None = None,
-    ) -> Asked:
+    ) -> ServerRequest:
         """Send a request to the least busy server; returns at once.
 
         Args:
@@ -131,10 +131,10 @@ class Servers:
             agree: Called if a server does not know the loader, with the server and its remaining
                 seconds.
         """
-        return Asked(self, name, tensors, among or range(len(self)), check, agree)
+        return ServerRequest(self, name, tensors, among or range(len(self)), check, agree)
 
     def call(self, name: str, tensors: Sequence[Tensor] = (), **options: Any) -> Any:
-        """Send a request and wait; see :meth:`ask` and :meth:`Asked.wait`."""
+        """Send a request and wait; see :meth:`ask` and :meth:`ServerRequest.wait`."""
         return self.ask(name, tensors, **options).wait()
 
     def call_one(
@@ -194,7 +194,7 @@ class Servers:
             self._alone_until[server] = time.monotonic() + pause
 
 
-class Asked:
+class ServerRequest:
     """A request that moves from server to server until one answers.
 
     One thread waits for it.

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
-from pyg_scale.loader import foreign
+from pyg_scale.loader import resolve
 from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.ahead import Pending, RemoteSampler
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
-from pyg_scale.loader.drawing import key_of, publish
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
+from pyg_scale.loader.sampler_spec import key_of, publish
 from pyg_scale.loader.seed_links import check_labels, seed_links_of
 from pyg_scale.loader.seeds import check_time
 from pyg_scale.loader.source import Rows, check_data, features_of
@@ -161,7 +161,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         sampler = make_sampler()
         check_link_sampler(sampler, neg_sampling)
         warn_if_unplanned(data, sampler)
-        self._require_processes(foreign.why_processes(sampler.sample_from_edges))
+        self._require_processes(resolve.why_processes(sampler.sample_from_edges))
         self.link_sampler = sampler
         # The seed links are positives too, also where they are no edges (held-out links).
         self._negatives = neg_sampling
@@ -191,7 +191,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         return key_of(batch, self.link_sampler, by_place=self.neg_sampling is not None)
 
     def _sample(self, batch: BatchIndex) -> Any:
-        return foreign.call(
+        return resolve.call(
             self.link_sampler.sample_from_edges,
             self.input_data[batch.index],
             self._key_of(batch),

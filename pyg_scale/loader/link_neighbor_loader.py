@@ -11,7 +11,7 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.loader import foreign
+from pyg_scale.loader import resolve
 from pyg_scale.loader.link_loader import LinkLoader, neg_sampling_of
 
 
@@ -108,7 +108,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             subgraph_type = "induced"
         self._any_sampler = neighbor_sampler is None
         make_sampler = partial(
-            foreign.resolve,
+            resolve.resolve,
             "native" if neighbor_sampler is None else neighbor_sampler,
             data,
             "neighbor_sampler",

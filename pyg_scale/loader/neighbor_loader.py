@@ -11,7 +11,7 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.loader import foreign
+from pyg_scale.loader import resolve
 from pyg_scale.loader.node_loader import NodeLoader
 
 
@@ -103,7 +103,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             subgraph_type = "induced"
         self._any_sampler = neighbor_sampler is None
         make_sampler = partial(
-            foreign.resolve,
+            resolve.resolve,
             "native" if neighbor_sampler is None else neighbor_sampler,
             data,
             "neighbor_sampler",

@@ -11,17 +11,17 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.graph.topology import NodeType, Topology
-from pyg_scale.loader import foreign
+from pyg_scale.loader import resolve
 from pyg_scale.loader.affinity import WorkerControls
 from pyg_scale.loader.ahead import Pending, RemoteSampler
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch import build
-from pyg_scale.loader.drawing import key_of, publish
 from pyg_scale.loader.epoch import BatchIndex
 from pyg_scale.loader.features import Features
 from pyg_scale.loader.look_ahead import refuse_processes, requests_of
 from pyg_scale.loader.placing import placed
 from pyg_scale.loader.planned import warn_if_unplanned
+from pyg_scale.loader.sampler_spec import key_of, publish
 from pyg_scale.loader.seeds import seed_nodes_of
 from pyg_scale.loader.source import Rows, check_data, features_of
 from pyg_scale.loader.split_seeds import parts_of_nodes
@@ -177,7 +177,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         if isinstance(sampler, RemoteSampler):
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
-        self._require_processes(foreign.why_processes(sampler.sample_from_nodes))
+        self._require_processes(resolve.why_processes(sampler.sample_from_nodes))
         self.node_sampler = sampler
         self.feature_store = feature_store
         self._features: Features | None = features_of(data, feature_store, sampler)
@@ -195,7 +195,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _sample(self, batch: BatchIndex) -> Any:
         inputs, sampler = self.input_data[batch.index], self.node_sampler
-        return foreign.call(sampler.sample_from_nodes, inputs, key_of(batch, sampler))
+        return resolve.call(sampler.sample_from_nodes, inputs, key_of(batch, sampler))
 
     @property
     def _asks(self) -> bool:

@@ -31,7 +31,7 @@ from pyg_scale.ops.mapped_file import pieces
 from pyg_scale.ops.raw_bytes import raw_bytes
 
 
-class Sharing:
+class SeedSharding:
     """The way in which ranks share the seeds of one loader.
 
     Args:
@@ -93,7 +93,7 @@ class Sharing:
         """Say to the other ranks that this one has made the loader; does not wait.
 
         Args:
-            draws: What :func:`~pyg_scale.loader.drawing.drawn_by` says of it.
+            draws: What :func:`~pyg_scale.loader.sampler_spec.drawn_by` says of it.
 
         Raises:
             CommError: If the store where the ranks met is gone.

@@ -14,9 +14,9 @@ from pyg_scale import comm as comms
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.graph.source import directory_of
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.loader.duplicate_seeds import DuplicateSeedCheck, group_of_torch
 from pyg_scale.loader.share import UNEVEN
-from pyg_scale.loader.sharing import Sharing
-from pyg_scale.loader.unsplit import Unsplit, group_of_torch
+from pyg_scale.loader.sharing import SeedSharding
 
 SPLIT_SEEDS = ("global", "part")
 
@@ -55,7 +55,9 @@ def check_split_seeds(split_seeds: Any, uneven: Any, split_batches: Any, comm: A
         )
 
 
-def sharing_of(loader: Any, comm: Communicator | None) -> tuple[Sharing | None, Unsplit | None]:
+def sharing_of(
+    loader: Any, comm: Communicator | None
+) -> tuple[SeedSharding | None, DuplicateSeedCheck | None]:
     """The sharing of the seeds of a loader or, without any, the check that ranks differ.
 
     Args:
@@ -92,7 +94,7 @@ def sharing_of(loader: Any, comm: Communicator | None) -> tuple[Sharing | None, 
         group = opened.group if opened is not None and several else group_of_torch()
         if group is None or group.store is None:
             return None, None
-        return None, Unsplit(name, group, loader._seed_tensors())
+        return None, DuplicateSeedCheck(name, group, loader._seed_tensors())
     part = loader._parts_of_seeds() if mode == "part" else None
     if mode == "part" and part is None:
         raise ValueError(
@@ -108,7 +110,7 @@ def sharing_of(loader: Any, comm: Communicator | None) -> tuple[Sharing | None, 
         owners = getattr(getattr(loader.data, "owners", None), "ranks_of", None)
     options = {"loader": name, "split_seeds": mode, "uneven": uneven}
     options |= {"split_batches": split_batches, **loader._identity()}
-    sharing = Sharing(
+    sharing = SeedSharding(
         name,
         group,
         uneven,

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from pyg_scale.loader import index_state
+from pyg_scale.loader.duplicate_seeds import DuplicateSeedCheck
 from pyg_scale.loader.epoch import LISTED, Batches, BatchIndex, batches, batches_of, draw_seed
 from pyg_scale.loader.index_state import SamplerState
 from pyg_scale.loader.share import Segment
-from pyg_scale.loader.sharing import Sharing
-from pyg_scale.loader.unsplit import Unsplit
+from pyg_scale.loader.sharing import SeedSharding
 
 VERSION = 1
 
@@ -79,8 +79,8 @@ class Resumable:
     _index_sampler: Any
     _own_order: bool
     _shuffle: bool
-    _sharing: Sharing | None
-    _unsplit: Unsplit | None
+    _sharing: SeedSharding | None
+    _unsplit: DuplicateSeedCheck | None
 
     def _init_epochs(self, seed: int | None) -> None:
         self.seed = _seed(seed)
@@ -118,7 +118,7 @@ class Resumable:
                 if callable(getattr(sampler, "set_epoch", None)):
                     sampler.set_epoch(epoch)
 
-    def _shared(self) -> Sharing | None:
+    def _shared(self) -> SeedSharding | None:
         """The sharing of the seeds; ``None`` if each process has its own."""
         if self._sharing is None or self._sharing.split_by_hand():
             return None
@@ -280,7 +280,7 @@ class Resumable:
             **({"order": _COMPUTED} if self._computes_order(sharing) else {}),
         }
 
-    def _computes_order(self, sharing: Sharing | None) -> bool:
+    def _computes_order(self, sharing: SeedSharding | None) -> bool:
         """Return True if the seeds of an epoch come in an order that nobody lists."""
         grouped = sharing is not None and sharing.grouped
         return self._own_order and self._shuffle and not grouped and len(self.dataset) > LISTED

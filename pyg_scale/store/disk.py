@@ -12,8 +12,8 @@ from torch_geometric.data import TensorAttr
 from pyg_scale.graph.source import directory_of
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.cached import Cached
+from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.of_parts import by_degree, listed
-from pyg_scale.store.cache.together import Together
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
 from pyg_scale.store.read_ahead import ReadAhead
@@ -117,7 +117,7 @@ class Disk(Cached):
         """Largest size in bytes of the missing rows that one pass reads for several batches."""
         return self.read_ahead
 
-    def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
+    def ask_ahead(self, wanted: list[tuple[TensorAttr, CoalescedRead]]) -> None:
         """Start to read rows that are needed soon; errors are raised when they are needed."""
         for attr, each in wanted:
             read = partial(self.store.read_rows, attr)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.cache.together import Read
+from pyg_scale.store.cache.coalesced_read import Read
 from pyg_scale.store.cache.turns import LIMIT
 from pyg_scale.store.row_blocks import Held, RowBlocks
 
@@ -49,7 +49,9 @@ class ReadAhead:
         self._blocks: dict[int, RowBlocks] = {}  # by the size of a row
         self._reader: threading.Thread | None = None
 
-    def ask(self, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int) -> list[Coming]:
+    def ask(
+        self, rows: Sequence[Tensor], row_bytes: int, read: Read, room: int
+    ) -> list[ReadAheadBatch]:
         """Start to read rows of a file for the next requests; returns at once.
 
         Args:
@@ -68,7 +70,7 @@ class ReadAhead:
             self._go_on()
         return made.coming
 
-    # Called by Coming ##################################################################
+    # Called by ReadAheadBatch ##################################################################
 
     def want(self, found: _Pass) -> bool:
         """Read a pass next, even without room for it; return True if a thread reads."""
@@ -77,7 +79,7 @@ class ReadAhead:
             self._go_on()
             return self._reader is not None
 
-    def let_go(self, coming: Coming) -> None:
+    def let_go(self, coming: ReadAheadBatch) -> None:
         """Release the memory of a request, once."""
         with self._lock:
             if coming.forgotten:
@@ -132,7 +134,7 @@ class ReadAhead:
             return blocks.take(counts)
 
 
-class Coming:
+class ReadAheadBatch:
     """The rows of one request.
 
     Args:
@@ -193,7 +195,7 @@ class _Pass:
         self.wanted = False
         self._read, self._row_bytes = read, row_bytes
         self._num_rows = sum(each.numel() for each in rows)
-        self.coming = [Coming(self, i, each) for i, each in enumerate(rows)]
+        self.coming = [ReadAheadBatch(self, i, each) for i, each in enumerate(rows)]
         for each in self.coming:
             if not each.rows.numel():
                 each.there.set()
@@ -201,7 +203,7 @@ class _Pass:
         self._num_sections = max(1, min(SECTIONS, size // LEAST))
         self._section = 0
         self._ends: list[np.ndarray] = []  # rows of each request by section
-        self._section_held: list[tuple[Coming, Held]] = []
+        self._section_held: list[tuple[ReadAheadBatch, Held]] = []
 
     @property
     def section_bytes(self) -> int:

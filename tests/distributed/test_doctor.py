@@ -16,7 +16,7 @@ import pyg_scale
 from pyg_scale.cli import main
 from pyg_scale.cli.doctor_dist import report
 from pyg_scale.distributed import pairs
-from pyg_scale.distributed.findings import find, name_ranks
+from pyg_scale.distributed.diagnose import diagnose, name_ranks
 from pyg_scale.distributed.pairs import Pair, measure_pairs, rounds
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ranks import run_ranks
@@ -73,8 +73,8 @@ def ranks(count: int = 4) -> list[dict[str, Any]]:
 
 
 def test_nothing_to_say_of_ranks_that_agree() -> None:
-    assert find(ranks()) == []
-    assert find(ranks(1)) != []  # parts 2 and 3 are nowhere
+    assert diagnose(ranks()) == []
+    assert diagnose(ranks(1)) != []  # parts 2 and 3 are nowhere
 
 
 def no_version(r: list[dict[str, Any]]) -> None:
@@ -182,10 +182,10 @@ WRONG = [
 def test_what_is_wrong_is_found_and_named(spoil: Any, ok: bool | None, what: str, fix: str) -> None:
     spoiled = ranks()
     spoil(spoiled)
-    found = [f for f in find(spoiled) if what in f.what]
-    assert len(found) == 1, find(spoiled)
+    found = [f for f in diagnose(spoiled) if what in f.what]
+    assert len(found) == 1, diagnose(spoiled)
     assert found[0].ok is ok and fix in found[0].fix
-    others = [f for f in find(spoiled) if f.ok is False and f not in found]
+    others = [f for f in diagnose(spoiled) if f.ok is False and f not in found]
     assert not others or spoil in (no_directory, no_part), others
 
 
@@ -197,7 +197,7 @@ def test_a_slow_link_of_two_ranks_is_not_all_well() -> None:
         each["pairs"][0]["rank"], each["directory"] = 1 - two.index(each), None
     two[1]["pairs"][0] |= {"sent": None, "received": None}
     two[0]["interfaces"]["ib0"] = ["10.1.0.1"]
-    (found,) = find(two)
+    (found,) = diagnose(two)
     assert found.ok is None and "2 of 2 links between machines" in found.what
     assert found.fix.startswith("export PYG_SCALE_INTERFACE=ib0")
 
@@ -206,7 +206,7 @@ def test_the_worst_comes_first() -> None:
     spoiled = ranks()
     for spoil in (clock, no_gloo, threads):
         spoil(spoiled)
-    assert [f.ok for f in find(spoiled)] == [False, None, None]
+    assert [f.ok for f in diagnose(spoiled)] == [False, None, None]
     assert name_ranks([4, 1, 0, 2]) == "ranks 0-2, 4" and name_ranks([3]) == "rank 3"
 
 

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 import pyg_scale.loader
-from pyg_scale.loader import NeighborLoader, NodeLoader, foreign
+from pyg_scale.loader import NeighborLoader, NodeLoader, resolve
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same
@@ -199,4 +199,4 @@ def test_samplers_by_name_class_and_instance() -> None:
     assert foreign_made.data is data and foreign_made.num_neighbors == [4]
     assert foreign_made.options["replace"] is True
     with pytest.raises(TypeError, match="takes no arguments"):
-        foreign.resolve(Keyless, data, "neighbor_sampler", num_neighbors=[4])
+        resolve.resolve(Keyless, data, "neighbor_sampler", num_neighbors=[4])

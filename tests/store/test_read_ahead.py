@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.store import read_ahead
-from pyg_scale.store.cache.together import Read
-from pyg_scale.store.read_ahead import Coming, ReadAhead
+from pyg_scale.store.cache.coalesced_read import Read
+from pyg_scale.store.read_ahead import ReadAhead, ReadAheadBatch
 
 FILE = torch.arange(1000 * 8, dtype=torch.int64).view(1000, 8).view(torch.uint8)
 """1000 rows of 64 bytes."""
@@ -47,7 +47,7 @@ def never() -> bool:
     return False
 
 
-def take(coming: Coming) -> list[int] | None:
+def take(coming: ReadAheadBatch) -> list[int] | None:
     """The rows that a request gets."""
     count = coming.rows.numel()
     out = torch.full((count + 1, ROW), 7, dtype=torch.uint8)

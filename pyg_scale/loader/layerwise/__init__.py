@@ -14,7 +14,7 @@ from pyg_scale.loader.layerwise.exact import check_one_hop
 from pyg_scale.loader.layerwise.inputs import Graph, LayerInputs
 from pyg_scale.loader.layerwise.layers import Layers, layers_of
 from pyg_scale.loader.layerwise.progress import Progress, fingerprint
-from pyg_scale.loader.layerwise.ranks import Rows, Together, together_of
+from pyg_scale.loader.layerwise.ranks import InferenceRanks, Rows, together_of
 from pyg_scale.loader.node_loader import NodeLoader
 
 __all__ = ["layerwise_inference"]
@@ -138,7 +138,7 @@ class _Pass:
         device: torch.device,
         num_workers: int,
         dtype: torch.dtype | None,
-        ranks: Together | None,
+        ranks: InferenceRanks | None,
     ) -> None:
         self._ranks = ranks
         self.begin = 0 if ranks is None else ranks.begin

@@ -55,7 +55,7 @@ class Rows:
         return out
 
 
-class Together:
+class InferenceRanks:
     """The ranks of an inference.
 
     Args:
@@ -236,7 +236,7 @@ class Together:
         return map_array(self._out / RESULT, note["dtype"], shape)
 
 
-def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> Together | None:
+def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> InferenceRanks | None:
     """The ranks that make an inference, if there are several.
 
     Args:
@@ -261,4 +261,4 @@ def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> Together | 
         return None
     if comm.group is None:
         raise ValueError(f"{type(comm).__name__} does not say where its ranks met (`group`)")
-    return Together(comm.group, out, num_nodes)
+    return InferenceRanks(comm.group, out, num_nodes)

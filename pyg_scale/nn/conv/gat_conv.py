@@ -6,7 +6,7 @@ from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.attending import attended, heads_joined
+from pyg_scale.nn.attention import attended, heads_joined
 from pyg_scale.nn.conv.base import FusedConv, untouched
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import gat_attention

@@ -4,7 +4,7 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor, PairTensor
 
-from pyg_scale.nn.attending import attended, heads_joined
+from pyg_scale.nn.attention import attended, heads_joined
 from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.linear import apply_linear

@@ -23,11 +23,11 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
 from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
+from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.hot import hot_lists, hot_of
 from pyg_scale.store.cache.row_cache import Request, RowCache
 from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
 from pyg_scale.store.cache.state import State
-from pyg_scale.store.cache.together import Together
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
 
@@ -153,7 +153,7 @@ class Cached(FeatureStore):
         """Number of announced batches whose missing rows are requested ahead."""
         return 2 * self.together - 1 if isinstance(self.store, RowRequester) else 0
 
-    def ask_ahead(self, wanted: list[tuple[TensorAttr, Together]]) -> None:
+    def ask_ahead(self, wanted: list[tuple[TensorAttr, CoalescedRead]]) -> None:
         """Have the store request rows ahead; errors are raised when they are read."""
         with contextlib.suppress(Exception):
             coming = self.store.ask_rows([(attr, each.joined()) for attr, each in wanted])

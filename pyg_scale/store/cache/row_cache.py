@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_scale.ops import library, row_cache
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.cache.together import Read, Together
+from pyg_scale.store.cache.coalesced_read import CoalescedRead, Read
 from pyg_scale.store.cache.turns import Turns
 
 
@@ -61,7 +61,7 @@ class Request:
     plan: row_cache.Plan
     turn: int | None = None
     given_up: Callable[[], bool] = field(default=never)
-    together: tuple[Together, int] | None = None
+    together: tuple[CoalescedRead, int] | None = None
 
     @property
     def hits(self) -> int:

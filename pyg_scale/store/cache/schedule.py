@@ -20,8 +20,8 @@ from torch_geometric.data import TensorAttr
 from pyg_scale.errors import was_interrupted
 from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
+from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.row_cache import Request, RowCache
-from pyg_scale.store.cache.together import Together
 
 if TYPE_CHECKING:
     from pyg_scale.store.cache.cached import Cached
@@ -185,7 +185,7 @@ class Schedule:
             if asks:
                 self._ask(shared)
 
-    def _ask(self, shared: dict[Key, Together]) -> None:
+    def _ask(self, shared: dict[Key, CoalescedRead]) -> None:
         """Request the missing rows of a few batches ahead; on failure, they are read later."""
         self._store.ask_ahead(
             [(TensorAttr(*key), each) for key, each in shared.items() if each.num_rows]
@@ -256,7 +256,7 @@ def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | Non
 
 def _join(
     group: list[dict[Key, tuple[RowCache, Request]]], at_least: int = 2
-) -> dict[Key, Together]:
+) -> dict[Key, CoalescedRead]:
     """Join the reads of the missing rows of a few batches, if at least so many have a tensor."""
     found = {}
     for key in dict.fromkeys(key for made in group for key in made):
@@ -264,7 +264,7 @@ def _join(
         if len(of_key) >= at_least:
             cache = of_key[0][0]
             rows = [gather(request.index, request.plan.miss) for _, request in of_key]
-            found[key] = shared = Together(rows, cache.row_bytes)
+            found[key] = shared = CoalescedRead(rows, cache.row_bytes)
             for number, (_, request) in enumerate(of_key):
                 request.together = shared, number
     return found

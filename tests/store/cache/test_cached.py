@@ -261,7 +261,7 @@ def test_shorter_rows_come_first() -> None:
         ({"policy": "lru"}, ValueError, "belady, sieve, placed"),
         ({"policy": "placed"}, ValueError, "needs hot="),
         ({"hot": [1]}, ValueError, "hot= is for policy='placed'"),
-        ({"policy": "placed", "hot": [1, 1]}, ValueError, "twice"),
+        ({"policy": "placed", "hot": [1, 1]}, ValueError, "repeated id"),
         ({"policy": "placed", "hot": [-1]}, ValueError, "negative"),
         ({"policy": "placed", "hot": [100]}, IndexError, "id 100.*only 100 rows"),
         ({"policy": "placed", "hot": [0.5]}, TypeError, "integers"),

@@ -38,7 +38,7 @@ class Finding:
     fix: str = ""
 
 
-def find(ranks: Sequence[Rank]) -> list[Finding]:
+def diagnose(ranks: Sequence[Rank]) -> list[Finding]:
     """All problems, the worst first."""
     found: list[Finding] = []
     for look in _LOOKS:

@@ -21,7 +21,7 @@ _ENVIRONMENT = ("PYG_SCALE_", "GLOO_", "NCCL_", "OMP_NUM_THREADS", "CUDA_VISIBLE
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def facts(directory: str | None, address: str) -> dict[str, Any]:
+def probe(directory: str | None, address: str) -> dict[str, Any]:
     """The facts about a rank, as values that JSON can represent.
 
     Args:

@@ -18,7 +18,7 @@ _LOOKS = 2  # a rank that comes first cannot see the others before its second ep
 _SECONDS = 10.0  # for the store, whose process may be stopped
 
 
-class Unsplit:
+class DuplicateSeedCheck:
     """Notices when every rank iterates over the same seeds. Never waits for a rank.
 
     Args:

@@ -25,17 +25,17 @@ Read = Callable[[Tensor, Tensor, Tensor], None]
 _LOOK = 0.1
 
 
-class Coming(Protocol):
+class PendingRead(Protocol):
     """The missing rows of one request, which are being read ahead."""
 
     def take(self, position: Tensor, out: Tensor, given_up: Callable[[], bool]) -> bool:
-        """Like :meth:`Together.bring`; to be called once."""
+        """Like :meth:`CoalescedRead.bring`; to be called once."""
 
     def forget(self) -> None:
         """Release the rows, as nobody needs them any more."""
 
 
-class Together:
+class CoalescedRead:
     """The missing rows of a few requests, any of which may be dropped.
 
     Args:
@@ -50,7 +50,7 @@ class Together:
     def __init__(self, rows: Sequence[Tensor], row_bytes: int) -> None:
         self.rows, self.row_bytes = rows, row_bytes
         self.coming: Callable[[], Tensor] | None = None
-        self.each: Sequence[Coming] | None = None
+        self.each: Sequence[PendingRead] | None = None
         self._ends = list(accumulate(each.numel() for each in rows))
         self._first = threading.Lock()
         self._finished = threading.Event()
