@@ -1,4 +1,4 @@
-"""True if a conversion fits on the disk."""
+"""A check that a conversion fits on the disk."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class DuplicateSeedCheck:
             )
 
     def _tell(self) -> tuple[bool, bool]:
-        """Return True if all ranks have these seeds, and one of them has said so."""
+        """A pair: True if all ranks have these seeds, and True if one of them has said so."""
         store: Any = PrefixStore("unsplit", self._group.store)
         store.set(f"{self._topic}/{self._group.rank}", "here")
         if not store.check([f"{self._topic}/{rank}" for rank in range(self._group.world_size)]):

@@ -1,4 +1,4 @@
-"""True if a loader samples as many neighbours as a partition was made for."""
+"""A warning for loaders that sample other numbers of neighbours than a partition was made for."""
 
 from __future__ import annotations
 

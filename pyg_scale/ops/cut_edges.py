@@ -1,4 +1,4 @@
-"""Number of edges of an undirected graph an assignment cuts (``csrc/cut_edges.cpp``)."""
+"""The number of edges of an undirected graph that an assignment cuts (``csrc/cut_edges.cpp``)."""
 
 from __future__ import annotations
 

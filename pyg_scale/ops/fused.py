@@ -1,4 +1,4 @@
-"""True if the fused ops of the layers are compiled for a device, and their rules for torch.
+"""The devices for which the fused ops of layers are compiled, and the ops' rules for torch.
 
 The compiled library defines the ops and what they do on a device. Shapes for tracing, gradients
 and the rest are told to torch here, once, as soon as the library is there. :func:`call` runs one.

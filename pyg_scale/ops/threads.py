@@ -1,4 +1,4 @@
-"""Number of threads a compiled op may use.
+"""The number of threads that a compiled op may use.
 
 A loader with k workers has k threads that each make a batch of their own; an op that split its
 work once more would only get in their way. Results never depend on the number.

@@ -1,4 +1,4 @@
-"""Number of features a batch takes from other parts, by sampling batches."""
+"""The number of features that a batch takes from other parts, measured by sampling."""
 
 from __future__ import annotations
 

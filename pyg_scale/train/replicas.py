@@ -1,4 +1,4 @@
-"""True if the replicas of a module are still one: noticed before one of them is saved for all."""
+"""A check that the replicas of a module are equal, before one is saved for all."""
 
 from __future__ import annotations
 

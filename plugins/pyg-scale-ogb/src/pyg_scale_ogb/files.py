@@ -28,7 +28,7 @@ class Value:
 
 @dataclass
 class NodeFiles:
-    """Number of nodes of a type, and their attributes."""
+    """The number of nodes of a type, and their attributes."""
 
     num_nodes: int
     attributes: dict[str, Value] = field(default_factory=dict)
