@@ -15,7 +15,7 @@ unexport PYTHONPATH
 # Hundreds of processes import what one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slow test-slow-failed pyg-suite lint format kernels docs wheel peers bench gpu clean
+.PHONY: help demo test test-all test-slow pyg-suite lint format kernels docs wheel peers bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -74,8 +74,8 @@ kernels: $(VENV)/.demo
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-test test-slow test-slow-failed: export PYG_SCALE_KERNELS = require
-test test-slow test-slow-failed: export OMP_WAIT_POLICY = passive
+test test-slow: export PYG_SCALE_KERNELS = require
+test test-slow: export OMP_WAIT_POLICY = passive
 test:
 	$(MAKE) --jobs 2 lint kernels
 	$(PYTEST) $(PARALLEL) -m "not slow" tests plugins
@@ -87,10 +87,6 @@ test-%: $(VENV)/.test
 # Exhaustive matrices, whole runs of benchmarks, minutes of faults: what a change seldom breaks.
 test-slow: $(VENV)/.test kernels
 	$(PYTEST) $(PARALLEL) -m slow tests plugins
-
-# What failed in the last run, one after the other.
-test-slow-failed: $(VENV)/.test
-	$(PYTEST) -m slow --last-failed --last-failed-no-failures none tests plugins
 
 test-all:
 	$(MAKE) test
