@@ -48,7 +48,7 @@ def _start(layer: Module) -> Counter[str]:
 
 
 def _keep(name: str, counts: Counter[str]) -> None:
-    for reason, count in counts.items():
+    for reason, count in list(counts.items()):
         _gone[name, reason] += count
     counts.clear()
 
@@ -82,7 +82,7 @@ def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
     with _lock:
         total = Counter(_gone)
         for layer, counts in list(_of_layer.items()):
-            for reason, count in counts.items():
+            for reason, count in list(counts.items()):  # other threads may add a reason
                 total[type(layer).__name__, reason] += count
     for (name, reason), count in sorted(total.items()):
         found.setdefault(name, {})[reason] = count
