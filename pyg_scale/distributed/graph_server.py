@@ -204,7 +204,7 @@ class GraphServer:
         key = wire.tensor_bytes(name)
         with self._lock:
             if key not in self._loaders:
-                raise NotAgreed("this server does not know this loader, or no longer")
+                raise NotAgreed("this server has no record of this loader: send it again")
             self._loaders.move_to_end(key)
             return self._loaders[key]
 

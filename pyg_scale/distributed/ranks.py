@@ -229,8 +229,8 @@ def _finish_all(serving: _Serving, failed: bool) -> None:
     timer.join()  # a daemon that releases objects during exit aborts the process
     if missing:
         _log.warning(
-            "rank %s ended without closing %s, or did not in %.0f s",
-            missing,
+            "rank %s ended without closing %s, or had not closed it after %.0f s",
+            ", ".join(map(str, missing)),
             serving.path,
             time.monotonic() - start,
         )

@@ -34,7 +34,7 @@ from pyg_scale.loader.pipeline import (
     WorkerThreads,
 )
 from pyg_scale.loader.stats import Stats
-from pyg_scale.store.base import KeepsInFlight
+from pyg_scale.store.base import KeepsInFlight, ReadSchedule
 
 if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader
@@ -62,7 +62,7 @@ class Window:
         schedule: Where they are announced.
     """
 
-    def __init__(self, sampled: Inline | Pipeline, schedule: Any) -> None:
+    def __init__(self, sampled: Inline | Pipeline, schedule: ReadSchedule) -> None:
         self._sampled = sampled
         self._schedule = schedule
         self._ready: deque[_Sampled] = deque()

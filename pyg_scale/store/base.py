@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CSC",
     "BuildsFromData",
+    "DeclaresReadOnly",
+    "DeclaresViews",
     "EdgeType",
+    "KeepsInFlight",
     "LooksAhead",
     "NodeType",
     "ReadSchedule",
     "RowReader",
     "RowRequester",
-    "SharesMemory",
     "Topology",
-    "Writable",
     "is_read_only",
     "look_ahead_of",
     "returns_views",
@@ -39,7 +40,7 @@ __all__ = [
 
 
 @runtime_checkable
-class Writable(Protocol):
+class DeclaresReadOnly(Protocol):
     """A store that says whether it takes new tensors; one that does not say takes them.
 
     Attributes:
@@ -50,7 +51,7 @@ class Writable(Protocol):
 
 
 @runtime_checkable
-class SharesMemory(Protocol):
+class DeclaresViews(Protocol):
     """A store that says whether it returns views; one that does not say returns copies.
 
     Attributes:
@@ -92,12 +93,23 @@ class RowRequester(Protocol):
 
 
 class ReadSchedule(Protocol):
-    """The batches of one iteration, in order, as a loader announces them to a store."""
+    """The batches of one iteration, in order, as a loader announces them to a store.
+
+    Attributes:
+        paused: True while the iteration is paused: a read must not wait for other batches then.
+    """
 
     paused: bool
 
     def announce(self, batch: int, attrs: Sequence[TensorAttr]) -> None:
         """Say what a batch, later than all announced ones, will read."""
+
+    def suffices(self, ahead: int) -> bool:
+        """Return True if batches need not be announced any further ahead for now.
+
+        Args:
+            ahead: Number of announced batches after the one to be read next.
+        """
 
     def serving(self, batch: int) -> AbstractContextManager[Any]:
         """A block in which this thread reads for an announced batch."""
@@ -147,12 +159,12 @@ class BuildsFromData(Protocol):
 
 def is_read_only(store: FeatureStore) -> bool:
     """Return True if a store says that it takes no new tensors."""
-    return isinstance(store, Writable) and store.read_only
+    return isinstance(store, DeclaresReadOnly) and store.read_only
 
 
 def returns_views(store: FeatureStore) -> bool:
     """Return True if a store says that what it returns may share memory with it."""
-    return isinstance(store, SharesMemory) and store.returns_views
+    return isinstance(store, DeclaresViews) and store.returns_views
 
 
 def look_ahead_of(store: FeatureStore) -> int:

@@ -271,6 +271,8 @@ class FeatureStoreTests:
         with contextlib.closing(store.schedule()) as schedule:
             for number, index in enumerate(batches):
                 schedule.announce(number, [TensorAttr("user", "x", index=index)])
+            assert isinstance(schedule.suffices(len(batches) - 1), bool)
+            schedule.paused = False
             for number, index in enumerate(batches):
                 with schedule.serving(number):
                     (got,) = filled.multi_get_tensor([TensorAttr("user", "x", index=index)])

@@ -13,8 +13,9 @@ from torch_geometric.data import Data, FeatureStore, TensorAttr
 
 import pyg_scale.graph.topology
 from pyg_scale.graph.source import InDirectory, NeedsThreads, directory_of, needs_threads
+from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops.row_cache import scatter
-from pyg_scale.store import Cached, Disk, MemoryFeatureStore, base
+from pyg_scale.store import Cached, Disk, MemoryFeatureStore, MemoryGraphStore, base
 from pyg_scale.store.base import (
     BuildsFromData,
     LooksAhead,
@@ -28,20 +29,25 @@ from pyg_scale.testing import FeatureStoreTests
 
 
 class Announced:
-    """Remembers what was announced, and refuses reads in another order."""
+    """Remembers what was announced, and refuses to serve anything else."""
 
     def __init__(self) -> None:
         self.paused = False
-        self.batches: list[int] = []
+        self.batches: set[int] = set()
+        self.served = 0
 
     def announce(self, batch: int, attrs: Sequence[TensorAttr]) -> None:
         assert attrs and all(isinstance(attr.index, Tensor) for attr in attrs)
-        self.batches.append(batch)
+        self.batches.add(batch)
+
+    def suffices(self, ahead: int) -> bool:
+        return ahead >= Everything.look_ahead
 
     @contextlib.contextmanager
     def serving(self, batch: int) -> Iterator[None]:
-        assert self.batches.pop(0) == batch
+        self.batches.remove(batch)
         yield
+        self.served += 1
 
     def close(self) -> None:
         self.batches.clear()
@@ -53,7 +59,8 @@ class Everything(MemoryFeatureStore):
     look_ahead = 3
 
     def schedule(self) -> Announced:
-        return Announced()
+        self.__dict__["last"] = Announced()
+        return self.__dict__["last"]
 
     def read_rows(self, attr: TensorAttr, index: Tensor, position: Tensor, out: Tensor) -> None:
         scatter(self._raw(attr, index), position, out)
@@ -89,6 +96,29 @@ def test_a_cache_over_it_reads_and_asks_through_its_methods() -> None:
     assert torch.equal(cached["user", "x", index], tensor[index])
     assert "read_rows" in calls
     assert cached.asked_ahead > 0 and look_ahead_of(cached) >= cached.asked_ahead
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_announces_every_batch_to_it(num_workers: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = Data(
+        x=torch.rand(200, 3, generator=generator),
+        edge_index=torch.randint(200, (2, 900), generator=generator),
+    )
+    store, graph = Everything(), MemoryGraphStore()
+    store[None, "x", None] = data.x
+    graph.put_edge_index(data.edge_index, edge_type=None, layout="coo", size=(200, 200))
+    options = {"num_neighbors": [3, 2], "batch_size": 16, "shuffle": True, "seed": 1}
+    loader = NeighborLoader(
+        (store, graph), input_nodes=torch.arange(200), num_workers=num_workers, **options
+    )
+    plain = NeighborLoader(data, input_nodes=torch.arange(200), **options)
+    count = 0
+    for batch, expected in zip(loader, plain, strict=True):
+        assert torch.equal(batch.x, expected.x) and torch.equal(batch.x, data.x[batch.n_id])
+        count += 1
+    last = store.__dict__["last"]
+    assert count == last.served == 13 and not last.batches
 
 
 def test_stores_say_what_they_can() -> None:
