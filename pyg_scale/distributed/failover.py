@@ -6,6 +6,7 @@ equal, so batches are the same whichever rank answers.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -50,6 +51,7 @@ class Health:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._failures: dict[int, int] = {}
+        self._since: dict[int, float] = {}
         self._until: dict[int, float] = {}
 
     def failed(self, rank: int) -> None:
@@ -58,14 +60,22 @@ class Health:
             count = self._failures.get(rank, 0)
             self._failures[rank] = count + 1
             pause = min(_LONGEST_PAUSE, self._timeout * 2 ** min(count, 20))
-            self._until[rank] = time.monotonic() + pause
+            self._since[rank] = time.monotonic()
+            self._until[rank] = self._since[rank] + pause
 
-    def answered(self, rank: int) -> None:
-        """Record that a rank answered."""
+    def answered(self, rank: int, asked: float) -> None:
+        """Record that a rank answered.
+
+        Args:
+            rank: The rank.
+            asked: The ``time.monotonic()`` of the request. One from before the rank's last failure
+                does not count: its answer may have arrived before the failure, and been read late.
+        """
         if rank in self._failures:
             with self._lock:
-                self._failures.pop(rank, None)
-                self._until.pop(rank, None)
+                if asked > self._since.get(rank, math.inf):
+                    for kept in (self._failures, self._since, self._until):
+                        kept.pop(rank, None)
 
     def ill(self) -> frozenset[int]:
         """The ranks to avoid now."""
@@ -102,6 +112,7 @@ class Search:
     def __init__(self, rank: int, owners: PartOwners, health: Health, timeout: float) -> None:
         self._rank, self._owners, self._health = rank, owners, health
         self._timeout = timeout
+        self._began = time.monotonic()  # no request of it is older
         self._deadline = 0.0
         self._reasons: dict[int, CommError] = {}
 
@@ -177,7 +188,7 @@ class Search:
 
     def answered(self, rank: int) -> None:
         """Record that a rank answered."""
-        self._health.answered(rank)
+        self._health.answered(rank, self._began)
 
     def given_up(self, part: int) -> CommError:
         """The error when all holders of a part failed; it names all of them."""

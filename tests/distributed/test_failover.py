@@ -87,7 +87,7 @@ def test_a_search_goes_from_rank_to_rank() -> None:
     with pytest.raises(CommError, match="none of the 3 ranks that hold part 0 .*1.*2.*3") as error:
         search.rank_of(0)
     assert not isinstance(error.value, CommTimeoutError)
-    health.answered(1)
+    health.answered(1, time.monotonic())
     assert health.ill() == {2, 3}
 
 
@@ -102,8 +102,23 @@ def test_a_rank_that_failed_gets_a_moment_and_not_the_whole_time_again() -> None
     Search(0, held, health, 100.0).failed(1, CommTimeoutError("rank 1 is late"))
     assert 0 < search.patience(1, 1) <= 5 and search.patience(2, 1) > 90
     assert hasty.patience(1, 1) > 0.5, "time enough for a rank that is back"
-    health.answered(1)
+    health.answered(1, time.monotonic())
     assert search.patience(1, 1) > 90
+
+
+def test_an_answer_from_before_a_failure_does_not_make_a_rank_well() -> None:
+    """It lay there unread: waiting once more for the whole time limit would double the limit."""
+    held = Held({0: [1]})
+    health = Health(60.0)
+    early = Search(0, held, health, 9.0)
+    Search(0, held, health, 9.0).failed(1, CommTimeoutError("rank 1 is late"))
+    early.answered(1)
+    assert health.ill() == {1}
+    late = Search(0, held, health, 9.0)
+    late.begin()
+    assert late.patience(1, 1) <= 1.0
+    late.answered(1)
+    assert not health.ill()
 
 
 def test_ranks_that_failed_are_asked_again_after_a_time() -> None:
