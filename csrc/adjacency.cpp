@@ -41,7 +41,8 @@ void place(const int64_t* indptr, int64_t rows, const Index* col, int64_t from, 
 template <typename Index, typename Position>
 void transpose(const CsrEdges& edges, const Index* col, int64_t num_src, int64_t* pointers,
                Index* row, Position* position) {
-  // pointers[v + 1] is where the next edge of v goes: its beginning, in the end its end.
+  // pointers[v + 1] is where the next edge of v goes: first the beginning of its edges, at last
+  // their end.
   int64_t* cursor = pointers + 1;
   std::fill_n(pointers, num_src + 1, 0);
   for (int64_t e = 0; e < edges.edges; ++e) {

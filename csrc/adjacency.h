@@ -31,7 +31,7 @@ struct Adjacency {
   }
 };
 
-// Calls f with the graph as its type of index wants it, after a look at every number in it.
+// Checks every number of the graph, then calls f with the Adjacency of its type of index.
 template <typename F>
 auto with_adjacency(const Tensor& indptr, const Tensor& indices, const Tensor& edge_weights,
                     const F& f) {

@@ -25,8 +25,8 @@ struct Extreme {
   int64_t heads;
   A sign;  // -1: the smallest
 
-  // The best of edges [begin, end), and how many edges after the row's first it stands; -1 if
-  // there is none. Of equal ones the first stays, and so does the first NaN.
+  // The best of edges [begin, end), and its distance from the row's first edge; -1 if there is
+  // none. Of equal ones the first is kept, and so is the first NaN.
   PYG_SCALE_INLINE void row(int64_t row_begin, int64_t begin, int64_t end, int64_t limit, A* best,
                             int32_t* arg) const {
     const int64_t channels = x.size / heads, ahead = x.ahead();

@@ -104,7 +104,7 @@ struct Sum {
     }
   }
 
-  // The sum over edges [begin, end) into `out`; rows of edges below `limit` may be asked for.
+  // Writes the sum over edges [begin, end) to `out`. Rows of edges below `limit` may be prefetched.
   PYG_SCALE_INLINE void row(int64_t begin, int64_t end, int64_t limit, A* out) const {
     if (weight && heads > 1) {
       by_head(begin, end, limit, out);

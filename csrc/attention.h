@@ -15,7 +15,7 @@ namespace pyg_scale {
 constexpr int64_t kBlock = 32;              // edges whose logits are made together; whole vectors
 constexpr uint64_t kAttentionDropout = 20;  // see pyg_scale/ops/keys.py
 
-// Whether the weight of a head of an edge stays, and what it is multiplied with then.
+// Dropout of weights. The factor of a weight is 0 if it is dropped.
 struct Dropout {
   Dropout(const MaybeTensor& seed, double p) {
     if (!seed) return;
@@ -42,8 +42,7 @@ struct Dropout {
 // The shape of rows of heads, [*, heads, channels].
 struct Heads {
   explicit Heads(const Tensor& x) : heads(x.size(1)), channels(x.size(2)) {
-    constexpr int64_t kMost = int64_t{1}
-                              << 24;  // of rows that are there; of none there may be more
+    constexpr int64_t kMost = int64_t{1} << 24;  // a tensor without rows can claim more
     check(heads <= kMost && channels <= kMost, "there are more than 2**24 heads or channels");
   }
   int64_t size() const { return heads * channels; }
@@ -57,8 +56,8 @@ inline void check_heads(const Tensor& x, const Tensor& like, int64_t count, cons
             "of the type of the other features");
 }
 
-// What a row of the result is made of until it is finished: for each head the largest logit so far
-// and the sum of exp(logit - largest), and the sum of rows with those weights.
+// The state of a row of the result until it is finished. For each head it has the largest logit so
+// far, the sum of exp(logit - largest), and the sum of rows with those weights.
 template <typename A>
 struct Softmax {
   A *largest, *total, *sum;
@@ -129,7 +128,7 @@ struct AttentionForward {
     }
   }
 
-  // The finished row; `state` is of all of its edges.
+  // Writes the finished row; `state` covers all of its edges.
   PYG_SCALE_INLINE void finish(int64_t row, const Softmax<A>& state) const {
     const int64_t heads = shape.heads, channels = shape.channels;
     const int64_t begin = edges.indptr[row], end = edges.indptr[row + 1];
@@ -149,7 +148,7 @@ struct AttentionForward {
     }
   }
 
-  // `left` becomes the state of its edges and those of `right`.
+  // Merges `right` into `left`.
   PYG_SCALE_INLINE void merge(const Softmax<A>& left, const Softmax<A>& right) const {
     const A none = -std::numeric_limits<A>::infinity();
     for (int64_t h = 0; h < shape.heads; ++h) {
@@ -224,9 +223,9 @@ void attend(const AttentionForward<T, Logits>& op, int64_t num_src) {
 
 // Gradient ##################################################################################
 
-// The gradient of the logits of a row is weight * (gradient of the weight - D). D, the mean of the
-// gradients of the weights, is the product of the result with its gradient (FlashAttention), plus
-// that of the weights with theirs where they were asked for. [rows, heads].
+// The gradient of the logits of a row is weight * (gradient of the weight - D). D, [rows, heads],
+// is the mean of the gradients of the weights: the product of the result with its gradient
+// (FlashAttention). If weights were asked for, their product with their gradient is added.
 template <typename T>
 std::vector<AccumulatorOf<T>> mean_gradient(const CsrEdges& edges, const Heads& shape,
                                             const Rows<T>& out, const Rows<T>& grad,
@@ -261,8 +260,8 @@ struct WeightGradient {
   const A* weights_grad;  // [edges, heads] by id, or null
   Dropout dropout;
 
-  // From exp(logit - lse) and the product of the gradient of the result with the edge's value: the
-  // weight after dropout, and the gradient of the logit.
+  // Returns the weight after dropout, and the gradient of the logit. `weight` is exp(logit - lse),
+  // `product` is the gradient of the result times the edge's value.
   PYG_SCALE_INLINE std::pair<A, A> of(A weight, A product, int64_t row, int64_t id, int64_t heads,
                                       int64_t head) const {
     const A stays = dropout.on ? static_cast<A>(dropout.factor(id, heads, head)) : A{1};

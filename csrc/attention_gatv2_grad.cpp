@@ -1,7 +1,8 @@
 // gatv2_attention_grad, see pyg_scale/ops/attention.py.
 //
-// Two passes: by destination, with the softmax's gradient, that of the destinations and of the
-// attention vector; by source, with what the first one found for each edge.
+// There are two passes. The first goes by destination: the gradients of the softmax, of the
+// destinations and of the attention vector. The second goes by source, with what the first found
+// for each edge.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -57,7 +57,7 @@ struct Slots {
   }
 };
 
-// A batch, and those that can be announced after it, have numbers that int32 holds.
+// Refuses a batch number unless int32 holds it and those of the batches announced after it.
 void check_batch(int64_t batch, const char* name) {
   if (batch < -kNever || batch >= kNever - 64) {
     fail(std::string(name) + " must fit into 31 bits (got " + std::to_string(batch) + ")");
@@ -69,7 +69,7 @@ void check_batch(int64_t batch, const char* name) {
        std::to_string(count));
 }
 
-// How many of each distance there are; the last entry is for what no batch needs.
+// The number of rows at each distance. The last entry counts those that no batch needs.
 template <typename Word>
 struct Distances {
   std::vector<int64_t> count = std::vector<int64_t>(kBits<Word> + 1);
@@ -80,8 +80,8 @@ struct Distances {
   }
 };
 
-// Takes `wanted` slots from those that no coming batch needs, the hand's way: one that was visited
-// since the hand passed is spared once.
+// Takes `wanted` of the slots that no coming batch needs, in the hand's order. A slot that was
+// visited since the hand passed is spared once.
 void by_hand(const Slots& slots, int64_t wanted, std::vector<int32_t>& victims) {
   int64_t at = *slots.hand, left = wanted;
   for (int64_t s = 0; s < 2 * *slots.used && left > 0; ++s) {
@@ -97,8 +97,8 @@ void by_hand(const Slots& slots, int64_t wanted, std::vector<int32_t>& victims) 
   *slots.hand = at;
 }
 
-// The same for rows that are not known to be needed either: each may try one slot, and no slot is
-// tried twice. Returns how many got one.
+// The same for rows that are not known to be needed either. Each of them may try one slot, and no
+// slot is tried twice. Returns how many rows got a slot.
 int64_t by_trying(const Slots& slots, int64_t tries, std::vector<int32_t>& victims) {
   int64_t at = *slots.hand, got = 0;
   for (int64_t s = 0; s < *slots.used && tries > 0; ++s) {
@@ -150,7 +150,7 @@ Tensors plan_for(const Slots& slots, Word* coming, const int64_t* id, int64_t si
   const auto misses = static_cast<int64_t>(plan.miss.size());
   for (const int64_t i : plan.miss) slots.slot_of[id[i]] = 0;
 
-  // Misses nearer than `last` are kept, and `at_last` of those at it.
+  // Misses nearer than `last` are kept, and `at_last` of the misses at that distance.
   using Distance = Distances<Word>;
   const size_t never = static_cast<size_t>(kBits<Word>);
   Distance missed, kept;

@@ -12,8 +12,8 @@
 
 namespace pyg_scale {
 
-// Like std::vector of a trivial type, but new elements are left uninitialised, so that memory
-// is touched once, and large blocks ask for huge pages: random access into them is what costs.
+// Like std::vector of a trivial type, but new elements are left uninitialised, so that memory is
+// touched once. Large blocks ask for huge pages, as random access into them is what costs.
 template <typename T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -54,8 +54,8 @@ class Clustering {
   // Nodes that are still alone join others that would have liked the same cluster.
   void gather_singles(const int64_t* order) {
     const int64_t size = graph_.num_nodes;
-    std::vector<int64_t> waiting(static_cast<size_t>(size), -1);  // for each cluster: a single
-    std::unordered_map<int64_t, int64_t> isolated;                // the same, for each group
+    std::vector<int64_t> waiting(static_cast<size_t>(size), -1);  // by cluster: who wants it
+    std::unordered_map<int64_t, int64_t> isolated;                // by group: who wants none
     for (int64_t i = 0; i < size; ++i) {
       const int64_t v = order[i];
       if (size_[cluster_[v]] != 1) continue;
@@ -101,7 +101,7 @@ class Clustering {
     return true;
   }
 
-  // The cluster to which v is joined the most, or its own. Equal ones go by a hash.
+  // The cluster to which v is joined the most. Its own wins ties; a hash decides other ties.
   int64_t favourite(int64_t v, bool with_room) {
     touched_.clear();
     const int64_t group = group_.data ? group_[v] : 0;
@@ -115,7 +115,7 @@ class Clustering {
     const uint64_t key = fold(key_, static_cast<uint64_t>(v));
     const auto hash = [&](int64_t c) { return fold(key, static_cast<uint64_t>(c)) >> 1; };
     int64_t best = mine, most = joined_[mine];
-    uint64_t lowest = 0;  // the hash of the best, once there was one that is as good
+    uint64_t lowest = 0;  // the hash of the best, once there was a tie
     bool hashed = false;
     for (const int64_t cluster : touched_) {
       const int64_t w = joined_[cluster];

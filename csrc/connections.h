@@ -9,8 +9,8 @@
 
 namespace pyg_scale {
 
-// A node of at least as many edges as there are parts has a number for every part; any other a
-// list of the parts that it is joined to, in no order.
+// A node with at least as many edges as there are parts has a number for every part. Any other node
+// has a list of the parts that it is joined to, in no order.
 class Connections {
  public:
   template <typename T>

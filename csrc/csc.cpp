@@ -40,7 +40,8 @@ int64_t share(int64_t size, int64_t task, int64_t tasks) {
   return size / tasks * task + size % tasks * task / tasks;
 }
 
-// Ranges of destinations, with about as many edges each if `begin` rises, one entry a destination.
+// Ranges of destinations with about equally many edges, if `begin` rises. It has one entry for each
+// destination.
 std::vector<int64_t> bounds(const int64_t* begin, int64_t num_dst, int64_t num_edges,
                             int64_t tasks) {
   std::vector<int64_t> out{0};
@@ -58,7 +59,7 @@ void lower(std::atomic<int64_t>& least, int64_t value) {
   }
 }
 
-// a - b, which is large where a is smaller, whatever they are.
+// a - b modulo 2^64. It is large if a is smaller, so one comparison checks both ends of a range.
 uint64_t less(int64_t a, int64_t b) { return static_cast<uint64_t>(a) - static_cast<uint64_t>(b); }
 
 // A writable column; int_column has checked it.
@@ -75,8 +76,8 @@ Column<T> column(const Tensor& tensor) {
           tensor.numel() ? tensor.stride(0) : 1};
 }
 
-// The first edge with a node out of range, and the first with a smaller destination than the one
-// before it; -1 if there is none.
+// The first edge with a node out of range, and the first edge whose destination is smaller than
+// that of the edge before it; -1 if there is none.
 std::tuple<int64_t, int64_t> csc_scan(Tensor dst, Tensor src, int64_t num_dst, int64_t num_src,
                                       int64_t num_threads) {
   const IntColumn to = int_column(dst, "dst"), from = int_column(src, "src");
@@ -166,8 +167,8 @@ Tensor csc_cursor(Tensor dst, int64_t num_dst, int64_t num_threads) {
   return out;
 }
 
-// Puts the edges [begin, end) behind the earlier ones of their destinations: neighbour, edge id.
-// Returns how many it has put; `room` is what there is for all.
+// Writes neighbour and edge id of the edges [begin, end) behind the earlier edges of their
+// destinations. Returns how many edges it wrote; `room` is the space for all of them.
 template <typename T>
 int64_t place(const IntColumn& to, const IntColumn& from, int64_t* cursor, T* pair, int64_t room,
               int64_t begin, int64_t end, int64_t first, int64_t last) {
@@ -236,13 +237,13 @@ struct TimedEdge {
   int64_t time, neighbor, id;
 };
 
-// The times of edges or nodes, of which an edge reads one.
+// The times of edges or of nodes. Each edge reads one of them.
 struct Times {
   const int64_t* data;
   int64_t size;
   bool of_edges;
 
-  // The time of number `of`, which the edge at position `e` names.
+  // The time with number `of`, to which the edge at position `e` refers.
   int64_t at(int64_t of, int64_t e) const {
     if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(size)) [[unlikely]]
       none(of, e);
@@ -274,7 +275,8 @@ void sort_by_time(Column<T> indices, Column<T> edge_id, const Times& times, int6
   }
 }
 
-// Whether the edges of every destination are in the order of time; if `sort`, they are then.
+// Returns whether the edges of every destination were in order of time. With `sort`, they are
+// afterwards.
 bool csc_by_time(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, bool of_edges,
                  bool sort, int64_t num_threads) {
   const int64_t num_dst = num_pointed(indptr), num_edges = indices.numel();

@@ -44,8 +44,8 @@ struct CsrEdges {
   int64_t rows, edges;
 };
 
-// A matrix of features whose rows are contiguous, of any distance; `holder` keeps a copy alive if
-// one had to be made.
+// A matrix of features with contiguous rows and any stride. If a copy had to be made, `holder`
+// keeps it alive.
 template <typename T>
 struct Rows {
   const T* data;

@@ -27,7 +27,7 @@ namespace pyg_scale {
 namespace {
 
 constexpr int64_t kThreads = 16;          // a fast device wants many reads under way
-constexpr int64_t kFewRuns = 32;          // to make a ring takes as long as a few reads
+constexpr int64_t kFewRuns = 32;          // making a ring takes as long as a few reads
 constexpr int64_t kRingBytes = 16 << 20;  // of buffers, as sixteen threads have at most
 constexpr int64_t kLeastDepth = 16, kMostDepth = 128;
 
@@ -36,13 +36,13 @@ struct Wanted {
   int64_t position;  // row of the output
 };
 
-// Rows one after the other in `wanted` that one read brings.
+// Consecutive entries of `wanted` that one read brings.
 struct Run {
   int64_t begin, end;   // of `wanted`
   int64_t first, last;  // bytes of the file, whole blocks
 };
 
-// Least significant digit first; a batch has hundreds of thousands of rows.
+// A radix sort, least significant digit first: a batch has hundreds of thousands of rows.
 void sort_by_row(std::vector<Wanted>& wanted) {
   const auto less = [](const Wanted& a, const Wanted& b) { return a.row < b.row; };
   if (std::is_sorted(wanted.begin(), wanted.end(), less)) return;
@@ -93,7 +93,7 @@ int64_t read_fully(int fd, char* to, int64_t size, int64_t at, int64_t block) {
     }
     if (more == 0) break;
     got += more;
-    if (got % block != 0) break;  // only the end of a file is no whole block
+    if (got % block != 0) break;  // only at the end of a file is a block not whole
   }
   return got;
 }
@@ -112,7 +112,7 @@ class Reader {
     for (const Run& run : runs_) largest_ = std::max(largest_, run.last - run.first);
   }
 
-  // By a ring where there is one, unless a number of threads was asked for.
+  // Uses a ring where there is one and it pays, unless a number of threads was asked for.
   void read(int64_t num_threads) {
     if (num_threads == 0 && static_cast<int64_t>(runs_.size()) >= kFewRuns && is_direct() &&
         read_by_ring()) {
@@ -121,7 +121,7 @@ class Reader {
     read_by_threads(num_threads == 0 ? kThreads : num_threads);
   }
 
-  // Reads through the page cache are done by threads of the kernel, one for each.
+  // A ring's reads through the page cache are done by threads of the kernel, one for each.
   bool is_direct() const {
 #ifdef O_DIRECT
     return (fcntl(fd_, F_GETFL) & O_DIRECT) != 0;
@@ -136,12 +136,12 @@ class Reader {
     const int64_t size = buffer_bytes();
     Tensor buffers = buffers_for(count);
     char* data = aligned(buffers);
-    threads.reserve(static_cast<size_t>(count));  // not to fail once there are some
+    threads.reserve(static_cast<size_t>(count));  // so that this cannot fail once threads run
     for (int64_t t = 1; t < count; ++t) {
       try {
         threads.emplace_back([this, buffer = data + t * size] { work(buffer); });
       } catch (const std::system_error&) {
-        break;  // those that there are do it
+        break;  // the threads that there are do the work
       }
     }
     work(data);
@@ -162,7 +162,7 @@ class Reader {
 
   int64_t buffer_bytes() const { return (largest_ + align() - 1) / align() * align(); }
 
-  // Recycled, as the next call needs as much: fresh pages cost as much as what is read into them.
+  // Recycled, as the next call needs as much: fresh pages cost as much as reading into them.
   Tensor buffers_for(int64_t count) const {
     check(buffer_bytes() < int64_t{1} << 40, "longest: a read would be of more than 2**40 bytes");
     return pool_empty({count * buffer_bytes() + align()}, ScalarType::Byte);
@@ -174,7 +174,7 @@ class Reader {
     return data + (align() - beyond) % align();
   }
 
-  // Returns whether there was a ring; then all is read, or has failed.
+  // Returns false if there is no ring. Otherwise everything is read, or has failed.
   bool read_by_ring() {
     const int64_t size = buffer_bytes();
     const int64_t depth = std::clamp<int64_t>(kRingBytes / size, kLeastDepth, kMostDepth);
@@ -202,14 +202,14 @@ class Reader {
         const auto b = static_cast<int64_t>(tag);
         const int64_t r = run_of[static_cast<size_t>(b)];
         const Run& run = runs_[static_cast<size_t>(r)];
-        if (got != run.last - run.first) {  // the end of the file, or what another try may settle
+        if (got != run.last - run.first) {  // the file ended, or another try may help
           got = read_fully(fd_, data + b * size, run.last - run.first, run.first, block_);
         }
         take(r, data + b * size, got);
         free.push_back(b);
       });
     }
-    if (!fine && !stop_) {  // the kernel would not go on: what it did not begin, and all others
+    if (!fine && !stop_) {  // the kernel refused: read what it did not begin, and the rest
       std::vector<bool> left(static_cast<size_t>(depth), true);
       for (int64_t b : free) left[static_cast<size_t>(b)] = false;
       for (int64_t b = 0; b < depth; ++b) {

@@ -16,8 +16,8 @@
 namespace pyg_scale {
 namespace {
 
-// Which range a node is in: by a table of bins of 2^shift nodes, by search where a range begins
-// inside a bin.
+// Finds the range of a node: by a table of bins of 2^shift nodes, or by search if a range begins
+// inside the bin.
 struct Ranges {
   const int64_t* bounds;
   int64_t count;
@@ -85,8 +85,8 @@ void group(const Tensor& dst, const Tensor& src, int64_t block, const Ranges& ra
   }
 }
 
-// (destination less the beginning of its range, source, position in the chunk) by range, and how
-// many edges of each range each block of the chunk has, [blocks, ranges].
+// Returns (destination minus the beginning of its range, source, position in the chunk) by range,
+// and the number of edges that each block of the chunk has in each range, [blocks, ranges].
 std::tuple<Tensor, Tensor, Tensor, Tensor> edge_buckets(Tensor dst, Tensor src, Tensor bounds,
                                                         Tensor table, int64_t shift, int64_t block,
                                                         bool wide) {
@@ -123,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_buckets(Tensor dst, Tensor src, 
 
 constexpr int64_t kFar = 32, kNear = 16;  // edges ahead whose memory is asked for
 
-// Puts the edges of a bucket behind the earlier ones of their destinations: source, edge id.
+// Writes source and edge id of a bucket's edges behind the earlier edges of their destinations.
 template <typename Source, typename T>
 void place_in_bucket(const int32_t* dst, const Source* src, const uint16_t* offset,
                      const int64_t* first, const int64_t* count, int64_t num_blocks, int64_t* next,
@@ -143,8 +143,9 @@ void place_in_bucket(const int32_t* dst, const Source* src, const uint16_t* offs
   }
 }
 
-// The edges of a bucket by destination: where those of each begin, and (source, edge id) of each.
-// `first` and `count` are of its blocks, see pyg_scale/convert/bucket_files.py.
+// The edges of a bucket by destination: where the edges of each destination begin, and (source,
+// edge id) of each edge. `first` and `count` describe the blocks of the bucket, see
+// pyg_scale/convert/bucket_files.py.
 std::tuple<Tensor, Tensor> edge_group(Tensor dst, Tensor src, Tensor offset, Tensor first,
                                       Tensor count, int64_t num_dst, bool wide) {
   const int64_t num_edges = dst.numel(), num_blocks = first.numel();

@@ -1,5 +1,6 @@
-// The two halves of a hop that spans several parts of a graph: whoever holds the in-edges of nodes
-// chooses among them, whoever samples numbers what comes back. neighbor_sample is both at once.
+// The two halves of a hop that spans several parts of a graph. The side that holds the in-edges of
+// nodes chooses among them. The side that samples numbers what comes back. neighbor_sample does
+// both at once.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -20,7 +21,7 @@
 namespace pyg_scale {
 namespace {
 
-// What a thread keeps between calls; one of unusual size must not hold its memory for ever.
+// The most that a thread keeps between calls: one of unusual size must not hold memory for ever.
 constexpr size_t kKeptBytes = size_t{1} << 26;
 constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
 
@@ -30,7 +31,8 @@ Tensor copy(const int64_t* from, int64_t count) {
   return out;
 }
 
-// Chooses in-edges of nodes that lie at `place` in a part: how many of each, neighbours, edge ids.
+// Chooses in-edges of nodes that lie at `place` in a part. Returns how many edges each node has,
+// the neighbours, and the edge ids.
 std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id,
                                                     Tensor time, Tensor weight_prefix, Tensor place,
                                                     Tensor node, Tensor seed, Tensor latest,
@@ -81,8 +83,8 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indice
   return out;
 }
 
-// Looks nodes up in a batch: the row of each, -1 for one that has none, which is appended if
-// `append`. Returns all nodes, their seeds (if disjoint), and the rows.
+// Looks up the row of each node in a batch. A node that has none is appended if `append`; otherwise
+// its row is -1. Returns all nodes, their seeds (if disjoint), and the rows.
 std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed, Tensor node,
                                                 Tensor seed, int64_t num_nodes, int64_t num_seeds,
                                                 bool disjoint, bool append) {
@@ -113,7 +115,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     const auto own = static_cast<uint64_t>(v);
     return disjoint ? static_cast<uint64_t>(s) * static_cast<uint64_t>(num_nodes) + own : own;
   };
-  // In passes of their own, which take a hundredth of the time of the loops below.
+  // Checked in separate passes, which take a hundredth of the time of the loops below.
   check_each_within(first, size, "node", num_nodes);
   check_each_within(wanted, n, "node", num_nodes);
   if (disjoint) {
@@ -136,7 +138,7 @@ std::tuple<Tensor, Tensor, Tensor> number_nodes(Tensor known, Tensor known_seed,
     out[i] = first[i];
     if (disjoint) out_seed[i] = first_seed[i];
   }
-  // Rows from `size` on stand for nodes that are not known, also if they are not kept.
+  // Rows from `size` on stand for nodes that are not known, even if they are not kept.
   int64_t next = size;
   for (int64_t i = 0; i < n; ++i) {
     prefetch(wanted, wanted_seed, i, n);

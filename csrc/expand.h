@@ -131,7 +131,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
                                           int64_t n) {
     const int64_t stride = view.indices.stride * (view.indices.wide ? 8 : 4);
     const char* data = static_cast<const char*>(view.indices.data);
-    // Whoever takes more than this from one node reads memory in order.
+    // With more than this from one node, memory is read in order.
     for (int64_t i = 0; i < std::min<int64_t>(n, 64); ++i) {
       __builtin_prefetch(data + position[i] * stride, 0, 2);
     }
@@ -161,7 +161,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
     edge_.set_size(from + n);
   }
 
-  // The same of rows whose in-edges are in several parts.
+  // The same for rows whose in-edges are in several parts.
   void read_parts(const EdgeView& view, int64_t num_rows) {
     const int64_t n = position_.size(), from = neighbor_.size();
     neighbor_.reserve(from + n);

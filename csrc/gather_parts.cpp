@@ -22,8 +22,8 @@
 namespace pyg_scale {
 namespace {
 
-// Rows whose places are looked up before any of them is copied. Attributes that take turns often
-// push each other out of the caches.
+// The number of rows whose places are looked up before any of them is copied. If attributes took
+// turns more often, they would push each other out of the caches.
 constexpr int64_t kBlock = 32768;
 constexpr int64_t kBookAhead = 64;       // rows whose places are asked for ahead
 constexpr int64_t kTaskBytes = 1 << 18;  // less is not worth a thread

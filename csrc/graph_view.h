@@ -14,7 +14,7 @@ namespace pyg_scale {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Out of line: a loop in which a message is built is slower, also where none ever is.
+// Out of line: a loop that contains the building of a message is slower, even if it never happens.
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail(const std::string& message) {
   throw std::invalid_argument(message);
 }
@@ -58,7 +58,8 @@ inline IntColumn int_column(const Tensor& tensor, const char* name) {
   return {tensor.const_data_ptr(), tensor.numel() ? tensor.stride(0) : 1, wide};
 }
 
-// Whether all of `n` numbers are in [0, count): one that is not has a sign bit, or leaves one.
+// Whether all of `n` numbers are in [0, count). Otherwise a number or count - 1 - number is
+// negative.
 template <typename T>
 bool all_within(const T* numbers, int64_t n, int64_t count) {
   uint64_t signs = 0;
@@ -69,7 +70,7 @@ bool all_within(const T* numbers, int64_t n, int64_t count) {
   return signs >> 63 == 0;
 }
 
-// Refuses ids of which one is none of `count`; names the first.
+// Refuses ids unless all are in [0, count). The error names the first that is not.
 inline void check_each_within(const int64_t* ids, int64_t n, const char* what, int64_t count) {
   if (all_within(ids, n, count)) [[likely]]
     return;
@@ -113,22 +114,22 @@ inline void check_entries(int64_t node, int64_t begin, int64_t end, int64_t size
   }
 }
 
-// How many nodes (or rows) pointers are of; there is one pointer more.
+// The number of nodes (or rows) that have pointers; there is one pointer more.
 inline int64_t num_pointed(const Tensor& pointers, const char* name = "indptr") {
   check(pointers.numel() > 0,
         std::string(name) + " must hold one number more than there are nodes");
   return pointers.numel() - 1;
 }
 
-// A number of things that arithmetic is done with.
+// Refuses a count that is negative or too large for arithmetic.
 inline void check_count(int64_t count, const char* name) {
   if (count < 0 || count >= int64_t{1} << 62) [[unlikely]] {
     fail(std::string(name) + " must be from 0 to 2**62 - 1 (got " + std::to_string(count) + ")");
   }
 }
 
-// Refuses numbers of which one is negative, or whose sum is so large that what is reckoned with
-// them could leave 64 bits. Returns the sum.
+// Refuses numbers if one is negative, or if their sum is so large that arithmetic with them could
+// exceed 64 bits. Returns the sum.
 inline int64_t checked_sum(const int64_t* numbers, int64_t n, const char* name) {
   constexpr int64_t kMost = int64_t{1} << 59;
   uint64_t either = 0;
@@ -159,7 +160,7 @@ inline std::pair<uintptr_t, uintptr_t> extent(const Tensor& tensor) {
   return {begin, begin + static_cast<uintptr_t>(last + 1) * tensor.element_size()};
 }
 
-// Refuses to write to what is read as well: numbers would change once they have been looked at.
+// Refuses to write to memory that is read as well: numbers would change after they were checked.
 inline void check_apart(const Tensor& written, const char* name,
                         std::initializer_list<const Tensor*> others) {
   const auto [begin, end] = extent(written);
@@ -187,14 +188,14 @@ struct EdgeView {
   int64_t neighbor_type = 0;
   uint64_t hash = 0;
   bool times_of_neighbors = false;  // what `time` holds; else times of edges
-  // If the in-edges are in several parts: of each part, and where a node is. Of this view itself
-  // only what is common to all parts counts, and which columns there are.
+  // Set if the in-edges lie in several parts: the view of each part, and the places of nodes. Then
+  // this view itself only says what all parts have in common, and which columns there are.
   const EdgeView* parts = nullptr;
   const Places* places = nullptr;
 
   bool temporal() const { return time || neighbor_time; }
 
-  // How many of the positions [begin, end), which are in order of time, are not after `when`.
+  // The number of positions in [begin, end) that are not after `when`. They are in order of time.
   int64_t until(int64_t begin, int64_t end, int64_t when) const {
     int64_t low = begin, high = end;
     while (low < high) {

@@ -1,6 +1,5 @@
-// hgt_sample: as many nodes of every type, drawn from a budget of neighbours. hgt_take: one such
-// draw, where the in-edges come from elsewhere. The meaning of both, to the bit, is in
-// pyg_scale/ops/hgt.py.
+// hgt_sample: equally many nodes of every type, drawn from a budget of neighbours. hgt_take: one
+// such draw, where the in-edges come from elsewhere. pyg_scale/ops/hgt.py defines both to the bit.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -102,7 +101,7 @@ class Budget {
 
   // Takes up to `k` nodes that are not in `list` and puts them there.
   void take(int64_t k, uint64_t key, NodeList& list) {
-    // The table keeps places, so what is left is copied: entries of nodes that were taken stay.
+    // The table holds places in entries_, so entries of taken nodes stay, and the rest is copied.
     left_.clear();
     left_.reserve(entries_.size());
     uint64_t largest = 0;

@@ -44,7 +44,7 @@ class Induced {
       const int64_t begin = in.indptr[here.place];
       int64_t end = in.indptr[here.place + 1];
       check_entries(here.place, begin, end, in.num_edges);
-      // Nodes are here because of their times: only times of edges are looked at.
+      // Nodes were already chosen by their times, so only times of edges are checked.
       if (in.time && seed_time && !view.times_of_neighbors) {
         end = begin + in.until(begin, end, seed_time[seed]);
       }

@@ -1,8 +1,8 @@
 // io_uring: many reads under way by one thread, begun and waited for by one system call.
 //
-// The kernel's own interface (linux/io_uring.h): two rings that are shared with it, one of what is
-// to be done and one of what was. Where the kernel refuses (containers often do), `usable()` says
-// so.
+// The kernel's own interface (linux/io_uring.h): two rings that are shared with the kernel, one of
+// requests and one of results. `usable()` is false where the kernel refuses, as it often does in
+// containers.
 
 #pragma once
 
@@ -24,12 +24,12 @@ namespace pyg_scale {
 
 #ifdef PYG_SCALE_HAS_IO_RING
 
-// Of the thread that makes it.
+// Only the thread that makes a ring may use it.
 class IoRing {
  public:
   explicit IoRing(unsigned depth) {
     io_uring_params params{};
-#ifdef IORING_SETUP_DEFER_TASKRUN  // what is done is looked at when somebody waits for it
+#ifdef IORING_SETUP_DEFER_TASKRUN  // results are only handled while somebody waits
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     fd_ = static_cast<int>(syscall(__NR_io_uring_setup, depth, &params));
 #endif
@@ -81,8 +81,9 @@ class IoRing {
     ++queued_;
   }
 
-  // Begins what was asked for and returns when `least` reads are done; calls f(tag, result) of each
-  // that is, the result as of pread, or minus errno. False if the kernel would not.
+  // Begins the queued reads and waits until `least` reads are done. Calls f(tag, result) for each
+  // one that is done; the result is that of pread, or minus errno. Returns false if the kernel
+  // refuses.
   template <typename F>
   bool wait(unsigned least, F f) {
     const long begun =
@@ -98,7 +99,7 @@ class IoRing {
     return fine;
   }
 
-  // Those that the kernel has not been told of yet.
+  // The number of reads that the kernel has not been told of yet.
   unsigned queued() const { return queued_; }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kAhead = 16;  // pairs; covers the latency of memory
 
-// Neighbours are in order of their edge ids, not of theirs, so that there is nothing to bisect.
+// Neighbours are in order of edge ids, not of their own ids, so they cannot be bisected.
 template <typename T>
 bool contains(const T* data, int64_t stride, int64_t begin, int64_t end, int64_t wanted) {
   for (int64_t i = begin; i < end; ++i) {

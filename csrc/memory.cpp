@@ -1,7 +1,7 @@
 // The pool of recycled blocks behind pool_empty.
 //
-// Blocks are private anonymous mappings, most recently freed first. What is resident, used or
-// not, stays within a sixteenth (or 16 MiB) of the most that recent tensors needed at a time, so
+// Blocks are private anonymous mappings, most recently freed first. Resident memory, used or free,
+// exceeds the most that recent tensors needed at a time by a sixteenth (or 16 MiB) at most. So
 // memory goes back after a peak, and a loop of steady batches maps nothing.
 
 #include "pool.h"
@@ -45,7 +45,7 @@ struct Block {
 };
 
 // A new mapping, null if there is no memory. Large ones begin at a huge page, which older kernels
-// do not see to.
+// do not ensure.
 Block* map(size_t bytes) {
   const size_t capacity = capacity_for(bytes);
   const size_t spare = capacity >= 2 * kHugePage ? kHugePage : 0;
@@ -187,7 +187,7 @@ class Pool {
   }
 
   void use(Block* block, size_t bytes) {
-    // A longer tail than a sixteenth goes back; parts of huge pages would not.
+    // A tail longer than a sixteenth goes back. Parts of huge pages would not.
     const size_t step = bytes >= 16 * kHugePage ? kHugePage : page_;
     const size_t keep = round_up(bytes, step);
     if (block->resident > keep + bytes / 16) {
@@ -213,7 +213,7 @@ class Pool {
     free_.erase(free_.begin(), end);
   }
 
-  // In a forked child, where writing to what the parent used last would copy every page.
+  // For a forked child, in which writing to the parent's free blocks would copy every page.
   void forget_free() {
     for (Block* block : free_) {
       munmap(block->data, block->capacity);

@@ -20,8 +20,8 @@ using torch::stable::Tensor;
 
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
-// Whether a range lies in one mapping of this process alone without a file behind it. The pages
-// of a file belong to everybody who has it open, and may not even be in memory.
+// Whether a range lies in one private mapping without a file. The pages of a file belong to
+// everybody who has it open, and may not even be in memory.
 bool is_private(uintptr_t begin, uintptr_t end) {
   std::FILE* maps = std::fopen("/proc/self/maps", "re");
   if (!maps) return false;
@@ -41,7 +41,7 @@ bool is_private(uintptr_t begin, uintptr_t end) {
   return found;
 }
 
-// What a tensor lies on, moved to huge pages if that can be; its content and address stay.
+// Moves the memory of a tensor to huge pages if possible. Its content and address stay.
 void prefer_huge_pages(Tensor tensor) {
 #ifdef __linux__
   if (tensor.numel() == 0) return;

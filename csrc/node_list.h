@@ -47,7 +47,7 @@ class NodeList {
     if (disjoint_) seed_.reserve(seed_.size() + count);
   }
 
-  // Adds seeds, which keep a row each; the first of equal ones is found later.
+  // Adds seeds, each in a row of its own. Looking up equal seeds later finds the first.
   void add_seeds(const int64_t* node, int64_t count, int64_t first_position) {
     reserve(count);
     for (int64_t i = 0; i < count; ++i) {
@@ -65,9 +65,9 @@ class NodeList {
     check_size();
   }
 
-  // Looks neighbours up, appends those that are new, and writes their rows. `count` are
-  // the numbers of neighbours of consecutive expanded rows, `seed` the seeds of these (not
-  // our own memory, which grows).
+  // Looks neighbours up, appends those that are new, and writes their rows. `count` holds the
+  // numbers of neighbours of consecutive expanded rows, `seed` the seeds of these rows. `seed` must
+  // not be memory of this list, which grows.
   void add_neighbors(const int64_t* neighbor, int64_t num_neighbors, const int64_t* count,
                      const int64_t* seed, uint32_t* out) {
     Block block{count, seed, disjoint_ && num_neighbors ? *count : 0};

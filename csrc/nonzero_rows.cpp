@@ -16,10 +16,10 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kStepBytes = 64 << 10;  // looked at by one thread before it asks for others'
+constexpr int64_t kStepBytes = 64 << 10;  // read by a thread before it checks what others found
 constexpr int64_t kWaveSteps = 8;         // of each thread at a time, from the end
 
-// All bits of 8 bytes of numbers but their signs.
+// A mask for 8 bytes of numbers: all bits except signs.
 uint64_t unsigned_bits(int64_t element_size) {
   if (element_size == 2) return 0x7fff'7fff'7fff'7fffU;
   return element_size == 4 ? 0x7fff'ffff'7fff'ffffU : 0x7fff'ffff'ffff'ffffU;

@@ -33,8 +33,8 @@ class Outputs {
     return out;
   }
 
-  // Both ends of each edge, one after the other in memory, so that an edge index is made of them
-  // without a copy: a copy of `row`, and i for the edges colptr[i] to colptr[i + 1] - 1.
+  // The ends of each edge: a copy of `row`, and i for the edges colptr[i] to colptr[i + 1] - 1.
+  // They lie one after the other in memory, so an edge index is made of them without copying.
   template <typename From>
   std::pair<Tensor, Tensor> edges(const From* row, const Buffer<int64_t>& colptr, bool int32) {
     const int64_t *from = colptr.data(), count = colptr.size(), size = from[count - 1];
@@ -51,7 +51,7 @@ class Outputs {
     return {torch::stable::select(both, 0, 0), torch::stable::select(both, 0, 1)};
   }
 
-  // Nothing is written before.
+  // Writes all outputs. Nothing is written before.
   void write() {
     const auto count = static_cast<int64_t>(jobs_.size());
     if (num_threads_ > 1 && size_ > kWorthThreads) {

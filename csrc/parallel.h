@@ -12,13 +12,13 @@
 
 namespace pyg_scale {
 
-// A number of threads that can be reckoned with, whatever was asked for.
+// The number of threads that was asked for, limited to a range that is safe in arithmetic.
 inline int64_t usable_threads(int64_t num_threads) {
   return std::clamp(num_threads, int64_t{1}, int64_t{1024});
 }
 
-// Calls f(0), ..., f(count - 1), at once if torch has the threads. An exception of one of them
-// comes out as it is (torch would make a runtime error without its message of it).
+// Calls f(0), ..., f(count - 1), at the same time if torch has the threads. An exception is thrown
+// on as it is (torch would turn it into a runtime error without its message).
 template <typename F>
 void for_each_task(int64_t count, const F& f) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(count));
@@ -36,8 +36,8 @@ void for_each_task(int64_t count, const F& f) {
   }
 }
 
-// The same, each task in a thread of its own, for tasks that wait for a disk. Those for which the
-// system has no thread are done by the caller.
+// The same with a thread for each task, for tasks that wait for a disk. The caller does the tasks
+// for which the system has no thread.
 template <typename F>
 void for_each_in_own_thread(int64_t count, const F& f) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(count));

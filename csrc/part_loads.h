@@ -1,4 +1,4 @@
-// What each part holds of each thing that is to be balanced, and how far that is out of bounds.
+// The load of each part in each quantity that is balanced, and how far it is out of bounds.
 #pragma once
 
 #include <algorithm>

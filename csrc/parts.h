@@ -38,7 +38,7 @@ struct Places {
 
   int64_t at(int64_t v, int64_t part) const { return local.data ? local[v] : v - offsets[part]; }
 
-  // Far more are under way than the first cache can wait for.
+  // Into the second-level cache: the first one cannot wait for as many lines as are under way.
   PYG_SCALE_PREFETCH void prefetch(int64_t v) const {
     if (narrow) __builtin_prefetch(narrow + v, 0, 2);
     if (local.data) {
@@ -47,7 +47,7 @@ struct Places {
   }
 };
 
-// Where the in-edges of a node are: those of which view, and at which place there.
+// The place of a node's in-edges: the view that holds them, and the place in that view.
 struct Held {
   const EdgeView* view;
   int64_t place;

@@ -80,7 +80,7 @@ class Picker {
     return c.size();
   }
 
-  // Floyd: of the first j + 1 candidates draw one; if it is taken, candidate j is not.
+  // Floyd: draw one of the first j + 1 candidates. If it was picked before, pick candidate j.
   static void floyd_scan(uint64_t key, int64_t begin, int64_t d, int64_t k, int64_t* out) {
     for (int64_t i = 0; i < k; ++i) {
       const int64_t j = d - k + i;
@@ -133,7 +133,7 @@ class Picker {
       int64_t t = below(key, i, left), at = 0;
       while (at < i && t >= picked_[at].before) t += picked_[at++].weight;
       const int64_t position = locate(c, prefix, base + t);
-      // of sums that rise: others wrap round, and are refused
+      // sums must rise: otherwise this wraps round, and is refused
       const uint64_t until = position > c.begin ? static_cast<uint64_t>(prefix[position - 1]) -
                                                       static_cast<uint64_t>(base)
                                                 : 0;

@@ -1,7 +1,7 @@
 // Memory that is read soon, on its way while something else is done.
 //
-// Always inlined: GCC takes a function that does nothing but prefetch for one without effect, and
-// leaves out calls of it.
+// Always inlined: GCC treats a function that only prefetches as one without effect, and leaves out
+// calls of it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace pyg_scale {
 
-// Entry `i` of a table, wherever that is: a number that nobody has looked at yet leads anywhere.
+// Prefetches entry `i` of a table. `i` has not been checked yet, so the address may be anywhere.
 template <int kWrite = 0, int kLocality = 3, typename T>
 PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
   const uintptr_t offset = static_cast<uintptr_t>(i) * sizeof(T);
@@ -19,7 +19,7 @@ PYG_SCALE_PREFETCH void prefetch_entry(const T* table, int64_t i) {
                      kWrite, kLocality);
 }
 
-// Of a row that is copied; reading on, the processor sees by itself what comes.
+// The bytes of a row that are prefetched. After them, the processor prefetches by itself.
 constexpr int64_t kRowStart = 1024;
 
 // Into the second-level cache, which waits for more lines at a time than the first one.

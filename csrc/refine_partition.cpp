@@ -78,8 +78,8 @@ class Refinement {
     }
   }
 
-  // One pass; returns by how much the cut fell. Each node moves once at most, the moves after
-  // the best moment are taken back.
+  // One pass; returns by how much the cut fell. Each node moves once at most. Moves after the best
+  // moment are undone.
   int64_t pass(int64_t patience) {
     start();
     for (int64_t v = 0; v < graph_.num_nodes; ++v) offer(v, best_gain(v));
@@ -124,7 +124,7 @@ class Refinement {
     std::fill(locked_.begin(), locked_.end(), 0);
   }
 
-  // Puts v into the queue, or takes it out, if its gain is another than the one in there.
+  // Puts v into the queue, or takes it out, if its gain differs from the one in the queue.
   void offer(int64_t v, int64_t gain) {
     if (gain == current_[v]) return;
     current_[v] = gain;
@@ -141,7 +141,7 @@ class Refinement {
     graph_.for_each(v, [&](int64_t u, int64_t w) { connections_.move(u, from, to, w); });
   }
 
-  // Of two parts that are as good, the one that comes first when counting from v.
+  // Keeps the better move. Of equally good parts, the first one when counting from v wins.
   void consider(Move& best, int64_t v, int64_t part, int64_t gain) const {
     const int64_t parts = loads_.parts();
     if (gain > best.gain || (gain == best.gain && (part + v) % parts < (best.part + v) % parts)) {

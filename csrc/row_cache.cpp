@@ -43,7 +43,7 @@ Tensor cache_lookup(Tensor slot_of, Tensor ids) {
   return out;
 }
 
-// Which rows go into slots is fixed; the first request of each brings it.
+// The rows that go into slots are fixed. The first request for a row brings it.
 Tensors cache_plan_placed(Tensor slot_of, Tensor loaded, Tensor ids) {
   const int64_t count = ids.numel();
   const int64_t* id = checked_ids(ids, slot_of.numel());

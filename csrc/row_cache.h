@@ -44,7 +44,7 @@ inline const int64_t* checked_ids(const Tensor& ids, int64_t num_rows) {
 
 constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() - 1;  // that int32 numbers
 
-// Refuses a state of which two tensors are one.
+// Refuses a state if two of its tensors share memory.
 inline void check_state(std::initializer_list<const Tensor*> tensors) {
   std::vector<std::pair<uintptr_t, uintptr_t>> extents;
   for (const Tensor* each : tensors) extents.push_back(extent(*each));
@@ -55,8 +55,8 @@ inline void check_state(std::initializer_list<const Tensor*> tensors) {
   }
 }
 
-// In `slot_of`: 0 for a row that is in no slot, its slot + 1, or, while a plan is made,
-// -(k + 1) for the k-th miss.
+// An entry of `slot_of` is 0 for a row that is in no slot, otherwise its slot + 1. While a plan is
+// made, it is -(k + 1) for the k-th miss.
 constexpr int64_t kPlanAhead = 24;  // rows; covers the latency of memory
 
 template <typename T>
@@ -80,7 +80,7 @@ struct Plan {
             numbers(again), numbers(same)};
   }
 
-  // The position of the miss that slot_of has `found` for, which is below 0.
+  // The position of the miss that `found` stands for, a negative entry of slot_of.
   int64_t earlier(int32_t found) const {
     const auto k = static_cast<size_t>(-(int64_t{found} + 1));
     if (k >= miss.size()) [[unlikely]]
@@ -93,7 +93,7 @@ struct Plan {
   std::vector<int64_t> miss;         // positions to be read
   std::vector<int64_t> fill;         // those of them to be kept,
   std::vector<int32_t> fill_slot;    // and in which slots
-  std::vector<int64_t> again, same;  // positions that repeat an earlier miss, and which
+  std::vector<int64_t> again, same;  // positions that repeat an earlier miss, and its position
 };
 
 }  // namespace pyg_scale

@@ -1,4 +1,4 @@
-// A row on its way into a batch, past the caches where it fills whole lines.
+// Copies a row into a batch, past the caches if it fills whole lines.
 #pragma once
 
 #include <cstdint>

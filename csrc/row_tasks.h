@@ -20,7 +20,7 @@
 namespace pyg_scale {
 
 constexpr int64_t kPieceEdges = 2048;   // a row with more is cut
-constexpr int64_t kRowCost = 4;         // of a row without edges, in edges
+constexpr int64_t kRowCost = 4;         // the cost of a row beside its edges, in edges
 constexpr int64_t kTaskWork = 1 << 16;  // multiply-adds; a parallel region costs as much
 constexpr int64_t kMostTasks = 256;
 
@@ -43,7 +43,7 @@ struct RowTasks {
       if (begin > end) [[unlikely]] {
         fail("indptr goes down after row " + std::to_string(row));
       }
-      if (end > num_edges) [[unlikely]] {  // before pieces of what is not there are listed
+      if (end > num_edges) [[unlikely]] {  // before pieces beyond the edges are listed
         fail("indptr[" + std::to_string(row + 1) + "] is " + std::to_string(end) +
              ", but there are only " + std::to_string(num_edges) + " edges");
       }
@@ -85,8 +85,8 @@ struct RowTasks {
   std::vector<LongRow> long_rows;
 };
 
-// Calls f(0), ..., f(count - 1), each thread taking the next one when it is done. Of several
-// exceptions that of the first task comes out.
+// Calls f(0), ..., f(count - 1); each thread takes the next one when it is done. Of several
+// exceptions, that of the first task is thrown on.
 template <typename F>
 void take_turns(int64_t count, bool parallel, const F& f) {
   const int64_t threads = parallel ? std::min<int64_t>(count, torch::stable::get_num_threads()) : 1;
@@ -110,8 +110,8 @@ void take_turns(int64_t count, bool parallel, const F& f) {
   }
 }
 
-// rows(i, first, last) for the ranges of rows (it leaves out long ones), then piece(i, piece), all
-// side by side; after them merge(long row) for every long row.
+// Calls rows(i, first, last) for the ranges of rows, and piece(i, piece) for the pieces, all side
+// by side; `rows` must leave out long rows. After them, calls merge(long row) for every long row.
 template <typename Rows, typename PieceOf, typename Merge>
 void run_tasks(const RowTasks& tasks, const Rows& rows, const PieceOf& piece, const Merge& merge) {
   const int64_t ranges = tasks.num_ranges(), pieces = static_cast<int64_t>(tasks.pieces.size());

@@ -1,7 +1,7 @@
-// Rows one after the other, on their way into a large batch: past the caches, line by line.
+// Writes consecutive rows into a large batch: past the caches, line by line.
 //
-// Rows end in the middle of lines. Those are put together first, as storing half of one costs
-// more than passing the caches saves.
+// Rows end in the middle of lines. Such lines are put together first, as storing half of a line
+// costs more than passing the caches saves.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace pyg_scale {
 
 class RowWriter {
  public:
-  // Whether it is worth it: smaller rows or outputs are faster written as usual, and so are all
-  // where several stores make a line (measured on Sapphire Rapids).
+  // Whether it is worth it. Smaller rows or outputs are written faster as usual, and so is
+  // everything on processors that need several stores for a line (measured on Sapphire Rapids).
   static bool suits(int64_t row_bytes, int64_t all_bytes) {
     return has_wide_stores() && row_bytes > kLine && all_bytes >= kWorth;
   }
@@ -45,7 +45,7 @@ class RowWriter {
   static constexpr int64_t kHeld = 8192;               // a part of the first-level cache
   static constexpr int64_t kWorth = int64_t{8} << 20;  // bytes, more than is still cached later
 
-  // Writes what is held: whole lines past the caches, and what others have a part of as usual.
+  // Writes what is held: whole lines past the caches, and lines that others share as usual.
   void flush() {
     int64_t begin = first_;
     if (begin > 0) {
@@ -63,14 +63,14 @@ class RowWriter {
     first_ = size_ = size_ - whole;
   }
 
-  char* line_;     // where the line is to which the first held byte belongs
-  int64_t first_;  // the first byte held of it
+  char* line_;     // the line that the first held byte belongs to
+  int64_t first_;  // the first held byte of that line
   int64_t size_;   // the end of what is held
   alignas(kLine) char held_[kHeld];
 };
 
-// Writes the rows at(0), at(1), ... one after the other; returns which is the first that is null,
-// or `n`. `at` must always be inlined, see prefetch.h.
+// Writes the rows at(0), at(1), ... one after the other. Returns the number of the first row that
+// is null, or `n`. `at` must always be inlined, see prefetch.h.
 template <typename At>
 int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
   const int64_t ahead = rows_ahead(bytes);
@@ -80,7 +80,7 @@ int64_t write_rows(int64_t n, int64_t bytes, char* out, const At& at) {
   for (int64_t i = 0; i < ahead; ++i) prefetch(i);
   RowWriter writer(out);
   for (int64_t i = 0; i < n; ++i) {
-    // The page is looked for once, before all lines of the row need it.
+    // The page is looked up once, before all lines of the row need it.
     if (i + 2 * ahead < n) __builtin_prefetch(at(i + 2 * ahead), 0, 2);
     prefetch(i + ahead);
     const char* row = at(i);

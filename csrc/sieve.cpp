@@ -22,7 +22,7 @@ struct Queue {
   int32_t* slot_of;
   int64_t count, num_rows;
 
-  // Refuses what is no slot: what a cache keeps is handed over by its user.
+  // Refuses a number that is not a slot: the state of a cache comes from its user.
   int64_t slot(int64_t at, const char* name) const {
     if (static_cast<uint64_t>(at) >= static_cast<uint64_t>(count)) [[unlikely]] {
       no_slot(at, name);
@@ -40,7 +40,7 @@ struct Queue {
     return at == kNone ? at : slot(at, name);
   }
 
-  // A slot for a row, at the head; the row that the hand comes to makes room.
+  // Gives a row a slot at the head. If none is free, the row that the hand comes to makes room.
   int32_t insert(int64_t row) {
     const auto slot = used < count ? static_cast<int32_t>(used++) : evict();
     owner[slot] = row;

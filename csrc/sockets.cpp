@@ -22,7 +22,7 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kChunk = int64_t{1} << 18;   // bytes: with what the kernel has, in a core's cache
+constexpr int64_t kChunk = int64_t{1} << 18;   // bytes: fits a core's cache, beside the kernel's
 constexpr int64_t kSmall = int64_t{16} << 10;  // below, a copy is cheaper than a system call
 constexpr int64_t kClosed = -1;
 
@@ -128,7 +128,7 @@ class Sender {
     char* to = buffer_.data() + buffer_.size();
     prefetch(out, begin, std::min(begin + ahead, end));
     for (int64_t i = begin; i < end; ++i, to += bytes) {
-      // The page is looked for once, before all lines of the row need it.
+      // The page is looked up once, before all lines of the row need it.
       if (i + 2 * ahead < end)
         __builtin_prefetch(out.data + out.index[i + 2 * ahead] * bytes, 0, 2);
       if (i + ahead < end) prefetch(out, i + ahead, i + ahead + 1);
@@ -219,7 +219,7 @@ class Receiver {
     if (out.bytes == 0) return 0;
     if (!position) return read(out.data, count * out.bytes);
     const bool large = out.bytes > kChunk;
-    Buffer<char> row;  // of unusual size
+    Buffer<char> row;  // for rows larger than a chunk
     Buffer<char>& buffer = large ? row : chunk();
     if (large) row.reserve(out.bytes);
     const int64_t most = large ? 1 : kChunk / out.bytes;

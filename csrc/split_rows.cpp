@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kBlock = 256;  // rows whose places are looked up together
 constexpr int kDigit = 11;       // bits that a pass of the sort looks at
 
-// Of 32 bits where all ids and positions have no more.
+// An id and its position, of 32 bits each if all of them fit.
 template <typename Id>
 struct Entry {
   Id id, at;
@@ -37,13 +37,13 @@ bool same_id(const Entry<Id>& a, const Entry<Id>& b) {
   return a.id == b.id;
 }
 
-// Sorts ids by how many different ones are smaller, which a bit for every id tells.
+// Sorts ids by the number of different smaller ids, counted in a bitmap of all ids.
 class Ranks {
  public:
-  // Whether there are not too many bits beside `n` ids.
+  // Whether the bitmap is small enough for `n` ids.
   static bool suit(int64_t n, int64_t largest) { return largest / 64 < 2 * n && n < kMost; }
 
-  // Sets the bits of `n` ids; whether no two are equal.
+  // Sets the bits of `n` ids. Returns whether no two are equal.
   template <typename Out>
   bool mark(const Out* ids, int64_t n, int64_t largest) {
     words_ = largest / 64 + 1;
@@ -60,8 +60,7 @@ class Ranks {
     return twice == 0;
   }
 
-  // Writes what is in `from`, whose bits are set, to `to` in the order of ids, keeping that of
-  // equal ones.
+  // Sorts `from`, whose bits are set, into `to` by id. Equal ids keep their order.
   template <typename Id>
   void sort(const Entry<Id>* from, Entry<Id>* to, int64_t n) {
     before_.reserve(words_);
@@ -104,7 +103,7 @@ template <typename Id>
 struct Scratch {
   Buffer<int32_t> group;
   Buffer<Id> id;
-  Buffer<Entry<Id>> entry, other;  // of a group in which rows are there twice
+  Buffer<Entry<Id>> entry, other;  // of a group with repeated rows
   Ranks ranks;
 
   // A call of unusual size must not hold its memory for ever.
@@ -121,7 +120,7 @@ struct Scratch {
   }
 };
 
-// Sorts by id, keeping the order of equal ones; the result is where it returns.
+// Sorts by id; equal ids keep their order. Returns the place of the result, `from` or `to`.
 template <typename Id>
 Entry<Id>* sorted(Entry<Id>* from, Entry<Id>* to, int64_t n, int64_t largest) {
   for (int shift = 0; shift < 63 && (largest >> shift) > 0; shift += kDigit) {
@@ -143,8 +142,8 @@ struct Group {
   bool ascending = true;
 };
 
-// A group's rows in the order of ids, those that are equal in that of their positions; null if no
-// two are equal.
+// A group's rows in the order of ids, and equal ones in the order of positions; null if no two are
+// equal.
 template <typename Id, typename Out>
 const Entry<Id>* repeats(const Out* id, const int64_t* position, const Group& group,
                          Scratch<Id>& scratch) {

@@ -1,6 +1,6 @@
 // Whole cache lines, written past the caches.
 //
-// A batch is larger than they are: what its lines held before need not be fetched to be
+// A batch is larger than the caches. Written past them, its lines are not fetched before they are
 // overwritten, and nothing that is used again has to make room.
 #pragma once
 
@@ -62,7 +62,7 @@ inline void stream_lines(char* to, const char* from, int64_t bytes) {
 #endif
 }
 
-// Before another thread is told of what was written.
+// Call it before another thread is told of what was written.
 inline void streams_end() {
 #ifdef __SSE2__
   _mm_sfence();

@@ -61,7 +61,7 @@ int64_t share_of(int64_t left, int64_t capacity) {
   return static_cast<int64_t>(std::clamp<__int128>(share, kNever + 1, INT64_MAX));
 }
 
-// What is placed by, whatever the types of the neighbours and parts are.
+// The data by which nodes are placed, for any type of neighbours and parts.
 struct Loads {
   const int64_t* weights;
   int64_t weight_row, weight_column;  // strides
@@ -89,7 +89,7 @@ struct Loads {
 
   void set_penalty(int64_t p, int64_t c) {
     const int64_t i = p * columns + c;
-    // one product, then cut off: nothing that a compiler could contract
+    // one product, then cut off: a compiler has nothing to contract
     const double found = coefficient[i] * std::sqrt(static_cast<double>(load[i]));
     if (!(found > -0x1p62 && found < 0x1p62)) [[unlikely]]
       fail_penalty(coefficient[i], load[i]);
@@ -107,7 +107,7 @@ struct Loads {
     }
   }
 
-  // What is left of the capacity of a part once it has the node: a share, negative if too little.
+  // The share of a part's capacity that is left once it has the node; negative if it is too full.
   int64_t room(int64_t v, int64_t p) const {
     int64_t least = int64_t{1} << kFraction;
     for (const int64_t c : active) {
@@ -140,9 +140,9 @@ struct Loads {
     return found;
   }
 
-  // The part for a node that has been counted for, and was in `before`, or nowhere (-1).
+  // The best part for a node whose neighbours have been counted. It was in part `before`; -1: none.
   int64_t best_part(int64_t v, int64_t before) const {
-    // its own part first, then from one that differs from node to node: the first of equals wins
+    // the first of equals wins: begin with its own part, or with one that differs by node
     const int64_t start = before >= 0 ? before : v % num_parts;
     int64_t best = -1, best_score = kNever, best_room = kNever;
     for (int64_t i = 0, p = start; i < num_parts; ++i, p = p + 1 < num_parts ? p + 1 : 0) {
@@ -159,7 +159,7 @@ struct Loads {
       }
       best = p, best_score = found, best_room = left;
     }
-    if (best < 0) {  // nowhere is room: where least is missing
+    if (best < 0) {  // no part has room: the one that lacks the least
       for (int64_t i = 0, p = start; i < num_parts; ++i, p = p + 1 < num_parts ? p + 1 : 0) {
         const int64_t left = room(v, p);
         if (best < 0 || left > best_room) best = p, best_room = left;
@@ -187,7 +187,7 @@ struct Stream {
     }
   }
 
-  // Looks at the neighbours of a node that is to come, and asks for the memory of their parts.
+  // Checks the neighbours of a node that comes soon, and prefetches their parts.
   void coming(int64_t v) const {
     if (v < 0 || v >= size) fail("order: there is no node " + std::to_string(v));
     check_entries(v, indptr[v], indptr[v + 1], entries);
@@ -200,7 +200,7 @@ struct Stream {
     }
   }
 
-  // Places a node; whether it is elsewhere than before.
+  // Places a node. Returns whether its part changed.
   bool place(int64_t v) {
     loads.set_active(v);
     const int64_t before = part[v];

@@ -43,7 +43,7 @@ std::vector<int64_t> ranges(const int64_t* indptr, int64_t begin, int64_t end, i
   return out;
 }
 
-// Whether some numbers are there more than once: a hash table that small rows keep in the cache.
+// Finds repeated numbers with a hash table, which stays in the cache for small rows.
 class Repeats {
  public:
   template <typename F>
@@ -65,8 +65,8 @@ class Repeats {
   std::vector<int64_t> slot_;
 };
 
-// What is true of the nodes [begin, end): ascending, self-loops, duplicates, and sums of hashes of
-// their entries (v, u) and of the same turned round.
+// Facts about the nodes [begin, end): ascending, self-loops, duplicates, and the sums of hashes of
+// their entries (v, u) and of the reversed entries (u, v).
 std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Tensor indices,
                                                                int64_t begin, int64_t end,
                                                                int64_t num_threads) {
@@ -124,7 +124,8 @@ std::tuple<bool, bool, bool, int64_t, int64_t> adjacency_facts(Tensor indptr, Te
           static_cast<int64_t>(all.in)};
 }
 
-// The edges of some nodes of one type, numbered through: node i is rows[i], or i + dst_offset.
+// The edges of some nodes of one type, in a numbering of all types: node i is dst_offset + i, or
+// dst_offset + rows[i] if there are rows.
 struct Block {
   const int64_t* indptr;
   IntColumn indices, rows;
@@ -148,7 +149,7 @@ struct Block {
     check_count(src_offset, "src_offset");
   }
 
-  // Behind the largest number comes the smallest, which is no node.
+  // The sum wraps round past the largest number to a negative one, which is no node.
   static int64_t moved(int64_t node, int64_t offset) {
     return static_cast<int64_t>(static_cast<uint64_t>(node) + static_cast<uint64_t>(offset));
   }
@@ -182,7 +183,7 @@ void undirected_count(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_of
   const int64_t num_nodes = cursor.numel() - 2;
   const Block block(indptr, indices, rows, dst_offset, src_offset, num_nodes, begin, end);
   check_apart(cursor, "cursor", {&indptr, &indices, &rows});
-  // unsigned: whatever was there, it may be counted on from
+  // unsigned, so that counting on from any number is defined
   auto* count = reinterpret_cast<uint64_t*>(cursor_data(cursor, num_nodes)) + 2;
   const int64_t last = block.indptr[end];
   block.each(begin, end, [&](int64_t v, int64_t u, int64_t e) {
@@ -237,7 +238,7 @@ void undirected_place(Tensor indptr, Tensor indices, Tensor rows, int64_t dst_of
       : place(block, begin, end, next, static_cast<int32_t*>(out.mutable_data_ptr()), room);
 }
 
-// Sorts the neighbours of the nodes [begin, end) where they lie, copies gone; degree[v] are left.
+// Sorts the neighbours of the nodes [begin, end) in place and removes copies; degree[v] are left.
 template <typename T>
 void sort_rows(const int64_t* indptr, T* entries, int64_t num_entries, int64_t begin, int64_t end,
                int64_t* degree, int64_t num_threads) {
@@ -270,7 +271,7 @@ void undirected_sort(Tensor indptr, Tensor entries, int64_t begin, int64_t end, 
 
 template <typename T>
 void compact(const int64_t* from, const int64_t* to, int64_t size, T* entries) {
-  for (int64_t v = 0; v < size; ++v) {  // never to the right, so that nothing is overwritten
+  for (int64_t v = 0; v < size; ++v) {  // entries never move right, so none is lost
     if (to[v] != from[v]) {
       std::copy(entries + from[v], entries + from[v] + (to[v + 1] - to[v]), entries + to[v]);
     }

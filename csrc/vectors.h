@@ -108,7 +108,7 @@ PYG_SCALE_INLINE A add_lanes(const Vector<A>& v) {
   }
 }
 
-// The largest of `start` and of numbers up to a whole number of vectors; NaN are passed over.
+// The largest of `start` and of `size` numbers, rounded up to whole vectors. NaN are skipped.
 template <typename A>
 PYG_SCALE_INLINE A largest_of(const A* x, int64_t size, A start) {
   Vector<A> best = all<A>(start);
@@ -206,7 +206,7 @@ PYG_SCALE_INLINE void exp_row(double* x, int64_t size) {
   for (int64_t i = 0; i < size; ++i) x[i] = std::exp(x[i]);
 }
 
-// x = exp(x - base) and its sum, for numbers up to a whole number of vectors.
+// x = exp(x - base), and its sum, for `size` numbers, rounded up to whole vectors.
 template <typename A>
 PYG_SCALE_INLINE A exp_and_add(A* x, int64_t size, A base) {
   for (int64_t i = 0; i < size; i += kLanes<A>) keep<A>(x + i, load(x + i) - base);

@@ -46,7 +46,8 @@ struct Column {
   }
 };
 
-// The edges of each row (see pyg_scale/ops/adjacency.py), and how long rows are cut: see rows.cuh.
+// The edges of each row (see pyg_scale/ops/adjacency.py), and where long rows are cut (see
+// rows.cuh).
 struct Graph {
   const int64_t* indptr;
   Column indices;  // of rows of features, [0, num_columns)
@@ -54,7 +55,7 @@ struct Graph {
   int64_t num_rows, num_edges, num_columns;
   int64_t chunk;  // edges; rows with more are cut at multiples of it
 
-  // How many cuts there are; none if no row can be long.
+  // The number of chunks; 0 if no row can be long.
   PYG_SCALE_BOTH int64_t num_chunks() const {
     return num_edges > chunk ? (num_edges + chunk - 1) / chunk : 0;
   }
@@ -69,8 +70,9 @@ struct Matrix {
   int64_t stride;
 };
 
-// Edges of a chunk: what long rows leave behind takes about 64 MiB at most, and a chunk is a small
-// part of the work that there is. A function of the shapes alone, so that bits are, too.
+// The number of edges of a chunk. The partial results of long rows take about 64 MiB at most, and a
+// chunk is a small part of the work. It depends on the shapes alone, so that the bits of a result
+// do, too.
 PYG_SCALE_BOTH inline int64_t chunk_of(int64_t num_edges, int64_t row_size) {
 #if defined(PYG_SCALE_CHUNK)
   (void)num_edges, (void)row_size;
@@ -138,8 +140,9 @@ struct Dropout {
   double scale;         // what weights that stay are multiplied with
 };
 
-// What logits are made of. gat: value is x, and the three parts of logits. gatv2: value is x_src,
-// query x_dst, edge x_edge. dot: all four matrices. `number` is the slope or the scale.
+// The inputs of the logits. gat: `value` is x, and the parts of logits are a_src, a_dst and a_edge.
+// gatv2: `value` is x_src, `query` x_dst, `edge` x_edge. dot: all four matrices. `number` is the
+// slope or the scale.
 struct AttentionInput {
   Matrix value, key, query, edge;      // rows of [heads, channels]
   const void* att;                     // [heads, channels] accumulators
@@ -161,7 +164,7 @@ struct AttentionForward {
   void* partial;  // [num_slots, heads, 2 + channels] accumulators
 };
 
-// The backward pass. What a kind of attention has no use for is null.
+// The backward pass. Pointers that a kind of attention does not use are null.
 struct AttentionBackward {
   Graph graph;       // by destination
   Graph transposed;  // by source; its ids are positions by destination
@@ -193,7 +196,7 @@ struct SumSegments {
 
 constexpr int64_t kMostWorkers = 4096, kAttSegments = 64;
 
-// How many groups of lanes share the rows where the gradient of the attention vector is added up.
+// The number of groups of lanes that share the rows to add up the attention vector's gradient.
 PYG_SCALE_BOTH inline int64_t num_workers(const Graph& graph) {
   return graph.num_units() < kMostWorkers ? graph.num_units() : kMostWorkers;
 }

@@ -1,9 +1,9 @@
 // Attention over the edges of each row with the online softmax: see pyg_scale/ops/attention.py and
 // csrc/attention.h, which compute the same.
 //
-// A group of lanes has a unit (rows.cuh), a head, and some of its channels; logits need all
-// channels, and every group adds them up by shuffles. Rows are read again for the sum, from the
-// cache that they were just brought into.
+// A group of lanes has a unit (rows.cuh), a head, and some channels of the head. Logits need all
+// channels, so every group adds them up by shuffles. Rows are read a second time for the sum; by
+// then they are in the cache.
 #pragma once
 
 #include "rows.cuh"
@@ -13,11 +13,11 @@ namespace pyg_scale::cuda {
 constexpr int kTogether = 4;                // edges whose logits are made together
 constexpr uint64_t kAttentionDropout = 20;  // see pyg_scale/ops/keys.py
 
-// How many loads of a lane a group keeps sums for.
+// The number of loads of a lane for which sums are kept.
 template <int kCount>
 constexpr int kSteps = kCount == 1 ? 4 : 1;
 
-// Which channels of a head a lane keeps sums for: number `i` of load number `step`.
+// The channels of a head for which a lane keeps sums; [step] is the first one of that load.
 template <int kCount>
 struct Channels {
   int64_t first, between, end;
@@ -29,7 +29,7 @@ struct Channels {
   PYG_SCALE_DEVICE int64_t operator[](int step) const { return first + step * between; }
   PYG_SCALE_DEVICE bool has(int step) const { return (*this)[step] < end; }
 
-  // Sums of a unit and a head go to its row, or if that is a long one to the slot of the piece.
+  // Writes the sums of a unit and a head to its row or, for a piece of a long row, to its slot.
   template <typename T>
   PYG_SCALE_DEVICE void put(const AccumulatorOf<T> (&sum)[kSteps<kCount>][kCount], const Unit& unit,
                             int64_t heads, int64_t head, void* out, void* partial) const {
@@ -91,7 +91,7 @@ struct EdgeRows {
         edge(row_at<T>(in.edge, id, in, head)) {}
 };
 
-// The part of a logit that is of channels [c, c + kCount).
+// The part of a logit that channels [c, c + kCount) contribute.
 template <Attention kKind, int kCount, typename T>
 PYG_SCALE_DEVICE AccumulatorOf<T> logit_of(const EdgeRows<T>& rows, const T* query,
                                            const AccumulatorOf<T>* att, AccumulatorOf<T> number,
@@ -115,7 +115,7 @@ PYG_SCALE_DEVICE AccumulatorOf<T> logit_of(const EdgeRows<T>& rows, const T* que
   return sum;
 }
 
-// The logit of an edge, in all lanes of the group, for gatv2 and dot: from their parts.
+// The logit of an edge for gatv2 and dot, from the lanes' parts; all lanes of the group get it.
 template <Attention kKind, typename A>
 PYG_SCALE_DEVICE A finished(const Lanes& group, A part, A number) {
   const A sum = group.sum(part);
@@ -141,9 +141,9 @@ PYG_SCALE_DEVICE void attention_kernel(const AttentionForward& args, int lanes) 
   const int64_t item = group.group(), head = item % in.heads;
   const Channels<kCount> mine(group, in.channels);
   Unit unit;
-  // All lanes of a group are in it or out of it: sums need every one of them.
+  // All lanes of a group go on or return together, as sums need every one of them.
   if (item / in.heads >= graph.num_units() || !unit_of(graph, item / in.heads, unit)) return;
-  const bool writes = group.lane == 0 && blockIdx.y == 0;  // what there is one of for a head
+  const bool writes = group.lane == 0 && blockIdx.y == 0;  // for results that a head has one of
   const T* query = row_at<T>(in.query, unit.row, in, head);
   const A* att = in.att ? static_cast<const A*>(in.att) + head * in.channels : nullptr;
   const A number = static_cast<A>(in.number), none = minus_infinity<A>();
@@ -240,7 +240,7 @@ PYG_SCALE_DEVICE void attention_kernel(const AttentionForward& args, int lanes) 
   }
 }
 
-// Long rows: what their pieces came to, merged in order. Without channels there still is an lse.
+// Merges the results of the pieces of long rows, in order. Without channels there still is an lse.
 template <typename T>
 PYG_SCALE_DEVICE void attention_fold_kernel(const AttentionForward& args, int lanes) {
   using A = AccumulatorOf<T>;
@@ -274,7 +274,7 @@ PYG_SCALE_DEVICE void attention_fold_kernel(const AttentionForward& args, int la
   }
 }
 
-// Logits, which the forward pass left in the place of weights, to weights.
+// Turns logits, which the forward pass left in the place of weights, into weights.
 template <typename T>
 PYG_SCALE_DEVICE void attention_weights_kernel(const AttentionForward& args, int) {
   using A = AccumulatorOf<T>;

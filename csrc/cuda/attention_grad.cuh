@@ -8,7 +8,7 @@
 namespace pyg_scale::cuda {
 
 // The mean of the gradients of a row's weights: the product of the result with its gradient
-// (FlashAttention), plus that of the weights with theirs where they were asked for.
+// (FlashAttention). If weights were asked for, their product with their gradient is added.
 template <typename T>
 PYG_SCALE_DEVICE void attention_mean_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
@@ -49,8 +49,8 @@ PYG_SCALE_DEVICE AccumulatorOf<T> product_of(const T* grad, const T* value, cons
   return sum;
 }
 
-// From exp(logit - lse) and the product of the gradient of the result with the edge's value: the
-// weight after dropout, and the gradient of the logit.
+// The weight after dropout, and the gradient of the logit. `weight` is exp(logit - lse), `product`
+// is the gradient of the result times the edge's value.
 template <typename A>
 struct LogitGrad {
   A stays, logit;
@@ -123,9 +123,9 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
   mine.template put<T>(sum, unit, in.heads, head, args.value_grad, args.partial_value);
 }
 
-// gatv2 and dot, over the in-edges of a destination: its gradient, what the edges by source need,
-// that of edge features, and for gatv2 that of the attention vector. For the latter a group has
-// every num_workers-th unit and adds up in their order.
+// gatv2 and dot, over the in-edges of a destination: the gradients of the destination and of edge
+// features, what the pass by source needs, and for gatv2 the gradient of the attention vector. For
+// the latter, a group has every num_workers-th unit and adds up in the order of units.
 template <typename T, Attention kKind, int kCount>
 PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
@@ -277,8 +277,8 @@ PYG_SCALE_DEVICE void source_grad_kernel(const AttentionBackward& args, int lane
   mine.template put<T>(sum, unit, in.heads, head, args.value_grad, args.partial_value);
 }
 
-// The sums of segments in the order of their rows, as far as there are rows; of the first one
-// always.
+// Adds up the rows of each segment in order. Only segments that have rows are written, and always
+// the first one.
 template <typename T>
 PYG_SCALE_DEVICE void sum_segments_kernel(const SumSegments& args, int) {
   using A = AccumulatorOf<T>;

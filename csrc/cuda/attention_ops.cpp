@@ -43,7 +43,7 @@ struct Heads {
   int64_t heads, channels;
 };
 
-// What logits are made of, with the tensors that hold it.
+// The inputs of the logits, with the tensors that hold them.
 struct Input {
   Input(const Heads& shape, double number, double dropout, const MaybeTensor& seed) {
     in.number = number;
@@ -100,7 +100,7 @@ struct Input {
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// Of the features of an op, which one has a row for each source.
+// The one of an op's two features that has a row for each source.
 template <Attention kKind>
 const Tensor& of_sources(const Tensor& first, const Tensor& second) {
   return kKind == Attention::kDot ? second : first;
@@ -224,7 +224,7 @@ Gradients gradients(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTen
                                             device.stream()),
               "the gradient of attention");
   if constexpr (kGat) {
-    // The sum over the edges of each row of what is by id: ids are the columns.
+    // Adds up what is stored by edge id over the edges of each row: ids stand in for columns.
     Tensor row_grad = shape.empty({graph.num_rows, heads});
     Graph of_rows = graph;
     of_rows.indices = graph.edge_id;

@@ -1,8 +1,8 @@
 // What device code is written in: numbers, loads, collectives of a group of lanes.
 //
-// No header of torch's is included here or by any other file of device code, so that nvcc compiles
-// it beside any torch, NVRTC without any header, and a C++ compiler for the emulator, which
-// supplies CUDA's own names (csrc/emulator/emulator.h).
+// No file of device code includes a header of torch's. So nvcc compiles it beside any torch, and
+// NVRTC without any header. A C++ compiler compiles it for the emulator, which supplies CUDA's own
+// names (csrc/emulator/emulator.h).
 #pragma once
 
 #include "abi.h"
@@ -79,7 +79,7 @@ struct Number {  // float and double
 template <>
 struct Number<Bfloat16> {
   using Accumulator = float;
-  static PYG_SCALE_DEVICE Bfloat16 narrow(float x) {  // to the nearest, of two the even one
+  static PYG_SCALE_DEVICE Bfloat16 narrow(float x) {  // to the nearest, ties to even
     const uint32_t bits = bits_of(x);
     if (x != x) return {static_cast<uint16_t>(0x7fc0u | (bits >> 16 & 0x8000u))};
     return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};

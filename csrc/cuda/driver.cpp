@@ -1,5 +1,5 @@
-// The CUDA driver behind driver.h. Its types and numbers are written out: they are its binary
-// interface, and cuda.h is where CUDA is alone.
+// The CUDA driver behind driver.h. Its types and numbers are its binary interface. They are written
+// out, as only machines with CUDA have cuda.h.
 
 #include "driver.h"
 
@@ -106,8 +106,8 @@ struct Driver {
   Function<uint64_t*, void*, unsigned> host_pointer{"cuMemHostGetDevicePointer_v2"};
 };
 
-// Makes a context the current one of this thread as long as it lives. A thread that torch has not
-// made one for yet has none.
+// Makes a context this thread's current one as long as the object lives. A thread has no context
+// until torch makes one for it.
 class Within {
  public:
   explicit Within(void* context) {
@@ -128,8 +128,8 @@ class Within {
   bool pushed_ = false;
 };
 
-// Lets this thread do what may wait for the device although some stream records a graph: that would
-// end the recording.
+// Lets this thread do what may wait for the device while a stream records a graph. Without it, that
+// would end the recording.
 class Relaxed {
  public:
   Relaxed() {
@@ -175,7 +175,7 @@ class Device {
       const auto found = functions_.find(kernel);
       if (found != functions_.end()) return found->second;
     }
-    const Relaxed relaxed;  // code is loaded with its module, or when a kernel is asked for
+    const Relaxed relaxed;  // code is loaded with its module, or only when a kernel is looked up
     void* const module = module_of(source);
     void* function = nullptr;
     driver_.check(driver_.function.code(&function, module, kernel.c_str()),
@@ -194,7 +194,7 @@ class Device {
     capability_ = 10 * major + minor;
   }
 
-  // The lock is not held while somebody else compiles.
+  // The lock is not held while a module is compiled.
   void* module_of(const Source& source) {
     Answer answer;
     const int given =
@@ -263,7 +263,7 @@ int unmap_host(int32_t device, void* data, bool* done) {
   return guarded([&] {
     const Driver& driver = Driver::get();
     const Within within(Device::of(device).context());
-    const Relaxed relaxed;  // nobody chooses when Python collects its garbage
+    const Relaxed relaxed;  // Python may collect garbage at any time
     const auto refused = [](int code) { return code >= kUnsupported && code <= kCaptured; };
     const int waited = driver.synchronize.code();  // kernels that read it may be under way
     const int unlocked = refused(waited) ? waited : driver.unlock_host.code(data);

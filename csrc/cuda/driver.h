@@ -15,18 +15,18 @@
 
 namespace pyg_scale::cuda {
 
-// The file of a kernel, such as "sum", and the type that it is compiled for alone; "": all of it.
+// The file of a kernel, such as "sum", and the one type that it is compiled for; "": all types.
 struct Source {
   const char* file;
   const char* type;
 };
 
-// Launches kernel(args, lanes) with blocks of kBlockThreads; a grid of nothing is no launch.
+// Launches kernel(args, lanes) with blocks of kBlockThreads. An empty grid is not launched.
 int launch(const Stream& stream, const Source& source, const std::string& kernel, int64_t blocks,
            int64_t tiles, const void* args, int lanes);
 
-// Memory of the host that every device may read. Where a stream records a graph, it may be that
-// nothing is unmapped, without an error: then it is not done.
+// Memory of the host that every device may read. While a stream records a graph, the driver may
+// refuse to unmap it. That is no error, but `done` is false.
 int map_host(int32_t device, void* data, size_t bytes);
 int unmap_host(int32_t device, void* data, bool* done);
 int mapped(int32_t device, const void* data, const void** there);
@@ -40,12 +40,11 @@ struct Image {
 }  // namespace pyg_scale::cuda
 
 extern "C" {
-// All of them, and then one without a file. Made by pyg-scale build.
+// All images, ended by one without a file. Made by pyg-scale build.
 extern const pyg_scale::cuda::Image pyg_scale_cuda_images[];
 
-// Asked for the module of a source for a device of that compute capability, 90 for 9.0. Returns 0
-// for the one that the library holds, or gives an answer: 1 with a module, 2 with why there is
-// none.
+// Finds the module of a source for a compute capability, 90 for 9.0. Returns 0 for the module that
+// the library holds, 1 if the answer is a module, or 2 if it is the reason why there is none.
 using pyg_scale_cuda_compile = int (*)(const char* file, const char* type, int capability,
                                        void* answer);
 PYG_SCALE_VISIBLE void pyg_scale_cuda_compile_with(pyg_scale_cuda_compile compile);

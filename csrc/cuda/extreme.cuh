@@ -8,8 +8,8 @@ namespace pyg_scale::cuda {
 
 constexpr int kExtremeAhead = 4;
 
-// The best so far of a column, and how many edges after the row's first it stands; -1: none yet.
-// Of equal ones the first stays, and so does the first NaN.
+// The best of a column so far, and its distance from the row's first edge; -1: none yet. Of equal
+// ones the first is kept, and so is the first NaN.
 template <typename A>
 struct Best {
   A value;

@@ -46,7 +46,7 @@ inline Grid grid_of(int64_t groups, int lanes, int64_t tiles = 1) {
   return {ceil_div(groups, kBlockThreads / lanes), tiles, lanes};
 }
 
-// A grid where the loads of a row are shared by lanes: the fewest idle ones.
+// A grid in which lanes share the loads of a row, with the fewest idle lanes.
 inline Grid over_loads(int64_t groups, int64_t loads) {
   if (loads <= kWarp) return grid_of(groups, lanes_for(loads));
   int best = kWarp;
@@ -56,7 +56,7 @@ inline Grid over_loads(int64_t groups, int64_t loads) {
   return grid_of(groups, best, ceil_div(loads, best));
 }
 
-// Kernels that run one after the other; after a failure none.
+// Kernels that run one after the other. After a failure, no more are launched.
 class Launches {
  public:
   Launches(const char* file, Type type, const Stream& stream, bool wide = false)
@@ -67,12 +67,12 @@ class Launches {
   void over_widths(const char* kernel, const Grid& grid, const Args& args) {
     run(file_, kernel, type_, wide_ ? "_wide" : "", grid, args);
   }
-  // One of which there is only one.
+  // A kernel that has only one width.
   template <typename Args>
   void add(const char* kernel, const Grid& grid, const Args& args) {
     run(file_, kernel, type_, "", grid, args);
   }
-  // Adds up what long rows of a graph came to.
+  // Adds up the partial sums of a graph's long rows.
   void fold(Type type, const Graph& graph, int64_t size, void* out, void* partial) {
     const Sum args{graph, {}, nullptr, 1, size, false, out, partial};
     if (size) run("sum", "sum_fold", type, "", over_loads(graph.num_chunks(), size), args);

@@ -44,8 +44,9 @@ int pyg_scale_cuda_draw_neighbors(const pyg_scale::cuda::DrawNeighbors* args,
                                   pyg_scale::cuda::Stream stream);
 int pyg_scale_cuda_gather_cached(const pyg_scale::cuda::GatherCached* args,
                                  pyg_scale::cuda::Stream stream);
-// Memory of the host that a device reads: locks and maps it, gives it back (not done while a stream
-// records a graph), and finds where the device has it (not at all: an error).
+// Memory of the host that a device reads. map_host locks and maps it. unmap_host gives it back,
+// which may not be done while a stream records a graph. mapped finds its address on the device, and
+// fails if it has none.
 int pyg_scale_cuda_map_host(int32_t device, void* data, int64_t bytes);
 int pyg_scale_cuda_unmap_host(int32_t device, void* data, bool* done);
 int pyg_scale_cuda_mapped(int32_t device, const void* data, const void** there);

@@ -2,9 +2,9 @@
 //
 // A row of more than `chunk` edges is long: it is cut at the positions that are multiples of
 // `chunk`. At most two long rows touch a chunk: one that its first edge belongs to, and one that
-// begins in it and ends later. So each chunk has two slots for what pieces of rows come to, and
-// where these are follows from the pointers alone, without a list, without waiting for the device
-// and without atomics. A second kernel folds the slots of a row in their order.
+// begins in it and ends later. So each chunk has two slots for the results of pieces. The places of
+// slots follow from the pointers alone: there is no list, no waiting for the device, and no
+// atomics. A second kernel folds the slots of a row in their order.
 #pragma once
 
 #include "device.cuh"
@@ -39,8 +39,8 @@ PYG_SCALE_DEVICE void read_row(const Graph& graph, int64_t row, Unit& unit) {
               unit.row_end <= graph.num_edges);
 }
 
-// Unit number `index` of num_units(), pieces first as they are the longest; false if it is empty
-// because no long row is there, or because the row is done in pieces.
+// Finds unit number `index` of num_units(). Pieces come first, as they are the longest. Returns
+// false if the unit is empty: no long row is there, or the row is done in pieces.
 PYG_SCALE_DEVICE bool unit_of(const Graph& graph, int64_t index, Unit& unit) {
   const int64_t slots = graph.num_slots();
   if (index >= slots) {
@@ -82,8 +82,8 @@ PYG_SCALE_DEVICE bool slots_of(const Graph& graph, int64_t chunk, Slots& slots) 
   return true;
 }
 
-// What a lane does where the numbers of a row are shared by the lanes of its group: kCount columns
-// of a unit.
+// The work of a lane if the lanes of its group share the numbers of a row: kCount columns of a
+// unit.
 template <int kCount>
 struct Share {
   Unit unit;
@@ -102,7 +102,7 @@ struct Share {
     any = any && unit_of(graph, index, unit);
   }
 
-  // Sums go to the row, or if it is a long one to the slot of this piece.
+  // Writes sums to the row or, for a piece of a long row, to its slot.
   template <typename T>
   PYG_SCALE_DEVICE void put(const AccumulatorOf<T>* sum, AccumulatorOf<T> factor, int64_t size,
                             void* out, void* partial) const {
@@ -115,7 +115,7 @@ struct Share {
   }
 };
 
-// An index that was read, if it is one of [0, size).
+// Returns an index that was read. Stops the kernel unless it is in [0, size).
 PYG_SCALE_DEVICE int64_t checked(int64_t index, int64_t size) {
   stop_unless(static_cast<uint64_t>(index) < static_cast<uint64_t>(size));
   return index;
@@ -129,8 +129,8 @@ PYG_SCALE_DEVICE int64_t edge_id(const Graph& graph, int64_t edge) {
   return checked(graph.edge_id[edge], graph.num_edges);
 }
 
-// The sources of edges first, first + 1, ... that are below `end`; 0 for others. All are read
-// before one is looked at: loads wait for each other where a check is between them.
+// The sources of the edges first, first + 1, ... below `end`; 0 for others. All are read before the
+// first is checked: with a check between two loads, one waits for the other.
 template <int kCount>
 PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
                               int64_t (&to)[kCount]) {
@@ -145,7 +145,7 @@ PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
   stop_unless(inside);
 }
 
-// Their ids, likewise.
+// The ids of those edges, likewise.
 template <int kCount>
 PYG_SCALE_DEVICE void edge_ids(const Graph& graph, int64_t first, int64_t end,
                                int64_t (&to)[kCount]) {

@@ -22,7 +22,7 @@
 #define PYG_SCALE_DEVICE_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(pyg_scale_emulated, CPU, m)
 #else
 #define PYG_SCALE_DEVICE_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CUDA, m)
-// Weak: only the torch that was compiled for CUDA has it, and this library is loaded by others.
+// Weak: only a torch that was compiled for CUDA has it, but others load this library, too.
 extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream)
     __attribute__((weak));
 #endif

@@ -18,7 +18,7 @@ PYG_SCALE_DEVICE void weight_grad_kernel(const WeightGrad& args, int lanes) {
   const int64_t item = group.group(), channels = args.size / args.heads;
   const int64_t index = item / args.heads, head = item % args.heads;
   Unit unit;
-  // All lanes of a group are in it or out of it: sums need every one of them.
+  // All lanes of a group go on or return together, as sums need every one of them.
   if (index >= graph.num_units() || !unit_of(graph, index, unit)) return;
   const T* x = static_cast<const T*>(args.x.data) + head * channels;
   const T* grad =

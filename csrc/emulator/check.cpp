@@ -1,8 +1,8 @@
 // A program that runs the kernels on small hostile inputs in the emulator and compares them with
 // loops in double: to be compiled with sanitizers, and with faults planted, which it must find.
 //
-// Arguments name what is run (sum, extreme, products, attention, bounds); all of it without any.
-// Arrays are allocated to the byte, so that a sanitizer sees what is beyond their ends.
+// Arguments name what is run (sum, extreme, products, attention, bounds); without arguments, all is
+// run. Arrays are allocated to the byte, so that a sanitizer sees accesses beyond their ends.
 
 #include <cmath>
 #include <cstdio>
@@ -45,7 +45,7 @@ Array<float> random(int64_t size) {
 const float kNan = std::nanf("");
 
 struct Edges {
-  // Rows without edges, with one, of just a chunk and one more or less, and a hub.
+  // Rows with no edge, with one, with a whole chunk and one more or less, and a hub.
   Edges(int64_t columns, int64_t size) : indptr(13), indices(0), ids(0), columns(columns) {
     const int64_t degrees[12] = {0, 1, 255, 256, 257, 0, 700, 3, 2, 1500, 7, 0};
     for (int64_t i = 0; i < 12; ++i) indptr[i + 1] = indptr[i] + degrees[i];

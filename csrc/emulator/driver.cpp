@@ -1,9 +1,9 @@
-// Those functions of the CUDA driver that csrc/cuda/driver.cpp calls, before the emulator.
+// The functions of the CUDA driver that csrc/cuda/driver.cpp calls, on top of the emulator.
 //
-// Linked beside it, they are found instead of libcuda.so.1; compiled with PYG_SCALE_LIBCUDA they
-// are that library. A module is text, "emulated", or what a compiler made: then a kernel must be in
-// it by name. Kernels run within their launch, of the functions that the emulator was compiled
-// from.
+// Linked beside it, they are found instead of libcuda.so.1. Compiled with PYG_SCALE_LIBCUDA, they
+// are that library. A module is the text "emulated" or the output of a compiler, which must name
+// the kernels. A kernel runs within its launch, from the functions that were compiled into the
+// emulator.
 
 #include "driver.h"
 
@@ -59,9 +59,9 @@ struct Loaded {
 std::mutex mutex;
 std::deque<Module> modules;
 std::deque<Loaded> functions;
-std::map<const char*, size_t> registered;  // where, and how many bytes
+std::map<const char*, size_t> registered;  // address and number of bytes
 
-// As long as its headers say: an ELF file with 64-bit headers.
+// The bytes of an ELF file with 64-bit headers, which say how long it is; empty for anything else.
 std::string image_of(const void* data) {
   const char* bytes = static_cast<const char*>(data);
   if (std::strncmp(bytes, "\177ELF", 4) != 0) return {};

@@ -1,4 +1,4 @@
-// The CUDA driver's interface before the emulator: what csrc/cuda/driver.cpp finds instead of
+// The CUDA driver's interface on top of the emulator: what csrc/cuda/driver.cpp finds instead of
 // libcuda.so.1.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace emulator {
 
-// The one stream that kernels may be launched on. Not of device 0, which everybody gets by mistake.
+// The one stream that kernels may be launched on. Its device is not 0, which one gets by mistake.
 inline const pyg_scale::cuda::Stream kStream{reinterpret_cast<void*>(0x5717), 1};
 
 }  // namespace emulator

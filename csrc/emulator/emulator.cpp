@@ -20,7 +20,8 @@ namespace {
 constexpr size_t kStackBytes = size_t{128} << 10;
 
 #if defined(__x86_64__)
-// Saves what a called function must preserve, and goes on where another stack was left.
+// Saves the registers that a called function must preserve, and goes on where another stack was
+// left.
 extern "C" void pyg_scale_emulator_switch(void** left, void* next);
 asm(R"(
 .text
@@ -49,7 +50,7 @@ pyg_scale_emulator_switch:
 struct Context {
   void* at = nullptr;
   void prepare(char* stack, void (*entry)()) {
-    // As if `entry` had been called: what it would return to is at an odd multiple of 8.
+    // As if `entry` had been called: its return address is at an odd multiple of 8.
     void** top = reinterpret_cast<void**>(stack + kStackBytes);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(entry);
@@ -108,7 +109,7 @@ void entry() {
 
 void give_way() { change(block.running->context, block.scheduler); }
 
-// Lets the lanes of complete collectives go on; whether there was one.
+// Lets the lanes of complete collectives go on. Returns whether there was one.
 bool resolve() {
   bool any = false;
   const size_t count = block.threads.size();
@@ -153,7 +154,7 @@ std::string who(size_t number) {
          std::to_string(here.block.y);
 }
 
-// What nobody can end: who waits, and for whom.
+// Describes a deadlock: who waits, and for whom.
 std::string deadlock() {
   for (size_t i = 0; i < block.threads.size(); ++i) {
     const Thread& one = block.threads[i];
@@ -276,7 +277,7 @@ void fail(const char* text) {
 const char* last_error() { return message.c_str(); }
 
 #if !defined(__SANITIZE_ADDRESS__)
-// What device code calls that is compiled with -fsanitize=alignment; a sanitizer brings its own.
+// Called by device code that is compiled with -fsanitize=alignment. A sanitizer brings its own.
 extern "C" void __ubsan_handle_type_mismatch_v1_abort(void*, void*) {
   fail("an address is not a multiple of what is read or written there at once");
 }

@@ -1,10 +1,10 @@
 // CUDA's names for a C++ compiler: kernels run on the CPU, a thread at a time.
 //
-// The threads of a block are fibers that give way to each other at collectives only, one block runs
-// after the other. What is looked at: that all lanes named in the mask of a collective arrive at
-// the same one, that nobody reads from a lane that is not named, that nobody waits for ever, traps,
-// the alignment of what is read and written (compiled with -fsanitize=alignment), and with a
-// sanitizer every access to memory. What is not: races between threads, the order of memory, the
+// The threads of a block are fibers that give way to each other at collectives only. Blocks run one
+// after the other. These things are checked: all lanes named in the mask of a collective arrive at
+// the same one; nobody reads from a lane that is not named; nobody waits for ever or traps; the
+// alignment of what is read and written (if compiled with -fsanitize=alignment); every access to
+// memory (with a sanitizer). Not checked are races between threads, the order of memory, and the
 // time anything takes. PYG_SCALE_EMULATOR_ORDER=backward runs blocks and threads in the other
 // order, which must change no result.
 #pragma once
@@ -50,7 +50,8 @@ int run(dim3 grid, dim3 block, const Body& body) {
   return run(grid, block, [](const void* of) { (*static_cast<const Body*>(of))(); }, &body);
 }
 
-// Waits for the lanes in `mask`; what each lane of the warp brought, valid until the next call.
+// Waits for the lanes in `mask`. Returns what each lane of the warp brought, valid until the next
+// call.
 const uint64_t* exchange(uint32_t mask, uint64_t value, const char* what);
 uint64_t read(const uint64_t* values, uint32_t mask, int lane, const char* what);
 int lane();
@@ -72,7 +73,7 @@ T from_word(uint64_t word) {
   return value;
 }
 
-// The value of lane `from`; of the own lane if `from` is not in the same part of `width` lanes.
+// The value of lane `from`, or the lane's own if `from` is not in the same part of `width` lanes.
 template <typename T>
 T shuffle(uint32_t mask, T value, int from, int width, const char* what) {
   const uint64_t* values = exchange(mask, to_word(value), what);
