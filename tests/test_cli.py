@@ -373,7 +373,7 @@ def test_doctor_prints_without_torch_and_pyg(how, tmp_path):
             "auto",
             None,
             "compiles for compute capability 75 and",
-            "Name an older one",
+            "Set PYG_SCALE_NVRTC to an older",
         ),
         ("80", True, [(9, 0)], "0", None, "PYG_SCALE_CUDA=0 forbids", "Unset it"),
         ("80", True, [(9, 0)], "yes", False, "must be one of auto", "unset PYG_SCALE_NVRTC and"),

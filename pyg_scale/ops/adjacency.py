@@ -1,11 +1,11 @@
-"""Edges by destination as the layers read them, with the same edges by source for gradients.
+"""Edges by destination, as the layers read them, and the same edges by source for gradients.
 
-A gradient flows along the edges the other way. Grouping them by source once lets every row of a
-gradient be summed by one thread in a fixed order, where a scatter would need atomics, whose order
-changes from run to run. The grouping is kept with the graph: in an :class:`Adjacency`, which is
-found again by the tensors it was made of. They are held weakly and known by identity, never by an
-address, which recycled memory repeats. In what is recorded nothing is found again
-(:func:`recording`): a CUDA graph would replay the pointers of edges that are gone.
+A gradient flows against the edges. Once they are grouped by source, one thread sums each row of a
+gradient in a fixed order; a scatter would need atomics, whose order changes from run to run. The
+grouping is kept with the graph, in an :class:`Adjacency`. It is looked up by the tensors it was
+made of: by identity, through weak references, as an address may be reused. While a graph is
+recorded (:func:`recording`) nothing is looked up: a CUDA graph would replay pointers to freed
+edges.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _INT32_MAX = 2**31 - 1
 
 
 class Transpose(NamedTuple):
-    """The edges of an adjacency grouped by source, within one in the order of their positions."""
+    """The edges of an adjacency grouped by source, in the order of positions within a source."""
 
     indptr: Tensor
     """``int64`` ``[num_src + 1]``."""
     indices: Tensor
     """``[num_edges]``, the destination of each edge, of the type of the adjacency's indices."""
     position: Tensor
-    """``[num_edges]``, where each edge stands in the adjacency; ``int32`` below 2**31 edges."""
+    """``[num_edges]``, the position of each edge in the adjacency; ``int32`` below 2**31 edges."""
 
 
 class Adjacency:
@@ -44,9 +44,9 @@ class Adjacency:
             positions ``indptr[i]`` to ``indptr[i + 1] - 1``.
         indices: ``int64`` or ``int32`` ``[num_edges]``, the source of each position.
         num_src: Number of source nodes, the rows of a feature matrix.
-        edge_id: ``int64`` or ``int32`` ``[num_edges]``, a permutation: which edge of the
-            caller's edge list each position holds. Weights and edge features are in the order of
-            that list. ``None``: positions are edge ids.
+        edge_id: ``int64`` or ``int32`` ``[num_edges]``, a permutation: the edge of the caller's
+            edge list at each position. Weights and edge features are in the order of that list.
+            ``None``: positions are edge ids.
 
     Raises:
         TypeError: If an index tensor is neither ``int64`` nor ``int32``.
@@ -63,7 +63,7 @@ class Adjacency:
     def of_checked(
         cls, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
     ) -> Adjacency:
-        """The same of edges that were looked at where they were grouped: nothing is checked."""
+        """Make an adjacency of edges that were already checked; checks nothing."""
         made = cls.__new__(cls)
         made._set(indptr, indices, num_src, edge_id)
         return made
@@ -92,7 +92,7 @@ class Adjacency:
 
     @property
     def known_transpose(self) -> Transpose | None:
-        """The edges by source, if somebody needed them before."""
+        """The edges by source if they were grouped before, else ``None``."""
         return self._transpose
 
     def transpose(self) -> Transpose:
@@ -120,7 +120,7 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
 
 def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     """The plain-torch meaning of :func:`transpose`."""
-    # CUDA has no other: a radix sort of short keys takes half the passes, and atomics do not count.
+    # CUDA has no other way: a radix sort of short keys takes half the passes and needs no atomics.
     key_type = torch.int32 if num_src < _INT32_MAX else torch.int64
     keys, order = torch.sort(indices.to(key_type), stable=True)
     steps = torch.arange(num_src + 1, device=indices.device, dtype=key_type)
@@ -133,8 +133,8 @@ def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
 def recording() -> bool:
     """Return True if this run is recorded, to be replayed on tensors with other values.
 
-    ``torch.compile`` and CUDA graphs do that. Then nothing is looked up that was made of tensors
-    before, nothing is kept, and no number is waited for: edges are grouped in what is recorded.
+    ``torch.compile`` and CUDA graphs do that. Then nothing made earlier is looked up, nothing is
+    kept, and no value is read from the device: the recorded run groups the edges itself.
     """
     if torch.compiler.is_compiling():
         return True
@@ -148,7 +148,7 @@ def rows_of(indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def check_edges(indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None) -> None:
-    """Refuse what is no adjacency; contents are looked at on the CPU only, and not in a trace."""
+    """Refuse an invalid adjacency; contents are checked only on the CPU, and not in a trace."""
     for name, tensor in (("indptr", indptr), ("indices", indices), ("edge_id", edge_id)):
         if tensor is None:
             continue
@@ -166,7 +166,7 @@ def check_edges(indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor |
     if indptr.numel() < 1:
         raise ValueError("indptr is empty; it has one entry more than there are destinations")
     if recording() or indices.device.type != "cpu":
-        return  # a GPU must not be waited for; the compiled ops look once more
+        return  # must not wait for a GPU; the compiled ops check again
     num_edges = indices.numel()
     falls = bool((indptr[1:] < indptr[:-1]).any())  # differences could overflow
     if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges or falls:
@@ -201,15 +201,15 @@ _known: dict[tuple[int, ...], _Known] = {}
 def from_csr(
     indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
 ) -> Adjacency:
-    """The adjacency of these very tensors, made once and kept while they live unchanged.
+    """The adjacency of these tensors, made once and kept while they live and are not changed.
 
-    Args and errors are those of :class:`Adjacency`.
+    Arguments and errors are those of :class:`Adjacency`.
     """
     if recording():
         return Adjacency(indptr, indices, num_src, edge_id)
 
     def make() -> Adjacency:
-        # Other tensor objects on the same memory: the originals must be free to die.
+        # New tensor objects on the same memory, so that the originals can be freed.
         alias = None if edge_id is None else edge_id.detach()
         return Adjacency(indptr.detach(), indices.detach(), num_src, alias)
 
@@ -217,10 +217,10 @@ def from_csr(
 
 
 def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
-    """The adjacency of an edge list, made once and kept while that tensor lives unchanged.
+    """The adjacency of an edge list, made once and kept while that tensor lives and is not changed.
 
-    Edges that are sorted by destination, such as those of a loader's batch, whose pointers are
-    known already, are taken as they are. Others are grouped by a stable counting sort.
+    Edges that are sorted by destination are used as they are, such as those of a loader's batch,
+    whose pointers are already known. Others are grouped by a stable counting sort.
 
     Args:
         edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, sources above destinations.
@@ -258,7 +258,7 @@ def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
 
 
 def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
-    """The same in torch's own operations, without a look at what the tensor holds."""
+    """Make the adjacency with torch's own operations, whatever the values of the tensor."""
     dst, order = torch.sort(edge_index[1], stable=True)
     steps = torch.arange(num_dst + 1, device=dst.device, dtype=dst.dtype)
     return Adjacency(torch.searchsorted(dst, steps), edge_index[0][order], num_src, order)
@@ -268,7 +268,7 @@ def _recall(
     tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...], make: Callable[[], Adjacency]
 ) -> Adjacency:
     if any(tensor is not None and tensor.is_inference() for tensor in tensors):
-        return make()  # changes of such tensors cannot be seen
+        return make()  # changes of such tensors cannot be detected
     name = (*(id(tensor) for tensor in tensors), *numbers)
     entry = _known.get(name)
     versions = tuple(-1 if tensor is None else tensor._version for tensor in tensors)
@@ -280,7 +280,7 @@ def _recall(
         if held is not None and any(ref is one for one in held.refs):
             _known.pop(name, None)
 
-    with torch.inference_mode(False):  # what is kept may be needed by a backward pass later
+    with torch.inference_mode(False):  # a backward pass may need the result later
         adjacency = make()
     refs = tuple(None if tensor is None else weakref.ref(tensor, forget) for tensor in tensors)
     _known[name] = _Known(refs, versions, adjacency)

@@ -1,11 +1,11 @@
-"""Reduce the features of neighbours, without a tensor of ``[num_edges, channels]``.
+"""Reduce the features of neighbours without a tensor of shape ``[num_edges, channels]``.
 
-Message passing as PyG does it gathers a row per edge and scatters the rows again: three times the
-memory traffic of reading each row once, and a tensor that grows with the edges. Here a row of the
-result is accumulated in registers while the rows of its neighbours are read (as in GE-SpMM, Huang
-et al., SC 2020, and FusedMM, Rahman et al., IPDPS 2021). Gradients run over the transposed graph
-in the same way, so nothing is ever scattered: results have the same bits in every run and for any
-number of threads.
+PyG's message passing gathers a row per edge and then scatters the rows: three times the memory
+traffic of reading each row once, and a tensor that grows with the edges. This op accumulates a row
+of the result in registers while the rows of its neighbours are read (as in GE-SpMM, Huang et al.,
+SC 2020, and FusedMM, Rahman et al., IPDPS 2021). Gradients run over the transposed graph in the
+same way, so nothing is ever scattered: results have the same bits in every run and for any number
+of threads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def csr_aggregate(
 ) -> Tensor:
     """Reduce, for every destination, the rows of ``x`` that its edges come from.
 
-    The transposed graph, which the gradient with respect to ``x`` needs, is made once and kept
-    for as long as ``indices`` lives: hand in the same tensors again, or use :func:`aggregate`.
+    The transposed graph, which the gradient with respect to ``x`` needs, is made once and kept for
+    as long as ``indices`` lives: pass the same tensors again, or use :func:`aggregate`.
 
     Args:
         indptr: ``int64`` or ``int32`` ``[num_dst + 1]``.
@@ -48,7 +48,8 @@ def csr_aggregate(
 
     Raises:
         TypeError: As :func:`aggregate`, and if an index tensor is not ``int64`` or ``int32``.
-        ValueError: As :func:`aggregate`, and if the edges are no graph on the rows of ``x``.
+        ValueError: As :func:`aggregate`, and if the edges are not a valid graph on the rows of
+            ``x``.
     """
     if x.dim() == 0:
         raise ValueError("x is a single number; expected [num_src, ...]")
@@ -61,17 +62,17 @@ def aggregate(
     """Reduce, for every destination, the rows of ``x`` that its edges come from.
 
     Where destinations have no edges the result is 0, for ``mean``, ``max`` and ``min`` too, as in
-    PyG. Of equal extremes the edge of the smallest position counts: the whole gradient is its.
-    A NaN among the candidates of an extreme is the result. Under autocast a ``float32`` ``x`` is
-    cast to its type, weights are not. Gradients can be differentiated again: those of ``sum`` and
-    ``mean`` with respect to ``x`` by the same op, others in plain torch, with PyG's memory.
+    PyG. If extremes are equal, the edge of the smallest position gets the whole gradient. If a
+    candidate of an extreme is NaN, the result is NaN. Under autocast a ``float32`` ``x`` is cast to
+    its type, weights are not. Gradients can be differentiated again: those of ``sum`` and ``mean``
+    with respect to ``x`` by the same op, others in plain torch, which takes as much memory as PyG.
 
     Args:
         adjacency: The edges.
         x: ``[num_src, ...]``, ``float32``, ``float64``, ``bfloat16`` or ``float16``.
-        weight: What the row of each edge is multiplied with, ``[num_edges]``, or
-            ``[num_edges, heads]`` for ``x`` of ``[num_src, heads, channels]``, by edge id.
-            Converted to ``float32``, for ``float64`` features to ``float64``.
+        weight: Factor of the row of each edge, ``[num_edges]``, or ``[num_edges, heads]`` for ``x``
+            of ``[num_src, heads, channels]``, by edge id. Converted to ``float32``, for ``float64``
+            features to ``float64``.
         reduce: ``"sum"``, ``"mean"`` (the sum by the number of edges, whatever their weights),
             ``"max"`` or ``"min"``.
 
@@ -127,7 +128,7 @@ def aggregate_plain(
         return out.to(x.dtype)
     sign = -1 if reduce == "min" else 1
     arg = _first_extreme(row, sign * values.detach(), num_dst)
-    # A row of zeros stands behind the last edge, for destinations without edges.
+    # A row of zeros follows the last edge, for destinations without edges.
     values = torch.cat([values, values.new_zeros(1, values.size(1))])
     return values.gather(0, arg).to(x.dtype)
 
@@ -146,11 +147,11 @@ def _first_extreme(row: Tensor, values: Tensor, num_dst: int) -> Tensor:
     return first.scatter_reduce(0, index, position, "amin")
 
 
-# What the ops of the layers have in common #################################################
+# Shared by the ops of the layers ###########################################################
 
 
 def autocast(x: Tensor) -> Tensor:
-    """``x`` as matrix products would take it where autocast is on: ``float32`` is made short."""
+    """``x`` in the type of matrix products: autocast casts ``float32`` to the short type."""
     kind = x.device.type
     if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
@@ -163,7 +164,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def row_numel(x: Tensor) -> int:
-    """Number of elements of a row of ``x``; unlike -1 in a shape also known without rows."""
+    """Number of elements of a row of ``x``; unlike -1 in a shape, also defined without rows."""
     numel = 1
     for size in x.shape[1:]:
         numel *= size
@@ -173,12 +174,12 @@ def row_numel(x: Tensor) -> int:
 def fused_edges(
     adjacency: Adjacency, by_source: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The six tensors by which the compiled ops know a graph.
+    """The six tensors that describe a graph to the compiled ops.
 
     Args:
         adjacency: The edges.
-        by_source: Whether a gradient needs them grouped by source. In what is recorded they are
-            grouped there, unless they were before.
+        by_source: True if a gradient needs them grouped by source. A recorded run groups them
+            itself, unless they were grouped before.
     """
     transposed = adjacency.known_transpose
     kept = torch.is_grad_enabled() and not recording()
@@ -189,7 +190,7 @@ def fused_edges(
 
 
 def check_floats(device: torch.device, **tensors: Tensor | None) -> None:
-    """Refuse tensors of another device or of no floating type; names are those of arguments."""
+    """Refuse tensors (by argument name) on another device or of a type that is not floating."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue

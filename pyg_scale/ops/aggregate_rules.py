@@ -1,12 +1,12 @@
-"""The rules of the compiled ops behind ``aggregate`` for torch: shapes and gradients.
+"""Shapes and gradients, for torch, of the compiled ops behind ``aggregate``.
 
 The ops take the graph as six tensors: by destination (``indptr``, ``indices``, ``edge_id``), and by
-source (``t_indptr``, ``t_indices``, ``t_position``) for gradients. In a trace, where nothing is
-kept between calls, the edges are grouped by source in the backward pass if they were not before.
+source (``t_indptr``, ``t_indices``, ``t_position``) for gradients. In a trace, which keeps nothing
+between calls, the backward pass groups the edges by source if they were not grouped before.
 
-Compiled gradients have no gradients of their own. A backward pass that is to be differentiated
-again (``create_graph=True``) is one in which torch records: it differentiates the plain-torch
-meaning instead, of which torch knows all derivatives.
+Compiled gradients cannot be differentiated. If a backward pass is to be differentiated again
+(``create_graph=True``), it differentiates the plain-torch meaning instead, for which torch has all
+derivatives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def register() -> None:
-    """Tell torch; once, after the compiled library was loaded."""
+    """Register the rules with torch; once, after the compiled library was loaded."""
     fakes: dict[str, Callable[..., Any]] = {
         "csr_transpose": _fake_transpose,
         "csr_sum": _fake_sum,
@@ -40,8 +40,8 @@ def register() -> None:
 
 
 def register_on_cuda() -> None:
-    """Tell torch what is not compiled for CUDA; once, where the rest of the ops is."""
-    # Once per graph: torch's own sort is what a kernel would be.
+    """Register the ops that are not compiled for CUDA; once, after the others are loaded."""
+    # Runs once per graph, and torch's own sort is as fast as a kernel would be.
     torch.library.impl("pyg_scale::csr_transpose", "CUDA", _transpose_plain)
 
 
@@ -59,7 +59,7 @@ def no_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def not_differentiable(ctx: Any, *grads: Tensor) -> NoReturn:
-    """The gradient of an op that computes one and was called by itself.
+    """The gradient of an op that itself computes a gradient and was called directly.
 
     Raises:
         NotImplementedError: Always.
@@ -76,15 +76,15 @@ def differentiable(
     needed: Sequence[bool],
     grads: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again.
+    """Compute gradients that can be differentiated again.
 
     Args:
         meaning: The plain-torch meaning of an op, a function of ``inputs``.
         inputs: Its features.
-        needed: Of which of them gradients are needed.
+        needed: For each input, True if its gradient is needed.
         grads: The gradients of its results.
     """
-    # Each by itself: the same tensor may be several of the inputs.
+    # A separate tensor each: the same one may be passed as several inputs.
     inputs = [t.view_as(t) if n and t is not None else t for t, n in zip(inputs, needed)]
     outs = meaning(*inputs)
     wanted = [t for t, n in zip(inputs, needed) if n and t is not None]
@@ -176,7 +176,7 @@ def by_source(
     *,
     num_src: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges by source, grouped now if they were not before."""
+    """The edges by source, grouped now if they were not grouped before."""
     if t_indptr is None or t_indices is None or t_position is None:
         return torch.ops.pyg_scale.csr_transpose(indptr, indices, num_src)
     return t_indptr, t_indices, t_position
@@ -233,7 +233,7 @@ def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None,
     indptr, indices, edge_id, *transposed, x, weight, arg = ctx.saved_tensors
     of_x, of_weight = None, None
     if torch.is_grad_enabled():
-        if x is None:  # the result is linear in it: any will do
+        if x is None:  # the result is linear in it, so any value will do
             x = grad.new_zeros(ctx.num_src, grad.size(1), requires_grad=True)
 
         def meaning(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
@@ -260,7 +260,7 @@ def _chosen(
     arg: Tensor,
 ) -> Tensor:
     """The result of ``csr_extreme``, given the edges chosen for each row (-1: none)."""
-    # One edge from the first source stands behind the last one, for rows without edges.
+    # One edge from the first source follows the last one, for rows without edges.
     place = torch.where(arg < 0, indices.numel(), indptr[:-1].unsqueeze(-1) + arg)
     src = torch.cat([indices, indices.new_zeros(1)]).to(torch.int64)
     source = x if x.size(0) else x.new_zeros(1, x.size(1))

@@ -1,18 +1,17 @@
 """Attention over the in-edges of each destination in one pass, forward and backward.
 
 Logits, the softmax over the edges of a destination and the weighted sum of rows are one op, with
-the online softmax (Milakov, Gimelshein, 2018) where a destination has many edges. What is kept for
-the gradient is one number per destination and head, the logarithm of the softmax's denominator;
-the rest is computed again, and the softmax's own gradient needs only the product of the result
-with its gradient (Dao et al.: FlashAttention, NeurIPS 2022). No tensor of
-``[num_edges, heads, channels]`` is made, forward or backward; without compiled kernels the
-plain-torch meaning makes them. So it does where a gradient is to be differentiated again
-(``create_graph=True``): the plain-torch meaning is differentiated then.
+the online softmax (Milakov, Gimelshein, 2018) where a destination has many edges. Only one number
+per destination and head is kept for the gradient, the logarithm of the softmax's denominator. The
+rest is recomputed, and the softmax's own gradient needs only the product of the result with its
+gradient (Dao et al.: FlashAttention, NeurIPS 2022). No tensor of ``[num_edges, heads, channels]``
+is made, forward or backward; the plain-torch meaning makes them. It runs without compiled kernels,
+and where a gradient is to be differentiated again (``create_graph=True``).
 
-Three kinds of logits: :func:`gat_attention` (Veličković et al., ICLR 2018),
-:func:`gatv2_attention` (Brody et al., ICLR 2022) and :func:`dot_product_attention` (as in Shi et
-al., IJCAI 2021). Attention dropout keeps no mask: whether a weight stays is a function of the
-seed, of the edge's id and of the head, the same in the backward pass.
+Three kinds of logits: :func:`gat_attention` (Veličković et al., ICLR 2018), :func:`gatv2_attention`
+(Brody et al., ICLR 2022) and :func:`dot_product_attention` (as in Shi et al., IJCAI 2021).
+Attention dropout keeps no mask: each weight stays or is dropped as a function of the seed, the
+edge's id and the head, also in the backward pass.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ def gat_attention(
 
     Args:
         adjacency: The edges; ``j`` is the source and ``i`` the destination of edge ``e``.
-        x: ``[num_src, heads, channels]``, what is summed.
+        x: ``[num_src, heads, channels]``, the rows to sum.
         a_src: ``[num_src, heads]``.
         a_dst: ``[num_dst, heads]``.
         a_edge: ``[num_edges, heads]``, by edge id.
-        negative_slope: Of the leaky ReLU.
-        dropout: The probability with which a weight is dropped; 0 where a model is not trained.
-        seed: ``int64``, one number, what the dropout is drawn from. ``None``: drawn from
-            torch's default generator.
-        return_weights: Whether to return the weights, too.
+        negative_slope: Slope of the leaky ReLU below 0.
+        dropout: Probability of dropping a weight; 0 outside of training.
+        seed: Seed of the dropout, one ``int64`` number. ``None``: drawn from torch's default
+            generator.
+        return_weights: If True, also return the weights.
 
     Returns:
         ``[num_dst, heads, channels]`` of the type of ``x`` (under autocast, of its type for
@@ -61,7 +60,7 @@ def gat_attention(
 
     Raises:
         TypeError: If a tensor is not of a floating type.
-        ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
+        ValueError: If shapes or devices do not fit, or ``dropout`` is not a probability.
     """
     _check_rows(adjacency, x=(x, "src"))
     heads = x.size(1)
@@ -96,11 +95,11 @@ def gatv2_attention(
 
     Args:
         adjacency: The edges; ``j`` is the source and ``i`` the destination of edge ``e``.
-        x_src: ``[num_src, heads, channels]``, what is summed, too.
+        x_src: ``[num_src, heads, channels]``, also the rows to sum.
         x_dst: ``[num_dst, heads, channels]``.
         att: ``[heads, channels]``.
         x_edge: ``[num_edges, heads, channels]``, by edge id.
-        negative_slope: See :func:`gat_attention`, as for all below.
+        negative_slope: See :func:`gat_attention`, also for the following.
         dropout: See there.
         seed: See there.
         return_weights: See there.
@@ -110,7 +109,7 @@ def gatv2_attention(
 
     Raises:
         TypeError: If a tensor is not of a floating type.
-        ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
+        ValueError: If shapes or devices do not fit, or ``dropout`` is not a probability.
     """
     _check_rows(adjacency, x_src=(x_src, "src"), x_dst=(x_dst, "dst"))
     row = tuple(x_src.shape[1:])
@@ -147,7 +146,7 @@ def dot_product_attention(
         value: ``[num_src, heads, channels]``; ``value[j] + edge[e]`` is summed.
         edge: ``[num_edges, heads, channels]``, by edge id; added to keys and values.
         scale: ``1 / sqrt(channels)`` if ``None``.
-        dropout: See :func:`gat_attention`, as for all below.
+        dropout: See :func:`gat_attention`, also for the following.
         seed: See there.
         return_weights: See there.
 
@@ -156,7 +155,7 @@ def dot_product_attention(
 
     Raises:
         TypeError: If a tensor is not of a floating type.
-        ValueError: If shapes or devices do not fit, or ``dropout`` is no probability.
+        ValueError: If shapes or devices do not fit, or ``dropout`` is not a probability.
     """
     _check_rows(adjacency, query=(query, "dst"), key=(key, "src"), value=(value, "src"))
     row = tuple(query.shape[1:])
@@ -189,11 +188,11 @@ def _attend(
     Args:
         kind: The name of the meaning.
         adjacency: The edges.
-        features: What the op takes after the edges.
+        features: The arguments of the op after the edges.
         number: The slope of the leaky ReLU, or the scale.
-        dropout: Its probability.
-        key: What it is drawn from.
-        return_weights: Whether the weights are wanted.
+        dropout: The probability of dropping a weight.
+        key: The key of the dropout.
+        return_weights: If True, also return the weights.
     """
     rest = number, dropout, key, return_weights
     first = features[0]

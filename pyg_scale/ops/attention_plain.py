@@ -1,8 +1,8 @@
 """The meaning of the attention ops in plain torch, one function for each.
 
-Softmax over the edges of a destination is computed with the largest logit subtracted, in
-``float32`` or, for ``float64`` features, in that. These are also what runs without compiled
-kernels; torch differentiates them.
+The softmax over the edges of a destination is computed with the largest logit subtracted, in
+``float32``, or in ``float64`` for ``float64`` features. These functions also run where there are no
+compiled kernels; torch differentiates them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def keep_mask(seed: Tensor, edge_id: Tensor, heads: int, dropout: float) -> Tens
         seed: ``int64``, without dimensions.
         edge_id: ``[num_edges]``.
         heads: Number of heads.
-        dropout: The probability with which a weight is dropped.
+        dropout: Probability of dropping a weight.
     """
     key = fold_tensor(fold(0, ATTENTION_DROPOUT), seed)
     head = torch.arange(heads, device=edge_id.device)

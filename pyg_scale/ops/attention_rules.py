@@ -1,4 +1,4 @@
-"""The rules of the compiled attention ops for torch: shapes and gradients.
+"""Shapes and gradients, for torch, of the compiled attention ops.
 
 Each op returns the result, the logarithm of the softmax's denominator (for the gradient, which is
 not differentiable itself), and the weights, which are empty unless asked for. The six tensors of
@@ -27,7 +27,7 @@ _Results = tuple[Tensor, Tensor, Tensor]
 
 
 def register() -> None:
-    """Tell torch; once, after the compiled library was loaded."""
+    """Register the rules with torch; once, after the compiled library was loaded."""
     fake = torch.library.register_fake
     for name, shapes_grad, backward in (
         ("gat_attention", _fake_gat_grad, _gat_backward),
@@ -57,7 +57,7 @@ def _dense_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-# Of the arguments, in the order of the schemas: 6 of the graph, then features.
+# Arguments are in the order of the schemas: 6 of the graph, then features.
 
 
 def _fake(*given: Any) -> _Results:
@@ -95,7 +95,7 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: _Results) -> None:
 
 
 def _saved(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The graph by destination and by source, features, and the rest of a gradient's arguments."""
+    """The graph by destination and by source, the features, and a gradient's other arguments."""
     *edges, first, second, third, of_edges, seed, out, lse, weights = ctx.saved_tensors
     out_grad, _, weights_grad = grads
     of_weights = None if weights is None else weights_grad
@@ -106,13 +106,13 @@ def _saved(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
 def _again(
     ctx: Any, meaning: Callable[..., Any], num_src: int, grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that can be differentiated again, see :mod:`pyg_scale.ops.aggregate_rules`.
+    """Compute gradients that can be differentiated again, see :mod:`pyg_scale.ops.aggregate_rules`.
 
     Args:
-        ctx: Of the forward pass.
-        meaning: One of :mod:`pyg_scale.ops.attention_plain`.
+        ctx: Context of the forward pass.
+        meaning: A function of :mod:`pyg_scale.ops.attention_plain`.
         num_src: Number of source nodes.
-        grads: Of the three results.
+        grads: Gradients of the three results.
     """
     (indptr, indices, edge_id), _, features, (number, dropout, seed, *rest) = _saved(ctx, grads)
     graph = Adjacency.of_checked(indptr, indices, num_src, edge_id)

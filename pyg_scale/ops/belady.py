@@ -1,14 +1,15 @@
-"""A cache that knows the coming batches and keeps the rows that are needed soonest.
+"""A cache that knows the next batches and keeps the rows that are needed soonest.
 
-Evicting what is needed farthest in the future is optimal (Belady, "A study of replacement
-algorithms for a virtual-storage computer", IBM Systems Journal 1966). A batch is one step here: its
-rows are copied before slots are filled, so that every set of as many rows as there are slots, out
-of those kept and those of the batch, can be kept after it. Of equal ones, those that are there
-stay, then the first of the batch are taken.
+Evicting the rows that are needed farthest in the future is optimal (Belady, "A study of replacement
+algorithms for a virtual-storage computer", IBM Systems Journal 1966). A batch is one step: its rows
+are copied before slots are filled. After it, the cache can therefore keep any of its own rows and
+those of the batch, as many as there are slots. Among rows needed equally soon, cached ones stay
+first, then the first ones of the batch are taken.
 
-Rows that no announced batch needs come last. Among those, a hand goes round the slots: a row that
-was used since the hand passed is spared once (CLOCK; Corbato, "A paging experiment with the Multics
-system", 1968). A new row of that sort gets one try: it takes the next such slot, or is not kept.
+Rows that no announced batch needs come last. Among these, a clock hand goes round the slots: a row
+that was used since the hand last passed is spared once (CLOCK; Corbato, "A paging experiment with
+the Multics system", 1968). A new row that no announced batch needs gets one try: it takes the next
+slot of such a row, or is not kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyg_scale.ops import library
 from pyg_scale.ops.row_cache import Plan, check_rows, first_of_each, tensor_bytes
 
 MOST = 63
-"""The most batches after the next one that can be announced at a time."""
+"""The largest number of batches after the next one that can be announced at a time."""
 
 NEVER = 2**31 - 1
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -30,16 +31,17 @@ class Belady:
     """The state of such a cache, without the values of its rows.
 
     Args:
-        num_rows: Rows that there are.
-        num_slots: Rows that can be kept.
-        look_ahead: How many batches after the next one can be announced, :data:`MOST` at most.
+        num_rows: Number of rows.
+        num_slots: Number of rows that can be kept.
+        look_ahead: Number of batches after the next one that can be announced, at most
+            :data:`MOST`.
     """
 
     def __init__(self, num_rows: int, num_slots: int, look_ahead: int) -> None:
         self.slot_of = torch.zeros(num_rows, dtype=torch.int32)
         bits = next(bits for bits in _WORDS if bits > look_ahead)
         self.coming = torch.zeros(num_rows, dtype=_WORDS[bits])
-        """Bit ``b % bits`` of a row says that batch ``b``, a coming one, needs it."""
+        """Bit ``b % bits`` of a row is set if batch ``b``, a future one, needs it."""
         self.owner = torch.full((num_slots,), -1, dtype=torch.int64)
         self.next = torch.full((num_slots,), NEVER, dtype=torch.int32)
         self.visited = torch.zeros(num_slots, dtype=torch.uint8)
@@ -48,23 +50,23 @@ class Belady:
 
     @property
     def evictions(self) -> int:
-        """Rows that had to go so far."""
+        """Number of rows evicted so far."""
         return self.inserted - int(self.state[0])
 
     def index_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of its tensors in bytes."""
         return tensor_bytes(self)
 
     def announce(self, index: Tensor, batch: int) -> None:
-        """Say that a batch, later than all announced ones, will need rows ``int64`` ``[n]``.
+        """Announce that a batch, later than all announced ones, will need rows ``int64`` ``[n]``.
 
-        Of batches whose plan is not made yet, the next one and ``look_ahead`` after it can be
+        Of the batches that are not planned yet, the next one and the ``look_ahead`` after it can be
         announced.
         """
         self._announce(index, batch)
 
     def forget(self, index: Tensor) -> None:
-        """Say that no batch needs rows ``int64`` ``[n]`` that were announced."""
+        """Withdraw all announcements of rows ``int64`` ``[n]``."""
         self._announce(index, -1)
 
     def _announce(self, index: Tensor, batch: int) -> None:
@@ -82,11 +84,11 @@ class Belady:
         self.next[slot[self.next[slot] == NEVER]] = batch
 
     def plan(self, index: Tensor, now: int = 0) -> Plan:
-        """The plan of batch number ``now``, and what is kept after it.
+        """Plan batch number ``now``, and choose the rows that are kept after it.
 
         Args:
             index: ``int64`` ``[n]``.
-            now: The number of the batch; anything while nothing is announced.
+            now: The number of the batch; ignored while nothing is announced.
 
         Raises:
             IndexError: If a row does not exist.
@@ -130,7 +132,7 @@ class Belady:
         return found
 
     def _keep(self, index: Tensor, miss: Tensor, now: int) -> tuple[Tensor, Tensor]:
-        """Choose which misses go into which slots; the rows that were there make room."""
+        """Choose which misses go into which slots, whose rows are evicted."""
         used, count = int(self.state[0]), self.owner.numel()
         when = self._next_use(index[miss], now)
         spare = count - used
@@ -151,7 +153,7 @@ class Belady:
         return fill, slots.int()
 
     def _choose(self, when: Tensor, now: int, spare: int) -> tuple[Tensor, list[int]]:
-        """The misses that are kept, and the slots that are given up for them."""
+        """The misses that are kept, and the slots that are freed for them."""
         used = int(self.state[0])
         kept, room, nearer = self.next[:used], self.owner.numel(), 0
         chosen = torch.zeros(when.numel(), dtype=torch.bool)

@@ -1,8 +1,8 @@
-"""Compile ``csrc/`` into one library, with the compilers that are there.
+"""Compile ``csrc/`` into one library, with the compilers that are available.
 
-The sources use torch's stable ABI, so the library depends neither on the version of Python nor
-on that of torch (from 2.11 on), and a file takes seconds. Nothing here imports torch: its headers
-are found, not loaded. Kernels for CUDA, ``csrc/cuda/*.cu``, are compiled where nvcc is
+The sources use torch's stable ABI, so the library depends neither on the version of Python nor on
+that of torch (from 2.11 on), and a file compiles in seconds. This module does not import torch; it
+only looks for its headers. Kernels for CUDA, ``csrc/cuda/*.cu``, are compiled if nvcc is found
 (:mod:`pyg_scale.ops.nvcc`); the library that holds them serves torch with and without CUDA.
 """
 
@@ -51,7 +51,7 @@ _NOTES = ".txt"
 
 
 def find_compiler() -> list[str] | None:
-    """The C++ compiler, as the start of a command: ``CXX``, else the first that is found."""
+    """The C++ compiler, as the start of a command: ``CXX``, else the first one found."""
     if wanted := shlex.split(os.environ.get("CXX", "")):
         return wanted if shutil.which(wanted[0]) else None
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
@@ -62,7 +62,7 @@ def _torch_dir() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise KernelsError(
-            "the kernels are compiled against torch's headers, and there is no torch here: "
+            "the kernels are compiled against torch's headers, and torch is not installed: "
             "pip install torch (when installing from source, add --no-build-isolation)"
         )
     torch = Path(spec.submodule_search_locations[0])
@@ -107,27 +107,27 @@ def build(
     progress: Callable[[int, int, str], None] | None = None,
     timeout: float = 600,
 ) -> Path:
-    """Compile the kernels, unless the library is there and built from the same sources.
+    """Compile the kernels, unless there is a library of the same sources.
 
     Files that did not change since an earlier build are not compiled again.
 
     Args:
-        source: The directory of the sources; that of the package if ``None``.
-        output: The library to write; if ``None``, next to the package where that can be written
-            to, else in the user's cache.
+        source: The directory of the sources; by default that of the package.
+        output: The library to write; by default in the package if that is writable, else in the
+            user's cache.
         force: Compile everything again.
-        jobs: How many compilers run at once; one per core if ``None``.
-        progress: Called with (files done, files in all, what was done last).
-        timeout: How many seconds to wait for another build.
+        jobs: Number of compilers that run at once; one per core if ``None``.
+        progress: Called with (files done, files in all, last file done).
+        timeout: Seconds to wait for another build.
 
     Returns:
         The path of the library.
 
     Raises:
-        KernelsError: If there are no sources, no compiler or no torch, if the compiler fails,
-            or if another build holds the lock for too long; if ``PYG_SCALE_CUDA=1`` and there
-            is no nvcc; if others can write to the user's cache.
-        ValueError: If ``PYG_SCALE_CUDA`` or ``PYG_SCALE_CUDA_ARCH`` means nothing.
+        KernelsError: If there are no sources, no compiler or no torch, if the compiler fails, or if
+            another build holds the lock for too long; if ``PYG_SCALE_CUDA=1`` and there is no nvcc;
+            or if others can write to the user's cache.
+        ValueError: If ``PYG_SCALE_CUDA`` or ``PYG_SCALE_CUDA_ARCH`` is invalid.
     """
     source = Path(source) if source else source_dir()
     if not next(source.glob("*.cpp"), None):
@@ -148,7 +148,7 @@ def build(
         else:
             output.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_dir() / "build.lock", timeout=timeout):
-            if not force and (ready := _ready(places, digest, cuda)):  # by who held the lock
+            if not force and (ready := _ready(places, digest, cuda)):  # the lock's holder made it
                 return ready
             _build(torch, source, output, force, jobs, progress or (lambda *_: None))
     except Timeout:
@@ -236,7 +236,7 @@ def _build(
 
 
 def _held(digest: str, architectures: str, modules: dict[str, Path]) -> str:
-    """C++ that says what a library was built from, and holds modules for CUDA (driver.h)."""
+    """C++ source that holds the hash of a library's sources and its modules for CUDA (driver.h)."""
     lines = [
         f'extern "C" const char pyg_scale_sources[] = "{MARK.decode()}{digest}";',
         f'extern "C" const char pyg_scale_cuda[] = "{CUDA_MARK.decode()}{architectures}";',
@@ -258,7 +258,7 @@ def _held(digest: str, architectures: str, modules: dict[str, Path]) -> str:
 
 
 class _Step(NamedTuple):
-    """The command that compiles a file, and all that its result depends on besides the file."""
+    """The command that compiles a file, and everything else that its result depends on."""
 
     command: list[str]
     identity: str
@@ -274,7 +274,7 @@ def _cuda_step(found: str, compiler: list[str]) -> _Step:
 def compiler_notes(source: Path) -> dict[str, str]:
     """The notes of ptxas on the kernels of each ``csrc/cuda/*.cu``: registers, spilled bytes.
 
-    Files that no build has compiled yet are compiled.
+    Compiles files that no build has compiled yet.
 
     Raises:
         KernelsError: If there is no compiler for CUDA, or it fails.
@@ -290,7 +290,7 @@ def compiler_notes(source: Path) -> dict[str, str]:
 
 
 def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
-    """Compile a file, or find what it compiled to; the name of the object holds all it is of."""
+    """Compile a file, or find its object, whose name identifies everything it was compiled from."""
     digest = _digest(step.identity, path)
     target = objects / f"{path.stem}-{digest}{step.suffix}"
     of_host = step.suffix == ".o"
@@ -315,12 +315,12 @@ def _compile(step: _Step, path: Path, objects: Path, force: bool) -> Path:
 
 
 def _only_own(file: Path) -> None:
-    """Let nobody else write to a file, whatever the umask was."""
+    """Make a file writable by its owner only, whatever the umask."""
     file.chmod(file.stat().st_mode & ~0o022)
 
 
 def _digest(identity: str, path: Path) -> str:
-    """The hash of a source file, of the headers of ours that it includes, and of the compiler."""
+    """The hash of a source file, of our headers that it includes, and of the compiler."""
     digest = hashlib.sha256(identity.encode())
     parts = [path]
     for part in parts:
@@ -334,7 +334,7 @@ def _digest(identity: str, path: Path) -> str:
 
 
 def _run(command: list[str], notes: Path | None = None) -> str:
-    """The output of a command; its messages go into a file, if one is named, or to the user."""
+    """The output of a command; its messages go to the file ``notes`` if given, else to the user."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_STEP_SECONDS, stdin=subprocess.DEVNULL

@@ -1,17 +1,17 @@
-"""Small clusters of nodes that hang together: how a graph is made coarser.
+"""Small clusters of connected nodes, by which a graph is coarsened.
 
 Label propagation with a limit on sizes (Meyerhenke, Sanders, Schulz: "Partitioning complex networks
 via size-constrained clustering", SEA 2014), which unlike the matching of edges also shrinks graphs
-with hubs. Integers only, one node after the other:
+with hubs. It computes with integers only, one node after the other:
 
 * Every node begins as a cluster. In a round the nodes are visited in ``order``, and each goes to
   the cluster to which its edges have the largest weight, if that has room and is joined to it more
-  than its own is. Among equal ones, the cluster (named by the node that it began with) of the
-  smallest ``fold(fold(key, node), cluster) >> 1``. No more rounds after one in which fewer than a
-  fiftieth of the nodes moved.
-* A node that is then alone joins the last one in ``order`` before it that is or was alone, that
-  would have joined the same cluster had there been room, and that has room for it (leaves of a
-  hub; also isolated nodes, among themselves).
+  than its own is. Ties go to the cluster (named by the node that it began with) of the smallest
+  ``fold(fold(key, node), cluster) >> 1``. Rounds end after one in which fewer than a fiftieth of
+  the nodes moved.
+* A node that is then alone joins the last node before it in ``order`` that is or was alone, would
+  have joined the same cluster had there been room, and has room for it. This joins the leaves of a
+  hub, and isolated nodes with each other.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def cluster_nodes(
         order: ``int64`` ``[num_nodes]``, the nodes in the order of the visits.
         edge_weights: ``int64`` ``[num_entries]``, above 0, together less than ``2**59``. ``None``:
             1 each.
-        group: ``int32`` or ``int64`` ``[num_nodes]``, at least 0: nodes of different groups do not
-            come together. ``None``: all are one.
+        group: ``int32`` or ``int64`` ``[num_nodes]``, at least 0: nodes of different groups are
+            never in one cluster. ``None``: a single group.
         rounds: The largest number of rounds, at most 10,000.
-        key: Of the choice among equal clusters (:mod:`pyg_scale.ops.keys`).
+        key: Key of the choice among equal clusters (:mod:`pyg_scale.ops.keys`).
 
     Returns:
         ``int64`` ``[num_nodes]``: the cluster of each node. Clusters are numbered from 0, in the
         order of their smallest nodes.
 
     Raises:
-        ValueError: If shapes, types or numbers are others.
+        ValueError: If shapes, types or values are invalid.
     """
     none = torch.empty(0, dtype=torch.int64)
     path = torch.ops.pyg_scale.cluster_nodes if library.compiled() else cluster_nodes_plain

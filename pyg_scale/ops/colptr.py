@@ -1,9 +1,9 @@
 """The destination pointers of a block, without a new key on the batch.
 
-A sampler knows these destination pointers anyway. They are found again by the tensor object that
-is the block's ``edge_index``, held weakly: never by an address, which recycled memory repeats. A
-copy (another device, a transform) is another object, for which they are computed; so they are for
-tensors of ``torch.inference_mode()``, whose changes in place cannot be seen.
+A sampler knows these destination pointers anyway. They are looked up by the tensor object that is
+the block's ``edge_index``, through a weak reference, as an address may be reused. For a copy
+(another device, a transform) they are recomputed, and also for tensors of
+``torch.inference_mode()``, whose in-place changes cannot be detected.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
     """Keep the destination pointers of a block as long as its ``edge_index`` lives.
 
     Args:
-        edge_index: ``[2, num_edges]``, sorted by destination. Nothing is kept of an inference
-            tensor.
+        edge_index: ``[2, num_edges]``, sorted by destination. For an inference tensor nothing is
+            kept.
         colptr: ``int64`` ``[n + 1]``; nodes from ``n`` on have no edges.
     """
     if edge_index.is_inference():
@@ -38,7 +38,7 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
 
 
 def recall(edge_index: Tensor) -> Tensor | None:
-    """The pointers remembered for this very tensor, if it was not changed in place since."""
+    """The pointers kept for this tensor, if it was not changed in place since."""
     entry = _known.get(id(edge_index))
     if entry is None or entry[0]() is not edge_index or entry[1] != edge_index._version:
         return None
@@ -46,7 +46,7 @@ def recall(edge_index: Tensor) -> Tensor | None:
 
 
 def colptr(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-    """The destination pointers of a block, recomputed if they were lost.
+    """The destination pointers of a block, recomputed if they are not kept.
 
     Args:
         edge_index: ``[2, num_edges]``.

@@ -11,8 +11,8 @@ from pyg_scale.ops.csc import expand_pointers
 def connected_components(indptr: Tensor, indices: Tensor) -> Tensor:
     """Number the connected components in the order of their smallest nodes.
 
-    Every node takes the smallest label around, and labels are followed to their ends (Shiloach and
-    Vishkin, J. Algorithms 1982): a few rounds, whatever the diameter.
+    Every node takes the smallest label of its neighbours, and labels are followed to their ends
+    (Shiloach and Vishkin, J. Algorithms 1982): a few rounds, whatever the diameter.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.

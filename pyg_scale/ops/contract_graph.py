@@ -17,7 +17,7 @@ def contract_graph(
     *,
     edge_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Make each cluster a node. Edges between the same two clusters become one, weights are added.
+    """Make each cluster a node. Edges between the same two clusters become one; weights are added.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.

@@ -1,9 +1,9 @@
 """In-edges grouped by destination (CSC), built from an edge list without sorting it.
 
-A counting sort places every edge behind the earlier ones of its destination. The neighbour and
-the id of an edge lie side by side in memory, so whoever reads the one has the other. Compiled,
-each thread places the edges of its own range of destinations: the order needs no atomics, and
-no memory grows with the number of threads.
+A counting sort places every edge after the earlier ones of its destination. The neighbour and the
+id of an edge are side by side in memory, so one access reads both. In the compiled op, each thread
+places the edges of its own range of destinations: the order needs no atomics, and no memory grows
+with the number of threads.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Compressed(NamedTuple):
     indptr: Tensor
     """``int64`` ``[num_dst + 1]``."""
     indices: Tensor
-    """The source of each position, ``int32`` where that holds everything; may be strided."""
+    """The source of each position, ``int32`` if that holds all of them; may be strided."""
     edge_id: Tensor | None
-    """The position of each edge in the edge list; ``None`` if it is the same."""
+    """The edge id of each position; ``None`` if ids are positions."""
 
 
 def build_csc(
@@ -43,21 +43,21 @@ def build_csc(
     what: str = "edge {}",
     names: tuple[str, str] = ("destination", "source"),
 ) -> Compressed:
-    """Group edges by destination, within one in the order in which they are given.
+    """Group edges by destination; those of a destination stay in the given order.
 
     Args:
         dst: ``int64`` or ``int32`` ``[num_edges]``.
         src: ``int64`` or ``int32`` ``[num_edges]``.
         num_dst: Number of destination nodes.
         num_src: Number of source nodes.
-        is_sorted: Whether ``dst`` is said to be sorted. Then ``src`` itself is kept where it is
-            ``int32`` (or must be ``int64``), so it must not be changed afterwards.
-        what: What errors call an edge, with ``{}`` for its number.
-        names: What errors call ``dst`` and ``src``.
+        is_sorted: True declares ``dst`` to be sorted. Then ``src`` itself is kept if it is
+            ``int32`` (or must be ``int64``), so do not change it afterwards.
+        what: Name of an edge in errors, with ``{}`` for its number.
+        names: Names of ``dst`` and ``src`` in errors.
 
     Raises:
         IndexError: If a node is negative or too large; names the first such edge.
-        ValueError: If ``dst`` is said to be sorted and is not; names the first such edge.
+        ValueError: If ``dst`` is declared sorted and is not; names the first such edge.
     """
     wrong, descent = _scan(dst, src, num_dst, num_src)
     if wrong >= 0:
@@ -87,12 +87,12 @@ def build_csc(
 def from_pointers(
     indptr: Tensor, indices: Tensor, num_dst: int, num_src: int, *, what: str = "edge {}"
 ) -> Compressed:
-    """Take over edges that are grouped already; the position is the edge's id.
+    """Use edges that are already grouped; an edge's id is its position.
 
     Raises:
-        IndexError: If an entry of ``indices`` is no source node.
-        ValueError: If ``indptr`` does not go from 0 to the number of edges in steps >= 0, or has
-            not ``num_dst + 1`` entries.
+        IndexError: If an entry of ``indices`` is not a source node.
+        ValueError: If ``indptr`` does not rise from 0 to the number of edges, or does not have
+            ``num_dst + 1`` entries.
     """
     if indptr.numel() != num_dst + 1:
         raise ValueError(
@@ -114,11 +114,11 @@ def from_pointers(
 
 
 def expand_pointers(indptr: Tensor, num_edges: int) -> Tensor:
-    """The group of each position, ``int64`` or, where that holds it, ``int32`` ``[num_edges]``.
+    """The group of each position ``[num_edges]``, ``int32`` if that holds it, else ``int64``.
 
     Raises:
         ValueError: If the pointers do not rise from 0 to ``num_edges``: torch would write as many
-            entries as they say, wherever the result ends.
+            entries as they say, beyond the end of the result.
     """
     size = indptr.numel() - 1
     _check_rising(indptr, num_edges)
@@ -133,7 +133,7 @@ def order_by_time(csc: Compressed, time: Tensor, *, of_edges: bool) -> Compresse
     Args:
         csc: Edges in the order of their ids; may be changed in place.
         time: ``int64``, the time of every edge by its id, or of every source node.
-        of_edges: Which of the two ``time`` is.
+        of_edges: True if ``time`` is by edge, False if by source node.
     """
     if library.compiled():
         op, threads = torch.ops.pyg_scale.csc_by_time, num_threads()
@@ -162,14 +162,14 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
     """The running sum of fixed-point weights within each destination.
 
     A weight ``w`` becomes 0 if it is 0, else ``max(1, floor(w / m * 2**32))`` in 64-bit floating
-    point, ``m`` being the largest weight of the same destination: all later arithmetic is exact.
+    point, where ``m`` is the largest weight of the same destination. All later arithmetic is exact.
 
     Args:
         csc: The edges.
         weight: ``[num_edges]``, floating point or integer, by edge id.
 
     Returns:
-        ``int64`` ``[num_edges]`` by position, each entry included in its sum.
+        ``int64`` ``[num_edges]`` by position; each sum includes its own entry.
 
     Raises:
         ValueError: If a weight is negative, NaN or infinite; names the first such edge.
@@ -212,7 +212,7 @@ def _check_rising(indptr: Tensor, end: int) -> None:
 
 
 def _scan(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[int, int]:
-    """The first edge out of range and the first that goes down in ``dst``, or -1."""
+    """The first edge out of range and the first where ``dst`` descends, or -1."""
     if library.compiled():
         return torch.ops.pyg_scale.csc_scan(dst, src, num_dst, num_src, num_threads())
     wrong = (dst < 0) | (dst >= num_dst) | (src < 0) | (src >= num_src)
@@ -236,7 +236,7 @@ def _narrow(index: Tensor, size: int, share: bool) -> Tensor:
     dtype = torch.int32 if size <= _INT32_MAX else torch.int64
     if share and index.dtype == dtype:
         if library.compiled():
-            torch.ops.pyg_scale.prefer_huge_pages(index)  # as all that is not shared
+            torch.ops.pyg_scale.prefer_huge_pages(index)  # like all memory that is not shared
         return index
     if not library.compiled():
         return index.to(dtype, copy=True).contiguous()
@@ -249,7 +249,7 @@ def _pair_dtype(num_edges: int, num_src: int) -> torch.dtype:
 
 def _scatter(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Compressed:
     ops, threads, num_edges = torch.ops.pyg_scale, num_threads(), dst.numel()
-    # cursor[v + 1] is where the next edge of v goes: the beginning of v, in the end its end
+    # cursor[v + 1] is the position of the next edge of v: first the beginning of v, at last its end
     cursor = ops.csc_cursor(dst, num_dst, threads)
     pair = ops.huge_empty([num_edges, 2], _pair_dtype(num_edges, num_src))
     for begin, end in _chunks(num_edges, "Grouping edges by destination"):
@@ -258,7 +258,7 @@ def _scatter(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Compressed
 
 
 def _chunks(size: int, what: str) -> Iterator[tuple[int, int]]:
-    if size <= _CHUNK:  # for a few edges, a bar that nobody sees takes longer than they do
+    if size <= _CHUNK:  # for a few edges, the progress bar would take longer than the work
         yield 0, size
         return
     with tqdm(total=size, desc=what, unit=" edges", unit_scale=True, disable=None, delay=1) as bar:
@@ -275,7 +275,7 @@ def _edge_id(csc: Compressed) -> Tensor:
 
 
 def _with_ids(csc: Compressed) -> Compressed:
-    """The same with edge ids beside the neighbours."""
+    """The same edges with ids beside the neighbours."""
     if csc.edge_id is not None:
         return csc
     size = csc.indices.numel()

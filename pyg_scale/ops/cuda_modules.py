@@ -2,9 +2,9 @@
 
 The compiled library launches both through the CUDA driver (``csrc/cuda/driver.cpp``). A file of
 kernels is compiled for one type of features when it is first needed, in about a second, and kept in
-the user's cache for all processes and runs. ``PYG_SCALE_CUDA`` is ``auto`` (the default: nvcc's
-where the library has them for the device), ``nvrtc`` (NVRTC's), ``1`` (nvcc's or none) or ``0``
-(none: CUDA tensors take the plain-torch path).
+the user's cache for all processes and runs. ``PYG_SCALE_CUDA`` is ``auto`` (the default: nvcc's if
+the library has them for the device, else NVRTC's), ``nvrtc`` (NVRTC's), ``1`` (nvcc's or none) or
+``0`` (none: CUDA tensors take the plain-torch path).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NVCC, NVRTC = "nvcc", "NVRTC"
 
 OPTIONS = ("--std=c++17", "-DNDEBUG")
 LOCK_SECONDS = 300.0
-"""Seconds to wait for another process that compiles the same; one file takes seconds."""
+"""Seconds to wait for another process that compiles the same file, which takes seconds."""
 
 _log = logging.getLogger("pyg_scale")
 _MAGIC = b"pyg_scale module 1\n"
@@ -57,17 +57,18 @@ _said = False
 
 
 def way(library: Path, capability: int) -> tuple[str, str]:
-    """The way in which kernels for a device are compiled; compiles nothing.
+    """The way in which kernels for a device would be compiled; compiles nothing.
 
     Args:
         library: The compiled library.
-        capability: Of the device, ``90`` for 9.0.
+        capability: Compute capability of the device, ``90`` for 9.0.
 
     Returns:
-        :data:`NVCC` or :data:`NVRTC`, and nothing; or nothing, and why and what to run about it.
+        :data:`NVCC` or :data:`NVRTC`, and an empty text; or an empty text, and the reason and
+        remedy.
 
     Raises:
-        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
+        ValueError: If ``PYG_SCALE_CUDA`` is invalid.
     """
     switch = nvcc.switch()
     if switch == "0":
@@ -82,7 +83,7 @@ def way(library: Path, capability: int) -> tuple[str, str]:
         lacks = f"{library} holds kernels for compute capability {held} (got {capability})"
         fix = f"PYG_SCALE_CUDA_ARCH={capability} {COMMAND}   # with nvcc on the PATH"
     if switch == "1":
-        return "", f"{lacks}, and PYG_SCALE_CUDA=1 wants nvcc's. Run: {fix}"
+        return "", f"{lacks}, and PYG_SCALE_CUDA=1 requires those of nvcc. Run: {fix}"
     try:
         compiler = nvrtc.find()
         if compiler is None:
@@ -113,7 +114,7 @@ def _serves(held: str, capability: int) -> bool:
     names = held.split(";") if held else []
     for name in names:
         known = int(name.rstrip("af"))
-        if name.endswith("a"):  # of this device alone, its PTX too
+        if name.endswith("a"):  # its code and PTX run on this device only
             runs = capability == known
         else:  # code runs on later devices of its major version, PTX on all later ones
             later = known // 10 == capability // 10 or (name == names[-1] and name[-1] != "f")
@@ -124,10 +125,10 @@ def _serves(held: str, capability: int) -> bool:
 
 
 def answer_for(path: Path) -> None:
-    """Answer a loaded library when it asks for the module of a file of kernels.
+    """Serve a loaded library with the modules of kernels that it asks for.
 
     Args:
-        path: The library that torch has loaded. Nothing is compiled before it asks.
+        path: The library that torch has loaded. A module is compiled when it asks for it.
     """
     library = ctypes.CDLL(str(path))
     library.pyg_scale_cuda_answer.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
@@ -139,7 +140,7 @@ def answer_for(path: Path) -> None:
                 return _HELD
             code = _MODULE if found else _ERROR
             given = module(file.decode(), kind.decode(), capability) if found else reason.encode()
-        except BaseException as error:  # C++ is waiting: the error goes on there
+        except BaseException as error:  # the calling C++ code raises the error
             code, given = _ERROR, f"{type(error).__name__}: {error}".encode()
         library.pyg_scale_cuda_answer(answer, given, len(given))
         return code
@@ -153,18 +154,18 @@ def answer_for(path: Path) -> None:
 
 
 def module(file: str, kind: str, capability: int) -> bytes:
-    """A file of kernels for a device: from the cache, or compiled and put there.
+    """The module of a file of kernels for a device: from the cache, or compiled and put there.
 
-    Of the processes of a machine one compiles, the others wait for it.
+    One process of a machine compiles, the others wait for it.
 
     Args:
-        file: Its name, ``"sum"`` for ``csrc/cuda/sum.cu``.
-        kind: The type of features, as ``csrc/cuda/launch.h`` names it; empty where there is none.
-        capability: ``90`` for 9.0.
+        file: Name of the file, ``"sum"`` for ``csrc/cuda/sum.cu``.
+        kind: The type of features, as ``csrc/cuda/launch.h`` names it; empty if there is none.
+        capability: Compute capability, ``90`` for 9.0.
 
     Raises:
-        KernelsError: If there is no NVRTC, if it fails (with its log), if another process has been
-            compiling the same for too long, or if others can write to the cache.
+        KernelsError: If there is no NVRTC, if it fails (with its log), if another process takes too
+            long to compile the same file, or if others can write to the cache.
     """
     compiler = nvrtc.find()
     if compiler is None:
@@ -189,7 +190,7 @@ def module(file: str, kind: str, capability: int) -> bytes:
 
 @functools.cache
 def _sources() -> tuple[dict[str, str], str]:
-    """All of device code by name, and its hash."""
+    """All device code by file name, and its hash."""
     folder = source_dir() / "cuda"
     paths = sorted(path for end in ("*.cu", "*.cuh", "*.h") for path in folder.glob(end))
     texts = {path.name: path.read_text() for path in paths}
@@ -198,7 +199,7 @@ def _sources() -> tuple[dict[str, str], str]:
 
 
 def _say(compiler: nvrtc.Compiler, target: str) -> None:
-    """Say once, where somebody looks, why the first steps take longer."""
+    """Tell the user once why the first steps take longer."""
     global _said
     with _saying:
         if _said:
@@ -215,7 +216,7 @@ def _say(compiler: nvrtc.Compiler, target: str) -> None:
 
 
 def _once(place: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of a file of the cache; if it is not there or is damaged, it is made."""
+    """The content of a file of the cache, which is made if it is missing or damaged."""
     if (found := _read(place)) is not None:
         return found
     from filelock import FileLock, Timeout  # comes with torch
@@ -224,7 +225,7 @@ def _once(place: Path, make: Callable[[], bytes]) -> bytes:
     try:
         private_dir(place.parent)
         with FileLock(lock, timeout=LOCK_SECONDS):
-            if (found := _read(place)) is None:  # by who held the lock
+            if (found := _read(place)) is None:  # the lock's holder made it
                 found = make()
                 _write(place, found)
             return found
@@ -236,7 +237,7 @@ def _once(place: Path, make: Callable[[], bytes]) -> bytes:
     except OSError as error:
         warnings.warn(
             f"kernels for CUDA cannot be kept in {place.parent} ({error}): they are compiled in "
-            "every process. XDG_CACHE_HOME names another place",
+            "every process. Set XDG_CACHE_HOME to another folder",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -251,7 +252,7 @@ def _read(place: Path) -> bytes | None:
         return None
     checksum, body = data[len(_MAGIC) :][:32], data[len(_MAGIC) + 32 :]
     if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != checksum:
-        _log.warning("%s is damaged: it is compiled again", place)
+        _log.warning("%s is damaged and is compiled again", place)
         return None
     with contextlib.suppress(OSError):
         os.utime(place)  # still in use, see _write

@@ -1,4 +1,4 @@
-"""The number of edges of an undirected graph that an assignment cuts (``csrc/cut_edges.cpp``)."""
+"""Number of edges of an undirected graph that an assignment cuts (``csrc/cut_edges.cpp``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NODES = 1 << 20  # nodes at a time
 
 
 def cut_edges(indptr: Tensor, indices: Tensor, part: Tensor) -> int:
-    """The number of edges whose ends are in different parts.
+    """Number of edges whose ends are in different parts.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
@@ -21,7 +21,8 @@ def cut_edges(indptr: Tensor, indices: Tensor, part: Tensor) -> int:
         part: ``int8``, ``int32`` or ``int64`` ``[num_nodes]``, at least 0.
 
     Raises:
-        ValueError: Compiled, if these are no graph, or do not fit each other.
+        ValueError: In the compiled op, if the arguments are not a valid graph, or do not fit each
+            other.
     """
     if library.compiled():
         few = part.numel() == 0 or int(part.max()) <= torch.iinfo(torch.int8).max

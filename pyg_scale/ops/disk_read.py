@@ -1,7 +1,7 @@
-"""Rows of a file by number: sorted, merged into few long reads, done by several threads at once.
+"""Rows of a file by number: sorted, merged into few long reads, and read by several threads.
 
 With ``O_DIRECT`` the kernel reads whole blocks of the device into aligned memory and keeps no copy
-of them; the same op also reads through the page cache, where the file system knows no other way.
+of them. The same op also reads through the page cache, for file systems without ``O_DIRECT``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ BLOCK = 4096
 """Reads begin and end at multiples of this, which suits every common device."""
 
 GAP = 20 << 10
-"""Bytes that are read and dropped rather than begin another read: what a device delivers in the
-time that one more read takes. Measured on a virtual disk: 1.5 GB/s, and with 16 (64) reads of 4 KB
-under way 42,000 (90,000) of them per second, so 36 (17) KB; each by a thread also takes 7 us of a
-CPU."""
+"""Longest gap in bytes that is read and dropped rather than begin another read: the bytes that a
+device delivers in the time of one more read. Measured on a virtual disk: 1.5 GB/s, and 42,000
+(90,000) reads of 4 KB per second with 16 (64) at a time, so 36 (17) KB; a read by a thread also
+takes 7 us of CPU time.
+"""
 
 LONGEST = 1 << 20
-"""Bytes of a read at most, unless a single row is longer."""
+"""Largest size of a read in bytes, unless a single row is longer."""
 
 TRUNCATED = -1
 
@@ -35,9 +36,9 @@ class Read(NamedTuple):
     """The counts of a call."""
 
     reads: int
-    """Reads that were issued."""
+    """Number of reads issued."""
     num_bytes: int
-    """Bytes that came from the file."""
+    """Number of bytes read from the file."""
     error: int = 0
     """0, :data:`TRUNCATED` if the file ends before a row does, or the number of a system error."""
     first: int = 0
@@ -63,19 +64,20 @@ def disk_read(
 
     Args:
         fd: An open file; with ``O_DIRECT`` or without.
-        offset: Where row 0 begins in the file, in bytes.
-        num_rows: How many rows there should be.
-        rows: ``int64`` ``[n]``, in any order, also repeated.
+        offset: Position of row 0 in the file, in bytes.
+        num_rows: Number of rows that the file should have.
+        rows: ``int64`` ``[n]``, in any order; repeats allowed.
         position: ``int64`` ``[n]``, without repetition.
         out: ``uint8`` ``[m, row_bytes]``, contiguous. Other rows of it are left as they are.
         block: Reads begin and end at multiples of this many bytes.
-        gap: Rows at most so many bytes apart are read together.
-        longest: Bytes of a read at most.
-        num_threads: So many threads have a read under way each. ``None``: with ``O_DIRECT`` one
-            thread has up to 128 under way by io_uring, where the kernel lets it; else 16 threads.
+        gap: Rows at most this many bytes apart are read together.
+        longest: Largest size of a read in bytes.
+        num_threads: Number of threads, each with one read at a time. ``None``: with ``O_DIRECT``
+            one thread with up to 128 reads at a time through io_uring, if the kernel allows it;
+            else 16 threads.
 
     Returns:
-        What was read. After an error ``out`` may be partly written.
+        The counts of the call. After an error ``out`` may be partly written.
 
     Raises:
         ValueError: If a row or a position is out of range.
@@ -133,7 +135,7 @@ def _plain(
 def _runs(
     first: list[int], last: list[int], gap: int, longest: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Rows ``i`` to ``j - 1`` of the sorted ones, and the bytes of the file that hold them."""
+    """Ranges ``i`` to ``j - 1`` of sorted rows that are read together, and their bytes."""
     i, start, stop = 0, first[0], last[0]
     for j in range(1, len(first)):
         if first[j] - stop <= gap and last[j] - start <= longest:
@@ -145,11 +147,11 @@ def _runs(
 
 
 def _read_fully(fd: int, buffer: memoryview, at: int, block: int) -> int:
-    """Read until the buffer is full or the file ends; how many bytes that were."""
+    """Read until the buffer is full or the file ends; return the number of bytes."""
     got = 0
     while got < len(buffer):
         more = os.preadv(fd, [buffer[got:]], at + got)
         got += more
-        if more == 0 or got % block:  # only the end of a file is no whole block
+        if more == 0 or got % block:  # only the last block of a file can be incomplete
             break
     return got

@@ -1,7 +1,7 @@
 """In-edges of nodes by keyed draws, on any device (``csrc/cuda/draw_neighbors.cuh``).
 
-The draws are those of ``docs/draws.md``, without weights and times. Here is the plain-torch
-meaning, which every device that torch knows can run.
+The draws are those of ``docs/draws.md``, without weights and times. This module has the plain-torch
+meaning, which runs on every device of torch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pyg_scale.ops import fused, keys, library
 
 
 class Drawn(NamedTuple):
-    """In-edges that were drawn for some nodes, node after node, in the order of the draws.
+    """In-edges drawn for some nodes, node after node, in the order of the draws.
 
     Attributes:
-        counts: How many each node got, ``int64`` ``[n]``.
-        row: Which of the nodes each edge goes to, ``int64`` ``[m]``.
-        neighbor: Where it comes from, ``int64`` ``[m]``.
-        edge: Its original id, ``int64`` ``[m]``.
+        counts: Number of in-edges of each node, ``int64`` ``[n]``.
+        row: Index into the nodes of the destination of each edge, ``int64`` ``[m]``.
+        neighbor: Source of each edge, ``int64`` ``[m]``.
+        edge: Original id of each edge, ``int64`` ``[m]``.
     """
 
     counts: Tensor
@@ -41,7 +41,7 @@ def draw_neighbors(
     *,
     replace: bool = False,
 ) -> Drawn:
-    """Draw in-edges of nodes. Waits for the device once, for how many there are.
+    """Draw in-edges of nodes. Waits for the device once, to learn their number.
 
     Args:
         indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.graph.topology.CSC`. All tensors
@@ -50,9 +50,9 @@ def draw_neighbors(
         edge_id: ``int64`` or ``int32`` ``[num_edges]``; ``None`` if ids are positions.
         node: ``int64`` ``[n]``, nodes of ``indptr``.
         num_nodes: Nodes of the neighbours' type.
-        key: Of the hop and the edge type, unsigned.
-        num_neighbors: How many for each node, -1 for all.
-        replace: With replacement.
+        key: Key of the hop and the edge type, unsigned.
+        num_neighbors: Number of draws for each node, -1 for all in-edges.
+        replace: If True, draw with replacement.
 
     Raises:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
@@ -107,7 +107,7 @@ def _positions(
         drawn = keys.bounded(own[row], place, degree[row].clamp(min=1))
         return indptr[node][row] + drawn
     picks = torch.arange(k, device=node.device).repeat(node.numel(), 1)
-    many = (degree > k).nonzero().view(-1)  # the others get all, in their order
+    many = (degree > k).nonzero().view(-1)  # other nodes get all, in order
     table = picks[many]
     for i in range(k):
         j = degree[many] - k + i

@@ -1,6 +1,6 @@
-"""Edges grouped by ranges of destinations, then each range by destination.
+"""Grouping of edges by ranges of destinations, then of each range by destination.
 
-Together they group by destination what memory does not hold.
+Together the two steps group by destination more edges than fit in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ class Ranges(NamedTuple):
     bounds: Tensor
     """``int64`` ``[num_ranges + 1]``: range ``r`` is ``bounds[r]`` to ``bounds[r + 1] - 1``."""
     table: Tensor
-    """``int32``, for every bin of ``2**shift`` nodes the range that it lies in, or -1 where one
-    begins inside it."""
+    """``int32``, the range of every bin of ``2**shift`` nodes, or -1 if one begins inside it."""
     shift: int
 
     @classmethod
     def of(cls, bounds: Tensor, shift: int) -> Ranges:
-        """The ranges between bounds, to be looked up by bins of ``2**shift`` nodes."""
+        """Make the ranges between bounds, to be looked up by bins of ``2**shift`` nodes."""
         bins = max(1, (int(bounds[-1]) + (1 << shift) - 1) >> shift)
         first = torch.arange(bins) << shift
         last = (first + (1 << shift) - 1).clamp(max=max(0, int(bounds[-1]) - 1))
@@ -35,28 +34,27 @@ class Ranges(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """A chunk of edges by range; within one, in the order in which they were given."""
+    """A chunk of edges grouped by range; those of a range are in the given order."""
 
     dst: Tensor
     """``int32``, the destination less the first node of its range."""
     src: Tensor
     """``int32`` or ``int64``."""
     order: Tensor
-    """``int32``, where the edge stood in the chunk."""
+    """``int32``, the position of the edge in the chunk."""
     counts: Tensor
-    """``int64`` ``[num_blocks, num_ranges]``: how many edges of each block of the chunk go to each
-    range."""
+    """``int64`` ``[num_blocks, num_ranges]``: number of edges of each block in each range."""
 
 
 def edge_buckets(dst: Tensor, src: Tensor, ranges: Ranges, block: int, *, wide: bool) -> Grouped:
-    """Group a chunk of edges by the range that their destination is in.
+    """Group a chunk of edges by the range of their destination.
 
     Args:
         dst: ``int64`` or ``int32`` ``[n]``, each within the ranges.
         src: The same dtype and shape.
         ranges: The ranges. None may be longer than ``2**31``.
-        block: Edges of a block.
-        wide: Whether sources come out as ``int64``.
+        block: Number of edges of a block.
+        wide: If True, sources are returned as ``int64``.
     """
     dst, src = dst.contiguous(), src.contiguous()
     if library.compiled():
@@ -78,7 +76,7 @@ def edge_buckets(dst: Tensor, src: Tensor, ranges: Ranges, block: int, *, wide: 
 def edge_group(
     dst: Tensor, src: Tensor, offset: Tensor, first: Tensor, count: Tensor, num_dst: int
 ) -> tuple[Tensor, Tensor]:
-    """Group the edges of a range by destination, within one in the order in which they are given.
+    """Group the edges of a range by destination; those of a destination stay in the given order.
 
     Args:
         dst: ``int32`` ``[n]``, each below ``num_dst``.
@@ -86,12 +84,12 @@ def edge_group(
         offset: ``int16`` ``[n]``, read as unsigned: the id of an edge less that of the first edge
             of its block.
         first: ``int64`` ``[num_blocks]``, the id of the first edge of each block.
-        count: ``int64`` ``[num_blocks]``, edges of each block; together ``n``.
+        count: ``int64`` ``[num_blocks]``, number of edges of each block; together ``n``.
         num_dst: Number of destinations.
 
     Returns:
-        ``int64`` ``[num_dst + 1]``, where the edges of each begin; and ``[n, 2]``, source and id of
-        each, ``int32`` where that holds them.
+        ``int64`` ``[num_dst + 1]``, the first position of each destination; and ``[n, 2]``, source
+        and id of each edge, ``int32`` if that holds them.
     """
     wide = src.dtype == torch.int64 or (first.numel() > 0 and int(first[-1]) + 2**16 > 2**31)
     if library.compiled():

@@ -1,8 +1,8 @@
 """The halves of a hop over a graph in parts (``csrc/expand.cpp``).
 
-Whoever holds the in-edges of nodes chooses among them: the plain meaning of
-:func:`expand_neighbors` is :func:`pyg_scale.sampler.choose.choose`. Whoever samples numbers what
-comes back: :func:`number_nodes`.
+The rank that has the in-edges of nodes chooses among them (:func:`expand_neighbors`, whose plain
+meaning is :func:`pyg_scale.sampler.choose.choose`). The rank that samples numbers the nodes that it
+receives (:func:`number_nodes`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _ABSENT = torch.empty(0, dtype=torch.int64)
 
 
 class Expanded(NamedTuple):
-    """In-edges that were chosen for some nodes.
+    """In-edges chosen for some nodes.
 
     Attributes:
-        counts: How many each node got, ``int64`` ``[n]``.
-        neighbor: Node after node, in the order of the draws, ``int64`` ``[m]``.
+        counts: Number of in-edges of each node, ``int64`` ``[n]``.
+        neighbor: Sources, node after node, in the order of the draws, ``int64`` ``[m]``.
         edge: Original edge ids, ``int64`` ``[m]``.
     """
 
@@ -48,25 +48,25 @@ def expand_neighbors(
     replace: bool,
     last: bool,
 ) -> Expanded:
-    """Choose in-edges of nodes, compiled.
+    """Choose in-edges of nodes; compiled only.
 
     Args:
-        indptr: Of the in-edges of a part, or of all nodes; this and what follows is as in
-            :class:`pyg_scale.graph.topology.CSC`.
+        indptr: Pointers of the in-edges of a part, or of all nodes; this and the next four are as
+            in :class:`pyg_scale.graph.topology.CSC`.
         indices: See there.
         edge_id: See there.
         time: See there.
         weight_prefix: See there.
-        place: Where the in-edges of each node are, ``int64`` ``[n]``.
-        node: Original ids, ``int64`` ``[n]``: what draws are keyed by.
-        seed: Position of the seed of each, ``int64`` ``[n]``, if disjoint.
-        latest: The time that no edge may be after, ``int64`` ``[n]``; times are ignored if
+        place: Row of ``indptr`` of each node, ``int64`` ``[n]``.
+        node: Original ids, which key the draws, ``int64`` ``[n]``.
+        seed: Position of the seed of each node, ``int64`` ``[n]``, if disjoint.
+        latest: The latest time of an edge for each node, ``int64`` ``[n]``; times are ignored if
             ``None``.
-        num_neighbor_nodes: Nodes of the neighbours' type.
-        key: Of the hop and the edge type.
-        num_neighbors: How many for each node, -1 for all.
-        replace: With replacement.
-        last: Only the last ones in time are candidates.
+        num_neighbor_nodes: Number of nodes of the neighbours' type.
+        key: Key of the hop and the edge type.
+        num_neighbors: Number of draws for each node, -1 for all in-edges.
+        replace: If True, draw with replacement.
+        last: If True, only the last ones in time are candidates.
     """
     found = torch.ops.pyg_scale.expand_neighbors(
         indptr,
@@ -102,15 +102,15 @@ def number_nodes(
     Args:
         known: The nodes of the batch, ``int64`` ``[size]``; the first of equal ones is found.
         known_seed: Their seeds, ``int64`` ``[size]``, if disjoint.
-        node: What to look up, ``int64`` ``[n]``.
+        node: The nodes to look up, ``int64`` ``[n]``.
         seed: Their seeds, ``int64`` ``[n]``, if disjoint.
-        num_nodes: Nodes of the type.
-        num_seeds: Seeds of the batch.
-        append: Whether a node that is not there becomes the next one of the batch.
+        num_nodes: Number of nodes of the type.
+        num_seeds: Number of seeds of the batch.
+        append: If True, a node that is not found is added to the end of the batch.
 
     Returns:
         The nodes of the batch, their seeds, and the row of each ``node``, -1 for one that is not
-        there.
+        found.
 
     Raises:
         ValueError: If a node does not exist.

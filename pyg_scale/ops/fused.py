@@ -1,7 +1,7 @@
-"""The devices for which the fused ops of layers are compiled, and the ops' rules for torch.
+"""The devices for which the fused ops of layers are compiled, and their registration with torch.
 
-The compiled library defines the ops and what they do on a device. Shapes for tracing, gradients
-and the rest are told to torch here, once, as soon as the library is there. :func:`call` runs one.
+The compiled library defines the ops and their kernels. This module registers shapes for tracing and
+gradients with torch, once, as soon as the library is loaded. :func:`call` runs an op.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _functions: dict[str, type[torch.autograd.Function]] = {}
 
 
 def usable(tensor: Tensor) -> bool:
-    """Return True if compiled ops take tensors of that device; loads them on first use.
+    """Return True if compiled ops take tensors of the device; loads them on first use.
 
     Raises:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
-        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``, or on
-            a CUDA device ``PYG_SCALE_CUDA`` means nothing.
+        ValueError: If ``PYG_SCALE_KERNELS`` is none of ``auto``, ``never`` and ``require``, or, on
+            a CUDA device, ``PYG_SCALE_CUDA`` is invalid.
     """
     device = tensor.device
     if device.type == "cuda":
@@ -37,14 +37,14 @@ def usable(tensor: Tensor) -> bool:
 
 
 def why_not(device: torch.device) -> str:
-    """The reason why :func:`usable` says no, and the remedy; empty if there is none to tell."""
+    """The reason why :func:`usable` returns False, and the remedy; empty if there is none."""
     if device.type == "cuda" and library.compiled():
         return _missing(device.index or 0)
     return ""
 
 
 def load() -> None:
-    """Load the compiled ops with their rules: before an exported program is loaded, for one.
+    """Load and register the compiled ops, for example before loading an exported program.
 
     Raises:
         KernelsError: If they cannot be used, or must not be (``PYG_SCALE_KERNELS=never``).
@@ -57,7 +57,7 @@ def load() -> None:
 def differentiate(
     name: str, backward: Callable[..., Any], setup_context: Callable[..., None]
 ) -> None:
-    """Tell torch the gradient of an op, as :func:`torch.library.register_autograd` takes it."""
+    """Register the gradient of an op, as :func:`torch.library.register_autograd` does."""
     rule = torch.library.register_autograd
     rule(f"pyg_scale::{name}", backward, setup_context=setup_context)
     overload = getattr(torch.ops.pyg_scale, name).default
@@ -73,14 +73,14 @@ def differentiate(
 
 
 def call(name: str, *args: Any) -> Any:
-    """Run an op whose gradient was told by :func:`differentiate`.
+    """Run an op whose gradient was registered by :func:`differentiate`.
 
-    The same as calling it, without what ``torch.library`` does around the gradient of an op in
-    Python, which takes longer than the op itself on a small graph.
+    The same as calling the op, but without the Python code of ``torch.library`` around its
+    gradient, which takes longer than the op itself on a small graph.
 
     Args:
         name: The op.
-        args: All that its schema names, none by keyword.
+        args: All arguments of its schema, by position.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return getattr(torch.ops.pyg_scale, name)(*args)

@@ -1,4 +1,4 @@
-"""Rows of a tensor by index, ``x[index]``: what makes a batch's features from all features."""
+"""Rows of a tensor by index, ``x[index]``, such as a batch's features from all features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INDEX_TYPES = (torch.int64, torch.int32)
 
 
 def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-    """Select entries of ``x`` along ``dim``: ``torch.index_select``, on recycled memory.
+    """Select entries of ``x`` along ``dim``: ``torch.index_select`` into recycled memory.
 
     The result never shares memory with ``x``. Where ``x`` requires grad and grad mode is on, the
     result is part of the graph, as with ``torch.index_select``. Inputs that the compiled op does
@@ -20,7 +20,8 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
     Args:
         x: ``[num_rows, ...]``, any dtype.
-        index: ``int64`` or ``int32`` ``[n]``; of another device than ``x``, it is copied there.
+        index: ``int64`` or ``int32`` ``[n]``; copied to the device of ``x`` if it is on another
+            one.
         dim: The dimension to select from.
 
     Returns:
@@ -56,7 +57,7 @@ def _takes(x: Tensor, index: Tensor, dim: int) -> bool:
 
 
 def _rows_contiguous(x: Tensor) -> bool:
-    expected = 1  # not x.is_contiguous(): where there are no rows, any strides are that
+    expected = 1  # not x.is_contiguous(), which accepts any strides if there are no rows
     for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:])):
         if size != 1 and stride != expected:
             return False
@@ -68,14 +69,14 @@ def _plain(x: Tensor, index: Tensor, dim: int) -> Tensor:
     _check_range(index, x.size(dim))
     index = index.to(x.device)
     if x.dtype.itemsize == 1 and not x.is_quantized and x.layout == torch.strided:
-        # index_select knows not every 8-bit type
+        # index_select does not support every 8-bit type
         return torch.index_select(x.view(torch.uint8), dim, index).view(x.dtype)
     return torch.index_select(x, dim, index)
 
 
 def _check_range(index: Tensor, size: int) -> None:
     """Refuse an ``index`` outside of ``[0, size)``, as the compiled op does."""
-    if index.numel() == 0 or index.device.type != "cpu":  # a GPU must not be waited for
+    if index.numel() == 0 or index.device.type != "cpu":  # must not wait for a GPU
         return
     low, high = torch.aminmax(index)
     if low < 0 or high >= size:

@@ -1,9 +1,9 @@
-"""Rows of which some are on a device and the rest elsewhere, in one pass.
+"""Rows that are partly on a device and partly elsewhere, in one pass.
 
 On a CUDA device the compiled op (``csrc/cuda/gather_cached.cuh``) looks the rows up and copies them
-in one kernel, which reads the rest from the device, or over the bus from pages of the host that
-are mapped for it (:mod:`pyg_scale.ops.mapped_rows`; DGL and GLT call this UVA). Here is its
-meaning.
+in one kernel, which reads the rest from the device, or over the bus from pages of the host that are
+mapped for it (:mod:`pyg_scale.ops.mapped_rows`; DGL and GLT call this UVA). This module has its
+plain-torch meaning.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def gather_cached(
     index: Tensor,
     slot_of: Tensor | None = None,
 ) -> Tensor:
-    """Rows from a cache, and where it has not got them, from elsewhere.
+    """Read rows from a cache, and those that it lacks from elsewhere.
 
-    Nobody waits for the device, so a wrong number is found late: on the CPU it raises, on a device
-    the kernel traps, which torch reports at the next wait.
+    The call does not wait for the device. A wrong number raises on the CPU; on a device the kernel
+    traps, which torch reports at the next synchronisation.
 
     Args:
         cached: ``[num_slots, ...]``, any dtype.
         rest: ``[m, ...]``, like ``cached``: on the same device, or mapped for it.
-        index: ``int64`` or ``int32`` ``[n]``. With ``slot_of`` the ids of rows; without, places:
-            ``p`` from 0 on is row ``p`` of ``cached``, ``-1 - p`` is row ``p`` of ``rest``.
-        slot_of: ``int32`` ``[m]``, where in ``cached`` a row is; if it is negative, the row is at
+        index: ``int64`` or ``int32`` ``[n]``. With ``slot_of``, the ids of rows. Without it,
+            places: ``p`` from 0 on is row ``p`` of ``cached``, ``-1 - p`` is row ``p`` of ``rest``.
+        slot_of: ``int32`` ``[m]``, the place of each row in ``cached``; if negative, the row is at
             its own id in ``rest``.
 
     Returns:
@@ -42,8 +42,8 @@ def gather_cached(
 
     Raises:
         TypeError: If ``index`` or ``slot_of`` is of another type.
-        ValueError: If the rows are not alike, or not on one device.
-        IndexError: If a number is no row, on the CPU.
+        ValueError: If the rows differ in type or shape, or are not on one device.
+        IndexError: On the CPU, if a number is not a row.
         KernelsError: If ``rest`` is mapped and there are no kernels to read it.
     """
     held = rest.tensor if isinstance(rest, MappedRows) else rest
@@ -53,7 +53,7 @@ def gather_cached(
         return found
     if isinstance(rest, MappedRows):
         reason = fused.why_not(cached.device) or "PYG_SCALE_KERNELS=never forbids them"
-        raise KernelsError(f"rows of the host are read by compiled kernels alone: {reason}")
+        raise KernelsError(f"only compiled kernels can read rows of the host: {reason}")
     return plain(cached, held, index, slot_of)
 
 
@@ -70,7 +70,7 @@ def plain(cached: Tensor, rest: Tensor, index: Tensor, slot_of: Tensor | None = 
 
 
 def _rows(x: Tensor, index: Tensor, name: str, wanted: Tensor | None = None) -> Tensor:
-    """``x[index]``; anything where it is not wanted."""
+    """``x[index]``; rows that are not ``wanted`` are arbitrary."""
     if x.device.type == "cpu":
         bad = (index < 0) | (index >= x.size(0))
         bad = bad if wanted is None else bad & wanted
@@ -97,7 +97,7 @@ def _check(cached: Tensor, rest: Tensor, index: Tensor, slot_of: Tensor | None) 
         )
     if cached.dim() == 0 or cached.shape[1:] != rest.shape[1:] or cached.dtype != rest.dtype:
         raise ValueError(
-            f"cached and rest must have rows alike (got {cached.dtype} of shape "
+            f"cached and rest must have rows alike in type and shape (got {cached.dtype} of shape "
             f"{list(cached.shape)} and {rest.dtype} of shape {list(rest.shape)})"
         )
     if index.device != cached.device:

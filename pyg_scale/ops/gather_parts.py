@@ -1,4 +1,4 @@
-"""Rows by index where the rows of a tensor lie in several parts (``csrc/gather_parts.cpp``)."""
+"""Rows by index from a tensor that is stored in several parts (``csrc/gather_parts.cpp``)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ def gather_parts(
     """Select rows of attributes: row ``v`` of one is row ``local[v]`` of its ``x[part[v]]``.
 
     Args:
-        x: For each attribute its rows in every part, contiguous ``uint8`` ``[n, row_bytes]``.
+        x: For each attribute, its rows in every part, contiguous ``uint8`` ``[n, row_bytes]``.
         part: The part of every row, ``uint8`` or ``int32`` ``[num_rows]``; ``None`` if parts are
             ranges of rows.
-        local: Where it is there, ``int32`` or ``int64`` ``[num_rows]``; ``None`` if ``part`` is.
-        offsets: ``int64`` ``[num_parts + 1]``: where the rows of each part begin, if parts are
-            ranges; else only its length counts.
+        local: The place of every row in its part, ``int32`` or ``int64`` ``[num_rows]``; ``None``
+            if ``part`` is.
+        offsets: ``int64`` ``[num_parts + 1]``: the first row of each part, if parts are ranges;
+            else only its length counts.
         index: ``int64`` or ``int32`` ``[n]``.
 
     Returns:
         For each attribute ``uint8`` ``[n, row_bytes]``, on recycled memory.
 
     Raises:
-        IndexError: If an index is no row, or the book says that it is in no part.
-        ValueError: If the book does not go with ``x``.
+        IndexError: If an index is not a row, or is in no part according to the partition book.
+        ValueError: If the partition book does not match ``x``.
     """
     if not x:
         return []

@@ -4,11 +4,11 @@ Greedy graph growing (Karypis and Kumar: "A fast and high quality multilevel sch
 irregular graphs", SIAM J. Sci. Comput. 1998, section 4.2):
 
 * The *gain* of a node is the weight of its edges into the piece less that of its other edges.
-* Added is the neighbour of the piece with the largest gain; ties go to the smaller
-  ``fold(key, node) >> 1``, then to the smaller node. Where there is no neighbour (left), the first
-  node of ``order`` that was not looked at.
-* Until the piece weighs ``target``. A node that would take it further beyond than it now lacks is
-  left out for good.
+* The neighbour of the piece with the largest gain is added; ties go to the smaller
+  ``fold(key, node) >> 1``, then to the smaller node. If there is no neighbour (left), the first
+  node of ``order`` that was not considered yet is added.
+* Growth ends when the piece weighs ``target``. A node is left out for good if the piece would
+  exceed its target with it by more than it lacks without it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def grow_part(
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions.
-        size: ``int64`` ``[num_nodes]``, what each node weighs, at least 0, together less than
+        size: ``int64`` ``[num_nodes]``, the weight of each node, at least 0, together less than
             ``2**59``.
-        order: ``int64`` ``[num_nodes]``, the nodes in the order in which they are starts.
-        target: What the piece should weigh.
+        order: ``int64`` ``[num_nodes]``, the nodes in the order in which growth starts from them.
+        target: Weight that the piece should have.
         edge_weights: ``int64`` ``[num_entries]``, the same in both directions, at least 0, together
             less than ``2**59``. ``None``: 1 each.
-        key: Of the order among equal gains (:mod:`pyg_scale.ops.keys`).
+        key: Key of the order among equal gains (:mod:`pyg_scale.ops.keys`).
 
     Returns:
-        ``bool`` ``[num_nodes]``: which nodes are in the piece.
+        ``bool`` ``[num_nodes]``: True for nodes in the piece.
     """
     none = torch.empty(0, dtype=torch.int64)
     path = torch.ops.pyg_scale.grow_part if library.compiled() else grow_part_plain

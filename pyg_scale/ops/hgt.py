@@ -1,22 +1,22 @@
 """Budget sampling of the Heterogeneous Graph Transformer: the same number of nodes of each type.
 
 Hu, Dong, Wang, Sun: "Heterogeneous Graph Transformer", WWW 2020, algorithms 1 and 2. Integers
-take the place of real numbers, so that every implementation gives the same bits (``docs/draws.md``
-has a vector):
+replace real numbers, so that every implementation gives the same bits (``docs/draws.md`` has a test
+vector):
 
-* A node ``w`` that comes into the sample adds ``max(1, floor(2**32 / d))`` to the score of
-  the source of each of its in-edges, for every edge type on its own; ``d`` is how many in-edges
-  of that type it has. The scores of the nodes that are not in the sample are the budget.
-* Hop ``h`` takes nodes of every type from the budget, as it was before the hop: all, in order
-  of id, if ``k < 0`` or there are no more than ``k``; else ``k`` one after the other, each with
-  probability proportional to its squared score among those that are left.
-* Squares become weights: scores are shifted (left or right) by as many bits as make the
-  largest one of the type a number ``s`` of 31 bits; ``q = max(1, s * s >> 30)``.
-* With ``D = fold(K, HGT, h, node_type_hash)``, draw number ``i`` is ``t = bounded(D, i, R)``,
-  where ``R`` is the sum of the weights that are left; it takes the first node, in order of
-  id, at which the running sum of these weights exceeds ``t``.
+* A node ``w`` that joins the sample adds ``max(1, floor(2**32 / d))`` to the score of the source of
+  each of its in-edges, separately for every edge type; ``d`` is its number of in-edges of that
+  type. The scores of the nodes that are not in the sample are the budget.
+* Hop ``h`` takes nodes of every type from the budget, as it was before the hop: all, in order of
+  id, if ``k < 0`` or there are at most ``k``; else ``k`` one after the other, each with probability
+  proportional to its squared score among the remaining ones.
+* Squares become weights: scores are shifted (left or right) such that the largest one of the type
+  has 31 bits; a shifted score ``s`` has the weight ``q = max(1, s * s >> 30)``.
+* With ``D = fold(K, HGT, h, node_type_hash)``, draw number ``i`` is ``t = bounded(D, i, R)``, where
+  ``R`` is the sum of the remaining weights. It takes the first node, in order of id, at which the
+  running sum of these weights exceeds ``t``.
 
-The result has all edges of the graph among the sampled nodes, not only those that were looked at.
+The result has all edges of the graph among the sampled nodes, not only those that were traversed.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ def hgt_sample(
     """Sample a subgraph with about equally many nodes of each type.
 
     Tensors of the graph are as in :class:`pyg_scale.graph.topology.CSC`, one per edge type; an
-    empty ``edge_id`` stands for the position itself.
+    empty ``edge_id`` means that ids are positions.
 
     Args:
-        dst_type: Number of the node type of the destinations of each edge type.
-        src_type: Number of the node type of their sources.
+        dst_type: Index of the node type of the destinations of each edge type.
+        src_type: Index of the node type of their sources.
         node_type_hash: Unsigned, one per node type.
         seed: ``int64`` node ids, one tensor per node type.
-        num_samples: Per node type, one number per hop; negative for all there are.
+        num_samples: Per node type, one number per hop; negative for all.
         key: The key of the batch, unsigned.
-        int32_output: Whether ``node``, ``row`` and ``col`` are ``int32``.
+        int32_output: If True, ``node``, ``row`` and ``col`` are ``int32``.
     """
     if library.compiled():
         out = torch.ops.pyg_scale.hgt_sample(
@@ -158,7 +158,7 @@ def score_of(degree: Tensor) -> Tensor:
     """The score that a node adds to the source of each of its in-edges.
 
     Args:
-        degree: How many in-edges of the type nodes have, ``int64`` ``[n]``.
+        degree: Number of in-edges of the type of each node, ``int64`` ``[n]``.
 
     Returns:
         ``int64`` ``[n]``.
@@ -176,20 +176,20 @@ def hgt_take(
     k: int,
     key: int,
 ) -> Tensor:
-    """The nodes that one hop takes of a type: the draw of :func:`hgt_sample` among in-edges.
+    """The nodes of a type that one hop takes: the draw of :func:`hgt_sample` among in-edges.
 
-    The first three have one entry for each edge type that comes from this one, and for each hop
-    until now.
+    The first three arguments have one entry for each edge type with this source type and each hop
+    so far.
 
     Args:
         neighbor: Sources of the in-edges of some nodes, node after node, ``int64`` ``[m]``.
-        counts: How many each of these nodes has, ``int64`` ``[n]``.
-        score: What each of them adds to the scores of its sources, ``int64`` ``[n]``:
-            :func:`score_of`, or 0 for one that counts elsewhere.
-        taken: The nodes that are in the sample, ``int64`` ``[size]``.
-        num_nodes: Nodes of the type.
-        k: How many to take; negative for all there are.
-        key: That of the hop and the type, unsigned: ``fold(K, HGT, h, node_type_hash)``.
+        counts: Number of in-edges of each of these nodes, ``int64`` ``[n]``.
+        score: Score that each of them adds to its sources, ``int64`` ``[n]``: :func:`score_of`, or
+            0 for one that counts elsewhere.
+        taken: The nodes already in the sample, ``int64`` ``[size]``.
+        num_nodes: Number of nodes of the type.
+        k: Number of nodes to take; negative for all.
+        key: Key of the hop and the type, unsigned: ``fold(K, HGT, h, node_type_hash)``.
 
     Returns:
         The nodes in order of the draws, ``int64`` ``[k]`` or fewer.
@@ -241,7 +241,7 @@ class _Budget:
 
 
 def _first_row(node: Tensor, wanted: Tensor) -> Tensor:
-    """The first position of each wanted id in ``node``, -1 where it is not."""
+    """The first position of each wanted id in ``node``, -1 if it is missing."""
     if node.numel() == 0:
         return torch.full_like(wanted, -1)
     ids, order = node.sort(stable=True)

@@ -1,4 +1,4 @@
-"""A test of pairs of nodes for edges."""
+"""A test whether pairs of nodes are edges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyg_scale.ops import library
 def is_edge(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     """For each pair of nodes, True if it is an edge.
 
-    The in-edges of the destination are looked through.
+    Scans the in-edges of the destination.
 
     Args:
         indptr: ``int64`` ``[num_dst_nodes + 1]``; the in-edges of node ``v`` are the positions
@@ -22,7 +22,7 @@ def is_edge(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor
         dst: ``int64`` ``[n]``, in range.
 
     Returns:
-        ``bool`` ``[n]``: whether there is an edge from ``src[i]`` to ``dst[i]``.
+        ``bool`` ``[n]``: True if there is an edge from ``src[i]`` to ``dst[i]``.
     """
     if library.compiled():
         return torch.ops.pyg_scale.is_edge(indptr, indices, src, dst)
@@ -39,7 +39,7 @@ def is_edge_reference(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor)
 
 
 def in_edges(indptr: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
-    """All in-edges of nodes: for each edge the place of its node in ``dst``, and its position.
+    """All in-edges of nodes: for each edge the index of its node in ``dst``, and its position.
 
     Args:
         indptr: As in :func:`is_edge`.

@@ -1,9 +1,9 @@
 """Keyed draws: every random number is a function of integers, never of execution order.
 
-This is the plain-torch meaning of ``csrc/keys.h``; ``docs/draws.md`` specifies both to the bit.
-The 64-bit mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", OOPSLA 2014); ranges are drawn without bias by
-multiplication (Lemire: "Fast random integer generation in an interval", TOMACS 2019).
+This is the plain-torch meaning of ``csrc/keys.h``; ``docs/draws.md`` specifies both to the bit. The
+64-bit mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+number generators", OOPSLA 2014). Numbers of a range are drawn without bias by multiplication
+(Lemire: "Fast random integer generation in an interval", TOMACS 2019).
 
 Torch has no unsigned 64-bit arithmetic, so a word is the ``int64`` with the same bits:
 addition and multiplication wrap, and shifts to the right are made logical.
@@ -24,7 +24,7 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
-# What a key is used for. The numbers are part of the specification.
+# Purposes of keys. The numbers are part of the specification.
 NEIGHBOR = 1
 SHUFFLE = 2
 NEGATIVE_SRC = 3
@@ -118,7 +118,7 @@ def bounded(key: Tensor, index: int | Tensor, size: Tensor) -> Tensor:
 
     Args:
         key: ``int64`` keys, any shape.
-        index: Which word of the stream, a number or one per key.
+        index: Index of the word in the stream, one number or one per key.
         size: ``int64`` sizes, at least 1, broadcastable to ``key``.
     """
     word = draw(key, index)
@@ -145,26 +145,26 @@ def permutation(key: int, size: int) -> Tensor:
 
 
 FEISTEL_ROUNDS = 12
-"""As many as make all orders of four, five or six positions equally likely, as far as seen."""
+"""Number of rounds, with which all orders of 4, 5 and 6 positions were found equally likely."""
 
 
 def permuted(key: int, size: int, position: Tensor) -> Tensor:
-    """The elements at some positions of another random order of ``size`` elements.
+    """The elements at some positions of a random order of ``size`` elements.
 
-    Computed for each position alone, in constant memory: a generalised Feistel network (Black
-    and Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002). ``x`` is ``left + a *
-    right`` with ``a = ceil(sqrt(size))`` and ``b = ceil(size / a)``. Round ``r`` adds to ``left``
-    (modulo ``a``; in odd rounds to ``right``, modulo ``b``) the number ``h * a >> 31`` (``b``),
-    where ``h`` is the upper 31 bits of ``fold(key, r, the other half)``. An ``x`` of ``size``
-    or more goes through the network again.
+    The order is not that of :func:`permutation`. Each position is computed on its own, in constant
+    memory, by a generalised Feistel network (Black and Rogaway: "Ciphers with arbitrary finite
+    domains", CT-RSA 2002). ``x`` is ``left + a * right`` with ``a = ceil(sqrt(size))`` and
+    ``b = ceil(size / a)``. Round ``r`` adds to ``left`` (modulo ``a``; in odd rounds to ``right``,
+    modulo ``b``) the number ``h * a >> 31`` (``b``), where ``h`` is the upper 31 bits of
+    ``fold(key, r, the other half)``. An ``x`` of ``size`` or more goes through the network again.
 
     Args:
-        key: Of the order.
-        size: How many elements there are, below ``2**62``.
+        key: Key of the order.
+        size: Number of elements, below ``2**62``.
         position: ``int64``, any shape, each from 0 to ``size - 1``.
 
     Returns:
-        ``int64``, the shape of ``position``; over all positions each element once.
+        ``int64`` of the shape of ``position``; all positions together give each element once.
     """
     a = math.isqrt(max(size - 1, 0)) + 1
     b = -(-size // a)

@@ -1,4 +1,4 @@
-"""The compiled kernels in use: loaded once, on first use, and never if they are of other sources.
+"""The compiled kernels, loaded once, on first use, and only if compiled from the current sources.
 
 ``PYG_SCALE_KERNELS`` says what to do without them: ``auto`` (the default) takes the plain-torch
 path and says so once, ``never`` always takes it, ``require`` raises.
@@ -31,7 +31,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class _Library:
-    """The state of the library. A failure is looked at again: somebody may have built it."""
+    """The state of the library. Loading is retried after a failure, as it may be built later."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -91,7 +91,7 @@ _said = threading.Event()
 
 
 def compiled() -> bool:
-    """Return True if compiled ops may be called: loads them on first use.
+    """Return True if compiled ops may be called; loads them on first use.
 
     Raises:
         KernelsError: If they cannot be used and ``PYG_SCALE_KERNELS=require``.
@@ -108,7 +108,7 @@ def compiled() -> bool:
 
 
 def load() -> None:
-    """Load the compiled ops, for code that has no other way.
+    """Load the compiled ops, for code that cannot do without.
 
     Raises:
         KernelsError: If they cannot be used, or must not be (``PYG_SCALE_KERNELS=never``).
@@ -124,9 +124,9 @@ def status() -> dict[str, Any]:
     """The state that :func:`compiled` would find; never raises.
 
     Returns:
-        ``mode`` (of ``PYG_SCALE_KERNELS``), ``path`` (of the library that was found, or
-        ``None``), ``loaded``, ``stale`` (compiled from other sources), ``reason`` (why it is not
-        loaded, or empty) and ``command`` (what to run about it, or empty).
+        ``mode`` (of ``PYG_SCALE_KERNELS``), ``path`` (of the library found, or ``None``),
+        ``loaded``, ``stale`` (compiled from other sources), ``reason`` (why it is not loaded, or
+        empty) and ``command`` (the remedy, or empty).
     """
     state: dict[str, Any] = {"mode": "auto", "path": None, "loaded": False, "stale": False}
     try:
@@ -146,18 +146,18 @@ def status() -> dict[str, Any]:
 
 
 def cuda() -> str:
-    """The compute capabilities that the loaded library holds kernels for, such as ``80;90``."""
+    """The compute capabilities for which the loaded library has kernels, such as ``80;90``."""
     return built_for(_library.path) if _library.loaded and _library.path else ""
 
 
 def way_on_cuda(capability: int) -> tuple[str, str]:
-    """The way to kernels for a CUDA device, see :func:`pyg_scale.ops.cuda_modules.way`.
+    """The way to compile kernels for a CUDA device, see :func:`pyg_scale.ops.cuda_modules.way`.
 
     Args:
-        capability: Of the device, ``90`` for 9.0.
+        capability: Compute capability of the device, ``90`` for 9.0.
 
     Raises:
-        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
+        ValueError: If ``PYG_SCALE_CUDA`` is invalid.
     """
     if not _library.loaded or _library.path is None:
         return "", f"{_library.reason}. Run: {_command()}"
@@ -165,13 +165,13 @@ def way_on_cuda(capability: int) -> tuple[str, str]:
 
 
 def why_not_on_cuda(capability: int) -> str:
-    """The reason why a CUDA device gets no kernels, and the remedy; empty if it does. Tries one.
+    """The reason why a CUDA device gets no kernels, and the remedy; else empty. Tries one kernel.
 
     Args:
-        capability: Of the device, ``90`` for 9.0.
+        capability: Compute capability of the device, ``90`` for 9.0.
 
     Raises:
-        ValueError: If ``PYG_SCALE_CUDA`` means nothing.
+        ValueError: If ``PYG_SCALE_CUDA`` is invalid.
     """
     if not _library.loaded or _library.path is None:
         return f"{_library.reason}. Run: {_command()}"
@@ -179,11 +179,11 @@ def why_not_on_cuda(capability: int) -> str:
 
 
 def warn_plain_path(what: str, reason: str = "") -> None:
-    """Say once per process that something takes the plain-torch path, and how to change that.
+    """Warn once per process that something takes the plain-torch path, and name the remedy.
 
     Args:
-        what: What takes it, as the start of a sentence: ``"NeighborLoader"``.
-        reason: Why, and what to do; if empty, what :func:`status` says.
+        what: Name of the caller that takes it, such as ``"NeighborLoader"``.
+        reason: The reason and the remedy; if empty, those of :func:`status`.
     """
     if _said.is_set() or _mode() == "never":
         return
@@ -210,5 +210,5 @@ def _mode() -> str:
 
 
 def _command() -> str:
-    # A library of these very sources that does not load was compiled for another machine.
+    # A library of the current sources that does not load was compiled for another machine.
     return COMMAND + (" --force" if _library.path and not _library.stale else "")

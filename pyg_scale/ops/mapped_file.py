@@ -1,7 +1,7 @@
-"""Tensors whose memory is a mapped file, and reading them without filling memory.
+"""Tensors whose memory is a mapped file, read without filling memory.
 
-Looking at all of a mapping makes every page of it resident. Who reads a large tensor once, from
-one end to the other, reads its file instead, piece by piece.
+Reading all of a mapping makes every page of it resident. Code that reads a large tensor once, from
+end to end, reads its file piece by piece instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 22  # bytes
 
 
 class _Mapping(NamedTuple):
-    """A line of the system's list of what is mapped."""
+    """A line of the system's list of mappings."""
 
     begin: int
     end: int
@@ -32,11 +32,11 @@ class _Mapping(NamedTuple):
 
 
 def in_file(tensor: Tensor, maps: Path = _PROC / "maps") -> bool:
-    """Return True if the memory of a CPU tensor is a mapped file (also one in shared memory).
+    """Return True if the memory of a CPU tensor is a mapped file (including one in shared memory).
 
     Args:
-        tensor: On the CPU.
-        maps: Where the system lists what is mapped; if it does not, nothing is a file.
+        tensor: A tensor on the CPU.
+        maps: The system's list of mappings; without it, the result is False.
     """
     found = _mapping_of(tensor, maps)
     return found is not None and found.inode != 0
@@ -45,13 +45,13 @@ def in_file(tensor: Tensor, maps: Path = _PROC / "maps") -> bool:
 def pieces(tensor: Tensor, proc: Path = _PROC) -> Iterator[Tensor]:
     """Consecutive pieces of a tensor's elements, one-dimensional, 4 MiB or less each.
 
-    Those of a mapped file are read from the file: its pages do not become resident. Where this
-    process has changed pages (which the file does not have), or the file is not there any more,
-    the mapping is read.
+    Pieces of a mapped file are read from the file, so that its pages do not become resident. If
+    this process has changed pages (which the file does not have), or the file is gone, the mapping
+    is read.
 
     Args:
-        tensor: On the CPU. A piece is overwritten when the next one is asked for.
-        proc: Where the system tells of this process.
+        tensor: A tensor on the CPU. A piece is overwritten when the next one is requested.
+        proc: The folder ``/proc`` of this process.
     """
     step = max(1, _AT_ONCE // tensor.element_size())
     mapping = _mapping_of(tensor, proc / "maps")
@@ -95,7 +95,7 @@ def _mapping_of(tensor: Tensor, maps: Path) -> _Mapping | None:
 
 
 def _unchanged_file(mapping: _Mapping, tensor: Tensor, proc: Path) -> int | None:
-    """A descriptor of the file that has what a tensor has, if there is one."""
+    """A descriptor of the file that has the content of a tensor, if there is one."""
     ends = tensor.data_ptr() + tensor.nbytes
     if not mapping.inode or not tensor.is_contiguous() or ends > mapping.end:
         return None
@@ -113,7 +113,7 @@ def _unchanged_file(mapping: _Mapping, tensor: Tensor, proc: Path) -> int | None
 
 
 def _has_pages_of_its_own(mapping: _Mapping, smaps: Path) -> bool:
-    """Return True if a private mapping has pages that were written to; true where nobody knows."""
+    """Return True if a private mapping has pages that were written to, or if that is unknown."""
     try:
         lines = iter(smaps.read_text().splitlines())
     except OSError:

@@ -1,7 +1,6 @@
 """Rows in the memory of the host that a CUDA device reads itself, over the bus.
 
-The pages are locked and mapped for the device as they are (``cuMemHostRegister``): nothing is
-copied.
+The pages are locked and mapped for the device in place (``cuMemHostRegister``): nothing is copied.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pyg_scale.ops.mapped_file import in_file
 
 
 class _Lock:
-    """Pages that are locked until this object is gone; all who want the same ones share it."""
+    """Pages that stay locked while this object lives; all users of the same pages share it."""
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
         index = device.index or 0
@@ -27,29 +26,30 @@ class _Lock:
             torch.ops.pyg_scale.map_rows(tensor, index)
         except RuntimeError as error:
             raise DeviceError(
-                f"{tensor.nbytes} bytes of the host cannot be locked for {device}: {error}"
+                f"{tensor.nbytes} bytes of host memory cannot be locked for {device}: {error}"
             ) from error
         _locked.add(_range(tensor))
-        # The memory lives as long as its pages are locked; at exit CUDA may be gone before us.
+        # The memory lives as long as its pages are locked; at exit, CUDA may be gone before this
+        # object.
         weakref.finalize(self, _unmap, tensor.detach(), index).atexit = False
 
 
 _locks: weakref.WeakValueDictionary[tuple[int, int], _Lock] = weakref.WeakValueDictionary()
 _locking = threading.Lock()
-_locked: set[tuple[int, int]] = set()  # ranges, also of what nobody wants and is not unlocked yet
+_locked: set[tuple[int, int]] = set()  # ranges, also of unused pages that are not unlocked yet
 _to_unlock: deque[tuple[Tensor, int]] = deque()
 
 
 class MappedRows:
-    """A tensor on the CPU that devices read. Its pages stay locked until this object is gone.
+    """A tensor on the CPU that devices read. Its pages stay locked while this object lives.
 
     Args:
-        tensor: Contiguous, in memory of this process: not in a mapped file, whose pages would all
-            be read and kept.
+        tensor: A contiguous tensor in memory of this process, not in a mapped file, whose pages
+            would all be read and kept.
         device: A CUDA device.
 
     Raises:
-        ValueError: If the tensor is none of that.
+        ValueError: If the tensor is unsuitable.
         KernelsError: If the kernels for CUDA are not compiled.
         DeviceError: If CUDA refuses, with its reason.
     """
@@ -69,7 +69,8 @@ class MappedRows:
             for (first, last), lock in _locks.items():
                 if first <= begin and end <= last:
                     self._lock = lock
-            # What torch pinned is mapped; but to torch, what is locked here is pinned, too.
+            # Memory pinned by torch is already mapped; but torch also takes pages locked by us for
+            # pinned.
             ours = any(first < end and begin < last for first, last in [*_locks, *_locked])
             if self._lock is None and (ours or not tensor.is_pinned()):
                 self._lock = _locks[begin, end] = _Lock(tensor, device)
@@ -78,13 +79,13 @@ class MappedRows:
 def why_not_mapped(tensor: Tensor, device: torch.device) -> str:
     """The reason why the rows of a tensor cannot be mapped for a device; empty if they can."""
     if device.type != "cuda":
-        return f"{device} reads the memory of the host anyway"
+        return f"{device} can read host memory anyway"
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return "it is not a contiguous tensor on the CPU"
     if in_file(tensor):
         return "it is in a mapped file, all of which would be read into memory and locked"
     if not library.compiled() or not fused.usable(torch.empty(0, device=device)):
-        return "there are no kernels for CUDA, which alone read it"
+        return "there are no kernels for CUDA, and only these can read it"
     return ""
 
 
@@ -98,9 +99,9 @@ def _unmap(tensor: Tensor, device: int) -> None:
 
 
 def _unlock() -> None:
-    """Unlock what nobody wants; while a stream records a graph, nothing: the next call tries again.
+    """Unlock unused pages; while a stream records a graph, none, which are left to the next call.
 
-    May run at any time, within itself, too: it waits for no lock.
+    May run at any time, even within itself, as it waits for no lock.
     """
     for _ in range(len(_to_unlock)):
         try:

@@ -1,8 +1,7 @@
-"""The recycled memory that compiled ops return their tensors on.
+"""The recycled memory in which compiled ops return their tensors.
 
-Pages that a process touches for the first time cost more than filling them, so the memory of a
-batch is used again as soon as its last tensor is gone. What is kept for that is bounded by what
-was recently in use at a time.
+The first access to a page costs more than filling it, so the memory of a batch is reused as soon as
+its last tensor is gone. The memory kept for reuse is bounded by the amount recently in use at once.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ class PoolStats(NamedTuple):
     live_bytes: int
     """Bytes of tensors in use. Tensors below 256 KiB are not in the pool."""
     free_bytes: int
-    """Bytes that wait for the next tensor."""
+    """Bytes of free memory kept for the next tensors."""
     blocks: int
-    """Mappings, in use or free."""
+    """Number of mappings, in use or free."""
     reuses: int
-    """Tensors that were made on recycled memory."""
+    """Number of tensors made in recycled memory."""
     maps: int
-    """Tensors that needed new memory."""
+    """Number of tensors that needed new memory."""
 
 
 def stats() -> PoolStats:
-    """Statistics of the pool; all zero without compiled kernels, which alone use it."""
+    """Statistics of the pool; all zero without compiled kernels, as only they use it."""
     if not library.compiled():
         return PoolStats(0, 0, 0, 0, 0)
     return PoolStats(*torch.ops.pyg_scale.pool_stats())
 
 
 def empty(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised CPU tensor on recycled memory; on fresh memory without compiled kernels."""
+    """An uninitialised CPU tensor in recycled memory; in new memory without compiled kernels."""
     if library.compiled():
         return torch.ops.pyg_scale.pool_empty(list(sizes), dtype)
     return torch.empty(sizes, dtype=dtype)
 
 
 def trim() -> None:
-    """Give all free memory of the pool back to the system; the next batch faults it in again.
+    """Return all free memory of the pool to the system; the next batch requests it again.
 
-    Sensible where a loop ends for good. Within one the pool bounds itself.
+    Useful after the last batch of a loop. During the loop the pool bounds itself.
     """
     if library.compiled():
         torch.ops.pyg_scale.pool_trim()

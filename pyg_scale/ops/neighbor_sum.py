@@ -1,4 +1,4 @@
-"""The sum over the neighbours of each node: an adjacency matrix times a dense one."""
+"""The sum over the neighbours of each node: the adjacency matrix times a dense matrix."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pyg_scale.ops.threads import num_threads
 def neighbor_sum(
     indptr: Tensor, indices: Tensor, x: Tensor, *, weights: Tensor | None = None
 ) -> Tensor:
-    """Add up, for every node, the rows of its neighbours, one after the other in their order.
+    """Add up, for every node, the rows of its neighbours, in their order.
 
-    The result does not depend on the number of threads, not in the last bit either.
+    The result has the same bits for any number of threads.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, rows of ``x``. May be strided.
         x: ``float64`` ``[num_rows]`` or ``[num_rows, channels]``.
-        weights: ``float64`` ``[num_entries]``, what each entry counts. ``None``: 1 each.
+        weights: ``float64`` ``[num_entries]``, the factor of each entry. ``None``: 1 each.
 
     Returns:
         ``float64`` ``[num_nodes]`` or ``[num_nodes, channels]``.

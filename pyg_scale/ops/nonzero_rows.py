@@ -1,4 +1,4 @@
-"""The length of a matrix without the zero rows at its end (``csrc/nonzero_rows.cpp``)."""
+"""Number of rows of a matrix without the zero rows at its end (``csrc/nonzero_rows.cpp``)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pyg_scale.ops import library
 
 
 def nonzero_rows(x: Tensor) -> int:
-    """The number of rows up to the last one that is not all zeros.
+    """Number of rows up to the last one that is not all zeros.
 
-    Looked at from the end, so that it costs next to nothing where there are no such rows.
+    Reads rows from the end, so it costs next to nothing if the last row is not zero.
 
     Args:
         x: ``[num_rows, num_columns]``, on the CPU, ``float32``, ``float64``, ``float16`` or
             ``bfloat16``.
 
     Raises:
-        ValueError: Compiled, if it is something else, or not contiguous.
+        ValueError: In the compiled op, if it has another type, or is not contiguous.
     """
     if library.compiled():
         return torch.ops.pyg_scale.nonzero_rows(x)

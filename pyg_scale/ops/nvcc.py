@@ -1,9 +1,9 @@
-"""The CUDA compiler: whether it is used, for which devices, and what a library links against.
+"""The choice of the CUDA compiler, and the devices that it compiles for.
 
-Kernels for CUDA go into the same library as the others wherever ``nvcc`` is found, beside a torch
-for the CPU too: nothing of torch's CUDA is needed to compile them, and a library that holds them
-loads where there is none. ``PYG_SCALE_CUDA`` is ``auto`` (the default: compile them if nvcc is on
-the PATH, or is what ``CUDACXX`` names), ``1`` (raise if it is not), ``nvrtc`` (leave them to NVRTC,
+Kernels for CUDA go into the same library as the others wherever ``nvcc`` is found, even if torch is
+built for the CPU only: compiling them needs no part of torch's CUDA, and a library that has them
+also loads without CUDA. ``PYG_SCALE_CUDA`` is ``auto`` (the default: compile them if nvcc is on the
+PATH or named by ``CUDACXX``), ``1`` (raise if it is not), ``nvrtc`` (leave them to NVRTC,
 :mod:`pyg_scale.ops.cuda_modules`) or ``0`` (leave them out); ``PYG_SCALE_CUDA_ARCH`` is a list like
 ``80;90``. The last one is also kept as PTX, which later devices compile when they load it.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 from pyg_scale.errors import KernelsError
 
 ARCHITECTURES = "80;90"
-"""The devices that kernels are compiled for by default: A100, H100 and H200, and what is later."""
+"""The devices that kernels are compiled for by default: A100, H100, H200 and later ones."""
 
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fatbin", "-Xptxas=-v")
-"""As in :mod:`pyg_scale.ops.sources`, for nvcc: no code of the host, but what a driver loads."""
+"""The flags of nvcc (see :mod:`pyg_scale.ops.sources`): no host code, only a driver's modules."""
 
 _SWITCHES = ("auto", "0", "1", "nvrtc")
 
@@ -39,7 +39,7 @@ def switch() -> str:
 
 
 def find_nvcc() -> str | None:
-    """The CUDA compiler that is to be used; ``None`` if kernels for CUDA are to be left out.
+    """The CUDA compiler to use; ``None`` if kernels for CUDA are to be left out.
 
     Raises:
         KernelsError: If ``PYG_SCALE_CUDA=1`` and there is none.
@@ -62,8 +62,8 @@ def wanted(source: Path) -> str | None:
     """The CUDA architectures that a library of these sources must hold.
 
     Returns:
-        The architectures, as :func:`architectures`; ``""`` if there must be none; ``None`` if any
-        will do, because nothing can be compiled for CUDA here.
+        The architectures, as :func:`architectures`; ``""`` if it must have none; ``None`` if any
+        will do, because this machine cannot compile for CUDA.
 
     Raises:
         KernelsError: As :func:`find_nvcc`.

@@ -1,6 +1,6 @@
-"""NVRTC, NVIDIA's compiler of device code as a library: where it is, and how it is called.
+"""NVRTC, NVIDIA's compiler of device code as a library: found, opened and called.
 
-It comes with torch for CUDA, needs no GPU and no C++ compiler, and is opened when first needed.
+It comes with torch for CUDA, needs neither a GPU nor a C++ compiler, and is opened on first use.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Compiler:
     """An NVRTC that was opened.
 
     Args:
-        path: Of ``libnvrtc.so.*``, or its name alone, for the system to find.
+        path: The path of ``libnvrtc.so.*``, or only its name, for the system to find.
 
     Attributes:
-        path: As given.
-        version: ``(13, 0)``.
+        path: The path as given.
+        version: The version, such as ``(13, 0)``.
         architectures: The compute capabilities that it compiles for, ``90`` for 9.0.
 
     Raises:
@@ -40,7 +40,7 @@ class Compiler:
 
     def __init__(self, path: str) -> None:
         folder = Path(path).parent
-        # It opens its built-in functions by name alone, from wherever the system looks.
+        # NVRTC opens its library of built-in functions only by name, where the system looks for it.
         for beside in sorted(folder.glob("libnvrtc-builtins.so.*")) if "/" in path else ():
             ctypes.CDLL(str(beside))
         self.path = path
@@ -58,7 +58,7 @@ class Compiler:
         return "NVRTC " + ".".join(map(str, self.version))
 
     def target(self, capability: int) -> str:
-        """The ``--gpu-architecture`` for a device; PTX where it is later than this compiler.
+        """The ``--gpu-architecture`` for a device; PTX if the device is later than this compiler.
 
         Raises:
             KernelsError: If the device is too old for it.
@@ -69,7 +69,7 @@ class Compiler:
         if not older:
             raise KernelsError(
                 f"{self} ({self.path}) compiles for compute capability {self.architectures[0]} and "
-                f"later (got {capability}). Name an older one by PYG_SCALE_NVRTC"
+                f"later (got {capability}). Set PYG_SCALE_NVRTC to an older NVRTC"
             )
         return f"compute_{older[-1]}"
 
@@ -79,13 +79,13 @@ class Compiler:
         """Compile a file into a module that the driver loads.
 
         Args:
-            name: What the file is called in messages.
+            name: Name of the file in messages.
             source: Its text.
-            headers: The text of all that it includes, by name.
+            headers: The text of all included headers, by name.
             options: ``--gpu-architecture=sm_90`` makes machine code, ``=compute_90`` PTX.
 
         Raises:
-            KernelsError: If it does not compile, with NVRTC's log.
+            KernelsError: If it does not compile; has NVRTC's log.
         """
         program = ctypes.c_void_p()
         texts = (ctypes.c_char_p * len(headers))(*map(str.encode, headers.values()))
@@ -128,12 +128,12 @@ class Compiler:
 
 @functools.cache
 def find() -> Compiler | None:
-    """The first NVRTC that opens: beside torch, in the CUDA toolkit, or where the system looks.
+    """The first NVRTC that opens: next to torch, in the CUDA toolkit, or on the system's path.
 
-    ``PYG_SCALE_NVRTC`` names one, which is then the only one.
+    If ``PYG_SCALE_NVRTC`` names one, only that one is tried.
 
     Raises:
-        KernelsError: If ``PYG_SCALE_NVRTC`` names one that does not open.
+        KernelsError: If ``PYG_SCALE_NVRTC`` names one that cannot be opened.
     """
     wanted = os.environ.get("PYG_SCALE_NVRTC")
     for path in [wanted] if wanted else _candidates():
@@ -146,7 +146,7 @@ def find() -> Compiler | None:
 
 
 def _candidates() -> Iterator[str]:
-    """In the order of torch's own version of CUDA: its driver is there."""
+    """Possible paths; first those of torch's own version of CUDA, which the driver supports."""
     spec = importlib.util.find_spec("nvidia")
     homes = [Path(home) for home in (spec.submodule_search_locations or ())] if spec else []
     folders = [home / wheel for home in homes for wheel in _WHEELS]

@@ -1,10 +1,10 @@
 """Floating point rows in fewer bytes, and back: int8 with a scale and a zero, or half precision.
 
-A row (or a column) with the numbers ``x`` has the zero ``z = (min + max) / 2`` and the scale
+A row (or a column) ``x`` has the zero ``z = (min + max) / 2`` and the scale
 ``s = max|x - z| / 127``, rounded up. ``x`` is stored as ``q = round((x - z) / s)``, an integer from
--127 to 127, and comes back as ``q * s + z``: at most ``s / 2`` away, plus the rounding of the two
-operations. (Uniform affine quantisation as in Jacob et al., "Quantization and Training of Neural
-Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.)
+-127 to 127, and restored as ``q * s + z``, with an error of at most ``s / 2`` plus the rounding of
+the two operations. (Uniform affine quantisation as in Jacob et al., "Quantization and Training of
+Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that can be quantised."""
 
 _CHUNK = 1 << 22  # numbers at a time
-_LARGEST = 0.99  # of what the dtype holds: the rounding of a larger number may be infinite
+_LARGEST = 0.99  # share of the dtype's range: a larger number may be rounded to infinity
 
 
 def real_of(dtype: torch.dtype) -> torch.dtype:
@@ -31,12 +31,12 @@ def real_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def head_of(dtype: torch.dtype) -> int:
-    """The bytes of a scale and a zero."""
+    """Size of a scale and a zero in bytes."""
     return 2 * real_of(dtype).itemsize
 
 
 def quantize_rows(x: Tensor) -> Tensor:
-    """Each row with a scale and a zero of its own.
+    """Quantise each row with its own scale and zero.
 
     Args:
         x: ``[n, channels]``, floating point.
@@ -59,7 +59,7 @@ def quantize_rows(x: Tensor) -> Tensor:
 
 
 def quantize_columns(x: Tensor) -> Tensor:
-    """Each column with a scale and a zero of its own.
+    """Quantise each column with its own scale and zero.
 
     Args:
         x: ``[n, channels]``, floating point.
@@ -88,14 +88,14 @@ def quantize_columns(x: Tensor) -> Tensor:
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in half precision.
+    """Round numbers to half precision.
 
     Raises:
         ValueError: If a number is NaN, infinite, or larger than ``dtype`` holds; names the row.
     """
     out = torch.empty(x.shape, dtype=dtype)
     for begin, chunk in _chunks(x, dtype):
-        # by float32: the rounding of float64 is then the same on every machine
+        # via float32, so that float64 is rounded alike on every machine
         out[begin : begin + chunk.size(0)] = chunk.to(torch.float32).to(dtype)
     return out
 
@@ -121,15 +121,15 @@ def dequantize(
     scale: Tensor | None = None,
     zero: Tensor | None = None,
 ) -> Tensor:
-    """Rows by index as floating point numbers, on recycled memory.
+    """Read rows by index as floating point numbers, in recycled memory.
 
     Args:
         q: ``uint8`` of :func:`quantize_rows`, or with ``scale`` and ``zero`` the first ``n`` rows
             of :func:`quantize_columns`, or ``float16`` or ``bfloat16`` ``[n, channels]``.
         index: ``int64`` or ``int32`` ``[m]``.
-        dtype: Of the result.
-        scale: ``[channels]``, of columns.
-        zero: ``[channels]``, of columns.
+        dtype: Dtype of the result.
+        scale: Scales of columns, ``[channels]``.
+        zero: Zeros of columns, ``[channels]``.
 
     Returns:
         ``[m, channels]``.
@@ -166,7 +166,7 @@ def dequantize(
 def bound_of(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest error of a number of ``dtype`` after quantisation, ``float64``.
 
-    Half a step, two roundings in the dtype of the scale, and one to ``dtype``.
+    It is half a step, two roundings in the dtype of the scale, and one to ``dtype``.
     """
     scale, zero = scale.to(torch.float64), zero.to(torch.float64)
     size, real = LEVELS * scale + zero.abs(), real_of(dtype)
@@ -175,9 +175,9 @@ def bound_of(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def narrow_bound_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest error of numbers of ``dtype`` kept as half precision ``x``, ``float64``.
+    """The largest error of numbers of ``dtype`` stored as half precision ``x``, ``float64``.
 
-    The rounding to half precision, and one to ``dtype`` where that is the other half precision.
+    It is the rounding to half precision, and one to ``dtype`` if that is the other half precision.
     """
     size = x.to(torch.float64).abs()
     bound = _rounding(size, x.dtype)
@@ -189,7 +189,7 @@ def narrow_bound_of(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _chunks(x: Tensor, stored: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """Rows in ``float64``, checked, with the number of the first."""
+    """Checked chunks of rows in ``float64``, each with the number of its first row."""
     rows = max(1, _CHUNK // max(1, x[:1].numel()))
     largest = _largest(x.dtype, stored)
     for begin in range(0, x.size(0), rows):
@@ -207,7 +207,7 @@ def _chunks(x: Tensor, stored: torch.dtype) -> Iterator[tuple[int, Tensor]]:
 
 
 def _as_numbers(read: Tensor, real: torch.dtype) -> Tensor:
-    """Bytes, in any order in memory, as numbers in a row of their own."""
+    """Bytes of any strides as a contiguous tensor of numbers."""
     return torch.empty(read.numel(), dtype=torch.uint8).copy_(read.reshape(-1)).view(real)
 
 
@@ -218,7 +218,7 @@ def _rounding(size: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _largest(x: torch.dtype, stored: torch.dtype) -> float:
-    """The largest number of dtype ``x`` that comes back finite."""
+    """The largest number of dtype ``x`` that is finite when restored."""
     if (x, stored) == (torch.float16, torch.bfloat16):
         return 65280.0  # the next bfloat16 is larger than any float16
     return torch.finfo(stored).max * (_LARGEST if stored == real_of(x) else 1)

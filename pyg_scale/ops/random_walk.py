@@ -1,8 +1,8 @@
 """Random walks: from a node to a neighbour, to one of its neighbours, and so on.
 
 Step ``s`` of walk ``w``, at node ``v`` of degree ``d > 0``, goes to the neighbour at position
-``bounded(fold(key, w, s, v), 0, d)`` (:mod:`pyg_scale.ops.keys`); a node without neighbours is not
-left. A walk is thus a function of integers, whoever computes it and beside which others.
+``bounded(fold(key, w, s, v), 0, d)`` (:mod:`pyg_scale.ops.keys`); a walk stays at a node without
+neighbours. A walk is thus a function of integers, and does not depend on the other walks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def random_walk(
     walk: Tensor | None = None,
     key: int = 0,
 ) -> Tensor:
-    """Walk along edges, every neighbour being as likely as the others.
+    """Walk along edges; all neighbours of a node are equally likely.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
-        indices: ``int32`` or ``int64`` ``[num_entries]``, where each edge leads. Walks depend on
-            the order within a node. May be strided.
-        start: ``int64`` ``[num_walks]``, where each walk begins.
+        indices: ``int32`` or ``int64`` ``[num_entries]``, the end of each edge. Walks depend on the
+            order within a node. May be strided.
+        start: ``int64`` ``[num_walks]``, the first node of each walk.
         length: Number of steps.
         walk: ``int64`` ``[num_walks]``, the number of each walk. ``None``: its position.
-        key: Of all draws.
+        key: Key of all draws.
 
     Returns:
         ``int64`` ``[num_walks, length + 1]``, the nodes of each walk, its start first.

@@ -9,9 +9,8 @@ from torch import Tensor
 def raw_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor, ``uint8`` ``[nbytes]``; no copy.
 
-    A tensor of no or of one element counts as contiguous whatever its strides are, and
-    ``contiguous()`` leaves them: so ``arange(1)[1::2]`` has a stride of 2, for which
-    ``view(torch.uint8)`` would raise.
+    A tensor of at most one element counts as contiguous whatever its strides, and ``contiguous()``
+    keeps them. For ``arange(1)[1::2]``, which has a stride of 2, ``view(torch.uint8)`` would raise.
 
     Raises:
         RuntimeError: If the tensor is not contiguous.

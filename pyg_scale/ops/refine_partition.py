@@ -1,25 +1,25 @@
-"""Moving single nodes between parts: fewer edges cut, parts within their bounds.
+"""Moves of single nodes between parts, to cut fewer edges and keep parts within bounds.
 
 The method is that of Fiduccia and Mattheyses ("A linear-time heuristic for improving network
 partitions", DAC 1982), for many parts at once as in Sanders and Schulz ("Engineering multilevel
-graph partitioning algorithms", ESA 2011). All is integer arithmetic and one node after the other,
-so that the result depends on the arguments alone.
+graph partitioning algorithms", ESA 2011). It uses integer arithmetic and visits one node after the
+other, so that the result depends only on the arguments.
 
-* The *excess* of an assignment is the sum, over parts and columns, of what a part holds above its
+* The *excess* of an assignment is the sum, over parts and columns, of the load of a part above its
   ``capacity`` or below its ``minimum``, times ``max(1, 2**40 // total of the column)``.
 * The *gain* of moving a node is the weight of its edges into the new part less that of its edges
   into its own. Of two parts with the same gain, the smaller ``(part + node) % num_parts`` is taken.
 * A queue gives the node of the largest gain; ties go to the smaller ``fold(key, node) >> 1``, then
-  to the smaller node. A node whose gain turns out to be less than what it is queued with (parts
-  have filled up) is queued again with that; one that cannot move leaves the queue, until a
+  to the smaller node. If a node's gain is now less than when it was queued (because parts have
+  filled up), it is queued again with the new gain. A node that cannot move leaves the queue until a
   neighbour moves.
 * **Repair**, up to 8 rounds while there is an excess: only moves that lower the excess, to any
-  part. Queued are the nodes in a part that is too full of something that they have (all nodes, if
-  a part holds less than its minimum).
-* **A pass**: moves to a part that the node is joined to and that do not raise the excess, also of
-  negative gain. It ends after ``patience`` moves without a new best cut; the moves after the best
-  one are taken back. Passes go on until one finds nothing.
-* In a round or a pass a node moves once at most.
+  part. The queue begins with the nodes of parts that exceed their capacity in a column in which the
+  node has weight (with all nodes, if a part is below its minimum).
+* **A pass**: moves to a part with a neighbour of the node, also of negative gain, that do not raise
+  the excess. It ends after ``patience`` moves without a new best cut; the moves after the best cut
+  are undone. Passes are repeated until one finds no improvement.
+* In a round or a pass a node moves at most once.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def refine_partition(
 ) -> Tensor:
     """Improve an assignment of nodes to parts.
 
-    Where parts are out of bounds, they are brought within them first (or as near as single moves
-    that lower the excess get), then the cut is lowered, which never raises the excess. A result
-    within bounds comes of every assignment within bounds.
+    Parts that are out of bounds are first brought within them (or as near as single moves that
+    lower the excess can). Then the cut is lowered, which never raises the excess: an assignment
+    within bounds stays within bounds.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``; the neighbours of node ``v`` are the positions
@@ -62,23 +62,23 @@ def refine_partition(
         indices: ``int32`` or ``int64`` ``[num_entries]``, each edge in both directions. May be
             strided.
         assignment: ``int32`` or ``int64`` ``[num_nodes]``, the part of each node; not changed.
-        capacity: ``int64`` ``[num_parts, num_constraints]``, the most that a part may hold.
+        capacity: ``int64`` ``[num_parts, num_constraints]``, the largest load of a part.
         node_weights: ``int64`` ``[num_nodes, num_constraints]``, at least 0. ``None``: 1 each,
             and one constraint.
         edge_weights: ``int64`` ``[num_entries]``, above 0, the same in both directions. ``None``:
             1 each.
-        minimum: ``int64`` ``[num_parts, num_constraints]``, the least that a part may hold.
-            ``None``: 0.
-        passes: The largest number of passes; 0 only repairs, with as few moves as it finds.
-        patience: Moves without a new best after which a pass ends. ``None``: a hundredth of the
-            nodes, from 300 to 10,000.
-        key: Of the order among equal gains (:mod:`pyg_scale.ops.keys`).
+        minimum: ``int64`` ``[num_parts, num_constraints]``, the smallest load of a part. ``None``:
+            0.
+        passes: The largest number of passes; 0 only repairs, with few moves.
+        patience: Number of moves without a new best cut after which a pass ends. ``None``: a
+            hundredth of the nodes, from 300 to 10,000.
+        key: Key of the order among equal gains (:mod:`pyg_scale.ops.keys`).
 
     Returns:
         ``int32`` ``[num_nodes]``.
 
     Raises:
-        ValueError: If shapes, types or ranges do not fit; says which.
+        ValueError: If shapes, types or ranges do not fit; the message names the argument.
     """
     num_nodes = indptr.numel() - 1
     if node_weights is None:
@@ -137,7 +137,7 @@ def _check(
         low, high = (int(v) for v in torch.aminmax(assignment))
         if low < 0 or high >= capacity.size(0):
             raise ValueError(
-                f"assignment has parts {low} to {high}, but capacity is of {capacity.size(0)} parts"
+                f"assignment has parts {low} to {high}, but capacity has {capacity.size(0)} parts"
             )
         if int(node_weights.min()) < 0:
             raise ValueError("node_weights must not be negative")
@@ -300,7 +300,7 @@ class _Refinement:
         return self._choose(v, [p for p in range(len(self.load)) if self._growth(v, p) < 0])
 
     def _choose(self, v: int, parts: list[int]) -> tuple[int | None, int]:
-        """The best of some parts: its gain, and which."""
+        """The best of some parts: its gain and its number."""
         mine, joined = self.part[v], self.joined[v]
         parts = [part for part in parts if part != mine]
         if not parts:
@@ -308,7 +308,7 @@ class _Refinement:
         to = min(parts, key=lambda p: (-joined.get(p, 0), (p + v) % len(self.load)))
         return joined.get(to, 0) - joined.get(mine, 0), to
 
-    # What parts hold ######################################################################
+    # Loads of parts #######################################################################
 
     def _load(self, v: int, part: int, sign: int) -> None:
         for c, weight in enumerate(self.weights[v]):
@@ -323,7 +323,7 @@ class _Refinement:
         return sum(self._outside(part, c) for part in range(len(self.load)) for c in columns)
 
     def _growth(self, v: int, to: int) -> int:
-        """By how much the excess grows if ``v`` moves."""
+        """Growth of the excess if ``v`` moves."""
         mine = self.part[v]
         return sum(
             self._outside(mine, c, -w)

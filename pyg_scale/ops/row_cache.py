@@ -1,8 +1,9 @@
-"""Rows in the slots of a cache, and the plan of a request: what is copied, read and kept.
+"""Rows in the slots of a cache, and plans of requests: the rows to copy, to read and to keep.
 
 ``slot_of`` ``int32`` ``[num_rows]`` holds for every row 0, or its slot + 1 (zeros cost no memory
-until they are written). A plan says where rows *will* be once all earlier plans were carried out;
-``held`` ``int64`` ``[num_slots]`` says which row's values *are* in a slot, so that a copy can tell.
+until they are written). A plan gives the slots in which rows *will* be once all earlier plans are
+carried out; ``held`` ``int64`` ``[num_slots]`` gives the row whose values *are* in a slot, which a
+copy compares.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ class Plan(NamedTuple):
     miss: Tensor
     """``int64``: the positions in ``index`` of rows that have to be read."""
     fill: Tensor
-    """``int64``: those of them that go into a slot,"""
+    """``int64``: the positions in ``index`` of rows to put into slots."""
     fill_slot: Tensor
-    """``int32``: and into which."""
+    """``int32``: the slot of each of these."""
     again: Tensor
-    """``int64``: positions of rows that an earlier position brings,"""
+    """``int64``: the positions of repeated rows that an earlier position reads."""
     same: Tensor
-    """``int64``: and which that is."""
+    """``int64``: the earlier position for each of these."""
 
 
 def check_rows(index: Tensor, num_rows: int) -> None:
     """Refuse rows that do not exist.
 
     Raises:
-        IndexError: Names the first such row, and how many there are.
+        IndexError: If there are any; names the first one and the number of rows.
     """
     wrong = index[(index < 0) | (index >= num_rows)]
     if wrong.numel():
@@ -59,11 +60,11 @@ def lookup(slot_of: Tensor, index: Tensor) -> Plan:
 
 
 def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> Plan:
-    """A plan where the rows of the slots are fixed: the first request of each brings its values.
+    """A plan for slots with fixed rows, which the first request for each row fills.
 
     Args:
         slot_of: ``int32`` ``[num_rows]``.
-        loaded: ``uint8`` ``[num_slots]``: slots that an earlier plan fills; written to.
+        loaded: ``uint8`` ``[num_slots]``: 1 for slots that an earlier plan fills; written to.
         index: ``int64`` ``[n]``.
 
     Raises:
@@ -84,8 +85,8 @@ class Placed:
     """A cache of rows that are chosen once and stay.
 
     Args:
-        num_rows: Rows that there are.
-        rows: ``int64`` ``[num_slots]``, the rows to keep, none twice.
+        num_rows: Number of rows.
+        rows: ``int64`` ``[num_slots]``, the rows to keep, without repetition.
     """
 
     evictions = 0
@@ -97,7 +98,7 @@ class Placed:
         self.loaded = torch.zeros(rows.numel(), dtype=torch.uint8)
 
     def plan(self, index: Tensor, now: int = 0) -> Plan:
-        """The plan of a request for rows ``int64`` ``[n]``; ``now`` means nothing here.
+        """The plan of a request for rows ``int64`` ``[n]``; ``now`` is ignored.
 
         Raises:
             IndexError: If a row does not exist.
@@ -105,23 +106,23 @@ class Placed:
         return plan_placed(self.slot_of, self.loaded, index)
 
     def index_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of its tensors in bytes."""
         return tensor_bytes(self)
 
 
 def tensor_bytes(policy: object) -> int:
-    """Bytes of the tensors of an object."""
+    """Size of an object's tensors in bytes."""
     tensors = [value for value in vars(policy).values() if isinstance(value, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def first_of_each(index: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of different rows, then those that repeat a row, and the first of that row."""
+    """Positions of distinct rows, positions of repeats, and the first position for each repeat."""
     rows = index[position]
     ordered, order = rows.sort(stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
-    first = order[begins][begins.cumsum(0) - 1]  # of each ordered one
+    first = order[begins][begins.cumsum(0) - 1]  # for each sorted position
     repeats = torch.zeros_like(begins)
     repeats[order] = ~begins
     first_of = torch.empty_like(order)
@@ -130,12 +131,12 @@ def first_of_each(index: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def copy(rows: Tensor, held: Tensor, slot_at: Tensor, index: Tensor, out: Tensor) -> Tensor:
-    """Copy what is in slots to a batch.
+    """Copy rows in slots to a batch.
 
     Args:
         rows: ``uint8`` ``[num_slots, row_bytes]``.
-        held: ``int64`` ``[num_slots]``: whose values are in each slot, -1 for nobody's.
-        slot_at: Of a plan.
+        held: ``int64`` ``[num_slots]``: the row whose values are in each slot, -1 for none.
+        slot_at: The slots of a plan.
         index: ``int64`` ``[n]``, the rows of the plan.
         out: ``uint8`` ``[n, row_bytes]``, written to.
 

@@ -1,6 +1,6 @@
 """The compiled neighbour sampler (``csrc/sample.cpp``).
 
-Its plain-torch meaning, the same bits, is :mod:`pyg_scale.sampler.reference`;
+Its plain-torch meaning, with the same bits, is :mod:`pyg_scale.sampler.reference`;
 ``docs/draws.md`` specifies both.
 """
 
@@ -16,7 +16,7 @@ from pyg_scale.ops import keys, library
 from pyg_scale.ops.threads import WAITING, num_threads
 
 ABSENT = torch.empty(0, dtype=torch.int64)
-"""Stands for a tensor that an edge type or a node type does not have."""
+"""Placeholder for a tensor that an edge type or a node type does not have."""
 
 
 class SampledTensors(NamedTuple):
@@ -74,30 +74,30 @@ def neighbor_sample(
     """Sample the neighbourhood of seeds, hop by hop.
 
     Tensors of the graph are as in :class:`pyg_scale.graph.topology.CSC`, one per edge type
-    (``node_time``, ``num_nodes``, ``seed`` and ``seed_time``: per node type), :data:`ABSENT`
-    where there is none. Uses as many threads as :func:`pyg_scale.ops.threads.num_threads`
-    says; the result does not depend on it.
+    (``node_time``, ``num_nodes``, ``seed`` and ``seed_time``: per node type), :data:`ABSENT` where
+    there is none. Uses :func:`pyg_scale.ops.threads.num_threads` threads; the result does not
+    depend on their number.
 
     Args:
-        expanded_type: Number of the node type whose in-edges an edge type holds.
-        neighbor_type: Number of the node type of their other ends.
+        expanded_type: For each edge type, the index of the node type whose in-edges it has.
+        neighbor_type: For each edge type, the index of the node type of their other ends.
         edge_type_hash: Unsigned, see :func:`pyg_scale.ops.keys.edge_type_hash`.
         seed: ``int64`` node ids.
         seed_time: ``int64``, one per seed, if the graph is temporal.
         num_neighbors: Per edge type, one number per hop; negative for all.
-        num_hops: How many hops.
+        num_hops: Number of hops.
         key: The key of the batch, unsigned.
-        last: Among what is not later than the seed, take the latest.
-        induced: Return all edges among the sampled nodes.
-        int32_output: Whether ``node``, ``row`` and ``col`` are ``int32``.
-        part: Where in-edges lie in several parts: the partition book of every node type (see
-            :class:`pyg_scale.store.directory.PartitionBook`), :data:`ABSENT` where parts are
-            ranges. Tensors of in-edges are then a list of all parts for each edge type, one edge
-            type after the other, by place in the part.
-        local: See there.
-        offsets: See there; without parts, an empty list.
-        times_of_neighbors: Whether ``edge_time`` holds the times of the neighbours.
-        waits: Whether reading in-edges waits for a disk: many threads do it then, which are not
+        last: If True, take the latest of the candidates that are not later than the seed.
+        induced: If True, return all edges among the sampled nodes.
+        int32_output: If True, ``node``, ``row`` and ``col`` are ``int32``.
+        part: For in-edges in several parts, the partition book of every node type (see
+            :class:`pyg_scale.store.directory.PartitionBook`), :data:`ABSENT` if parts are ranges.
+            Tensors of in-edges are then given for all parts of the first edge type, then of the
+            next one, and so on, by place in the part.
+        local: See ``part``.
+        offsets: See ``part``; without parts, an empty list.
+        times_of_neighbors: True if ``edge_time`` has the times of the neighbours.
+        waits: True if reading in-edges waits for a disk; then many threads of its own do it, not
             those of torch.
 
     Raises:

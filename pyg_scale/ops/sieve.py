@@ -1,9 +1,9 @@
-"""A cache that knows nothing of the future: SIEVE.
+"""SIEVE, a cache that uses past requests only.
 
-Slots are in a queue by age. A row that is used is marked; a new one comes in at the head. To make
-room, a hand moves from old to new, unmarks what is marked and evicts the first row that is not
-(Zhang et al.: "SIEVE is simpler than LRU", NSDI 2024). The rows of a request count one after the
-other, as they would alone.
+Slots are in a queue by age. A row that is used is marked; a new row enters at the head. To make
+room, a hand moves from old to new rows, unmarks marked ones and evicts the first unmarked one
+(Zhang et al.: "SIEVE is simpler than LRU", NSDI 2024). The rows of a request are processed one
+after the other, like requests for single rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Sieve:
     """The state of such a cache, without the values of its rows.
 
     Args:
-        num_rows: Rows that there are.
-        num_slots: Rows that can be kept, at least one.
+        num_rows: Number of rows.
+        num_slots: Number of rows that can be kept, at least 1.
     """
 
     def __init__(self, num_rows: int, num_slots: int) -> None:
@@ -30,22 +30,22 @@ class Sieve:
         self.older = torch.full((num_slots,), -1, dtype=torch.int32)
         self.visited = torch.zeros(num_slots, dtype=torch.uint8)
         self.since = torch.full((num_slots,), -1, dtype=torch.int64)
-        """The number of the request's row that brought the row of each slot."""
+        """The running number of the requested row that filled each slot."""
         self.state = torch.tensor([0, -1, -1, -1, 0])
-        """Slots in use, head, tail, hand, and rows asked for so far."""
+        """Number of slots in use, head, tail, hand, and number of rows requested so far."""
         self.inserted = 0
 
     @property
     def evictions(self) -> int:
-        """Rows that had to go so far."""
+        """Number of rows evicted so far."""
         return self.inserted - int(self.state[0])
 
     def index_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of its tensors in bytes."""
         return tensor_bytes(self)
 
     def plan(self, index: Tensor, now: int = 0) -> Plan:
-        """The plan of a request for rows ``int64`` ``[n]``; ``now`` means nothing here.
+        """The plan of a request for rows ``int64`` ``[n]``; ``now`` is ignored.
 
         Raises:
             IndexError: If a row does not exist.

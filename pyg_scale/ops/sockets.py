@@ -1,7 +1,7 @@
-"""Tensors through a connected socket: chosen rows are sent, and put in place, without a copy.
+"""Transfer of tensors through a connected socket; chosen rows are sent and placed without a copy.
 
-Compiled (``csrc/sockets.cpp``), a whole message takes one call without the interpreter, whose
-lock other threads of a rank want as well.
+The compiled op (``csrc/sockets.cpp``) transfers a whole message in one call without the
+interpreter's lock, which other threads of a rank need too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ABSENT = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows ``data[index]`` that are chosen while they are sent.
+    """Rows ``data[index]`` that are gathered while they are sent.
 
     Attributes:
         data: ``uint8`` ``[k, row_bytes]``, contiguous.
@@ -52,11 +52,11 @@ class Places:
 
     Attributes:
         out: ``uint8`` ``[n, row_bytes]``, contiguous.
-        count: How many rows come.
-        position: ``int64`` ``[m]``: which rows of ``out`` are written, none twice; empty for the
+        count: Number of incoming rows.
+        position: ``int64`` ``[m]``: the rows of ``out`` to write, without repetition; empty for the
             first ones, in order.
-        take: Which of the rows that come each of these is, ascending, ``int64`` ``[m]``; one
-            after the other if ``None``.
+        take: The incoming row for each of these, ascending, ``int64`` ``[m]``; one after the other
+            if ``None``.
     """
 
     out: Tensor
@@ -70,11 +70,11 @@ def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
 
     Args:
         connection: A connected socket.
-        parts: Contiguous tensors on the CPU, or rows of some.
+        parts: Contiguous tensors on the CPU, or rows of such tensors.
 
     Raises:
-        IndexError: If there is no such row; nothing was sent then.
-        OSError: If the connection is gone, or took nothing for its time limit.
+        IndexError: If a row does not exist; then nothing was sent.
+        OSError: If the connection is lost, or accepted no data within its time limit.
     """
     if not (connection.gettimeout() is None and library.compiled()):
         _send_plain(connection, parts)
@@ -88,17 +88,17 @@ def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
 
 
 def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None:
-    """Fill tensors, or some of their rows, with the bytes that come.
+    """Fill tensors, or some of their rows, with incoming bytes.
 
     Args:
         connection: A connected socket.
-        parts: Contiguous tensors on the CPU, or places in some; written to.
+        parts: Contiguous tensors on the CPU, or places in such tensors; written to.
 
     Raises:
-        ValueError: If a place does not exist; nothing was received then. Only the compiled op
-            looks: who asks for rows makes their places.
-        ConnectionResetError: If the connection was closed before all had come.
-        OSError: If it is gone.
+        ValueError: If a place does not exist; then nothing was received. Only the compiled op
+            checks it, as places are made by the caller that requests the rows.
+        ConnectionResetError: If the connection was closed before all bytes arrived.
+        OSError: If the connection is lost.
     """
     if not (connection.gettimeout() is None and library.compiled()):
         _receive_plain(connection, parts)
@@ -118,7 +118,7 @@ def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None
 
 
 def _open(connection: socket.socket) -> int:
-    """The number of a socket. One that another thread has closed meanwhile has none."""
+    """The file descriptor of a socket; raises if another thread has closed it."""
     if (number := connection.fileno()) < 0:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     return number
@@ -152,11 +152,11 @@ def _receive_plain(connection: socket.socket, parts: Sequence[Tensor | Places]) 
 
 
 def read_into(connection: socket.socket, tensor: Tensor) -> None:
-    """Fill a contiguous tensor with the bytes that come.
+    """Fill a contiguous tensor with incoming bytes.
 
     Raises:
-        ConnectionResetError: If the connection was closed before all had come.
-        OSError: If it is gone.
+        ConnectionResetError: If the connection was closed before all bytes arrived.
+        OSError: If the connection is lost.
     """
     view = _bytes(tensor) if tensor.nbytes else memoryview(b"")
     while view.nbytes:

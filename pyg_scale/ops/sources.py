@@ -1,4 +1,4 @@
-"""The C++ sources: where they are, how they are compiled, and what a library of them is called."""
+"""The C++ sources: their folder, the flags to compile them, and the places of their library."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COMMAND = "pyg-scale build"
 
 NAME = "_kernels.abi3.so"
 MARK = b"pyg_scale sources: "
-"""Precedes the hash of the sources in a library, so that it is read without loading it."""
+"""Precedes the hash of the sources in a library, so that it can be read without loading it."""
 CUDA_MARK = b"pyg_scale cuda: "
-"""Precedes the architectures that a library has kernels for, such as ``80;90``, or nothing."""
+"""Precedes the architectures for which a library has kernels, such as ``80;90``, if any."""
 
 FLAGS = (
     "-std=c++20",
@@ -27,7 +27,7 @@ FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fopenmp-simd",
-    "-ffp-contract=off",  # a contracted multiply-add rounds otherwise on other machines
+    "-ffp-contract=off",  # contracted multiply-adds round differently on other machines
     "-pthread",
     "-DNDEBUG",
     "-DTORCH_STABLE_ONLY",
@@ -36,10 +36,10 @@ FLAGS = (
     "-Wextra",
 )
 LIBRARIES = ("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-ltorch_cpu")
-"""``libtorch`` is needed for what it depends on: in a CUDA build, ``libtorch_cuda``."""
+"""``libtorch`` is linked for its dependencies: in a CUDA build, ``libtorch_cuda``."""
 
 PATTERNS = ("*.cpp", "*.h", "cuda/*.cpp", "cuda/*.cu", "cuda/*.cuh", "cuda/*.h")
-"""The sources, in their directory. Those in ``cuda`` are compiled where nvcc is."""
+"""Patterns of the sources in their directory. Those in ``cuda`` are compiled if nvcc is found."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -60,7 +60,7 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """The folder of compiled objects, and of the library if the package is read-only."""
+    """The folder for compiled objects, and for the library if the package is read-only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pyg_scale"
 
@@ -69,7 +69,7 @@ def private_dir(folder: Path) -> Path:
     """A directory of the cache that nobody else can write to; made with mode ``0700``.
 
     Raises:
-        KernelsError: If it is there and others can write to it, see :func:`require_own`.
+        KernelsError: If it exists and others can write to it, see :func:`require_own`.
         OSError: If it cannot be made.
     """
     for each in (*reversed(folder.parents), folder):
@@ -82,12 +82,12 @@ def private_dir(folder: Path) -> Path:
 def require_own(path: Path) -> None:
     """Refuse a file or directory of the cache that somebody else may have written.
 
-    It, and the directories from the cache down to it, must belong to this user or to root, and
-    only the owner may write to them. What is loaded from there would run with this user's rights.
+    The path, and the directories from the cache down to it, must belong to this user or to root,
+    and only the owner may write to them: code loaded from there runs with this user's rights.
 
     Raises:
-        KernelsError: If it may not be loaded; says what to do.
-        OSError: If it is not there.
+        KernelsError: If it may not be loaded; names the remedy.
+        OSError: If it does not exist.
     """
     top = cache_dir()
     if not path.is_relative_to(top):
@@ -103,7 +103,7 @@ def require_own(path: Path) -> None:
                 raise KernelsError(
                     f"{each} {wrong}, so no compiled code is loaded from there: "
                     f"`chmod -R go-w {top}` if all of it is yours, else remove it; XDG_CACHE_HOME "
-                    "names another place"
+                    "selects another folder"
                 )
         if each == top:
             return
@@ -116,9 +116,9 @@ def locations(source: Path | None = None) -> list[Path]:
 
 
 def source_hash(source: Path) -> str:
-    """The hash of the sources and of how they are compiled, as 64 hexadecimal digits.
+    """The hash of the sources and of the flags, as 64 hexadecimal digits.
 
-    Those for CUDA count whether or not there is a compiler for them.
+    It includes the sources for CUDA, whether or not there is a compiler for them.
     """
     digest = hashlib.sha256("\0".join((*FLAGS, *LIBRARIES, *nvcc.FLAGS)).encode())
     for path in sorted(chain.from_iterable(map(source.glob, PATTERNS))):
@@ -128,13 +128,13 @@ def source_hash(source: Path) -> str:
 
 
 def built_from(library: Path) -> str | None:
-    """The hash of the sources that a library was built from; ``None`` if it does not say."""
+    """The hash of the sources that a library was built from; ``None`` if it has none."""
     found = _marked(library, MARK)
     return None if found is None else found[:64]
 
 
 def built_for(library: Path) -> str:
-    """The architectures that a library has kernels for, such as ``80;90``; empty if for none."""
+    """The architectures for which a library has kernels, such as ``80;90``; empty if none."""
     return _marked(library, CUDA_MARK) or ""
 
 

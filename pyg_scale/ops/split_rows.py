@@ -1,4 +1,4 @@
-"""Rows by who has them: what each group of parts is asked for (``csrc/split_rows.cpp``)."""
+"""Division of requested rows among the groups of parts that have them (``csrc/split_rows.cpp``)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Share(NamedTuple):
     """The rows of one group.
 
     Attributes:
-        group: Which one.
-        ids: Its rows, ``int64`` or ``int32`` ``[k]``, one for each position; if each was wanted
-            once and some are there more often, different and ascending.
-        position: Where in ``index`` they are, ``int64`` ``[m]``; ascending, unless ``ids`` is.
-        take: Which of ``ids`` is at each of these, ascending, ``int64`` ``[m]``; ``None`` if they
-            go together one by one.
+        group: The number of the group.
+        ids: Its rows, ``int64`` or ``int32`` ``[k]``, one for each position. If distinct rows were
+            requested and some are repeated, each row once, ascending.
+        position: Their positions in ``index``, ``int64`` ``[m]``; ascending, unless ``ids`` is.
+        take: Index into ``ids`` for each position, ascending, ``int64`` ``[m]``; ``None`` if they
+            correspond one to one.
     """
 
     group: int
@@ -46,22 +46,22 @@ def split_rows(
     Args:
         part: The part of every row, ``uint8`` or ``int32`` ``[num_rows]``; ``None`` if parts are
             ranges of rows.
-        local: Where it is there, ``int32`` or ``int64`` ``[num_rows]``; ``None`` if ``part`` is,
-            or with ``original``.
-        offsets: ``int64`` ``[num_parts + 1]``: where the rows of each part begin, if parts are
-            ranges; else only its length counts.
+        local: The place of every row in its part, ``int32`` or ``int64`` ``[num_rows]``; ``None``
+            if ``part`` is, or with ``original``.
+        offsets: ``int64`` ``[num_parts + 1]``: the first row of each part, if parts are ranges;
+            else only its length counts.
         index: ``int64`` or ``int32`` ``[n]``.
-        group: Of each part, ``int64`` ``[num_parts]``.
-        distinct: Of which groups each row is wanted once, ``bool`` ``[num_groups]``.
-        original: Whether a row goes by its own number, not by its place in its part.
-        narrow: Whether these are ``int32``.
+        group: The group of each part, ``int64`` ``[num_parts]``.
+        distinct: ``bool`` ``[num_groups]``, True for groups from which each row is requested once.
+        original: If True, ``ids`` are original rows, not places in parts.
+        narrow: If True, ``ids`` are ``int32``.
 
     Returns:
         The groups that have any of the rows, in their order.
 
     Raises:
-        IndexError: If an index is no row.
-        ValueError: If the book does not go with itself, or ``narrow`` ids do not fit.
+        IndexError: If an index is not a row.
+        ValueError: If the partition book contradicts itself, or ``narrow`` ids do not fit.
     """
     if library.compiled():
         counts, different, ids, position, take = torch.ops.pyg_scale.split_rows(

@@ -1,4 +1,4 @@
-"""Answers about some nodes, put into the order of the nodes (``csrc/stitch.cpp``)."""
+"""Merging of answers about some nodes, in the order of the nodes (``csrc/stitch.cpp``)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ABSENT = torch.empty(0, dtype=torch.int64)
 
 
 class Answer(NamedTuple):
-    """The edges that some of the nodes got.
+    """The edges of some of the nodes.
 
     Attributes:
-        position: Which of the nodes, ``int64`` ``[m]``.
-        take: Which of the answered nodes each of these is, ``int64`` ``[m]``; one after the other
+        position: Positions of these nodes among all, ``int64`` ``[m]``.
+        take: Index of the answered node for each of these, ``int64`` ``[m]``; one after the other
             if ``None``.
-        counts: How many edges each answered node got, ``int64`` ``[k]``.
-        neighbor: Node after node, ``int32`` or ``int64``.
-        edge: Their ids, ``int32`` or ``int64``.
-        attrs: More of them, by name.
+        counts: Number of edges of each answered node, ``int64`` ``[k]``.
+        neighbor: Neighbours, node after node, ``int32`` or ``int64``.
+        edge: Edge ids, ``int32`` or ``int64``.
+        attrs: More tensors by edge, by name.
     """
 
     position: Tensor
@@ -37,15 +37,15 @@ class Answer(NamedTuple):
 def stitch_edges(
     size: int, answers: Sequence[Answer]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Put answers together.
+    """Merge answers.
 
     Args:
         size: Number of nodes.
-        answers: Each node is in one of them, once.
+        answers: The answers; each node is in exactly one of them.
 
     Returns:
-        How many edges each node got, ``int64`` ``[size]``; neighbours and edge ids, node after
-        node, ``int64``; and what there is besides.
+        Number of edges of each node, ``int64`` ``[size]``; neighbours and edge ids, node after
+        node, ``int64``; and the other tensors.
 
     Raises:
         ValueError: If answers do not fit each other.
@@ -62,7 +62,7 @@ def stitch_edges(
         )
         return (*found, {})
     all_counts = torch.cat([_ABSENT, *[each.counts for each in answers]])
-    before = all_counts.cumsum(0) - all_counts  # where the edges of each answered node are
+    before = all_counts.cumsum(0) - all_counts  # first edge of each answered node
     order, source, nodes = [_ABSENT], [_ABSENT], 0
     for each in answers:
         count = each.counts.numel()
@@ -72,7 +72,7 @@ def stitch_edges(
     position = torch.cat(order)
     if position.numel() != size or torch.bincount(position, minlength=size).ne(1).any():
         raise ValueError("answers do not have each of the nodes once")
-    node = torch.empty(size, dtype=torch.int64)  # which answered node each of them is
+    node = torch.empty(size, dtype=torch.int64)  # the answered node for each node
     node[position] = torch.cat(source)
     counts = all_counts[node]
     total = int(counts.sum())

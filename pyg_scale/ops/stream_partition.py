@@ -1,18 +1,19 @@
-"""Streaming partitioning: every node in turn goes to the part that suits it best right now.
+"""Streaming partitioning: each node in turn goes to the part with the best score at that time.
 
-All is integer arithmetic but for one square root and one product in 64-bit floating point, which
-are rounded alike everywhere; the result depends on the arguments alone.
+It uses integer arithmetic, except for one square root and one product in 64-bit floating point,
+which are rounded alike everywhere. The result depends only on the arguments.
 
-* A node that has a part already leaves it first (re-streaming).
-* The *room* of a part is what would be left of its capacity with the node in it, as a share of
-  the capacity in units of ``2**-20``, rounded down; of the columns in which the node weighs
-  something the smallest. A part without room (below 0) is not considered, unless none has any:
-  then the node goes where the room is largest.
+* A node that already has a part leaves it first (re-streaming).
+* The *room* of a part is the capacity that it would have left with the node, as a share of its
+  capacity in units of ``2**-20``, rounded down; the smallest over the columns in which the node has
+  weight. A part without room (below 0) is not considered. If no part has room, the node goes to the
+  one with the largest room.
 * The *score* of a part: with ``count`` neighbours of the node in it, ``count * (room + 1)`` for
-  LDG; for Fennel ``count * 2**20`` less, for each column, the weight of the node times
+  LDG; for Fennel ``count * 2**20`` minus, for each column, the weight of the node times
   ``floor(coefficient * sqrt(load))`` of the part.
-* The best score wins. Parts are looked at from the node's own on, or else from ``node %
-  num_parts`` on. Of equals a node's own part wins, else the one with more room, else the first.
+* The best score wins. Parts are considered from the node's own part on, or else from
+  ``node % num_parts`` on. Ties go to the node's own part, then to the one with more room, then to
+  the first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from pyg_scale.ops import library
 
 FRACTION = 20
-"""Bits behind the point of scores, rooms and coefficients."""
+"""Number of fractional bits of scores, rooms and coefficients."""
 
 
 def stream_partition(
@@ -51,18 +52,18 @@ def stream_partition(
         weights: ``int64`` ``[num_nodes, num_constraints]``, from 0 to ``2**60 - 1``; may be
             strided.
         order: ``int64`` or ``int32`` ``[num_nodes]``; empty for 0, 1, ...
-        part: ``int32``, or ``int8`` for at most 127 parts, ``[num_nodes]``, -1 for what has none
-            yet; written to.
-        load: ``int64`` ``[num_parts, num_constraints]``, what ``part`` says, less than ``2**60``;
-            written to.
-        capacity: As ``load``, the most that a part may hold.
-        coefficient: ``float64``, as ``load``, with ``FRACTION`` bits behind the point (Fennel).
-        ldg: Whether to score as LDG does, else as Fennel does.
+        part: ``int32``, or ``int8`` for at most 127 parts, ``[num_nodes]``, -1 for a node without
+            one; written to.
+        load: ``int64`` ``[num_parts, num_constraints]``, the weights of parts according to
+            ``part``, less than ``2**60``; written to.
+        capacity: The largest load of a part; type and shape as ``load``.
+        coefficient: ``float64``, shape as ``load``, with ``FRACTION`` fractional bits (Fennel).
+        ldg: True for scores of LDG, False for those of Fennel.
         begin: The first node, as a position in ``order``.
-        end: The one after the last.
+        end: The position after the last node.
 
     Returns:
-        How many nodes are in another part than before.
+        Number of nodes that are in another part than before.
 
     Raises:
         ValueError: If shapes, types or node ids do not fit, or if a score (Fennel) exceeds 63 bits.
@@ -132,8 +133,8 @@ def stream_partition_plain(
 def breadth_first(indptr: Tensor, indices: Tensor) -> Tensor:
     """The nodes in breadth-first order, ``int64`` ``[num_nodes]``.
 
-    Component after component, each from its smallest node; the neighbours of a node in ascending
-    order, whatever theirs in ``indices`` is.
+    Components follow one another, each from its smallest node. The neighbours of a node are visited
+    in ascending order, whatever their order in ``indices``.
     """
     if library.compiled():
         return torch.ops.pyg_scale.breadth_first(indptr, indices)

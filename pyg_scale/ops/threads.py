@@ -1,7 +1,7 @@
 """The number of threads that a compiled op may use.
 
-A loader with k workers has k threads that each make a batch of their own; an op that split its
-work once more would only get in their way. Results never depend on the number.
+A loader with k workers has k threads that each make their own batch; an op that also split its work
+would only slow them down. Results never depend on the number.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from collections.abc import Iterator
 import torch
 
 WAITING = 32
-"""Threads of an op that waits for a disk more than it works: a disk delivers several times as much
-if it is asked for that many pages at a time."""
+"""Number of threads of an op that mostly waits for a disk: a disk delivers several times as much
+with this many requests at a time.
+"""
 
 _state = threading.local()
 
 
 def num_threads() -> int:
-    """The number of threads for an op that is called now, by this thread."""
+    """Number of threads for an op that this thread calls now."""
     return 1 if getattr(_state, "serial", False) else torch.get_num_threads()
 
 
 @contextlib.contextmanager
 def serial() -> Iterator[None]:
-    """Within it, and on this thread only, ops use one thread."""
+    """A context in which ops called by this thread use one thread."""
     before = getattr(_state, "serial", False)
     _state.serial = True
     try:
@@ -49,10 +50,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def renew_pool_after_fork() -> None:
-    """Let torch make its pool of threads anew in a fork; call it before threads that use torch.
+    """Have torch make its thread pool anew in a fork; call it before threads that use torch.
 
-    It does so in the first call there that uses any, without a lock: a second thread that makes
-    such a call meanwhile raises "Invalid thread pool!".
+    Torch does so without a lock in the first call that uses the pool: if a second thread makes such
+    a call meanwhile, it raises "Invalid thread pool!".
     """
     global _forked
     with _renewing:

@@ -1,7 +1,7 @@
-"""An undirected graph from directed edges: no loops, no copies, neighbours in ascending order.
+"""An undirected graph of directed edges: no self-loops, no copies, neighbours in ascending order.
 
-Entries are counted, placed and then sorted node by node where they lie, so that the result and
-two numbers per node are all the memory that is needed.
+Entries are counted, placed and then sorted in place node by node, so that it needs no memory beyond
+the result and two numbers per node.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _CHUNK = 1 << 24  # entries between two steps of the progress bar
 
 
 class Facts(NamedTuple):
-    """The result of :func:`facts`."""
+    """Properties of an adjacency, see :func:`facts`."""
 
     is_sorted: bool
-    """Neighbours are ascending within each node."""
+    """True if neighbours are ascending within each node."""
     is_undirected: bool
-    """Every edge is there in both directions, as often in the one as in the other."""
+    """True if every edge exists in both directions, equally often."""
     is_simple: bool
-    """There are no self-loops, and no edge is there more than once."""
+    """True if there are no self-loops and no repeated edges."""
 
 
 class Block(NamedTuple):
-    """The edges of one type, or those of some nodes of it, by one of their ends.
+    """The edges of one type, or of some nodes of it, grouped by one of their ends.
 
-    The nodes of all types are numbered through; ``dst_offset`` and ``src_offset`` are the numbers
-    of the first nodes of the two types.
+    The nodes of all types are numbered consecutively; ``dst_offset`` and ``src_offset`` are the
+    numbers of the first nodes of the two types.
     """
 
     indptr: Tensor
@@ -52,8 +52,8 @@ class Block(NamedTuple):
 def facts(indptr: Tensor, indices: Tensor) -> Facts:
     """Properties of an adjacency, found in one pass over it, without memory of its own.
 
-    Whether every edge has its reverse is told by two sums of 64-bit hashes, of all entries and of
-    all entries turned round: a directed graph passes for an undirected one with probability
+    To find out if every edge has its reverse, it compares the sums of 64-bit hashes of all entries
+    and of all reversed entries: a directed graph passes for an undirected one with probability
     ``2**-64``.
 
     Args:
@@ -61,7 +61,7 @@ def facts(indptr: Tensor, indices: Tensor) -> Facts:
         indices: ``int32`` or ``int64`` ``[num_entries]``; may be strided.
 
     Raises:
-        ValueError: If a neighbour is none of the nodes, or the pointers go down.
+        ValueError: If a neighbour is not a node, or the pointers descend.
     """
     is_sorted, is_simple, out, back = True, True, 0, 0
     for begin, end in _ranges(indptr, "Looking at edges"):
@@ -83,13 +83,13 @@ def facts_reference(
     """The plain-torch meaning of ``adjacency_facts``, for the nodes ``begin`` to ``end - 1``.
 
     Returns:
-        Whether neighbours are ascending, whether there are self-loops, and copies; the sums of
-        the hashes of all entries, and of all turned round.
+        True if neighbours are ascending, if there are self-loops, if there are copies; then the
+        sums of the hashes of all entries, and of all reversed ones.
     """
     first, last = int(indptr[begin]), int(indptr[end])
     size = indptr.numel() - 1
     if bool((indptr[begin : end + 1].diff() < 0).any()):
-        raise ValueError("the pointers go down")
+        raise ValueError("the pointers descend")
     u = indices[first:last].to(torch.int64)
     v = begin + expand_pointers(indptr[begin : end + 1] - first, last - first).to(torch.int64)
     if bool(((u < 0) | (u >= size)).any()):
@@ -110,11 +110,11 @@ def _hash(v: Tensor, u: Tensor) -> Tensor:
 
 
 def undirected(blocks: Sequence[Block], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The undirected graph of some directed edges.
+    """Make the undirected graph of some directed edges.
 
     Args:
         blocks: The edges.
-        num_nodes: Nodes of all types.
+        num_nodes: Number of nodes of all types.
 
     Returns:
         ``int64`` ``[num_nodes + 1]`` pointers, and the neighbours ``int32`` (``int64`` beyond
@@ -178,7 +178,7 @@ def undirected_reference(
 
 
 def _sorted_rows(indptr: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the entries of each node where they lie, and drop copies."""
+    """Sort the entries of each node in place, and drop copies."""
     ops = torch.ops.pyg_scale
     degree = torch.empty(indptr.numel() - 1, dtype=torch.int64)
     for begin, end in _ranges(indptr, "Sorting neighbours"):
@@ -194,7 +194,7 @@ def _ranges(indptr: Tensor, what: str) -> Iterator[tuple[int, int]]:
 
 
 def _steps(blocks: Sequence[Block], what: str) -> Iterator[tuple[Block, int, int]]:
-    """Every block in ranges of its nodes that have about ``_CHUNK`` entries."""
+    """Ranges of the nodes of every block with about ``_CHUNK`` entries each."""
     total = sum(int(block.indptr[-1]) for block in blocks)
     with tqdm(total=total, desc=what, unit=" edges", unit_scale=True, disable=None, delay=1) as bar:
         for block in blocks:
