@@ -1,8 +1,8 @@
-"""PyG's layers under PyG's names: ours where there is one, else PyG's own.
+"""PyG's layers under PyG's names: ours if there is one, else PyG's own.
 
 Every name of ``torch_geometric.nn`` can be imported from here. Eight layers are ours
-(:mod:`pyg_scale.nn.conv`), and :func:`accelerate` turns those of a model that is built already
-into ours. :func:`fallbacks` says which calls took PyG's own path, and why.
+(:mod:`pyg_scale.nn.conv`), and :func:`accelerate` replaces those of an existing model.
+:func:`fallbacks` counts the calls that took PyG's own path, by reason.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sums, means and extremes over neighbours, for layers that aggregate features as they are."""
+"""Sums, means and extremes over neighbours, for layers that aggregate unchanged features."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REDUCTIONS = {
 }
 _LINEAR = ("sum", "mean")
 _MACS_PER_GATHERED = 24
-"""Multiply-adds of a matrix product that take as long as one number read from a neighbour."""
+"""Number of multiply-adds that take as long as reading one number of a neighbour."""
 
 
 def reductions(layer: Any) -> list[str]:
@@ -72,16 +72,16 @@ def bipartite(
 
     Args:
         layer: A layer of PyG.
-        edge_index: What it was handed, in any form.
+        edge_index: The edges passed to the layer, in any form.
         x: Features of sources and, if there are any, of destinations.
         edge_weight: ``[num_edges]``, or ``None``.
         size: ``(num_src, num_dst)``, or ``None``.
-        sparse_values: Whether the layer multiplies with the values of a ``SparseTensor``. With
-            those of torch's sparse matrices, every layer does.
+        sparse_values: True if the layer multiplies with the values of a ``SparseTensor``. All
+            layers do so with those of torch's sparse matrices.
 
     Raises:
         NotFused: If the call is not covered.
-        ValueError: What PyG raises if sizes do not fit.
+        ValueError: If sizes do not fit, as in PyG.
     """
     src, dst = x
     if src is None:
@@ -115,12 +115,12 @@ def mapped_neighbors(
 ) -> tuple[Tensor, Tensor | None]:
     """A linear map of the reduced neighbours, ``linear(propagate(...))``.
 
-    In a block of a sampler only the first nodes have in-edges. For the others the map of zeros
-    is its bias: no matrix product is made of them.
+    In a block of a sampler only the first nodes have in-edges. The others need no matrix product,
+    as the map of zeros is the bias.
 
     Returns:
-        ``[num_rows, out_channels]`` for the first destinations, and the bias, which is the result
-        for the rest if there are less rows than destinations.
+        ``[num_rows, out_channels]`` for the first destinations, and the bias as the result for the
+        others if there are fewer rows than destinations.
     """
     if not movable(linear, how, _REDUCTIONS.values()):
         return linear(reduce_neighbors(layer, graph, x, weight, how)), None
@@ -129,7 +129,8 @@ def mapped_neighbors(
         out = reduce_neighbors(layer, graph, apply_weight(x, linear.weight), weight, how)
         if linear.bias is None:
             return out, None
-        # As a linear map does: under autocast parameters are wider than what they are added to.
+        # As in a linear map: under autocast, parameters are wider than the tensors they are added
+        # to.
         return out + linear.bias.to(out.dtype), linear.bias
     out = reduce_neighbors(layer, graph, x, weight, how)
     return apply_linear(linear, out), linear.bias
@@ -138,13 +139,13 @@ def mapped_neighbors(
 def plus_root(
     out: Tensor, rest: Tensor | None, linear: Any, dst: Tensor | None, num_dst: int
 ) -> Tensor:
-    """Add what destinations contribute themselves to what :func:`mapped_neighbors` returned.
+    """Add the contributions of the destinations to the result of :func:`mapped_neighbors`.
 
     Args:
         out: ``[num_rows, out_channels]``.
-        rest: ``[out_channels]``, the result of the rows that ``out`` lacks; ``None`` is zero.
+        rest: ``[out_channels]``, the result for destinations that ``out`` lacks; ``None`` is zero.
         linear: The map of the destinations' own features, or ``None``.
-        dst: These, ``[num_dst, in_channels]``, or ``None``.
+        dst: These features, ``[num_dst, in_channels]``, or ``None``.
         num_dst: Number of destinations.
     """
     root = None if linear is None or dst is None else apply_linear(linear, dst)
@@ -160,7 +161,7 @@ def plus_root(
 
 
 class _AddRows(torch.autograd.Function):
-    """Add to a tensor that nobody else has, in place: no copy, forward or backward."""
+    """Add in place to a tensor that is not used elsewhere: no copy, forward or backward."""
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, first: Tensor, rest: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class _AddRows(torch.autograd.Function):
 
 
 def _with_in_edges(graph: Adjacency) -> Adjacency:
-    """The same edges without the last destinations, if a good part of them has no in-edges."""
+    """The same edges without the last destinations, if many of these have no in-edges."""
     if recording() or graph.num_edges == 0:
         return graph
 
@@ -193,22 +194,22 @@ def _with_in_edges(graph: Adjacency) -> Adjacency:
 def movable(linear: Any, how: list[str], among: Container[str] = _LINEAR) -> bool:
     """Return True if a linear map of neighbours may be applied before they are reduced or after.
 
-    Sums and means commute with it, up to rounding, if it is a plain one and nobody listens.
+    Sums and means commute with it, up to rounding, if it is a plain linear map without hooks.
 
     Args:
         linear: The map.
         how: The reductions.
-        among: Those that are allowed.
+        among: The reductions that are allowed.
     """
     plain = untouched(linear, Linear) or untouched(linear, torch.nn.Linear)
     return plain and len(how) == 1 and how[0] in among
 
 
 def product_first(linear: Any, graph: Adjacency, x: Tensor) -> bool:
-    """Return True if a linear map of neighbours is cheaper before they are reduced than after.
+    """Return True if a linear map of neighbours is cheaper before their reduction than after it.
 
-    Counted are the numbers that are read from neighbours, forward and backward, and the
-    multiply-adds of the product.
+    The cost counts the numbers read from neighbours, forward and backward, and the multiply-adds of
+    the product.
 
     Args:
         linear: The map.

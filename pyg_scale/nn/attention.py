@@ -17,7 +17,7 @@ from pyg_scale.ops.adjacency import Adjacency, recording
 
 
 class Attended(NamedTuple):
-    """The edges that a layer attends to."""
+    """The edges over which a layer computes attention."""
 
     graph: Adjacency
     edge_index: Tensor
@@ -25,10 +25,10 @@ class Attended(NamedTuple):
     edge_attr: Tensor | None
     """``[num_edges, edge_dim]``, by edge id."""
     num_dst: int
-    """Number of destinations; ``graph`` may have one more in what is recorded, which is nobody."""
+    """Number of destinations; in a recorded run, ``graph`` may have one more as a dummy."""
 
     def padded(self, x: Tensor) -> Tensor:
-        """Rows of destinations, with one for nobody if the graph has it."""
+        """Rows of destinations, with one for the dummy if the graph has it."""
         if self.graph.num_dst == self.num_dst:
             return x
         return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
@@ -48,17 +48,17 @@ def attended(
 
     Args:
         layer: A layer of PyG.
-        edge_index: What it was handed, in any form.
+        edge_index: The edges passed to the layer, in any form.
         edge_attr: Features of edges, ``[num_edges, edge_dim]`` or ``[num_edges]``.
         x: Features of sources and, if there are any, of destinations.
         size: ``(num_src, num_dst)``, or ``None``.
-        add_loops: Whether to replace self-loops by one for each node on both sides, with
+        add_loops: If True, replace self-loops by one for each node on both sides, with
             ``layer.fill_value``.
-        keep_edge_index: Whether ``edge_index`` of the result is asked for.
+        keep_edge_index: True if ``edge_index`` of the result is needed.
 
     Raises:
         NotFused: If the call is not covered.
-        ValueError: What PyG raises if sizes do not fit.
+        ValueError: If sizes do not fit, as in PyG.
     """
     src, dst = x
     if src is None:
@@ -99,7 +99,7 @@ def attended(
 
 
 def heads_joined(layer: Any, out: Tensor) -> Tensor:
-    """``[num_dst, heads, channels]`` to what the layer returns: concatenated or averaged."""
+    """``[num_dst, heads, channels]`` with heads concatenated or averaged, as the layer does."""
     if layer.concat:
         return out.reshape(-1, layer.heads * layer.out_channels)
     return out.mean(dim=1)

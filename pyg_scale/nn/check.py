@@ -8,7 +8,7 @@ from pyg_scale.hookspecs import Check
 
 
 def convs() -> Check:
-    """Run every fused layer that is installed, and say which calls took PyG's own path."""
+    """Run every installed fused layer, and list the calls that took PyG's own path."""
     import torch
 
     from pyg_scale.nn.fallback import fallbacks
@@ -18,7 +18,7 @@ def convs() -> Check:
     failures: list[str] = []
     found = replacements((), failures)
     if failures:
-        return Check(False, "; ".join(failures), "pip uninstall the plugin, or correct it")
+        return Check(False, "; ".join(failures), "pip uninstall the plugin, or fix it")
     if len(found) == 0:
         return Check(None, "there is no fused layer")
     counted = [

@@ -10,18 +10,18 @@ import torch
 from torch.nn import Module
 
 SMALL = "small input"
-"""The reason of calls that PyG's path runs faster; nothing is wrong with them."""
+"""The reason for calls that PyG's path runs faster; it is not a fault."""
 
 RECORDED = "torch.compile or a CUDA graph"
-"""The beginning of reasons that only hold where a call is recorded."""
+"""The beginning of reasons that hold only while a call is recorded."""
 
 _lock = threading.Lock()
-_gone: Counter[tuple[str, str]] = Counter()  # of layers that are no more, and of compilations
+_gone: Counter[tuple[str, str]] = Counter()  # of deleted layers, and of compilations
 _of_layer: weakref.WeakKeyDictionary[Module, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class NotFused(Exception):
-    """Raised by a fused forward, before it did anything, where only PyG's path is right.
+    """Raised by a fused forward, before any other work, for calls that need PyG's path.
 
     The message is the reason that :func:`fallbacks` shows. It never reaches the user.
     """
@@ -32,7 +32,7 @@ def record(layer: Module, reason: str) -> None:
     if torch.compiler.is_compiling():
         _record_compiled(type(layer).__name__, reason)
         return
-    # Without the lock and any other dictionary: a small layer takes hardly longer than this.
+    # No lock and no other dictionary: a small layer takes hardly longer than this.
     counts = _of_layer.get(layer)
     if counts is None:
         counts = _start(layer)
@@ -40,7 +40,7 @@ def record(layer: Module, reason: str) -> None:
 
 
 def _start(layer: Module) -> Counter[str]:
-    """The counts of a layer that had none, which go to those of its class when it is gone."""
+    """Start the counts of a layer, which are added to those of its class when it is deleted."""
     with _lock:
         counts = _of_layer.setdefault(layer, Counter())
     weakref.finalize(layer, _keep, type(layer).__name__, counts).atexit = False
@@ -55,7 +55,7 @@ def _keep(name: str, counts: Counter[str]) -> None:
 
 @torch.compiler.assume_constant_result
 def _record_compiled(layer: str, reason: str) -> bool:
-    """Count once per compilation: while it is compiled, a graph has no side effects."""
+    """Count once per compilation, as a compiled graph has no side effects."""
     with _lock:
         _gone[layer, reason] += 1
     return True
@@ -70,8 +70,9 @@ def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
 
     Returns:
         ``{layer: {reason: number of calls}}``: the name of the class, or, with ``model``, that of
-        the submodule (``""`` is the model itself). Layers that never fell back are left out.
-        The reason ``"small input"`` (:data:`SMALL`) is no fault: PyG's path is faster there.
+        the submodule (``""`` is the model itself). Layers that never fell back are left out. The
+        reason ``"small input"`` (:data:`SMALL`) is not a fault: PyG's path is faster for such
+        calls.
     """
     found: dict[str, dict[str, int]] = {}
     if model is not None:
@@ -90,7 +91,7 @@ def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
 
 
 def forget_fallbacks() -> None:
-    """Start counting anew."""
+    """Reset all counts."""
     with _lock:
         _gone.clear()
         for counts in list(_of_layer.values()):

@@ -1,4 +1,4 @@
-"""The edges that a layer is handed, as an adjacency, and what is made of one and kept with it."""
+"""The edges passed to a layer as an adjacency, and objects derived from it and kept with it."""
 
 from __future__ import annotations
 
@@ -26,46 +26,47 @@ _of_tensor: dict[int, tuple[weakref.ref[Tensor], int, dict[Hashable, Any]]] = {}
 def edges_of(
     edge_index: Tensor, num_src: int, num_dst: int, flow: str = "source_to_target"
 ) -> Adjacency:
-    """The edges grouped by the nodes that messages go to; found again for the same tensor.
+    """The edges grouped by the nodes that receive messages; looked up for a known tensor.
 
     Args:
         edge_index: ``int64`` or ``int32`` ``[2, num_edges]``; may be an ``EdgeIndex``.
         num_src: Number of nodes that send.
         num_dst: Number of nodes that receive.
-        flow: As of PyG's ``MessagePassing``: the row that receives is 1, or 0 for
-            ``"target_to_source"``.
+        flow: As in PyG's ``MessagePassing``: row 1 receives, or row 0 for ``"target_to_source"``.
 
     Raises:
-        NotFused: If PyG is to say what is wrong with the edges, or does what we do not.
+        NotFused: If the edges are invalid, so that PyG raises its error, or of a form that only PyG
+            supports.
     """
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         raise NotFused(f"edge_index is a {type(edge_index).__name__}")
     if edge_index.dtype not in _INDEX_TYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise NotFused("edge_index is not an int64 or int32 tensor of shape [2, num_edges]")
     if isinstance(edge_index, EdgeIndex):
-        edge_index = edge_index._data  # the tensor inside: one object for as long as this one is
+        edge_index = edge_index._data  # the inner tensor, one object while edge_index lives
     if flow == "target_to_source":
         edge_index = _flipped(edge_index)
     try:
         return from_edge_index(edge_index, num_src, num_dst)
     except ValueError as error:
-        raise NotFused("edge_index names nodes that are not there") from error
+        raise NotFused("edge_index has nodes that do not exist") from error
 
 
 def is_sparse(edge_index: Any) -> bool:
-    """Return True if edges come as a sparse matrix, of torch or of torch_sparse."""
+    """Return True if the edges are a sparse matrix of torch or torch_sparse."""
     return isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index)
 
 
 def edges_of_sparse(adj_t: Any, num_src: int) -> tuple[Adjacency, Tensor | None]:
-    """A sparse matrix whose rows receive, and its values.
+    """The edges of a sparse matrix whose rows receive, and its values.
 
     Args:
         adj_t: ``[num_dst, num_src]``, of any of torch's layouts, or torch_sparse's.
         num_src: Number of nodes that send.
 
     Raises:
-        NotFused: If PyG is to say what is wrong with it, or does what we do not.
+        NotFused: If it is invalid, so that PyG raises its error, or of a form that only PyG
+            supports.
     """
     if adj_t.size(1) != num_src:
         raise NotFused("the sparse matrix does not fit the features")
@@ -87,14 +88,15 @@ def edges_of_sparse(adj_t: Any, num_src: int) -> tuple[Adjacency, Tensor | None]
 
 
 def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor | None = None) -> T:
-    """An object derived from an adjacency: made by ``make`` once, kept as long as it.
+    """An object derived from an adjacency: made once by ``make``, kept while the adjacency lives.
 
     Args:
         graph: The edges.
-        name: What it is.
-        make: Makes it.
-        of: A tensor from which it is made, too. Another object, or the same after a change, makes
-            it again; where autograd needs it or inference mode hides its changes, every call does.
+        name: Name of the object.
+        make: Makes the object.
+        of: Another tensor from which it is made. It is made again for another tensor, or after a
+            change of this one; and in every call if autograd needs the tensor or inference mode
+            hides its changes.
     """
     if recording():
         return make()
@@ -106,7 +108,7 @@ def derived(graph: Adjacency, name: Hashable, make: Callable[[], T], of: Tensor 
         of is None or (entry[0] is not None and entry[0]() is of and entry[1] == of._version)
     ):
         return entry[2]
-    with torch.inference_mode(False):  # what is kept may be needed by a backward pass later
+    with torch.inference_mode(False):  # a backward pass may need the result later
         made = make()
     stamp = (None, 0) if of is None else (weakref.ref(of), of._version)
     kept[name] = (*stamp, made)
@@ -118,8 +120,8 @@ def _flipped(edge_index: Tensor) -> Tensor:
 
 
 def _kept(tensor: Tensor, name: Hashable, make: Callable[[], T]) -> T:
-    """The object made earlier of this very tensor, if it was not changed in place since."""
-    if recording() or tensor.is_inference():  # its changes cannot be seen
+    """The object made earlier of this tensor, if it was not changed in place since."""
+    if recording() or tensor.is_inference():  # its changes cannot be detected
         return make()
     key = id(tensor)
     entry = _of_tensor.get(key)

@@ -1,8 +1,9 @@
-"""Linear maps in a batch, whose gradients are of the first rows alone.
+"""Linear maps in a batch, where only the first rows have gradients.
 
-Nodes of a batch are numbered hop by hop, and the loss is of the seeds, the first. So the gradients
-that arrive at a layer end in rows of zeros: all but the seeds in the last layer, all but the seeds
-and their neighbours in the one before. Products with these rows are left out.
+Nodes of a batch are numbered hop by hop, and the loss depends on the seeds, which come first. The
+gradients that reach a layer therefore end in rows of zeros: all rows but those of the seeds in the
+last layer, all but those of the seeds and their neighbours in the one before. Products with these
+rows are skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from pyg_scale.ops.nonzero_rows import nonzero_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _MIN_MACS = 1 << 21
-"""Multiply-adds of a product from which on a look for rows of zeros costs next to nothing."""
+"""Number of multiply-adds of a product from which on a search for rows of zeros is cheap."""
 
 
 def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
-    """``layer(x)``, by :func:`apply_weight` if it is a plain linear layer and nobody listens to it.
+    """``layer(x)``, by :func:`apply_weight` if it is a plain linear layer without hooks.
 
     Args:
-        layer: Of ``torch.nn`` or of PyG.
+        layer: A layer of ``torch.nn`` or of PyG.
         x: ``[num_rows, in_channels]``.
     """
     if untouched(layer, Linear) or untouched(layer, torch.nn.Linear):
@@ -38,11 +39,10 @@ def apply_linear(layer: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, as :func:`torch.nn.functional.linear` has it.
+    """``x @ weight.T + bias``, as :func:`torch.nn.functional.linear`.
 
-    Gradients are those of torch, but for rows of ``x`` behind the last one that has a gradient:
-    torch multiplies them by zero, here they are not looked at, finite or not. Small products are
-    torch's.
+    Gradients are those of torch, except that rows of ``x`` after the last one with a gradient are
+    skipped, finite or not; torch multiplies them by zero. Small products are left to torch.
 
     Args:
         x: ``[num_rows, in_channels]``.

@@ -1,4 +1,4 @@
-"""Self-loops, added to grouped edges without sorting them again, and GCN's normalisation."""
+"""Self-loops, added to grouped edges without sorting again, and GCN's normalisation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pyg_scale.ops.aggregate import aggregate, fused_edges
 
 
 class Looped(NamedTuple):
-    """The same edges twice, with self-loops."""
+    """The same edges with self-loops in two forms, which differ in the order of edge values."""
 
     by_edge: Adjacency
-    """Values of edges are in PyG's order: what is left of the edges, then the loops."""
+    """Values of edges are in PyG's order: the remaining edges, then the loops."""
     by_position: Adjacency
     """Values of edges are in the order of the positions."""
 
@@ -25,8 +25,8 @@ class Looped(NamedTuple):
 def with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
     """Replace all self-loops by one at each of the first ``num_loops`` nodes.
 
-    As PyG's ``remove_self_loops`` and ``add_self_loops``, or ``add_remaining_self_loops``. A loop
-    is the last in-edge of its node.
+    As PyG's ``remove_self_loops`` and ``add_self_loops``, or ``add_remaining_self_loops``. The loop
+    of a node is its last in-edge.
 
     Args:
         graph: The edges; destination ``i`` and source ``i`` are one node.
@@ -51,7 +51,7 @@ def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
     kept = src.numel()
     node = torch.arange(num_loops, device=here)
-    # Behind the loops of earlier rows.
+    # After the loops of earlier rows.
     place = torch.arange(kept, device=here) + dst.clamp(max=num_loops)
     place_of_loop = indptr[1 : num_loops + 1] + node
     indices = src.new_empty(kept + num_loops)
@@ -70,9 +70,9 @@ def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
 def with_self_loops_in_a_trace(
     edge_index: Tensor, num_src: int, num_dst: int, num_loops: int
 ) -> Adjacency:
-    """The same for what is recorded, where no shape may depend on what the edges are.
+    """The same in a recorded run, where no shape may depend on the values of the edges.
 
-    There is one destination more: the self-loops that are replaced lead there.
+    There is one destination more, to which the replaced self-loops lead.
 
     Args:
         edge_index: ``[2, num_edges]``, sources above destinations.
@@ -95,18 +95,18 @@ def gcn_edges(
     add_self_loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Adjacency, Tensor]:
-    """GCN's symmetric normalisation, of edges that are grouped already.
+    """GCN's symmetric normalisation of edges that are already grouped.
 
     As PyG's ``gcn_norm`` of an edge list: an existing self-loop keeps its weight, others get 1 (2
-    if ``improved`` and there are weights), degrees are those of destinations.
+    if ``improved`` and there are weights). Degrees are those of destinations.
 
     Args:
         graph: The edges, of a graph whose sources are its destinations.
-        edge_index: ``[2, num_edges]``, of which ``graph`` was made, before any flip.
+        edge_index: ``[2, num_edges]``, the edges of which ``graph`` was made, before any flip.
         edge_weight: ``[num_edges]``, or ``None``.
-        improved: Whether loops that are added weigh 2.
-        add_self_loops: Whether loops are added.
-        dtype: Of the result where there are no weights.
+        improved: If True, added loops have the weight 2.
+        add_self_loops: If True, loops are added.
+        dtype: Dtype of the result if there are no weights.
 
     Returns:
         The edges with their loops, and ``[num_edges]`` weights for them.
@@ -139,7 +139,7 @@ def gcn_edges_in_a_trace(
     add_self_loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Adjacency, Tensor]:
-    """The same for what is recorded, see :func:`with_self_loops_in_a_trace`."""
+    """The same in a recorded run, see :func:`with_self_loops_in_a_trace`."""
     if flow == "target_to_source":
         edge_index = edge_index.flip(0)
     src, dst = edge_index[0], edge_index[1]
@@ -179,10 +179,10 @@ def _by_degree(graph: Adjacency, dtype: torch.dtype) -> Tensor:
 
 
 def _normalized(graph: Adjacency, dst: Tensor, weight: Tensor) -> Tensor:
-    """Weights by position, times the scales of both ends of their edges.
+    """Weights by position, multiplied by the scales of both ends of their edges.
 
     Args:
-        graph: Positions are edge ids. It may have one destination more than sources.
+        graph: The edges; ids are positions. It may have one destination more than sources.
         dst: ``[num_edges]``, the destination of each position.
         weight: ``[num_edges]``.
     """
@@ -196,8 +196,8 @@ def _normalized(graph: Adjacency, dst: Tensor, weight: Tensor) -> Tensor:
 class _ScalesOfEnds(torch.autograd.Function):
     """The product of the scales of both ends of each edge: ``scale[src] * scale[dst]``.
 
-    The gradient of a gather is a scatter, which on CUDA adds in another order in every run. Here
-    it is a sum over the edges of each node.
+    The gradient of a gather is a scatter, which on CUDA adds in a different order in every run.
+    This function sums over the edges of each node instead.
     """
 
     @staticmethod

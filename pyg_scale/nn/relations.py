@@ -11,10 +11,10 @@ from pyg_scale.ops.adjacency import Adjacency, rows_of
 
 
 class Relations(NamedTuple):
-    """Edges by relation, and within one by destination. A row is a pair of these with edges."""
+    """Edges grouped by relation, then by destination. A row is a pair of both that has edges."""
 
     rows: Adjacency
-    """From source nodes to rows; rows of a relation are neighbours."""
+    """From source nodes to rows; the rows of a relation are consecutive."""
     row_counts: list[int]
     """Number of rows of each relation."""
     destinations: Adjacency
@@ -34,7 +34,7 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
         num_relations: Number of relations.
     """
     relation = edge_type if graph.edge_id is None else edge_type[graph.edge_id.to(torch.int64)]
-    order = torch.argsort(relation, stable=True)  # positions are by destination already
+    order = torch.argsort(relation, stable=True)  # positions are already grouped by destination
     relation = relation[order]
     dst = rows_of(graph.indptr, graph.num_edges)[order]
     new = torch.ones_like(dst, dtype=torch.bool)

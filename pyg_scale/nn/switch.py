@@ -1,4 +1,4 @@
-"""Turn the layers of a model that is built already into fused ones, in place, and back."""
+"""Conversion of the layers of an existing model to fused ones, in place, and back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Layer:
 
     Attributes:
         name: Its name in the model, ``""`` for the model itself.
-        type: The name of its class in PyG.
-        switched: Whether it has a fused path now.
-        reason: Why not; or why, as it is now, it takes PyG's path all the same. Empty otherwise.
+        type: Name of its class in PyG.
+        switched: True if it now has a fused path.
+        reason: The reason why it has none, or why, in its present state, it takes PyG's path
+            anyway. Else empty.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Acceleration:
         return sum(layer.switched for layer in self.layers)
 
     def restore(self) -> None:
-        """Give the layers that were switched their own classes back; a second call does nothing."""
+        """Give the switched layers their own classes back; a second call does nothing."""
         for module, cls in self._was.items():
             module.__class__ = cls
             _set_min_work(module, None)
@@ -93,36 +94,35 @@ class Acceleration:
 def accelerate(
     model: nn.Module, convs: Iterable[str | type] = (), *, min_work: int | None = None
 ) -> Acceleration:
-    """Give every supported layer of a built model a fused path, in place.
+    """Give every supported layer of a model a fused path, in place.
 
-    A layer's class becomes the replacement, a subclass of its own; parameters, buffers, hooks,
-    ``state_dict`` and an optimizer that was built before stay as they are. Layers in containers
-    are found, too (``Sequential``, ``HeteroConv``, ``to_hetero``, models of PyG). Results are PyG's
-    up to rounding. A layer of a subclass of PyG's class is left alone: its author may rely on
-    what PyG does in between. On the CPU, calls with so few edges and channels that PyG's path is
-    faster take it; :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
+    The class of a layer becomes the replacement, a subclass of it; parameters, buffers, hooks,
+    ``state_dict`` and existing optimizers stay as they are. Layers in containers are found too
+    (``Sequential``, ``HeteroConv``, ``to_hetero``, models of PyG). Results are PyG's up to
+    rounding. A layer of a subclass of PyG's class is left alone, as it may rely on PyG's
+    intermediate steps. On the CPU, calls with so few edges and channels that PyG's path is faster
+    take it; :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
 
     Args:
         model: Any module.
         convs: Replacements to prefer, by name of the kind ``conv``, as ``provider:name``, or as
-            classes; after them come all that are installed.
-        min_work: The number of edges times channels from which on calls are fused; 0: always.
-            ``None``: what was measured for the kind of layer
-            (:class:`~pyg_scale.nn.conv.base.FusedConv`).
+            classes; all installed ones follow.
+        min_work: Number of edges times channels from which on calls are fused; 0: always. ``None``:
+            the value measured for the kind of layer (:class:`~pyg_scale.nn.conv.base.FusedConv`).
 
     Returns:
-        What was done for each layer, and ``restore()``.
+        A report for each layer, with ``restore()``.
 
     Raises:
-        TypeError: If ``model`` is no module, is compiled or scripted, or one of ``convs`` is no
-            :class:`~pyg_scale.nn.conv.base.FusedConv`.
-        UnknownPluginError: If nobody provides one of the names.
+        TypeError: If ``model`` is not a module, is compiled or scripted, or one of ``convs`` is not
+            a :class:`~pyg_scale.nn.conv.base.FusedConv`.
+        UnknownPluginError: If no plugin provides one of the names.
         ValueError: If ``min_work`` is negative.
     """
     if min_work is not None and min_work < 0:
         raise ValueError(f"min_work must be a number of edges times channels (got {min_work})")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-        raise TypeError("the model is compiled already: accelerate it before")
+        raise TypeError("the model is already compiled: accelerate it before compiling")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module (got {type(model).__name__})")
     failures: list[str] = []
@@ -153,11 +153,10 @@ def accelerate(
 def restore(model: nn.Module) -> int:
     """Give every fused layer of a model the class of PyG that it replaces.
 
-    Works on any model, however its layers became fused: also one that was built of layers of
-    :mod:`pyg_scale.nn`.
+    It works on any model, including one that was built from layers of :mod:`pyg_scale.nn`.
 
     Returns:
-        How many layers were changed.
+        Number of layers that were changed.
     """
     count = 0
     for module in model.modules():
@@ -170,11 +169,11 @@ def restore(model: nn.Module) -> int:
 
 
 def replacements(convs: Iterable[str | type], failures: list[str]) -> dict[type, type]:
-    """The fused class for each class of PyG.
+    """The fused class for each class of PyG that has one.
 
     Args:
-        convs: What to prefer, see :func:`accelerate`.
-        failures: Gets a line for every installed one that cannot be loaded or is none.
+        convs: Replacements to prefer, see :func:`accelerate`.
+        failures: Gets a line for every installed one that cannot be loaded or is not a fused layer.
     """
     if isinstance(convs, (str, type)):
         convs = [convs]
@@ -202,10 +201,10 @@ def replacements(convs: Iterable[str | type], failures: list[str]) -> dict[type,
 def _problem(cls: Any) -> str:
     """The reason why a class cannot replace that of an instance; empty if it can."""
     if not isinstance(cls, type) or not issubclass(cls, FusedConv):
-        return f"{cls!r} is no subclass of pyg_scale.nn.FusedConv"
+        return f"{cls!r} is not a subclass of pyg_scale.nn.FusedConv"
     replaces = getattr(cls, "replaces", None)
     if not isinstance(replaces, type) or not issubclass(cls, replaces):
-        return f"{cls.__name__}.replaces is no class that {cls.__name__} inherits from"
+        return f"{cls.__name__}.replaces is not a class that {cls.__name__} inherits from"
     return ""
 
 
@@ -220,7 +219,7 @@ def _why_not(cls: type, found: Mapping[type, type]) -> str:
 
 
 def _set_min_work(module: Any, min_work: int | None) -> None:
-    """Keep what a call of :func:`accelerate` says in the layer: copies of it do the same."""
+    """Keep the ``min_work`` of :func:`accelerate` in the layer, so that copies have it too."""
     if min_work is None:
         module.__dict__.pop("min_work", None)
     else:
@@ -228,9 +227,9 @@ def _set_min_work(module: Any, min_work: int | None) -> None:
 
 
 def _use_templates(module: Any) -> None:
-    """Let PyG generate ``propagate`` for a class of which no instance was built yet.
+    """Have PyG generate ``propagate`` for a class that has no instance yet.
 
-    Once only: from an instance that is explained, PyG would take the generated one for its own.
+    Once only: for an instance that is explained, PyG would take the generated one for its own.
     """
     if "_jinja_propagate" not in type(module).__dict__:
         module._set_jittable_templates()

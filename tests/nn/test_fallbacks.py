@@ -193,7 +193,7 @@ def test_relations_that_are_not_there(x, edge_index):
     _, ours = pair(RGCNConv, lambda cls: cls(6, 4, 2), torch.float32)
     with pytest.raises((IndexError, RuntimeError)):
         ours(x, edge_index, torch.full((edge_index.size(1),), 2))
-    assert reasons(ours) == ["edge_type names relations that are not there"]
+    assert reasons(ours) == ["edge_type has relations that do not exist"]
 
 
 def test_lazy_channels(x, edge_index):

@@ -1,4 +1,4 @@
-"""PyG's message passing layers under PyG's names: ours where there is one, else PyG's own."""
+"""PyG's message passing layers under PyG's names: ours if there is one, else PyG's own."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
 """The contract of the kind ``conv``: a layer of PyG that also has a fused path.
 
 A subclass of :class:`FusedConv` and of the class it replaces has the same constructor, parameters
-and ``state_dict``, and nothing of its own in an instance: :func:`pyg_scale.nn.accelerate` turns a
-built layer into one by exchanging its class. Whatever the fused path does not cover (hooks between
-message and aggregation, explanations, methods that a subclass overrides, unusual input) takes
-PyG's, and is counted: :func:`pyg_scale.nn.fallbacks`.
+and ``state_dict``, and its instances have no other attributes: :func:`pyg_scale.nn.accelerate`
+converts an existing layer by replacing its class. Calls that the fused path does not cover (hooks
+between message and aggregation, explanations, methods that a subclass overrides, unusual input)
+take PyG's path and are counted: :func:`pyg_scale.nn.fallbacks`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _EDGE_UPDATER = MessagePassing.edge_updater
 
 
 _GROUPING = 3
-"""Channels of a message whose time on PyG's path goes into grouping edges by one of their ends."""
+"""Number of message channels that take as long on PyG's path as grouping edges by one end."""
 
 
 class FusedConv:
-    """A layer with a fused path, and PyG's for all that it does not cover.
+    """A layer with a fused path, and PyG's path for calls that it does not cover.
 
-    Subclasses name the class that they replace first among their attributes, inherit from it
-    after this one, and write two methods: ``forward``, with PyG's signature, which calls
-    :meth:`run` with its arguments, and :meth:`fused`.
+    Subclasses inherit from this class and then from the class that they replace, which they name as
+    ``replaces``. They have two methods: ``forward``, with PyG's signature, which calls :meth:`run`
+    with its arguments, and :meth:`fused`.
 
     Example::
 
@@ -55,16 +55,16 @@ class FusedConv:
 
     Attributes:
         replaces: The class of PyG.
-        propagate_type: What ``propagate`` takes besides the edges, by name: PyG reads it off the
-            source otherwise, and mistakes a subclass for a class of the same name.
-        edge_updater_type: The same of ``edge_updater``, where there is one.
-        crossover: The work from which on the fused path is faster than PyG's on the CPU: of edges
-            in any order, and of those of a loader's batch. Calls with less take PyG's path. Work
-            is the number of edges times that of channels (:meth:`message_channels`), less those
-            for which grouping the edges stands, by both ends or, in a batch, by one. It was
-            measured for our layers; for others it is 0, none.
-        min_work: What counts instead of both, of a class or an instance: 0 fuses every call.
-            ``None``: what was measured.
+        propagate_type: The arguments of ``propagate`` besides the edges, by name: otherwise PyG
+            reads them from the source, and mistakes a subclass for a class of the same name.
+        edge_updater_type: The same for ``edge_updater``, if there is one.
+        crossover: The work from which on the fused path is faster than PyG's on the CPU: for edges
+            in any order, and for those of a loader's batch. Calls with less take PyG's path. Work
+            is the number of edges times that of channels (:meth:`message_channels`), less the
+            channels that take as long as grouping the edges, by both ends or, in a batch, by one.
+            It was measured for our layers; for others it is 0, so all calls are fused.
+        min_work: A value that replaces both, of a class or an instance; 0 fuses every call.
+            ``None``: the measured values.
     """
 
     # Not annotated: annotations would hide those of PyG's class from torch.jit.script.
@@ -72,21 +72,21 @@ class FusedConv:
     min_work = None
     crossover = 0, 0
 
-    # PyG's own: an instance of the replaced class may have put a generated one on that class,
-    # which knows nothing of explanations.
+    # PyG's own method: an instance of the replaced class may have set a generated one on that
+    # class, which does not support explanations.
     propagate = _PROPAGATE
     edge_updater = _EDGE_UPDATER
 
     def fused(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of ``forward``, without a tensor that has a row of channels for every edge.
+        """The result of ``forward``, without a tensor with a row of channels for every edge.
 
         Raises:
-            NotFused: Before anything was done, if the input is not covered.
+            NotFused: If the input is not covered; raised before any other work.
         """
         raise NotImplementedError(f"{type(self).__name__} has no fused path")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The fused path if it covers this call, else PyG's; the arguments of ``forward``."""
+        """``forward``, by the fused path if it covers this call, else by PyG's."""
         reason = SMALL if self._is_small(*args[:2]) else unfusable(self)
         if reason is None:
             try:
@@ -97,7 +97,7 @@ class FusedConv:
         return self.replaces.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
 
     def message_channels(self, x: Tensor) -> int:
-        """The channels of PyG's message of an edge that a fused path saves.
+        """Number of channels of PyG's message of an edge that the fused path saves.
 
         Args:
             x: Features of sources, ``[num_src, channels]``.
@@ -105,11 +105,10 @@ class FusedConv:
         return x.shape[-1]
 
     def _is_small(self, x: Any, edge_index: Any) -> bool:
-        """Return True if the input is on the CPU and too small.
+        """Return True if the input is on the CPU and too small; False in a trace, whose sizes vary.
 
-        In a trace, whose sizes vary, nothing is.
-        It depends on sizes and on where the edges come from, never on earlier calls: a run that
-        is resumed takes the paths of one that was not stopped.
+        It depends on sizes and on the origin of the edges, never on earlier calls: a resumed run
+        takes the same paths as one that was not interrupted.
         """
         least = self.min_work
         of_edges, of_batches = self.crossover if least is None else (least, least)
@@ -133,8 +132,9 @@ class FusedConv:
         """The object that ``torch.jit.script`` compiles: the layer itself, if it can."""
         if not hasattr(self, "_forward_of_pyg"):
             raise NotImplementedError(
-                f"torch.jit.script cannot compile pyg_scale's {type(self).__name__}: give its "
-                "model PyG's layers back before, pyg_scale.nn.restore(model)"
+                f"torch.jit.script cannot compile pyg_scale's {type(self).__name__}: first give "
+                "its "
+                "model PyG's layers back, pyg_scale.nn.restore(model)"
             )
         return self
 
@@ -167,7 +167,7 @@ def unfusable(layer: Any) -> str | None:
 
 
 def _generated(method: Any) -> bool:
-    """Return True if ``propagate`` or ``edge_updater`` is PyG's, or what PyG made of it."""
+    """Return True if ``propagate`` or ``edge_updater`` is PyG's, or generated by PyG from it."""
     return method in (_PROPAGATE, _EDGE_UPDATER) or method.__module__.endswith(
         ("_propagate", "_edge_updater")
     )
@@ -176,7 +176,7 @@ def _generated(method: Any) -> bool:
 def scriptable(replaced: type) -> Callable[..., Any]:
     """PyG's ``forward`` under another name, for ``torch.jit.script``.
 
-    TorchScript cannot run our Python, so what it compiles of a layer is PyG's path.
+    TorchScript cannot run our Python, so it compiles PyG's path of a layer.
     """
     forward = replaced.forward  # type: ignore[attr-defined]
     renamed = types.FunctionType(
@@ -187,16 +187,16 @@ def scriptable(replaced: type) -> Callable[..., Any]:
     return renamed
 
 
-# What fused paths check first ##############################################################
+# First checks of fused paths ###############################################################
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_features(*features: Tensor | None) -> None:
-    """Let only matrices of floating point numbers pass that fused ops take.
+    """Accept only floating point matrices that fused ops support.
 
     Raises:
-        NotFused: Otherwise.
+        NotFused: If not.
     """
     for x in features:
         if x is None:
@@ -219,10 +219,10 @@ def check_features(*features: Tensor | None) -> None:
 
 
 def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> None:
-    """Let only weights of edges pass that leave the type of the features as it is.
+    """Accept only edge weights that keep the type of the features.
 
     Raises:
-        NotFused: Otherwise.
+        NotFused: If not.
     """
     if weight is None:
         return
@@ -233,9 +233,9 @@ def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> N
 
 
 def untouched(module: torch.nn.Module, kind: type) -> bool:
-    """Return True if a submodule is exactly of a class, and nobody listens to its calls."""
+    """Return True if a submodule is exactly of a class, and has no hooks or wrappers."""
     return type(module) is kind and not (
-        "forward" in module.__dict__  # of this instance, as libraries that wrap layers put one
+        "forward" in module.__dict__  # set on the instance, as libraries that wrap layers do
         or module._forward_pre_hooks
         or module._forward_hooks
         or module._backward_hooks

@@ -16,7 +16,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     """PyG's :class:`torch_geometric.nn.GATConv` (Veličković et al., ICLR 2018), fused.
 
     Dropout of attention weights is drawn from a counter, which starts at a number from torch's
-    default generator: as reproducible as PyG's, but not the same weights.
+    default generator. It is as reproducible as PyG's, but drops other weights.
     """
 
     replaces = torch_geometric.nn.GATConv

@@ -14,8 +14,8 @@ from pyg_scale.ops.attention import gatv2_attention
 class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     """PyG's :class:`torch_geometric.nn.GATv2Conv` (Brody et al., ICLR 2022), fused.
 
-    Dropout as in :class:`pyg_scale.nn.GATConv`. With edge features, their map to
-    ``[num_edges, heads, channels]`` is made.
+    Dropout is as in :class:`pyg_scale.nn.GATConv`. Edge features, if any, are mapped to a tensor of
+    ``[num_edges, heads, channels]``.
     """
 
     replaces = torch_geometric.nn.GATv2Conv

@@ -19,8 +19,8 @@ from pyg_scale.ops.adjacency import recording
 class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
     """PyG's :class:`torch_geometric.nn.GCNConv` (Kipf, Welling, ICLR 2017), fused.
 
-    The normalisation is kept with the edges, as long as they and their weights live unchanged.
-    ``lin`` is applied after the sum instead of before it where that is cheaper.
+    The normalisation is kept with the edges, while they and their weights live and are not changed.
+    ``lin`` is applied after the sum instead of before it if that is cheaper.
     """
 
     replaces = torch_geometric.nn.GCNConv
@@ -47,7 +47,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             raise NotFused("node_dim")
         how = reductions(self)
         graph, weight = self._edges(x, edge_index, edge_weight)
-        # In a trace there may be a row more than nodes: replaced self-loops lead there.
+        # In a trace there may be one row more than nodes, to which replaced self-loops lead.
         size = x.size(0)
         if (
             self.lin.bias is None
@@ -60,7 +60,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
         return out if self.bias is None else out + self.bias
 
     def _edges(self, x, edge_index, edge_weight):  # type: ignore[no-untyped-def]
-        """The edges as they are multiplied with, and their weights, by edge id."""
+        """The edges to multiply with, and their weights by edge id."""
         if is_sparse(edge_index):
             if self.flow == "target_to_source":
                 raise NotFused("a sparse matrix with flow='target_to_source'")

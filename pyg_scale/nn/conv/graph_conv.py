@@ -12,7 +12,7 @@ from pyg_scale.nn.conv.base import FusedConv, scriptable
 class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
     """PyG's :class:`torch_geometric.nn.GraphConv` (Morris et al., AAAI 2019), fused.
 
-    Where that is cheaper, ``lin_rel`` is applied before a sum or a mean instead of after it.
+    ``lin_rel`` is applied before a sum or a mean instead of after it if that is cheaper.
     """
 
     replaces = torch_geometric.nn.GraphConv

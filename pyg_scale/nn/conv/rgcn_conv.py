@@ -19,8 +19,8 @@ from pyg_scale.ops.aggregate import aggregate
 class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
     """PyG's :class:`torch_geometric.nn.RGCNConv` (Schlichtkrull et al., ESWC 2018), fused.
 
-    What is kept for the gradient has a row for each pair of a relation and a node that have
-    edges; PyG keeps one for every relation and node.
+    The tensor kept for the gradient has a row for each pair of a relation and a node with edges;
+    PyG keeps one for every relation and node.
     """
 
     replaces = torch_geometric.nn.RGCNConv
@@ -43,14 +43,14 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     def __prepare_scriptable__(self) -> Any:
         """See :class:`FusedConv`."""
-        # PyG's path adds this to the layer at its first call, and what is compiled cannot.
+        # PyG's path adds this to the layer in its first call, which compiled code cannot do.
         if not hasattr(self, "_use_segment_matmul_heuristic_output"):
             self._use_segment_matmul_heuristic_output = False
         return super().__prepare_scriptable__()
 
     def message_channels(self, x: Tensor) -> int:
         """See :meth:`FusedConv.message_channels`."""
-        # Two of them stand for grouping edges by relation.
+        # Grouping edges by relation takes as long as two channels.
         return (x.size(-1) if x.is_floating_point() else self.out_channels) - 2
 
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
@@ -80,7 +80,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         if src.is_floating_point():
             rows = aggregate(relations.rows, src, None, how[0])
             rows = self._transform(rows, weight, relations.row_counts)
-        else:  # numbers of embeddings: each relation has its own table of them
+        else:  # indices of embeddings: each relation has its own table
             table = weight.reshape(-1, self.out_channels)
             offset = relations.edge_type.to(torch.int64) * self.in_channels_l
             entries = src[relations.rows.indices.to(torch.int64)] + offset
@@ -97,7 +97,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         pairs = list(zip(rows.split(row_counts), weight.unbind(0)))
         used = [pair for pair in pairs if pair[0].size(0)]
         parts = []
-        for part, matrix in used or pairs[:1]:  # weights have a gradient of zeros without edges
+        for part, matrix in used or pairs[:1]:  # without edges, the gradient of weights is zero
             if self.num_blocks is not None:
                 blocks = part.view(part.size(0), matrix.size(0), matrix.size(1))
                 part = torch.einsum("abc,bcd->abd", blocks, matrix)
@@ -107,7 +107,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         return torch.cat(parts)
 
     def _check(self, src, dst, edge_index, edge_type):  # type: ignore[no-untyped-def]
-        """Let only input pass that the fused path covers."""
+        """Accept only input that the fused path covers."""
         if is_sparse(edge_index) or not isinstance(edge_index, Tensor):
             raise NotFused("relations of a sparse matrix")
         if self.flow != "source_to_target":
@@ -121,7 +121,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         elif self.num_blocks is not None:
             raise NotFused("num_blocks without features")
         elif src.numel() and not 0 <= int(src.min()) <= int(src.max()) < self.in_channels_l:
-            raise NotFused("numbers of nodes that are not there")
+            raise NotFused("indices of nodes that do not exist")
         if edge_type is None or edge_type.shape != edge_index.shape[1:]:
             raise NotFused("edge_type is not of shape [num_edges]")
         if edge_type.is_floating_point() or edge_type.dtype == torch.bool:
@@ -129,4 +129,4 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         if edge_type.numel():
             low, high = torch.aminmax(edge_type)
             if low < 0 or high >= self.num_relations:
-                raise NotFused("edge_type names relations that are not there")
+                raise NotFused("edge_type has relations that do not exist")

@@ -14,7 +14,7 @@ from pyg_scale.nn.linear import apply_linear
 class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
     """PyG's :class:`torch_geometric.nn.SAGEConv` (Hamilton et al., NeurIPS 2017), fused.
 
-    Where that is cheaper, ``lin_l`` is applied before a sum or a mean instead of after it.
+    ``lin_l`` is applied before a sum or a mean instead of after it if that is cheaper.
     """
 
     replaces = torch_geometric.nn.SAGEConv

@@ -15,8 +15,8 @@ from pyg_scale.ops.attention import dot_product_attention
 class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     """PyG's :class:`torch_geometric.nn.TransformerConv` (Shi et al., IJCAI 2021), fused.
 
-    Dropout as in :class:`pyg_scale.nn.GATConv`. With edge features, their map to
-    ``[num_edges, heads, channels]`` is made.
+    Dropout is as in :class:`pyg_scale.nn.GATConv`. Edge features, if any, are mapped to a tensor of
+    ``[num_edges, heads, channels]``.
     """
 
     replaces = torch_geometric.nn.TransformerConv
@@ -61,7 +61,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         dropout = self.dropout if self.training else 0.0
         terms = edges.graph, query, key, value, edge
         weights = None
-        if wanted:  # PyG returns them as they are before dropout
+        if wanted:  # PyG returns weights before dropout
             out, weights = dot_product_attention(*terms, return_weights=True)
         if dropout or not wanted:
             out = dot_product_attention(*terms, dropout=dropout)
