@@ -64,7 +64,7 @@ def test_a_feature_store_must_be_a_class_of_stores(data, name):
 @pytest.mark.parametrize("name", ["odd", "function", "nothing"])
 @pytest.mark.parametrize("options", [{}, {"path": "parts"}])
 def test_a_partitioner_must_be_a_class_of_partitioners(data, name, options):
-    with pytest.raises(TypeError, match=f"method='{name}' must stand for a subclass"):
+    with pytest.raises(TypeError, match=f"method='{name}' must name a subclass"):
         pyg_scale.partition(data, 2, method=name, **options)
 
 

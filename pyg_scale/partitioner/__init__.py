@@ -1,4 +1,4 @@
-"""Partitioners: which part of a graph goes where."""
+"""Partitioners, which assign the nodes of a graph to parts."""
 
 from pyg_scale.partitioner.adaptive import Repartition, repartition
 from pyg_scale.partitioner.base import (

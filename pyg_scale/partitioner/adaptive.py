@@ -1,4 +1,4 @@
-"""Move few nodes so that every part holds the share that its device can bear."""
+"""Moves of few nodes, after which every part has the share that its device can handle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyg_scale.partitioner.assigned import check_assignment
 from pyg_scale.partitioner.base import Partition, PartitionGraph
 from pyg_scale.partitioner.graph import partition_graph
 
-_FINE = 1 << 20  # units in which the work of an average node is counted
+_FINE = 1 << 20  # units of work of an average node
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Repartition:
     Attributes:
         assignment: The part ``int32`` ``[num_nodes]`` of every node; by node type if there are
             types.
-        num_moved: Nodes that have another part now.
-        lower_bound: No assignment within the tolerance has fewer moves than this.
-        shares: The share that each part holds now, of nodes or work, ``[num_parts]``.
-        target: The share that it should hold.
+        num_moved: Number of nodes whose part has changed.
+        lower_bound: Smallest number of moves to any assignment within the tolerance.
+        shares: The present share of each part, of nodes or work, ``[num_parts]``.
+        target: The share that each part should have.
         cut_before: Share of the (undirected) edges between parts, before.
-        cut_after: The same, now.
-        balanced: Whether every part is within the tolerance. Not so where single nodes outweigh
-            it.
+        cut_after: The same, after.
+        balanced: True if every part is within the tolerance; single nodes may be too heavy for
+            that.
     """
 
     assignment: Tensor | dict[str, Tensor]
@@ -58,33 +58,34 @@ def repartition(
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> Repartition:
-    """Adapt an assignment to devices that turned out unequal, moving few nodes.
+    """Adapt an assignment to unequal devices by moving few nodes.
 
-    Nodes move from parts that hold too much to parts that hold too little, those first that lower
-    the cut most or raise it least: nodes at the boundary. Parts that are within the tolerance stay
-    as they are, and once all are, a further call moves nothing, so that it does not swing to and
-    fro. Moves stop at the edge of the tolerance and not at the target, which needs more of them.
+    Nodes move from parts with too much to parts with too little; first those that lower the cut
+    most or raise it least, which are nodes at the boundary. Parts within the tolerance stay as they
+    are. Once all are, further calls move nothing, so that repeated calls do not oscillate. Moves
+    stop at the edge of the tolerance, as reaching the target would take more of them.
 
-    Either say the ``shares``, or give what was measured: ``loads``, the work that each part caused
-    (edges sampled, seconds times speed, ...), and ``capabilities``, how fast the devices are. A
-    node then counts as the load of its part by the number of its nodes, and parts should hold work
-    in proportion to the capabilities. Measure the loads again before the next call.
+    Give either ``shares``, or measurements: ``loads``, the work that each part caused (edges
+    sampled, seconds times speed, ...), and ``capabilities``, the speeds of the devices. The weight
+    of a node is then the load of its part divided by the number of the part's nodes, and parts
+    should have work in proportion to the capabilities. Measure the loads again before the next
+    call.
 
     Args:
         data: The graph, as :func:`pyg_scale.partition` takes it, or a
             :class:`~pyg_scale.partitioner.base.PartitionGraph`.
         assignment: The part of every node.
-        shares: The share ``[num_parts]`` that each part should hold, in any unit.
+        shares: The share ``[num_parts]`` that each part should have, in any unit.
         loads: Measured work of each part ``[num_parts]``, above 0 where a part has nodes.
         capabilities: Speed of each device ``[num_parts]``, above 0, in any unit.
-        weights: What a node counts, ``int64`` ``[num_nodes]``, at least 0, over all types in
+        weights: Weight of each node, ``int64`` ``[num_nodes]``, at least 0, over all types in
             order; with ``shares``. ``None``: 1 each.
-        num_parts: Number of parts, where the assignment does not say it.
-        tolerance: How far from its target a part may be, as a share of it: at most 0.05 is 5 %.
-        seed: Of the order of equally good moves.
+        num_parts: Number of parts, if the assignment does not determine it.
+        tolerance: Largest relative deviation of a part from its target: 0.05 is 5 %.
+        seed: Seed of the order of equally good moves.
 
     Raises:
-        ValueError: If arguments contradict each other or do not fit; says which.
+        ValueError: If arguments contradict each other or do not fit; the message names them.
         TypeError: If one has a wrong type.
     """
     graph = data if isinstance(data, PartitionGraph) else partition_graph(data, is_sorted=False)
@@ -101,7 +102,7 @@ def repartition(
         weight = _weights(weights, before.numel())
     else:
         if weights is not None:
-            raise ValueError("weights= goes with shares=; loads= say what nodes weigh")
+            raise ValueError("weights= goes with shares=; loads= already weigh the nodes")
         target = _positive(capabilities, parts, "capabilities")
         weight = _weights_of(loads, before, parts)
     target = target / target.sum()
@@ -159,7 +160,7 @@ def _weights(weights: Tensor | None, size: int) -> Tensor:
 
 
 def _weights_of(loads: Any, part: Tensor, parts: int) -> Tensor:
-    """The weight of a node of each part, so that parts weigh what was measured."""
+    """The weight of a node of each part, such that parts have the measured loads."""
     found = torch.as_tensor(loads, dtype=torch.float64).detach().cpu()
     if found.shape != (parts,):
         raise ValueError(f"loads must have one number for each of the {parts} parts")
@@ -179,7 +180,7 @@ def _held(part: Tensor, weight: Tensor, parts: int) -> Tensor:
 
 
 def _bounds(target: Tensor, total: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The least and the most of each part: whole numbers within the tolerance where there are."""
+    """The smallest and largest load of each part: integers within the tolerance if possible."""
     fair = target * total
     least = (fair * (1 - tolerance)).ceil().to(torch.int64)
     most = (fair * (1 + tolerance)).floor().to(torch.int64)
@@ -188,16 +189,17 @@ def _bounds(target: Tensor, total: int, tolerance: float) -> tuple[Tensor, Tenso
 
 
 def _frozen(held: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds that let nodes move only from parts that hold too much to those that hold too little.
+    """Bounds that let nodes move only from parts with too much to parts with too little.
 
-    A node that goes through a part that is fine is moved twice in all.
+    A node that passed through a balanced part would move twice.
     """
     return torch.minimum(held, most).clamp(min=least), torch.maximum(held, least).clamp(max=most)
 
 
 def _lower_bound(part: Tensor, weight: Tensor, held: Tensor, least: Tensor, most: Tensor) -> int:
-    """Moves that every way needs: the heaviest nodes out of parts that hold too much, or into
-    those that hold too little."""
+    """Number of moves that are always needed: of the heaviest nodes out of parts with too much, or
+    into parts with too little.
+    """
     out = 0
     for number in (held > most).nonzero().view(-1).tolist():
         mine = weight[part == number].sort(descending=True).values.cumsum(0)

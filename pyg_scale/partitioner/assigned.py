@@ -1,4 +1,4 @@
-"""Assignments as they are handed over, checked and made narrow."""
+"""Assignments as given by the user, checked and converted to a narrow dtype."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Assigned:
-    """The part of every node, in the narrowest dtype, with what follows from it.
+    """The part of every node in the narrowest dtype, with values derived from it.
 
     Attributes:
         num_parts: Number of parts.
         part: ``uint8`` (up to 256 parts) or ``int32`` ``[num_nodes]`` by node type.
-        sizes: Nodes of each part ``[num_parts]`` by node type.
-        is_range: Whether parts are ranges of ids, in order, by node type.
+        sizes: Number of nodes of each part ``[num_parts]`` by node type.
+        is_range: By node type, True if parts are ranges of ids in order.
     """
 
     num_parts: int
@@ -38,19 +38,18 @@ def check_assignment(
     num_nodes: Mapping[NodeType, int],
     num_parts: int | None = None,
 ) -> Assigned:
-    """Refuse what is no assignment of these nodes.
+    """Check an assignment of the nodes of a graph.
 
     Args:
         assignment: The part of each node: a finished partition, tensors ``[num_nodes]`` by node
             type, or in a homogeneous graph one tensor.
-        num_nodes: The nodes of each type.
-        num_parts: Number of parts; the largest that occurs, plus one, if ``None`` (a partition
-            knows).
+        num_nodes: Number of nodes of each type.
+        num_parts: Number of parts. ``None``: that of the partition, else the largest part plus one.
 
     Raises:
         TypeError: If it is not made of one-dimensional integer tensors.
-        ValueError: If a type is missing or too many, a length is wrong, a part is out of range, or
-            there are more parts than nodes; names which.
+        ValueError: If a type is missing or unknown, a length is wrong, a part is out of range, or
+            there are more parts than nodes; the message names it.
     """
     if isinstance(assignment, Partition):
         num_parts, assignment = assignment.num_parts, assignment.assignment
@@ -58,7 +57,7 @@ def check_assignment(
     by_type = assignment if isinstance(assignment, Mapping) else {None: assignment}
     if by_type.keys() != num_nodes.keys():
         raise ValueError(
-            f"the assignment is of the node types {_names(by_type)}, expected one tensor for each "
+            f"the assignment has the node types {_names(by_type)}, expected one tensor for each "
             f"of {_names(num_nodes)}"
         )
     for node_type, part in by_type.items():

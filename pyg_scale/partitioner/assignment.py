@@ -1,4 +1,4 @@
-"""Parts that another tool made: one number per node, in a text or ``.npy`` file."""
+"""Assignments made by another tool: one number per node, in a text or ``.npy`` file."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pyg_scale.store.source import of
 def read_assignment(
     given: Any, offsets: Mapping[NodeType, tuple[int, int]], num_parts: int
 ) -> Tensor:
-    """Check and number through the parts of all nodes.
+    """Read and check the parts of the nodes of all types.
 
-    A text file has the part of node ``i`` in line ``i + 1`` (as METIS, KaHIP and DistDGL write
-    it), an ``.npy`` file is an integer array ``[num_nodes]``, a ``.pt`` file such a tensor or, with
+    A text file has the part of node ``i`` in line ``i + 1`` (as METIS, KaHIP and DistDGL write it).
+    An ``.npy`` file is an integer array ``[num_nodes]``. A ``.pt`` file is such a tensor or, with
     pyg-scale-migrate, a partition book of GraphLearn-for-PyTorch (its ``node_pb.pt``).
 
     Args:
-        given: A tensor or array ``[num_nodes]`` or a file, or one of them by node type.
-        offsets: Where the nodes of each type begin and end.
+        given: A tensor or array ``[num_nodes]`` or a file, or one of these by node type.
+        offsets: The first node of each type and the one after the last.
         num_parts: Number of parts.
 
     Returns:
-        ``int32``, the parts of the nodes of all types.
+        The parts of the nodes of all types, ``int32``.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If there are too few or too many entries, or one is no part; names the file
+        ValueError: If there are too few or too many entries, or one is not a part; names the file
             and the line or entry.
-        TypeError: If it is something else, or not given by node type where there are types.
+        TypeError: If it is something else, or not given by node type for a graph with types.
     """
     out = torch.empty(max((end for _, end in offsets.values()), default=0), dtype=torch.int32)
     if not isinstance(given, Mapping):
@@ -103,19 +103,19 @@ def _plural(unit: str) -> str:
 def _array(path: Path) -> Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # its header is parsed as Python, which fails in many ways
-        raise ValueError(f"{path} is no plain .npy file: {error}") from None
+    except Exception as error:  # the header is parsed as Python, which fails in many ways
+        raise ValueError(f"{path} is not a plain .npy file: {error}") from None
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{path} must hold integers (got {array.dtype})")
     if array.dtype.kind == "f":
         return torch.from_numpy(array.astype(np.float64))
-    if array.dtype == np.uint64:  # torch compares none; what is beyond int64 is no part either
+    if array.dtype == np.uint64:  # torch cannot compare it; larger than int64 is no part
         array = np.minimum(array, np.uint64(2**63 - 1))
     return torch.from_numpy(array.astype(np.int64))
 
 
 def _pickled(path: Path) -> Tensor:
-    """The tensor in a ``.pt`` file. A partition book of GLT is read by pyg-scale-migrate."""
+    """The tensor in a ``.pt`` file. Partition books of GLT are read by pyg-scale-migrate."""
     modules: list[str] = []
 
     def note(module: str, _: str) -> None:
@@ -133,7 +133,7 @@ def _pickled(path: Path) -> Tensor:
 
 
 def _text(path: Path) -> Tensor:
-    """The integers of a text file, one per line; empty lines at its end do not count."""
+    """The integers of a text file, one per line; empty lines at its end are ignored."""
     try:
         lines = path.read_bytes().rstrip().split(b"\n")
     except OSError as error:

@@ -1,9 +1,9 @@
-"""k-means with room: clusters of points, none of which holds more than it may.
+"""k-means with capacities: clusters of points of limited size.
 
-Lloyd's method (IEEE Trans. Inf. Theory 1982) from the start of Arthur and Vassilvitskii
-("k-means++", SODA 2007); with room as in Bradley, Bennett, Demiriz ("Constrained k-means
-clustering", MSR-TR-2000-65), but points are placed by deferred acceptance (Gale and Shapley, 1962)
-rather than by a flow. Points are on the unit sphere, and close where their product is large.
+Lloyd's method (IEEE Trans. Inf. Theory 1982) with the initial centres of Arthur and Vassilvitskii
+("k-means++", SODA 2007) and capacities as in Bradley, Bennett, Demiriz ("Constrained k-means
+clustering", MSR-TR-2000-65), but with points placed by deferred acceptance (Gale and Shapley, 1962)
+rather than by a flow. Points are on the unit sphere, and are close if their product is large.
 
 Sums are in a fixed order, so that the result is the same for any number of threads.
 """
@@ -17,29 +17,29 @@ from torch import Tensor
 from pyg_scale.ops import keys
 from pyg_scale.ops.neighbor_sum import neighbor_sum
 
-_SAMPLE = 20_000  # points among which centres are looked for
-_TRIES = 4  # starts, of which the best is taken
-_LLOYD = 12  # steps of each
-_BALANCED = 4  # steps in which there is only so much room
-_ROUNDS = 40  # in which points ask for room; what is then still too full stays so
-_CHUNK = 1 << 22  # numbers that are compared at a time
+_SAMPLE = 20_000  # points among which centres are searched
+_TRIES = 4  # initial choices, of which the best is taken
+_LLOYD = 12  # steps for each choice
+_BALANCED = 4  # steps with capacities
+_ROUNDS = 40  # of requests for room; clusters that are still too full then stay so
+_CHUNK = 1 << 22  # numbers compared at a time
 
 
 def balanced_clusters(points: np.ndarray, weights: Tensor, capacity: Tensor, key: int) -> Tensor:
-    """Put points into clusters of about limited size.
+    """Assign points to clusters of approximately limited size.
 
     Args:
         points: ``float64`` ``[num_points, dim]``, of length 1 (or 0).
         weights: ``int64`` ``[num_points, num_constraints]``.
-        capacity: ``int64`` ``[num_clusters, num_constraints]``, the most that each may hold.
-        key: Of all draws.
+        capacity: ``int64`` ``[num_clusters, num_constraints]``, the largest load of each.
+        key: Key of all draws.
 
     Returns:
-        ``int32`` ``[num_points]``. Where room is scarce, a cluster may hold somewhat too much.
+        ``int32`` ``[num_points]``. If room is scarce, a cluster may slightly exceed its capacity.
     """
     num_clusters = capacity.size(0)
     centres = _find_centres(points, num_clusters, key)
-    # The largest cluster gets the most room.
+    # The largest cluster gets the largest capacity.
     free = torch.zeros(num_clusters, weights.size(1), dtype=torch.int64)
     free.index_add_(0, torch.from_numpy(_closest(points, centres)), weights)
     share = (free / weights.sum(0).clamp(min=1)).sum(1)
@@ -71,7 +71,7 @@ def _find_centres(points: np.ndarray, num_clusters: int, key: int) -> np.ndarray
 
 
 def _start(points: np.ndarray, num_clusters: int, key: int) -> np.ndarray:
-    """k-means++: each next centre is a point, the likelier the farther from those before it."""
+    """k-means++: the next centre is a point, more likely the farther it is from earlier ones."""
     chosen = [keys.mix(key) % len(points)]
     far = np.full(len(points), np.inf)
     for number in range(1, num_clusters):
@@ -83,7 +83,7 @@ def _start(points: np.ndarray, num_clusters: int, key: int) -> np.ndarray:
 
 
 def _means(points: np.ndarray, assignment: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """The direction of the sum of each cluster; that of an empty one stays what it was."""
+    """The direction of the sum of each cluster; that of an empty one does not change."""
     order = np.argsort(assignment, kind="stable")
     count = np.bincount(assignment, minlength=len(before))
     pointers = torch.from_numpy(np.concatenate([[0], np.cumsum(count)]))
@@ -93,7 +93,7 @@ def _means(points: np.ndarray, assignment: np.ndarray, before: np.ndarray) -> np
 
 
 def _products(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    return np.einsum("nd,kd->nk", points, centres)  # no library, whose order is its own
+    return np.einsum("nd,kd->nk", points, centres)  # no BLAS, as its order of sums varies
 
 
 def _closest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -106,9 +106,9 @@ def _closest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def _place(points: np.ndarray, centres: np.ndarray, weights: Tensor, capacity: Tensor) -> Tensor:
-    """Deferred acceptance: a point asks the clusters in the order of their closeness.
+    """Deferred acceptance: a point requests clusters in the order of their closeness.
 
-    A cluster that is asked by more than it has room for keeps those that lose most elsewhere.
+    A cluster with more requests than room keeps the points that would lose most elsewhere.
     """
     num_clusters = len(centres)
     closeness = torch.from_numpy(_products(points, centres))
@@ -123,7 +123,8 @@ def _place(points: np.ndarray, centres: np.ndarray, weights: Tensor, capacity: T
         points_there = full[wanted].nonzero().view(-1)
         place = asked[points_there].view(-1, 1)
         here = ranked.values[points_there].gather(1, place)
-        # What a point loses if it has to ask the next cluster; who has asked all loses most.
+        # The loss of a point that has to request the next cluster; largest after all were
+        # requested.
         following = (place + 1).clamp(max=num_clusters - 1)
         loss = (here - ranked.values[points_there].gather(1, following)).view(-1)
         loss[place.view(-1) == num_clusters - 1] = 4.0

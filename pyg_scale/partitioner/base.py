@@ -1,4 +1,4 @@
-"""The contract of partitioners: one undirected graph in, a part for every node out."""
+"""The contract of partitioners, which assign each node of an undirected graph to a part."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from torch import Tensor
 from pyg_scale.graph.topology import NodeType, Topology
 
 BALANCES = ("nodes", "edges", "train")
-"""Quantities to balance: nodes of each type, in-edges of all, training nodes of each type."""
+"""Quantities to balance: nodes of each type, in-edges of all types, training nodes of each type."""
 
 
 @dataclass(frozen=True)
 class PartitionGraph:
-    """The graph as a partitioner sees it: undirected, without types.
+    """The undirected graph without types that a partitioner gets.
 
-    The nodes of all types are numbered through, in the order of the types. Every edge of the
-    user's graph is there in both directions, once each way however often it was given; there are
-    no self-loops. Neighbours are ascending within a node. A method that asks for less than that
+    The nodes of all types are numbered consecutively, in the order of the types. It has every edge
+    of the user's graph once in each direction, however often it was given, and no self-loops.
+    Neighbours are ascending within a node. A method that needs less
     (:attr:`Partitioner.needs_simple`, :attr:`Partitioner.needs_sorted`) may get less.
 
     Attributes:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, the neighbours of each node; may be
-            strided, and may be a memory-mapped file. Never written to.
-        offsets: Where the nodes of each type begin and end: ``{type: (begin, end)}``, in the
-            order of the types, without gaps.
-        weights: ``int64`` ``[num_nodes, num_constraints]``, what is to be balanced: a column for
-            each thing. At least one column, none negative; may be strided, also with stride 0.
-        names: What each column counts: one of :data:`BALANCES`, and of what type where the graph
-            has types (``"nodes of 'paper'"``).
-        is_sorted: Whether neighbours are ascending within each node.
-        train: ``bool`` ``[num_nodes]``, the training nodes; ``None`` where nothing says which.
-        topology: The user's graph, directed and with types; ``None`` where only parts of it are
-            at hand.
+            strided, and may be a memory-mapped file. Must not be written to.
+        offsets: The ranges of nodes of each type, ``{type: (begin, end)}``, in the order of the
+            types, without gaps.
+        weights: ``int64`` ``[num_nodes, num_constraints]``, not negative; each column, at least
+            one, is a quantity to balance. May be strided, also with stride 0.
+        names: The quantity of each column: one of :data:`BALANCES`, with the type if the graph has
+            types (``"nodes of 'paper'"``).
+        is_sorted: True if neighbours are ascending within each node.
+        train: ``bool`` ``[num_nodes]``, the training nodes; ``None`` if unknown.
+        topology: The user's graph, directed and with types; ``None`` if only parts of it are
+            available.
     """
 
     indptr: Tensor
@@ -57,26 +57,26 @@ class PartitionGraph:
 
     @property
     def num_edges(self) -> int:
-        """Undirected edges."""
+        """Number of undirected edges."""
         return self.indices.numel() // 2
 
 
 class Partitioner(ABC):
     """Cuts a graph into parts.
 
-    An instance holds the options of the method, each as an attribute of the same name as the
-    argument of the constructor; all have defaults. :meth:`assign` may be called any number of
-    times, and its result depends only on its arguments: not on the order of neighbours, not on
-    the number of threads, not on the size of chunks.
+    An instance has the options of the method as attributes named like the arguments of the
+    constructor; all have defaults. :meth:`assign` may be called any number of times. Its result
+    depends only on its arguments, not on the order of neighbours, the number of threads or the size
+    of chunks.
 
     Attributes:
-        balances: Which of :data:`BALANCES` the result keeps within :meth:`capacity` (on every
-            column of that kind); asking for another is refused. Empty: the sizes are random.
-        minimises_cut: Whether two cliques joined by an edge are cut at that edge.
-        needs_simple: Whether there must be no self-loops and no parallel edges (which count as
-            often as they are there).
-        needs_sorted: Whether neighbours must be ascending. Without both, a large graph on disk is
-            used where it lies.
+        balances: The :data:`BALANCES` that the result keeps within :meth:`capacity` (in every
+            column of that kind); requests for others are refused. Empty: the sizes are random.
+        minimises_cut: True if two cliques joined by an edge are cut at that edge.
+        needs_simple: True if there must be no self-loops and no parallel edges (which otherwise
+            count each time).
+        needs_sorted: True if neighbours must be ascending. If both are False, a large graph on disk
+            is used in place.
         max_imbalance: A part may hold this many times its fair share.
     """
 
@@ -92,22 +92,23 @@ class Partitioner(ABC):
 
         Args:
             graph: At least one node.
-            num_parts: From 2 to the number of nodes; the caller has dealt with all else.
-            seed: Of every random choice (:mod:`pyg_scale.ops.keys`).
+            num_parts: From 2 to the number of nodes; the caller handles all other numbers.
+            seed: Seed of all random choices (:mod:`pyg_scale.ops.keys`).
             shares: ``float64`` ``[num_parts]``, above 0, sum 1: the share of each column that a
-                part should hold. Equal unless the user asked otherwise.
+                part should have. Equal by default.
 
         Returns:
             Integers ``[num_nodes]`` from 0 to ``num_parts - 1``.
 
         Raises:
-            ValueError: If the method cannot do this graph; says why and what can.
+            ValueError: If the method cannot partition this graph; names the reason and an
+                alternative.
         """
 
     def assign_and_cache(
         self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor
     ) -> tuple[Tensor, dict[NodeType, list[Tensor]]]:
-        """:meth:`assign`, and which features of other parts each part should cache.
+        """Assign nodes to parts, and choose features of other parts that each part should cache.
 
         Returns:
             The assignment, and for node types with such lists the ids ``int64`` ``[n]`` for each
@@ -116,20 +117,20 @@ class Partitioner(ABC):
         return self.assign(graph, num_parts, seed=seed, shares=shares), {}
 
     def options(self) -> dict[str, object]:
-        """The arguments of the constructor, as they are kept in a graph directory."""
+        """The arguments of the constructor, as stored in a graph directory."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def extra(self) -> dict[str, object]:
-        """Further values to keep in a graph directory, as JSON."""
+        """Further values to store in a graph directory, as JSON."""
         return {}
 
     def capacity(self, graph: PartitionGraph, shares: Tensor) -> Tensor:
-        """The most that each part may hold, ``int64`` ``[num_parts, num_constraints]``.
+        """The largest load of each part, ``int64`` ``[num_parts, num_constraints]``.
 
-        ``max_imbalance`` times the fair share, but never less than what is needed to place every
-        node whatever the weights are: the fair share, rounded up, and all of the heaviest node
-        but one unit. With one column, or columns of which each node has one, some part then
-        always has room; with others (nodes and in-edges) that is usual, not certain.
+        It is ``max_imbalance`` times the fair share, but at least the load with which every node
+        can be placed for any weights: the fair share, rounded up, plus the weight of the heaviest
+        node less one unit. With one column, or columns of which each node has one, some part then
+        always has room; with others (nodes and in-edges) this is likely, but not certain.
         """
         total = graph.weights.sum(0)
         fair = shares.view(-1, 1) * total.to(torch.float64)
@@ -151,9 +152,9 @@ class Partition:
         method: The name of the partitioner, or ``"imported"``.
         options: Its options, as JSON values.
         seed: Its seed.
-        extra: What the partitioner wants to be kept in the directory, as JSON values.
-        cache: For node types with such lists, the ids ``int64`` ``[n]`` of nodes of other parts
-            whose features each part should keep, hottest first.
+        extra: Further values of the partitioner to store in the directory, as JSON values.
+        cache: For node types with cache lists, the ids ``int64`` ``[n]`` of nodes of other parts
+            whose features each part should cache, hottest first.
     """
 
     assignment: dict[NodeType, Tensor]
@@ -171,7 +172,7 @@ def equal_shares(num_parts: int) -> Tensor:
 
 
 def check_num_parts(num_parts: int, num_nodes: int) -> None:
-    """Refuse a number of parts that cannot be.
+    """Refuse an impossible number of parts.
 
     Raises:
         ValueError: If it is below 1, or there are fewer nodes than parts.

@@ -1,4 +1,4 @@
-"""Any number of parts of any size by cutting in two again and again."""
+"""Recursive bisection into any number of parts of any size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from pyg_scale.ops.refine_partition import refine_partition
 from pyg_scale.partitioner.coarsening import Level
 
 Halve = Callable[[Level, float, Tensor, Tensor, int], Tensor]
-"""Cuts a graph in two: from the graph, the share of part 0, the most and the least that the parts
-may hold (``[2, num_constraints]``) and a key to the part ``int32`` ``[num_nodes]`` of each node."""
+"""A function that cuts a graph in two. It takes the graph, the share of part 0, the largest and the
+smallest loads of the parts (``[2, num_constraints]``) and a key, and returns the part ``int32``
+``[num_nodes]`` of each node.
+"""
 
 _WHOLE = 1 << 30
 
@@ -28,11 +30,11 @@ def recursive(
     Args:
         level: The graph.
         shares: ``float64`` ``[num_parts]``, above 0.
-        capacity: ``int64`` ``[num_parts, num_constraints]``. The halves are given the same part of
-            the room that there is for each of the cuts to come.
+        capacity: ``int64`` ``[num_parts, num_constraints]``. The room beyond fair shares is divided
+            evenly among the cuts to come.
         minimum: ``int64`` ``[num_parts, num_constraints]``.
-        key: Of all random choices.
-        halve: How to cut in two.
+        key: Key of all random choices.
+        halve: A function that cuts a graph in two.
 
     Returns:
         ``int32`` ``[num_nodes]``.
@@ -76,15 +78,15 @@ def _room(level: Level, shares: Tensor, capacity: Tensor, split: int) -> Tensor:
 def bisect(
     level: Level, shares: Tensor, capacity: Tensor, minimum: Tensor, *, tries: int, key: int
 ) -> Tensor:
-    """Recursive bisection by growing parts, several times, and refining them; the best is taken.
+    """Bisect recursively, by growing and refining parts several times and taking the best ones.
 
     Args:
         level: A small graph.
         shares: ``float64`` ``[num_parts]``.
         capacity: ``int64`` ``[num_parts, num_constraints]``.
         minimum: ``int64`` ``[num_parts, num_constraints]``.
-        tries: How many pieces are grown for each cut.
-        key: Of all random choices.
+        tries: Number of pieces that are grown for each cut.
+        key: Key of all random choices.
 
     Returns:
         ``int32`` ``[num_nodes]``.
@@ -123,7 +125,7 @@ def bisect(
 
 
 def sizes(weights: Tensor) -> Tensor:
-    """One number a node, ``int64`` ``[num_nodes]``: the sum of its shares of all columns."""
+    """One number per node, ``int64`` ``[num_nodes]``: the sum of its shares of all columns."""
     if weights.size(1) == 1:
         return weights[:, 0].contiguous()
     total = weights.sum(0).clamp(min=1)
@@ -131,10 +133,10 @@ def sizes(weights: Tensor) -> Tensor:
 
 
 def least_of_parts(weights: Tensor, shares: Tensor, max_imbalance: float) -> Tensor:
-    """The least load of a part, so that balancing by capacities empties none.
+    """The smallest load of a part, so that balancing by capacities leaves no part empty.
 
-    As far below its share as parts may be above it, twice over; nothing of what single nodes
-    have too much of.
+    It is the share less twice the margin by which parts may exceed it, and less the heaviest node;
+    0 in columns where that node is heavier than the share.
 
     Args:
         weights: ``int64`` ``[num_nodes, num_constraints]``.
@@ -151,7 +153,7 @@ def least_of_parts(weights: Tensor, shares: Tensor, max_imbalance: float) -> Ten
 
 
 def excess(level: Level, assignment: Tensor, capacity: Tensor, minimum: Tensor) -> int:
-    """The excess of parts over their bounds, columns counting alike."""
+    """The excess of parts over their bounds, with equal weights for all columns."""
     held = torch.zeros_like(capacity)
     held.index_add_(0, assignment.to(torch.int64), level.weights)
     out = ((held - capacity).clamp(min=0) + (minimum - held).clamp(min=0)).to(torch.float64)

@@ -12,7 +12,7 @@ from pyg_scale.ops.cluster_nodes import cluster_nodes
 from pyg_scale.ops.contract_graph import contract_graph
 from pyg_scale.ops.csc import expand_pointers
 
-_ENOUGH = 0.95  # a level that keeps more of the nodes than this is the last
+_ENOUGH = 0.95  # a level with more than this share of the nodes is the last
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Level:
         indices: ``int32`` or ``int64`` ``[num_entries]``.
         weights: ``int64`` ``[num_nodes, num_constraints]``.
         edge_weights: ``int64`` ``[num_entries]``; ``None``: 1 each.
-        cluster: ``int64`` ``[num_nodes]``, the node of the next level that each is part of;
+        cluster: ``int64`` ``[num_nodes]``, the node of the next level that each node belongs to;
             ``None`` in the last level.
     """
 
@@ -47,7 +47,7 @@ class Level:
         return int(self.edge_weights[apart].sum()) // 2
 
     def induced(self, nodes: Tensor) -> Level:
-        """The graph on some nodes, ``int64`` ascending, numbered in their order."""
+        """The subgraph of some nodes, ``int64`` ascending, numbered in their order."""
         place = torch.full((self.num_nodes,), -1, dtype=torch.int64)
         place[nodes] = torch.arange(nodes.numel())
         row = place[expand_pointers(self.indptr, self.indices.numel()).to(torch.int64)]
@@ -71,18 +71,18 @@ def coarsen(
     rounds: int,
     group: Tensor | None = None,
 ) -> list[Level]:
-    """Make a graph smaller until it has at most ``num_nodes``, or hardly gets smaller.
+    """Coarsen a graph until it has at most ``num_nodes`` nodes, or hardly gets smaller.
 
     Args:
         level: The graph.
-        num_nodes: When to stop.
-        limit: ``int64`` ``[num_constraints]``, the most that a node of several may weigh.
-        key: Of the order in which nodes look for a cluster.
-        rounds: Rounds of label propagation for each level.
-        group: ``int32`` ``[num_nodes]``: only nodes of one group come together.
+        num_nodes: Number of nodes at which to stop.
+        limit: ``int64`` ``[num_constraints]``, the largest weight of a node made of several.
+        key: Key of the order in which nodes choose a cluster.
+        rounds: Number of rounds of label propagation for each level.
+        group: ``int32`` ``[num_nodes]``: only nodes of the same group are joined.
 
     Returns:
-        ``level`` first, the smallest graph last.
+        The levels, from ``level`` to the smallest graph.
     """
     levels: list[Level] = []
     while level.num_nodes > num_nodes:
@@ -114,7 +114,7 @@ def coarsen(
 
 
 def _few_edges_first(degree: Tensor, key: int) -> Tensor:
-    """Nodes by the order of magnitude of their degree, at random within one."""
+    """Nodes by order of magnitude of their degree, in random order within each."""
     order = keys.permutation(key, degree.numel())
     magnitude = degree[order].clamp(min=1).to(torch.float64).log2().floor()
     return order[magnitude.argsort(stable=True)]

@@ -32,25 +32,25 @@ def compare(
 ) -> list[Quality]:
     """Partition a graph by several methods, for :func:`~pyg_scale.partitioner.report.table`.
 
-    The graph is read and made undirected once, which counts for none of the methods.
+    The graph is read and made undirected once, outside of the time of each method.
 
     Args:
         data: As in :func:`pyg_scale.partition`, but whole: in memory, or a directory of one part.
         num_parts: Number of parts.
         methods: Names of partitioners, or instances with options.
-        seed: Of every random choice.
+        seed: Seed of all random choices.
         shares: As in :func:`pyg_scale.partition`.
         balance: As there.
         train: As there.
-        num_neighbors: See :func:`~pyg_scale.partitioner.measure.quality`, as for what follows.
+        num_neighbors: See :func:`~pyg_scale.partitioner.measure.quality`, also for the following.
         batch_size: As there.
         num_batches: As there.
         edge_assign_strategy: As there.
         memory: As there.
 
     Raises:
-        ValueError: If there is no method, or as :func:`pyg_scale.partition` raises it.
-        UnknownPluginError: If there is no such method.
+        ValueError: If no method is given, or as :func:`pyg_scale.partition`.
+        UnknownPluginError: If a method does not exist.
     """
     if isinstance(methods, str) or not methods:
         raise ValueError(f"methods must be a list of partitioners (got {methods!r})")

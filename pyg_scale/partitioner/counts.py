@@ -16,12 +16,12 @@ class Remote:
     Attributes:
         num_neighbors: Neighbours per hop.
         batch_size: Seeds of a batch, all of one part.
-        num_batches: How many batches were sampled.
-        per_batch: Nodes of a batch that other parts own, on average over the batches of all
+        num_batches: Number of batches that were sampled.
+        per_batch: Average number of nodes of a batch that other parts own, over the batches of all
             parts.
         std_error: Standard error of :attr:`per_batch`.
-        share: The same as a share of the nodes of a batch.
-        cached: Of these, how many are in the cache list of the batch's part, on average.
+        share: :attr:`per_batch` as a share of the nodes of a batch.
+        cached: Average number of these that are in the cache list of the batch's part.
     """
 
     num_neighbors: list[int]
@@ -35,7 +35,7 @@ class Remote:
 
 @dataclass
 class Quality:
-    """Counts of a partition; everything else follows from them.
+    """Counts of a partition, from which all other measures are derived.
 
     Attributes:
         num_parts: Number of parts.
@@ -43,12 +43,12 @@ class Quality:
         edges: Edges of each part, by edge type.
         cut_edges: Edges between parts, by edge type.
         halo: Nodes of other parts that are neighbours of each part's nodes, by node type.
-        train: Training nodes of each part, of the node types that have any.
+        train: Training nodes of each part, for the node types that have any.
         edge_assign_strategy: ``"by_dst"``: edges are with their destination, and halo nodes are
             sources; ``"by_src"``: the other way round.
-        method: The name of the partitioner, where it is known.
-        seconds: How long partitioning took, where that was measured.
-        remote: Features from other parts, where that was measured.
+        method: The name of the partitioner, if known.
+        seconds: Duration of partitioning, if measured.
+        remote: Features from other parts, if measured.
     """
 
     num_parts: int
@@ -69,7 +69,7 @@ class Quality:
 
     @property
     def replication(self) -> float:
-        """Copies of a node on average: own and halo nodes of all parts, by nodes."""
+        """Average number of copies of a node: own and halo nodes of all parts, divided by nodes."""
         nodes = _total(self.nodes)
         return (nodes + _total(self.halo)) / nodes if nodes else 1.0
 
@@ -80,21 +80,21 @@ class Quality:
 
     @property
     def edge_balance(self) -> float:
-        """Edges of the part that has most, as a multiple of the average."""
+        """Edges of the part with the most, as a multiple of the average."""
         return _balance(_sum(self.edges, self.num_parts))
 
     @property
     def train_balance(self) -> float | None:
-        """Training nodes of the part that has most, as a multiple of the average."""
+        """Training nodes of the part with the most, as a multiple of the average."""
         return _balance(_sum(self.train, self.num_parts)) if _total(self.train) else None
 
     @property
     def largest_halo(self) -> int:
-        """Halo nodes of the part that has most."""
+        """Halo nodes of the part with the most."""
         return max(_sum(self.halo, self.num_parts), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, with what follows from the counts."""
+        """The counts and derived measures as JSON values."""
         return {
             "method": self.method,
             "num_parts": self.num_parts,
@@ -130,7 +130,7 @@ class Quality:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Quality:
-        """Read what :meth:`to_dict` gave.
+        """Read the result of :meth:`to_dict`.
 
         Raises:
             ValueError: If it is something else.
@@ -151,7 +151,7 @@ class Quality:
                 remote=None if found["remote"] is None else Remote(**found["remote"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no quality report: {type(error).__name__}: {error}") from None
+            raise ValueError(f"not a quality report: {type(error).__name__}: {error}") from None
 
 
 def _edge_type(name: list[str] | None) -> EdgeType:

@@ -41,25 +41,24 @@ def partition(
     assignment: Any = None,
     **options: Any,
 ) -> Assignment:
-    """Cut a graph into parts: few edges between them, and equal shares for each.
+    """Cut a graph into parts of equal size with few edges between them.
 
     Args:
-        data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, or a graph directory,
-            opened or by its path (also one of several parts, to be cut anew).
+        data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, or a graph directory, opened
+            or by its path (also one of several parts, which is partitioned anew).
         num_parts: Number of parts, at most as many as there are nodes.
-        method: The name of a partitioner, or an instance of one, which holds its options.
-        path: Where to write the graph, part by part, as a graph directory. Nothing is written if
-            ``None``.
-        seed: Of every random choice: the same seed gives the same parts.
-        shares: The share ``[num_parts]`` that each part should hold of everything, in any unit
-            (machines of unequal size). Equal if ``None``.
-        balance: What to hold equal shares of: any of ``"nodes"`` (of each type), ``"edges"``
-            (in-edges) and ``"train"`` (training nodes of each type).
+        method: The name of a partitioner, or an instance with its options.
+        path: The graph directory to write, part by part. ``None``: nothing is written.
+        seed: Seed of all random choices: the same seed gives the same parts.
+        shares: The share ``[num_parts]`` of every quantity that each part should have, in any unit,
+            for unequal machines. Equal if ``None``.
+        balance: Quantities to balance: any of ``"nodes"`` (of each type), ``"edges"`` (in-edges)
+            and ``"train"`` (training nodes of each type).
         train: The training nodes: a mask or ids (by node type if there are types), or the name of
             an attribute or index set. By default ``train_mask``, or the index set ``"train"``.
-        assignment: Parts that are known already, instead of a method: a tensor ``[num_nodes]`` or
-            a file (see :func:`~pyg_scale.partitioner.assignment.read_assignment`), by node type
-            if there are types.
+        assignment: A given assignment, instead of a method: a tensor ``[num_nodes]`` or a file (see
+            :func:`~pyg_scale.partitioner.assignment.read_assignment`), by node type if there are
+            types.
         **options: Options of the method, and with ``path`` those of
             :func:`~pyg_scale.partitioner.write.write_partition`.
 
@@ -68,12 +67,12 @@ def partition(
 
     Raises:
         ValueError: If there are more parts than nodes, or something is out of range.
-        TypeError: If neither the method nor the writer knows an option.
+        TypeError: If neither the method nor the writer has such an option.
         UnknownPluginError: If there is no such method.
         FileExistsError: If something is at ``path`` and ``overwrite=True`` is not given.
     """
     if path is not None and Path(path).exists() and not options.get("overwrite"):
-        raise FileExistsError(f"{path} is there already: take another path, or overwrite=True")
+        raise FileExistsError(f"{path} exists: choose another path, or set overwrite=True")
     found, _ = assign(
         data,
         num_parts,
@@ -107,10 +106,10 @@ def assign(
     options: Mapping[str, Any] | None = None,
     graph: PartitionGraph | None = None,
 ) -> tuple[Partition, PartitionGraph]:
-    """The assignment that :func:`partition` writes, and the graph as the method saw it.
+    """The assignment that :func:`partition` writes, and the graph that the method got.
 
     Args:
-        data: As in :func:`partition`, as are those that are not named here.
+        data: As in :func:`partition`.
         num_parts: As there.
         method: As there.
         seed: As there.
@@ -118,10 +117,10 @@ def assign(
         balance: As there.
         train: As there.
         assignment: As there.
-        writes: Whether the writer's options may be among ``options``.
+        writes: True if ``options`` may have options of the writer.
         options: As there.
-        graph: What :func:`~pyg_scale.partitioner.graph.partition_graph` made of ``data`` before,
-            with neighbours ascending if the method needs that; spares making it again.
+        graph: An earlier result of :func:`~pyg_scale.partitioner.graph.partition_graph` for
+            ``data``, with ascending neighbours if the method needs that. ``None``: it is made.
     """
     if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
         raise ValueError(f"num_parts must be a number of at least 1 (got {num_parts!r})")
@@ -164,10 +163,10 @@ def _assigned(
         raise ValueError(
             f"method {name!r} balances {', '.join(partitioner.balances)}, not "
             f"{', '.join(sorted(asked - set(partitioner.balances)))}: give balance= one of those, "
-            "or take method='fennel'"
+            "or use method='fennel'"
         )
     if not partitioner.balances and asked != {"nodes"}:
-        raise ValueError(f"method {name!r} balances nothing: leave balance= out, or take another")
+        raise ValueError(f"method {name!r} balances nothing: leave balance= out, or use another")
     if num_parts == 1:
         return torch.zeros(graph.num_nodes, dtype=torch.int32), {}
     part, cache = partitioner.assign_and_cache(graph, num_parts, seed=seed, shares=shares)
@@ -190,7 +189,7 @@ def _assigned(
 def _say_if_unbalanced(
     partitioner: Partitioner, name: str, graph: PartitionGraph, part: Tensor, shares: Tensor
 ) -> None:
-    """Warn of parts that hold more than the method promises: several things may not fit at once."""
+    """Warn of parts that exceed the method's limit, as several quantities may not fit at once."""
     if not partitioner.balances:
         return
     held = torch.zeros(shares.numel(), graph.weights.size(1), dtype=torch.int64)
@@ -202,7 +201,7 @@ def _say_if_unbalanced(
         warnings.warn(
             f"method {name!r} did not balance everything: part {p} holds "
             f"{int(held[p, column])} {graph.names[column]}, at most {int(most[p, column])} were "
-            "wanted; balance fewer things, or raise max_imbalance",
+            "expected; balance fewer quantities, or raise max_imbalance",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -221,8 +220,8 @@ def _named(method: str) -> Any:
     found = plugins.get("partitioner", method)
     if not (isinstance(found, type) and issubclass(found, Partitioner)):
         raise TypeError(
-            f"method={method!r} must stand for a subclass of pyg_scale.partitioner.Partitioner "
-            f"(it is {found!r}, a fault of the plugin)"
+            f"method={method!r} must name a subclass of pyg_scale.partitioner.Partitioner "
+            f"(it names {found!r}, a fault of the plugin)"
         )
     return found
 
@@ -246,7 +245,7 @@ def _split(
         if assignment is not None:
             what = "imported parts have"
         elif not isinstance(method, str):
-            what = f"{type(method).__name__}: an instance holds its options already, there is"
+            what = f"{type(method).__name__}: an instance already has its options, there is"
         also = f"of writing: {', '.join(writer)}" if writes else "with path= also those of writing"
         raise TypeError(
             f"{what} no option {', '.join(map(repr, unknown))}; there are: "

@@ -1,10 +1,10 @@
-"""The Fiedler vector of a graph: the order in which it is best cut in two.
+"""The Fiedler vector of a graph, which orders its nodes for a cut in two.
 
-That is the eigenvector of the second smallest eigenvalue of the normalised Laplacian (Fiedler,
-Czech. Math. J. 1973; Shi and Malik: "Normalized cuts and image segmentation", PAMI 2000), found as
-in Barnard and Simon ("Fast multilevel implementation of recursive spectral bisection", Concurrency
-1994): that of a much smaller graph first, which then is the start of some steps of Lanczos' method
-on the next larger one. Nothing is ever as large as the square of the number of nodes.
+It is the eigenvector of the second smallest eigenvalue of the normalised Laplacian (Fiedler, Czech.
+Math. J. 1973; Shi and Malik: "Normalized cuts and image segmentation", PAMI 2000), computed as in
+Barnard and Simon ("Fast multilevel implementation of recursive spectral bisection", Concurrency
+1994): first for a much smaller graph, whose vector is then the start of some steps of Lanczos'
+method on the next larger one. No tensor is as large as the square of the number of nodes.
 
 All sums are in a fixed order, so that the result is the same for any number of threads.
 """
@@ -21,8 +21,8 @@ from pyg_scale.ops import keys
 from pyg_scale.ops.neighbor_sum import neighbor_sum
 from pyg_scale.partitioner.coarsening import Level, coarsen
 
-_SMALLEST = 100  # nodes of the graph that is solved first
-_STEPS = 20  # of Lanczos before a restart
+_SMALLEST = 100  # nodes of the first graph
+_STEPS = 20  # steps of Lanczos before a restart
 _NEGLIGIBLE = 1e-12
 
 
@@ -32,10 +32,10 @@ def fiedler_vector(
     """Approximate the Fiedler vector of a connected graph.
 
     Args:
-        level: At least two nodes, connected; its ``weights`` play no part.
-        key: Of the first start vector.
-        products: The largest number of products with the matrix of each level.
-        tolerance: A level is done when the length of the residual is less than this times the
+        level: A connected graph of at least two nodes; its ``weights`` are ignored.
+        key: Key of the first start vector.
+        products: Largest number of products with the matrix of each level.
+        tolerance: A level ends when the length of the residual is less than this times the
             eigenvalue.
 
     Returns:
@@ -61,7 +61,7 @@ def fiedler_vector(
 
 
 def _volumes(levels: list[Level]) -> list[np.ndarray]:
-    """The sum of the degrees, in the finest graph, of what each node stands for."""
+    """For each node of a level, the sum of the degrees of its nodes in the finest graph."""
     finest = levels[0]
     degree = finest.indptr.diff().to(torch.float64)
     if finest.edge_weights is not None:
@@ -81,14 +81,14 @@ def _degree(level: Level) -> Tensor:
 
 
 class _Walk:
-    """The random walk on a level, as a symmetric matrix: 1 less the normalised Laplacian."""
+    """The random walk on a level, as a symmetric matrix: identity minus normalised Laplacian."""
 
     def __init__(self, level: Level, volume: np.ndarray) -> None:
         self.level = level
         self.root = np.sqrt(volume)
         weights = level.edge_weights
         self.weights = None if weights is None else weights.to(torch.float64)
-        self.inside = 1 - _degree(level).numpy() / volume  # edges within what a node stands for
+        self.inside = 1 - _degree(level).numpy() / volume  # edges inside each node
 
     def __matmul__(self, x: np.ndarray) -> np.ndarray:
         scaled = torch.from_numpy(x / self.root)
@@ -97,10 +97,10 @@ class _Walk:
 
 
 def _largest(matrix: _Walk, x: np.ndarray, products: int, tolerance: float) -> np.ndarray:
-    """The eigenvector of the largest eigenvalue but one (whose eigenvector is known), scaled."""
+    """The scaled eigenvector of the second largest eigenvalue (that of the largest is known)."""
     trivial = matrix.root / _length(matrix.root)
     x = _without(x * matrix.root, [trivial])
-    if _length(x) < _NEGLIGIBLE:  # the start said nothing: any other does
+    if _length(x) < _NEGLIGIBLE:  # the start vector is useless: take any other
         x = _without(np.arange(matrix.root.size, dtype=np.float64), [trivial])
     left = products
     while left > 0:
@@ -134,7 +134,7 @@ def _without(x: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
 
 
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
-    return float((x * y).sum())  # not np.dot, whose order is that of a library
+    return float((x * y).sum())  # not np.dot, as BLAS has its own order of sums
 
 
 def _length(x: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Nodes go to the part whose batches sample them most, and each part says what it should cache."""
+"""Partitioning by sampling frequency: nodes go to the part whose batches sample them most."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pyg_scale.partitioner.placement import place
 
 
 class FrequencyPartitioner(Partitioner):
-    """Places features by how often they are sampled, as GraphLearn-for-PyTorch's does.
+    """Places features by their sampling frequency, as GraphLearn-for-PyTorch does.
 
     Training nodes are divided first, by another method; those of a part are its seeds. For every
     part, each node gets the probability that sampling around them reaches it
     (:func:`~pyg_scale.partitioner.hotness.sample_prob`). Then each node goes to the part that
-    samples it most, as long as there is room; those first for which it matters most. Without
-    training nodes all nodes are seeds. Needs 4 bytes for each node and part.
+    samples it most, as long as there is room; nodes for which it matters most come first. Without
+    training nodes, all nodes are seeds. It needs 4 bytes for each node and part.
 
     Args:
-        num_neighbors: Neighbours per hop that training will use, -1 for all. Kept in the
-            directory; a loader with others warns.
-        cache_ratio: Share of the nodes of each type whose features every part should cache: those
+        num_neighbors: Neighbours per hop in training, -1 for all. Stored in the directory; a loader
+            with others warns.
+        cache_ratio: Share of the nodes of each type whose features every part should cache: nodes
             of other parts that it samples most. Written as lists, hottest first.
-        batch_size: Seeds of a batch. ``None``: all seeds of a part, so that what counts is whether
-            an epoch reaches a node.
-        initial: The name of the method that divides the training nodes, with its defaults, and that
-            decides where it makes no difference. ``"random"`` is what GraphLearn-for-PyTorch does.
+        batch_size: Seeds of a batch. ``None``: all seeds of a part, so that it counts if an epoch
+            reaches a node.
+        initial: The name of the method, with its defaults, that divides the training nodes and
+            decides ties. GraphLearn-for-PyTorch uses ``"random"``.
         probabilities: ``method`` of :func:`~pyg_scale.partitioner.hotness.sample_prob`.
         max_imbalance: A part may hold this many times its fair share.
 
     Raises:
         ValueError: If an option is out of range.
-        UnknownPluginError: If there is no such initial method.
+        UnknownPluginError: If the initial method does not exist.
     """
 
     minimises_cut = True
@@ -76,7 +76,7 @@ class FrequencyPartitioner(Partitioner):
         self.needs_sorted = plugins.get("partitioner", initial).needs_sorted
 
     def extra(self) -> dict[str, object]:
-        """The ``num_neighbors`` that loaders should have."""
+        """The ``num_neighbors`` that loaders should use."""
         return {"num_neighbors": self.num_neighbors}
 
     def assign(self, graph: PartitionGraph, num_parts: int, *, seed: int, shares: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class FrequencyPartitioner(Partitioner):
         return assignment, cache
 
     def _probability(self, graph: PartitionGraph, mine: Tensor, seed: int) -> Tensor:
-        """The frequency with which a part samples each node of all types."""
+        """The frequency with which a part samples each node, over all types."""
         seeds = mine if graph.train is None else mine & graph.train
         topology, ranges = graph.topology, graph.offsets
         if topology is None:
@@ -127,7 +127,7 @@ class FrequencyPartitioner(Partitioner):
 
 
 def _undirected(graph: PartitionGraph) -> Topology:
-    """The graph as it is cut, where nothing else is at hand."""
+    """The undirected graph as a topology, if the user's graph is not available."""
     return Topology(
         node_types=(None,),
         edge_types=(None,),

@@ -1,4 +1,4 @@
-"""The graph that partitioners see, from whatever a user has: undirected, with weights."""
+"""The undirected graph with weights for partitioners, made of a user's graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyg_scale.store.source import of
 from pyg_scale.store.topology import topology_of
 
 Train = Tensor | Mapping[NodeType, Tensor] | str
-"""The training nodes: a mask or ids, the same by node type, or the name of a set."""
+"""Training nodes: a mask or ids, or a dictionary of these by node type, or the name of a set."""
 
 
 def partition_graph(
@@ -31,27 +31,27 @@ def partition_graph(
     is_sorted: bool = True,
     is_simple: bool = True,
 ) -> PartitionGraph:
-    """The graph as a partitioner sees it.
+    """Make the graph for a partitioner.
 
-    A graph with one type of nodes and of edges whose edges are all there in both directions,
-    without self-loops and parallel edges unless ``is_simple=False``, is used where it lies, be it
-    memory or a file; any other is made undirected in memory: 4 bytes for each direction of each
-    edge and 24 for each node.
+    A graph with one type of nodes and edges is used in place, in memory or in a file, if all edges
+    exist in both directions, and there are no self-loops and parallel edges (unless
+    ``is_simple=False``). Any other is made undirected in memory, with 4 bytes for each direction of
+    each edge and 24 for each node.
 
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, a
             :class:`~pyg_scale.graph.topology.Topology`, or a graph directory, opened or by path.
-        balance: What the parts should hold equal shares of: any of ``"nodes"`` (of each type),
-            ``"edges"`` (in-edges) and ``"train"`` (training nodes of each type).
+        balance: Quantities to balance: any of ``"nodes"`` (of each type), ``"edges"`` (in-edges)
+            and ``"train"`` (training nodes of each type).
         train: The training nodes. By default those of ``train_mask`` or, in a directory, of the
             index set ``"train"``.
-        is_sorted: Whether neighbours must be ascending within each node.
-        is_simple: Whether self-loops and parallel edges must be left out.
+        is_sorted: True if neighbours must be ascending within each node.
+        is_simple: True if self-loops and parallel edges must be left out.
 
     Raises:
-        ValueError: If ``balance`` names something else, or training nodes that nothing tells.
+        ValueError: If ``balance`` is something else, or has training nodes that are not known.
         TypeError: If ``data`` or ``train`` is of another type.
-        GraphDirectoryError: If the directory is damaged, or a part of it is not here.
+        GraphDirectoryError: If the directory is damaged, or a part of it is missing.
     """
     kinds = _kinds(balance)
     if isinstance(data, (str, PathLike)):
@@ -67,7 +67,7 @@ def partition_graph(
     trains = None if chosen is None else _numbered(chosen, offsets, begin)
     if "train" in kinds and trains is None:
         raise ValueError(
-            "balance='train', but nothing says which nodes train: give train= a mask or ids, or "
+            "balance='train', but the training nodes are not known: give train= a mask or ids, or "
             "the graph a train_mask (a graph directory: an index set 'train')"
         )
     weights, names = _weights(kinds, offsets, degree, trains)
@@ -88,7 +88,7 @@ def _kinds(balance: str | Sequence[str]) -> tuple[str, ...]:
 def _adjacency(
     blocks: list[Block], num_nodes: int, is_sorted: bool, is_simple: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """Pointers, neighbours, and whether these are ascending."""
+    """Pointers, neighbours, and True if these are ascending."""
     blocks = [block for block in blocks if block.indices.numel()]
     if len(blocks) == 1:
         block = blocks[0]
@@ -111,7 +111,7 @@ def _weights(
     trains: Tensor | None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     num_nodes = degree.numel()
-    if kinds == ("nodes",) and len(offsets) == 1:  # no memory for what is 1 everywhere
+    if kinds == ("nodes",) and len(offsets) == 1:  # no memory for ones
         return torch.ones(1, 1, dtype=torch.int64).expand(num_nodes, 1), ("nodes",)
     columns, names = [], []
     for kind in kinds:
@@ -165,7 +165,7 @@ def _numbered(
 
 
 class _FromTopology:
-    """A description of a graph in memory."""
+    """The source of a graph in memory."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -212,7 +212,7 @@ class _FromTopology:
 
 
 class _FromDirectory:
-    """A description of a graph directory, of one part or of several."""
+    """The source of a graph directory, of one part or of several."""
 
     def __init__(self, directory: GraphDirectory) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Parts by a hash of the node id: anyone can tell where a node is, without a book."""
+"""Parts by a hash of the node id: the part of a node is known without a partition book."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyg_scale.partitioner.base import Partitioner, PartitionGraph
 
 
 class HashPartitioner(Partitioner):
-    """The part of a node is a function of its id, its type, the seed and the shares alone.
+    """Computes the part of a node only from its id, its type, the seed and the shares.
 
-    A node stays where it is when others are added. Sizes are those of independent draws: with
-    ``n`` nodes, about ``sqrt(n / num_parts)`` off; nothing is balanced beyond that.
+    A node keeps its part when others are added. Sizes are those of independent draws: with ``n``
+    nodes, they deviate by about ``sqrt(n / num_parts)``; nothing else balances them.
     """
 
     balances = ()
@@ -39,7 +39,7 @@ class HashPartitioner(Partitioner):
         return out
 
 
-_CHUNK = 1 << 22  # nodes that are hashed at a time
+_CHUNK = 1 << 22  # nodes hashed at a time
 
 
 def type_key(seed: int, node_type: NodeType) -> int:

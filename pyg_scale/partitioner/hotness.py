@@ -1,4 +1,4 @@
-"""The hotness of nodes: the probability that sampling neighbours for a batch reaches it."""
+"""The hotness of nodes: the probability that sampling neighbours for a batch reaches them."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ def sample_prob(
     num_batches: int = 1000,
     seed: int = 0,
 ) -> dict[NodeType, Tensor]:
-    """The probability of every node to be in the subgraph that is sampled for a batch.
+    """Estimate the probability of every node to be in the subgraph sampled for a batch.
 
-    ``"propagate"`` follows probabilities hop by hop: a node that is expanded takes each of its
-    ``d`` in-edges with probability ``min(1, k / d)``, and a node is missed if it is by all edges
-    that lead to it. That is exact where every node can be reached on one path only (trees of
-    in-edges), or surely; elsewhere it takes events for independent that are not, and usually says
-    a bit too much. ``"sample"`` counts how often nodes occur in batches that are sampled; its
-    standard error is ``sqrt(p (1 - p) / num_batches)``. ``"auto"`` propagates where that is exact
-    and samples elsewhere.
+    ``"propagate"`` follows probabilities hop by hop: an expanded node takes each of its ``d``
+    in-edges with probability ``min(1, k / d)``, and a node is missed if all edges that lead to it
+    are. This is exact if every node can be reached on only one path (trees of in-edges), or with
+    certainty. Otherwise it assumes independence of dependent events, and usually gives slightly too
+    large values. ``"sample"`` counts the occurrences of nodes in sampled batches; its standard
+    error is ``sqrt(p (1 - p) / num_batches)``. ``"auto"`` propagates if that is exact and samples
+    otherwise.
 
-    Propagation as for the cache of "GNNLab: A Factored System for Sample-based GNN Training over
+    Propagation is as for the cache of "GNNLab: A Factored System for Sample-based GNN Training over
     GPUs" (Yang et al., EuroSys 2022) and of "Communication-Efficient Graph Neural Networks with
     Probabilistic Neighborhood Expansion Analysis and Caching" (Kaler et al., MLSys 2023).
 
     Args:
         data: A :class:`~pyg_scale.graph.topology.Topology`, ``Data``, ``HeteroData``, or a graph
-            directory of one part or its path. Times and weights of edges are not regarded.
-        seeds: The training nodes ``[n]``, distinct, by node type where there are types.
+            directory of one part or its path. Times and weights of edges are ignored.
+        seeds: The training nodes ``[n]``, distinct, by node type if there are types.
         num_neighbors: Neighbours per hop, for all edge types; -1 for all.
         batch_size: Seeds of a batch, drawn from ``seeds`` of each type without replacement.
             ``None``: all seeds are one batch.
         method: ``"auto"``, ``"propagate"`` or ``"sample"``.
-        num_batches: How many batches are sampled.
-        seed: Of the batches.
+        num_batches: Number of batches to sample.
+        seed: Seed of the batches.
 
     Returns:
         ``float64`` ``[num_nodes]`` by node type (``None`` in a homogeneous graph).
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
         IndexError: If a seed is not a node.
         TypeError: If an argument has a wrong type.
     """
@@ -76,7 +76,7 @@ def sample_prob(
     for node_type, node in by_type.items():
         _check_seeds(node, node_type, graph)
         chosen[node_type] = node.to(torch.int64)
-    sampler_of(graph, num_neighbors)  # refuses what is no list of numbers
+    sampler_of(graph, num_neighbors)  # refuses anything but a list of numbers
     hops = [int(k) for k in num_neighbors]
     if method != "sample":
         spread = _Spread(graph, chosen, batch_size)
@@ -111,8 +111,8 @@ class _Spread:
     Attributes:
         missed: Probability that a node is not in the batch.
         new: Probability that it was added by the last hop.
-        hits: By how many ways it can be reached, up to 2.
-        certain: Whether some hop adds it surely, if no earlier one did.
+        hits: Number of paths on which it can be reached, up to 2.
+        certain: True if some hop is certain to add it, unless an earlier one did.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _Spread:
 
     @property
     def is_exact(self) -> bool:
-        """True if no node can be reached on two ways, unless it surely is."""
+        """True if no node can be reached on two paths, unless it is certain to be reached."""
         return not any(((hits > 1) & ~self.certain[n]).any() for n, hits in self.hits.items())
 
     def hop(self, k: int) -> None:
@@ -141,7 +141,8 @@ class _Spread:
             expanded = self.new[self.graph.expanded_type(edge_type)]
             neighbor = self.graph.neighbor_type(edge_type)
             for taken, node in _taken(csc, expanded, k):
-                # Neither depends on how edges are cut into pieces: one after the other.
+                # Edges are processed one after the other, so the results do not depend on the
+                # pieces.
                 np.multiply.at(missed[neighbor], node, 1 - taken)
                 hits = np.bincount(node, minlength=0)
                 before = self.hits[neighbor][: hits.size]
@@ -154,7 +155,7 @@ class _Spread:
 
 
 def _taken(csc: CSC, expanded: np.ndarray, k: int) -> Any:
-    """``(probability that an edge is taken, neighbour)`` of edges that may be."""
+    """``(probability that an edge is taken, neighbour)`` for edges that can be taken."""
     nodes = csc.indptr.numel() - 1
     for first in range(0, nodes, _EDGES):
         pointers = csc.indptr[first : first + _EDGES + 1]
@@ -178,7 +179,7 @@ def _sampled(
     num_batches: int,
     seed: int,
 ) -> dict[NodeType, Tensor]:
-    """The frequencies of nodes in batches of the native sampler."""
+    """The frequency of nodes in batches of the native sampler."""
     sampler = sampler_of(graph, hops)
     key = keys.fold(0, seed)
     streams = {

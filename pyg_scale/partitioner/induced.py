@@ -1,4 +1,4 @@
-"""The parts of a graph in memory, each as a graph of its own."""
+"""The parts of a graph in memory, as separate graphs."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def subgraphs(
 ) -> list[Data] | list[HeteroData]:
     """Cut a graph in memory into one graph per part.
 
-    A part has its nodes in ascending order of their original ids, which ``n_id`` holds, and the
-    edges between them in the order of the graph, with original ids in ``e_id``. Attributes of
-    nodes and edges go with them; everything else is shared.
+    A part has its nodes in ascending order of their original ids (``n_id``), and the edges between
+    them in the order of the graph, with original ids ``e_id``. Attributes of nodes and edges go
+    with them; all other attributes are shared.
 
     Args:
         data: The graph, with ``edge_index``.
         parts: The part of every node.
-        num_parts: Number of parts, where the assignment does not say it.
-        halo: Also take the edges that come from other parts. Their sources follow the part's own
+        num_parts: Number of parts, if the assignment does not determine it.
+        halo: If True, also take the edges from other parts. Their sources follow the part's own
             nodes, in ascending order; ``is_halo`` ``[num_nodes]`` marks them.
 
     Returns:
         ``num_parts`` graphs of the type of ``data``.
 
     Raises:
-        TypeError: If ``data`` is no graph in memory, or the assignment no integer tensor.
+        TypeError: If ``data`` is not a graph in memory, or the assignment not an integer tensor.
         ValueError: If the assignment does not fit the graph, or it has edges in another form.
     """
     if isinstance(data, Data):
@@ -93,7 +93,7 @@ def _by_part(part: Tensor, num_parts: int) -> list[Tensor]:
 
 
 def _kept(edge_index: Tensor, edge_type: EdgeType, assigned: Assigned, halo: bool) -> list[Tensor]:
-    """The ids of the edges that each part takes, ascending."""
+    """The ids of the edges of each part, ascending."""
     source, destination = _ends(edge_type)
     part = assigned.part[destination][edge_index[1].long()]
     edge_id = torch.arange(part.numel())

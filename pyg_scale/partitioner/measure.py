@@ -1,4 +1,4 @@
-"""Count what a partition cuts, balances and replicates."""
+"""Counts of the edges that a partition cuts, the nodes it replicates, and its balance."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ def quality(
     Args:
         data: ``Data``, ``HeteroData``, ``(FeatureStore, GraphStore)``, or a graph directory or its
             path.
-        assignment: The part of every node; ``None`` for a directory of several parts, whose
-            numbers were counted when it was written.
-        num_parts: Number of parts, where the assignment does not say it and the last ones may be
+        assignment: The part of every node; ``None`` for a directory of several parts, whose counts
+            were stored when it was written.
+        num_parts: Number of parts, if the assignment does not determine it and the last ones may be
             empty.
-        edge_assign_strategy: Whether edges are with their destination (``"by_dst"``) or source.
-        num_neighbors: Neighbours per hop. If given, batches around the training nodes of each
-            part (all its nodes where there are none) are sampled, to count features of other parts.
-            Times and weights of edges are not regarded.
+        edge_assign_strategy: ``"by_dst"`` if edges are with their destination, ``"by_src"`` if with
+            their source.
+        num_neighbors: Neighbours per hop. If given, batches around the training nodes of each part
+            (all its nodes if there are none) are sampled, to count features of other parts. Times
+            and weights of edges are ignored.
         batch_size: Seeds of such a batch.
-        num_batches: How many batches, over all parts (at least one for each part with seeds).
-        cache: Cache lists as :func:`~pyg_scale.partitioner.write.write_partition` takes them, to
-            count how many of those features they hold.
-        seed: Of the batches.
-        memory: Bytes to use for marking halo nodes; with less, edges are read more often.
+        num_batches: Number of batches over all parts (at least one for each part with seeds).
+        cache: Cache lists as for :func:`~pyg_scale.partitioner.write.write_partition`, to count how
+            many of these features they have.
+        seed: Seed of the batches.
+        memory: Bytes to use for marks of halo nodes; with less, edges are read more often.
 
     Raises:
         ValueError: If the assignment does not fit the graph, or there is none.
@@ -89,7 +90,7 @@ def quality(
 
 
 def stored_quality(data: Any) -> Quality:
-    """The numbers that were counted when a directory was partitioned.
+    """The counts stored when a directory was partitioned.
 
     Raises:
         ValueError: If it has none, because it was not partitioned.
@@ -109,7 +110,7 @@ def stored_quality(data: Any) -> Quality:
 def count(
     graph: Topology, assigned: Assigned, edge_assign_strategy: str = "by_dst", memory: int = 1 << 30
 ) -> Quality:
-    """Everything about a partition that follows from the edges.
+    """Count everything that depends on the edges of a partition.
 
     Args:
         graph: In-edges of every node (``direction="forward"``).

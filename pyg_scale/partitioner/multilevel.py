@@ -1,9 +1,9 @@
 """Multilevel partitioning: coarsen, partition the smallest graph, refine on the way back.
 
-The scheme of METIS (Karypis and Kumar: "A fast and high quality multilevel scheme for partitioning
-irregular graphs", SIAM J. Sci. Comput. 1998), coarsened by clusters rather than by matchings, which
-suits graphs with hubs (Meyerhenke, Sanders, Schulz, SEA 2014). The steps are ops of their own,
-each with a meaning in plain Python: :mod:`pyg_scale.ops.cluster_nodes`,
+This is the scheme of METIS (Karypis and Kumar: "A fast and high quality multilevel scheme for
+partitioning irregular graphs", SIAM J. Sci. Comput. 1998), with coarsening by clusters rather than
+by matchings, which suits graphs with hubs (Meyerhenke, Sanders, Schulz, SEA 2014). The steps are
+separate ops, each with a meaning in plain Python: :mod:`pyg_scale.ops.cluster_nodes`,
 :mod:`pyg_scale.ops.contract_graph`, :mod:`pyg_scale.ops.grow_part` and
 :mod:`pyg_scale.ops.refine_partition`.
 """
@@ -23,22 +23,22 @@ from pyg_scale.partitioner.bisection import bisect, least_of_parts
 from pyg_scale.partitioner.coarsening import Level, coarsen
 
 _NODES_PER_PART = 60  # of the smallest graph
-_CLUSTERS_PER_PART = 20  # at least, whatever they weigh: else parts could not be balanced
+_CLUSTERS_PER_PART = 20  # at least, whatever their weight, so that parts can be balanced
 
 
 class MultilevelPartitioner(Partitioner):
-    """Few cut edges, in memory, without any other library.
+    """Cuts few edges, in memory, without other libraries.
 
-    Takes about 40 bytes a directed edge beside the graph. Balances any number of columns, by
-    ``shares``.
+    It takes about 40 bytes per directed edge besides the graph, and balances any number of columns,
+    by ``shares``.
 
     Args:
         max_imbalance: The largest part may be this many times its share.
-        cycles: How often to coarsen and refine; those after the first start from the
-            partition of the one before and only improve it.
-        tries: Bisections of the smallest graph from which the best is taken.
-        passes: Passes of refinement on each level.
-        rounds: Rounds of label propagation to coarsen by one level.
+        cycles: Number of times to coarsen and refine; each cycle after the first starts from the
+            previous partition and only improves it.
+        tries: Number of bisections of the smallest graph, of which the best is taken.
+        passes: Number of passes of refinement on each level.
+        rounds: Number of rounds of label propagation to coarsen by one level.
 
     Raises:
         ValueError: If an option is out of range.
@@ -116,7 +116,7 @@ class MultilevelPartitioner(Partitioner):
 
 
 def _project(levels: list[Level], assignment: Tensor) -> Tensor:
-    """The parts of the nodes of the last level, whose members are all of the same part."""
+    """The parts of the nodes of the last level; the members of each are all in one part."""
     for level, smaller in itertools.pairwise(levels):
         assert level.cluster is not None
         assignment = assignment.new_zeros(smaller.num_nodes).scatter_(0, level.cluster, assignment)

@@ -1,4 +1,4 @@
-"""Every node to the part that needs it most, as long as there is room."""
+"""Placement of every node in the part that needs it most, as long as there is room."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from torch import Tensor
 
 
 def place(need: Tensor, weights: Tensor, capacity: Tensor, initial: Tensor) -> Tensor:
-    """Assign nodes to parts, those first that lose most with their second choice.
+    """Assign nodes to parts; first those that lose most with their second choice.
 
-    In rounds: each node that is left asks for the part with room for it that needs it most (of
-    several, its initial one, else the first), and each part takes those who ask, in order, until
-    the first that does not fit. A node that fits nowhere goes where relatively most room is left.
+    In each round, every remaining node requests the part that needs it most among those with room
+    for it (ties go to its initial part, else to the first). Each part accepts requests, in order,
+    up to the first node that does not fit. A node that fits nowhere goes to the part with the
+    largest share of room left.
 
     Args:
         need: ``float32`` ``[num_parts, num_nodes]``.
-        weights: ``int64`` ``[num_nodes, num_constraints]``, what nodes take of the room.
+        weights: ``int64`` ``[num_nodes, num_constraints]``, the room that nodes take.
         capacity: ``int64`` ``[num_parts, num_constraints]``.
-        initial: ``int64`` ``[num_nodes]``, the part in doubt.
+        initial: ``int64`` ``[num_nodes]``, the part that wins ties.
 
     Returns:
         ``int32`` ``[num_nodes]``.
@@ -50,7 +51,7 @@ def place(need: Tensor, weights: Tensor, capacity: Tensor, initial: Tensor) -> T
 
 
 def _choices(need: Tensor, weights: Tensor, room: Tensor, initial: Tensor, left: Tensor) -> Tensor:
-    """The part that each of the nodes that are left asks for; -1 if it fits nowhere."""
+    """The part that each remaining node requests; -1 if it fits nowhere."""
     weight = weights[left]
     best = torch.full((left.numel(),), -1.0)
     choice = torch.full((left.numel(),), -1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Random parts of equal size: the nodes of each type in random order, dealt out by shares."""
+"""Random parts of equal size: the nodes of each type in random order, divided by shares."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyg_scale.partitioner.hash import type_key
 
 
 class RandomPartitioner(Partitioner):
-    """Equal numbers of nodes of each type, chosen at random.
+    """Chooses equal numbers of nodes of each type at random.
 
-    Needs no edges and cuts most of them: the share ``1 - 1 / num_parts``.
+    It reads no edges and cuts most of them: the share ``1 - 1 / num_parts``.
     """
 
     balances = ("nodes",)
@@ -25,7 +25,7 @@ class RandomPartitioner(Partitioner):
         out = torch.empty(graph.num_nodes, dtype=torch.int32)
         for number, (node_type, (begin, end)) in enumerate(graph.offsets.items()):
             order = keys.permutation(keys.fold(type_key(seed, node_type), 1), end - begin)
-            # A type with fewer nodes than parts begins at another part than the one before it.
+            # A type with fewer nodes than parts begins at a different part than the previous type.
             turn = number % num_parts
             dealt = torch.roll(torch.arange(num_parts, dtype=torch.int32), turn)
             sizes = part_sizes(end - begin, shares.roll(turn))
@@ -34,14 +34,14 @@ class RandomPartitioner(Partitioner):
 
 
 def part_sizes(total: int, shares: Tensor) -> Tensor:
-    """Whole numbers ``int64`` ``[num_parts]`` of sum ``total``, each its share or one off.
+    """Integers ``int64`` ``[num_parts]`` of sum ``total``, each less than 1 from its share.
 
-    Of equal shares the first parts are the larger ones, by one.
+    With equal shares, the first parts are larger by one.
     """
     ideal = shares * total
     sizes = (ideal + 1e-9 * ideal).floor().to(torch.int64)
     missing = total - int(sizes.sum())
-    if missing > 0:  # those that rounding down took most from, the first of equals
+    if missing > 0:  # parts that lost most by rounding down, ties in order
         rest = ((ideal - sizes) * 2**20).round()
         sizes[rest.argsort(descending=True, stable=True)[:missing]] += 1
     return sizes

@@ -1,4 +1,4 @@
-"""Partitioning by random walks: nodes become points, and points balanced clusters."""
+"""Partitioning by random walks, which map nodes to points that are clustered."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pyg_scale.partitioner.walk_embedding import embed
 class RandomWalkPartitioner(Partitioner):
     """Parts that random walks seldom leave.
 
-    The walks from each node give it a point (:mod:`pyg_scale.partitioner.walk_embedding`), points
-    are clustered with room for so much in each (:mod:`pyg_scale.partitioner.balanced_clusters`),
-    and single nodes move at last, to balance what is left and to cut fewer edges. Finds planted
-    communities; the cut is larger than that of ``multilevel`` where there are none. Takes about
-    ``40 * (walks * length + dim)`` bytes a node.
+    The walks from each node give it a point (:mod:`pyg_scale.partitioner.walk_embedding`). Points
+    are clustered with capacities (:mod:`pyg_scale.partitioner.balanced_clusters`). At last single
+    nodes move, to complete the balance and to cut fewer edges. The method finds planted
+    communities; without such communities it cuts more edges than ``multilevel``. It takes about
+    ``40 * (walks * length + dim)`` bytes per node.
 
     Args:
         max_imbalance: A part may hold this many times its fair share.
-        walks: Walks from each node.
-        length: Steps of each.
-        dim: Dimensions of the points.
-        rounds: How often each point becomes the mean of those that its walks visit.
-        passes: Passes of refinement at the end; 0 only balances.
+        walks: Number of walks from each node.
+        length: Number of steps of each walk.
+        dim: Number of dimensions of the points.
+        rounds: Number of times that each point is replaced by the mean of those that its walks
+            visit.
+        passes: Number of passes of refinement at the end; 0 only balances.
 
     Raises:
         ValueError: If an option is out of range.

@@ -1,4 +1,4 @@
-"""Parts that are ranges of node ids: no book, and the best cut if neighbours have close ids."""
+"""Parts that are ranges of node ids, for graphs whose neighbours have close ids."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pyg_scale.partitioner.base import BALANCES, Partitioner, PartitionGraph
 
 
 class RangePartitioner(Partitioner):
-    """Contiguous ids of each type, cut so that one thing is balanced.
+    """Cuts the ids of each type into ranges, such that one quantity is balanced.
 
-    The directory of a graph in ranges holds two numbers per part instead of a book. Good for
-    graphs whose ids mean something: crawls, time, an order by communities.
+    The directory of a graph in ranges has two numbers per part instead of a partition book. It
+    suits graphs whose ids are meaningful: crawls, times, an order by communities.
     """
 
     balances = BALANCES
@@ -23,17 +23,17 @@ class RangePartitioner(Partitioner):
         """See :meth:`pyg_scale.partitioner.base.Partitioner.assign`.
 
         Raises:
-            ValueError: If several things are to be balanced.
+            ValueError: If several quantities are to be balanced.
         """
         kinds = {name.partition(" ")[0] for name in graph.names}
         if len(kinds) > 1:
             raise ValueError(
-                f"ranges can balance one of {', '.join(sorted(kinds))}, not all at a time: give "
-                "balance= one of them, or take method='fennel'"
+                f"ranges can balance one of {', '.join(sorted(kinds))}, not several at once: give "
+                "balance= one of them, or use method='fennel'"
             )
         out = torch.empty(graph.num_nodes, dtype=torch.int32)
-        # In-edges of all types are one thing: what a type gives a part beyond its share is taken
-        # off in the next. Nodes and training nodes are balanced within each type.
+        # In-edges of all types are one quantity: the excess of a part in one type is subtracted in
+        # the next. Nodes and training nodes are balanced within each type.
         together = kinds == {"edges"}
         held, seen = torch.zeros(num_parts, dtype=torch.float64), 0
         for begin, end in graph.offsets.values():
@@ -50,10 +50,10 @@ class RangePartitioner(Partitioner):
 
 
 def ranges(weight: Tensor, shares: Tensor) -> Tensor:
-    """Cut a sequence into consecutive runs, run ``p`` with the share ``shares[p]`` of the weight.
+    """Cut a sequence into consecutive runs; run ``p`` has the share ``shares[p]`` of the weight.
 
-    An element belongs to the run in whose share it begins, so that a run is at most its share and
-    the heaviest element. If nothing weighs anything, all weigh the same.
+    An element belongs to the run in whose share it begins, so that a run weighs at most its share
+    plus the heaviest element. If all weights are 0, all count as equal.
 
     Args:
         weight: ``int64`` ``[n]``, not negative.

@@ -1,4 +1,4 @@
-"""The number of features that a batch takes from other parts, measured by sampling."""
+"""Number of features that a batch takes from other parts, measured by sampling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure_remote(
 ) -> Remote:
     """Sample batches of every part and count the nodes that other parts own.
 
-    Each part has a share of the batches as of an epoch in which every part trains on its own
+    Each part has the same share of the batches as in an epoch in which every part trains on its own
     nodes.
 
     Args:
@@ -39,13 +39,13 @@ def measure_remote(
         train: Training nodes by node type; if none, all nodes are seeds.
         num_neighbors: Neighbours per hop.
         batch_size: Seeds of a batch.
-        num_batches: How many batches, over all parts.
+        num_batches: Number of batches over all parts.
         cache: Ids of nodes that each part caches, by node type.
-        seed: Of the batches.
+        seed: Seed of the batches.
 
     Raises:
         ValueError: If a number is not positive.
-        TypeError: If ``num_neighbors`` is no list of integers.
+        TypeError: If ``num_neighbors`` is not a list of integers.
     """
     if batch_size < 1 or num_batches < 1:
         raise ValueError(
@@ -93,7 +93,7 @@ def _count(
     number: int,
     cached: Mapping[NodeType, list[Tensor]],
 ) -> Tensor:
-    """Nodes of a batch, those of other parts, and those of them that are cached."""
+    """Numbers of nodes of a batch, of those of other parts, and of cached ones among these."""
     remote = {name: node[assigned.part[name][node] != number] for name, node in nodes.items()}
     held = sum(int(cached[name][number][remote[name]].sum()) for name in cached)
     sizes = [sum(each.numel() for each in found.values()) for found in (nodes, remote)]
@@ -101,9 +101,9 @@ def _count(
 
 
 def sampler_of(graph: Topology, num_neighbors: Sequence[int]) -> Any:
-    """The native sampler on a topology, without times."""
+    """The native sampler for a topology, without times."""
     if isinstance(num_neighbors, Mapping):
-        raise TypeError("num_neighbors must be one number per hop here, for all edge types")
+        raise TypeError("num_neighbors must be one number per hop, for all edge types")
     sampler = plugins.get("sampler", "native")(num_neighbors=list(num_neighbors))
     sampler.topology = graph
     sampler.num_neighbors = list(num_neighbors)  # checked against the graph
@@ -118,9 +118,9 @@ def batches(
     Args:
         seeds: Node ids ``[n]``, at least one.
         batch_size: Seeds of a batch; at most ``n`` if ``drop_last``.
-        count: How many batches.
-        key: Of the orders.
-        drop_last: Leave out the last batch of an epoch where it is smaller.
+        count: Number of batches.
+        key: Key of the orders.
+        drop_last: If True, leave out the last batch of an epoch if it is smaller.
     """
     size = seeds.numel() // batch_size * batch_size if drop_last else seeds.numel()
     epoch = 0

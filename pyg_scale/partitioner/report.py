@@ -13,7 +13,7 @@ _BAR, _INK, _GRID = "#1b5e96", "#2b2b2b", "#e4e4e4"
 def table(found: Sequence[Quality]) -> str:
     """One line for each partition, as text.
 
-    Columns for what none of them has are left out.
+    Columns without any values are left out.
     """
     rows = [_row(each) for each in found]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
@@ -29,7 +29,7 @@ def table(found: Sequence[Quality]) -> str:
 
 
 def describe(found: Quality) -> str:
-    """One partition in full: its table, then a line for each part."""
+    """The full text of one partition: its table, then a line for each part."""
     lines = [table([found]), "", "part  nodes  edges  halo nodes  training nodes"]
     for part in range(found.num_parts):
         lines.append(
@@ -43,7 +43,7 @@ def draw(found: Sequence[Quality], path: str) -> None:
     """Draw partitions side by side as bars into a PNG.
 
     Raises:
-        ImportError: If matplotlib is missing; says how to install it.
+        ImportError: If matplotlib is missing; names the command to install it.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -90,7 +90,7 @@ def _panel(axis: Any, name: str, labels: list[str], values: list[Any]) -> None:
 
 
 def _row(found: Quality) -> dict[str, Any]:
-    """The columns of a table, in order; ``None`` for what was not measured."""
+    """The columns of a table, in order; ``None`` for values that were not measured."""
     remote = found.remote
     cached = remote is not None and remote.cached > 0
     return {

@@ -1,6 +1,6 @@
-"""Rows of ``.npy`` files, read and written a piece at a time: memory does not grow with a file.
+"""Rows of ``.npy`` files, read and written in pieces, so that memory does not grow with a file.
 
-Files are read and not mapped, because pages of a mapping count as memory of the process.
+Files are read and not mapped, as pages of a mapping count as memory of the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class RowReader:
     Args:
         directory: The directory.
         name: The file, as ``META.json`` lists it.
-        dtype: What it holds, such as ``"float32"``.
-        shape: What it holds.
+        dtype: The dtype of the file, such as ``"float32"``.
+        shape: The shape of the array.
 
     Raises:
-        GraphDirectoryError: If it is missing or holds something else.
+        GraphDirectoryError: If it is missing or has other content.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RowReader:
         return self.shape[0]
 
     def read(self, begin: int, end: int) -> Tensor:
-        """The rows ``begin`` to ``end - 1``, in memory of their own.
+        """Read the rows ``begin`` to ``end - 1`` into new memory.
 
         Raises:
             GraphDirectoryError: If the file has become shorter.
@@ -64,7 +64,7 @@ class RowReader:
     def chunks(
         self, rows: int, begin: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """``(first row, rows)``, one piece of the file after the other."""
+        """``(first row, rows)`` of consecutive pieces of the file."""
         end = len(self) if end is None else end
         for start in range(begin, end, rows):
             yield start, self.read(start, min(end, start + rows))
@@ -74,10 +74,10 @@ class RowWriter:
     """Fills a new file of a graph directory from its beginning to its end.
 
     Args:
-        writer: The directory to be.
+        writer: The directory that is written.
         name: The file.
-        dtype: What it will hold.
-        shape: What it will hold.
+        dtype: The dtype of the file.
+        shape: The shape of the array.
 
     Raises:
         GraphDirectoryError: If the disk is full, before anything is written.
@@ -99,7 +99,7 @@ class RowWriter:
             return
         data = np.ascontiguousarray(as_array(rows.to(self.dtype))).reshape(-1).view(np.uint8)
         assert self._at + data.size <= self._end, f"more rows than {self.path} holds"
-        with self.path.open("r+b", buffering=0) as file:  # opened anew: parts may be thousands
+        with self.path.open("r+b", buffering=0) as file:  # opened again: parts may be thousands
             file.seek(self._at)
             view, done = data.data, 0
             while done < len(view):
@@ -112,7 +112,7 @@ class RowWriter:
 
 
 def pieces(pointers: Tensor, edges: int) -> Iterator[tuple[int, Tensor, int, int]]:
-    """Cut the positions that pointers cover into ranges of at most ``edges``.
+    """Divide the positions of pointers into ranges of at most ``edges``.
 
     A node with many positions may be in several ranges.
 
@@ -121,7 +121,7 @@ def pieces(pointers: Tensor, edges: int) -> Iterator[tuple[int, Tensor, int, int
         edges: The size of a range.
 
     Yields:
-        ``(first node, how many positions it and each node after it has here, begin, end)``.
+        ``(first node, number of positions in the range of it and each later node, begin, end)``.
     """
     values = pointers.numpy()
     for begin in range(int(values[0]), int(values[-1]), edges):
@@ -133,7 +133,7 @@ def pieces(pointers: Tensor, edges: int) -> Iterator[tuple[int, Tensor, int, int
 
 
 class Split:
-    """Rows sorted by the part to which they go, in their order within a part.
+    """Rows sorted by their part, in their order within a part.
 
     Args:
         part: The part of each row, unsigned integers or ``int32`` ``[n]``.
@@ -154,7 +154,7 @@ class Split:
 
 
 def ranks(part: Tensor, num_parts: int, rows: int) -> Iterator[tuple[int, Split, Tensor]]:
-    """``(first row, rows by part, rank of each row within its part)``, a piece at a time.
+    """``(first row, rows by part, rank of each row within its part)`` of consecutive pieces.
 
     Args:
         part: The part of each row ``[n]``.

@@ -1,7 +1,8 @@
-"""Spectral partitioning: cut along the Fiedler vector, in two, again and again.
+"""Spectral partitioning: recursive bisection along the Fiedler vector.
 
-Pothen, Simon, Liou: "Partitioning sparse matrices with eigenvectors of graphs", SIAM J. Matrix
-Anal. 1990, with the normalised Laplacian and a sweep as in Shi and Malik, PAMI 2000.
+The method is that of Pothen, Simon, Liou: "Partitioning sparse matrices with eigenvectors of
+graphs", SIAM J. Matrix Anal. 1990, with the normalised Laplacian and a sweep as in Shi and Malik,
+PAMI 2000.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from pyg_scale.partitioner.bisection import least_of_parts, recursive, sizes
 from pyg_scale.partitioner.coarsening import Level
 from pyg_scale.partitioner.fiedler import fiedler_vector
 
-_LARGE = 1000  # components that are placed one by one; the rest are dealt out together
+_LARGE = 1000  # components placed one by one; the others are divided together
 
 
 class SpectralPartitioner(Partitioner):
-    """Few cut edges where the graph has large clusters, by eigenvectors.
+    """Cuts few edges by eigenvectors, if the graph has large clusters.
 
-    Connected components are kept whole where they fit; one that has to be cut is cut where, along
-    its Fiedler vector, the fewest edges are. Then single nodes move, to balance all that is to be
-    balanced and to cut fewer edges. Takes about 80 bytes a directed edge beside the graph.
+    Connected components are kept whole if they fit. A component that has to be cut is cut at the
+    place along its Fiedler vector with the fewest edges. Then single nodes move, to balance all
+    quantities and to cut fewer edges. It takes about 80 bytes per directed edge besides the graph.
 
     Args:
         max_imbalance: A part may hold this many times its fair share.
-        max_edges: Undirected edges beyond which a graph is refused: the work is that of hundreds
-            of passes over all edges.
-        products: The largest number of products with a matrix, for each cut and level of it.
-        passes: Passes of refinement after each cut.
+        max_edges: Largest number of undirected edges; larger graphs are refused, as the work is
+            that of hundreds of passes over all edges.
+        products: Largest number of products with a matrix, for each cut and each of its levels.
+        passes: Number of passes of refinement after each cut.
 
     Raises:
         ValueError: If an option is out of range.
@@ -72,7 +73,7 @@ class SpectralPartitioner(Partitioner):
         if graph.num_edges > self.max_edges:
             raise ValueError(
                 f"spectral partitioning of {graph.num_edges} undirected edges would take too long "
-                f"(max_edges={self.max_edges}): take method='multilevel', which is as good and "
+                f"(max_edges={self.max_edges}): use method='multilevel', which is as good and "
                 "faster, or 'fennel', which needs no edges in memory; or give max_edges="
             )
         capacity = self.capacity(graph, shares)
@@ -118,11 +119,11 @@ class SpectralPartitioner(Partitioner):
 
 
 def _place(component: Tensor, size: Tensor, share: float) -> tuple[Tensor, list[tuple[int, float]]]:
-    """Put whole components on two sides; those that fit on neither are to be cut.
+    """Assign whole components to two sides; those that fit on neither have to be cut.
 
     Returns:
-        The side ``int32`` ``[num_nodes]`` of every node, and which components are to be cut, with
-        the share of each that belongs on side 0.
+        The side ``int32`` ``[num_nodes]`` of every node, and the components to be cut, with the
+        share of each that belongs on side 0.
     """
     count = int(component.max()) + 1
     total = torch.zeros(count, dtype=torch.int64).index_add_(0, component, size)
@@ -140,7 +141,8 @@ def _place(component: Tensor, size: Tensor, share: float) -> tuple[Tensor, list[
             taken = int(weight * inner)
             free = [max(0, free[0] - taken), max(0, free[1] - (weight - taken))]
         else:
-            # The fuller side where it fits there: that leaves room for those that need it.
+            # Take the fuller side if it fits: this leaves room on the other one for those that need
+            # it.
             where = 1 - widest if weight <= free[1 - widest] else widest
             side[number] = where
             free[where] -= weight
@@ -150,14 +152,14 @@ def _place(component: Tensor, size: Tensor, share: float) -> tuple[Tensor, list[
 
 
 def _sweep(level: Level, order: Tensor, size: Tensor, share: float, slack: float) -> Tensor:
-    """Cut an order of the nodes where the fewest edges are, near the share that is wanted."""
+    """Cut a sequence of the nodes at the place with the fewest edges near the wanted share."""
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel())
     row = rank[expand_pointers(level.indptr, level.indices.numel()).to(torch.int64)]
     col = rank[level.indices.to(torch.int64)]
     ahead = row < col
     weight = torch.ones_like(row) if level.edge_weights is None else level.edge_weights
-    # change[p]: by how much the cut before position p differs from the one before p - 1
+    # change[p]: difference between the cut before position p and the one before p - 1
     change = torch.zeros(order.numel() + 1, dtype=torch.int64)
     change.index_add_(0, row[ahead] + 1, weight[ahead])
     change.index_add_(0, col[ahead] + 1, -weight[ahead])

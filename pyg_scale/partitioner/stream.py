@@ -1,10 +1,10 @@
-"""Streaming partitioners, LDG and Fennel: nodes are placed one after the other, several times.
+"""The streaming partitioners LDG and Fennel, which place nodes one by one, in several passes.
 
 LDG is from Stanton and Kliot ("Streaming graph partitioning for large distributed graphs", KDD
 2012), Fennel from Tsourakakis, Gkantsidis, Radunovic and Vojnovic ("FENNEL: streaming graph
-partitioning for massive scale graphs", WSDM 2014), placing again from Nishimura and Ugander
-("Restreaming graph partitioning", KDD 2013). Beyond these papers: hard bounds for several things
-at a time, and moves of single nodes at the end (:mod:`pyg_scale.ops.refine_partition`).
+partitioning for massive scale graphs", WSDM 2014), restreaming from Nishimura and Ugander
+("Restreaming graph partitioning", KDD 2013). Beyond these papers there are hard bounds for several
+quantities at once, and moves of single nodes at the end (:mod:`pyg_scale.ops.refine_partition`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from pyg_scale.partitioner.base import Partitioner, PartitionGraph
 
 _AT_ONCE = 1 << 22
 ORDERS = ("natural", "random", "degree", "bfs")
-"""By id, at random, the largest degrees first, breadth first."""
+"""Orders of the nodes: by id, at random, by descending degree, breadth first."""
 
 
 class StreamPartitioner(Partitioner):
-    """The base of :class:`LDG` and :class:`Fennel`.
+    """The base class of :class:`LDG` and :class:`Fennel`.
 
     Args:
-        passes: How often each node is placed; later passes know where all its neighbours are.
-        order: In which order, one of :data:`ORDERS`. Of several, each is tried, and the parts
-            with the fewest edges between them are kept. All but ``"natural"`` read the graph here
-            and there: for a graph on disk that is larger than memory, take that alone, with
-            ``refine=0``. Then edges are read from one end to the other where they lie, and
-            parallel ones count as often as they are there.
-        refine: The largest number of passes of moves of single nodes at the end; 0 for none.
+        passes: Number of times that each node is placed; later passes know the parts of all its
+            neighbours.
+        order: The order of the nodes, one of :data:`ORDERS`. If several are given, each is tried,
+            and the parts with the fewest edges between them are kept. All but ``"natural"`` read
+            the graph at random: for a graph on disk that is larger than memory, use only
+            ``"natural"``, with ``refine=0``. Then edges are read in place from end to end, and
+            parallel edges count each time.
+        refine: Largest number of passes of moves of single nodes at the end; 0 for none.
         max_imbalance: A part may hold this many times its fair share.
-        chunk_size: Nodes between two steps of the progress bar; results do not depend on it.
+        chunk_size: Number of nodes between two steps of the progress bar; results do not depend on
+            it.
 
     Raises:
         ValueError: If an option is out of range.
@@ -81,8 +83,8 @@ class StreamPartitioner(Partitioner):
         capacity = self.capacity(graph, shares).contiguous()
         within = capacity
         if graph.weights.size(1) > 1:
-            # Parts that are full of different things leave no single move that mends one; room in
-            # all of them does. It is given back when nodes are moved at the end.
+            # If parts are full in different columns, no single move can improve one; spare room in
+            # all of them avoids that. The room is given back when nodes are moved at the end.
             fair = (shares.view(-1, 1) * graph.weights.sum(0)).ceil().to(torch.int64)
             within = (capacity - (capacity - fair).clamp(min=0) // 4).contiguous()
         coefficient = _coefficient(graph, shares)
@@ -97,7 +99,7 @@ class StreamPartitioner(Partitioner):
         part = found[0].to(torch.int32)
         if not self.refine and _fits(part, graph.weights, capacity):
             return part
-        # also without passes: several columns at a time may have left a part too full
+        # also without passes: with several columns, a part may be too full
         return refine_partition(
             graph.indptr,
             graph.indices,
@@ -117,7 +119,7 @@ class StreamPartitioner(Partitioner):
         name: str,
     ) -> Tensor:
         size = graph.num_nodes
-        # looked up for every edge: one byte a node stays in the cache of a core for longer
+        # looked up for every edge: one byte per node stays in a core's cache longer
         dtype = torch.int8 if capacity.size(0) <= torch.iinfo(torch.int8).max else torch.int32
         part = torch.full((size,), -1, dtype=dtype)
         load = torch.zeros_like(capacity)
@@ -144,27 +146,27 @@ class StreamPartitioner(Partitioner):
                         end=end,
                     )
                     bar.update(end - begin)
-                if not moved:  # the next pass would change nothing either
+                if not moved:  # further passes would not change anything
                     break
         return part
 
 
 class LDG(StreamPartitioner):
-    """Linear deterministic greedy: most neighbours, times what is left of a part's capacity."""
+    """Linear deterministic greedy: maximises neighbours times the remaining capacity of a part."""
 
     ldg = True
 
 
 class Fennel(StreamPartitioner):
-    """Most neighbours, less a price that rises with the square root of what a part holds.
+    """Maximises neighbours minus a price that rises with the square root of a part's load.
 
-    The exponent is 1.5 and the weight of the price the one of the paper, section 3, for each
-    thing that is balanced.
+    The exponent is 1.5, and the weight of the price is that of section 3 of the paper, for each
+    balanced quantity.
     """
 
 
 def _fits(part: Tensor, weights: Tensor, capacity: Tensor) -> bool:
-    """Return True if no part holds more than it may."""
+    """Return True if no part exceeds its capacity."""
     for column, most in zip(weights.unbind(1), capacity.unbind(1), strict=True):
         held = torch.zeros_like(most)
         for begin in range(0, part.numel(), _AT_ONCE):

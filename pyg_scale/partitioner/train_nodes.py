@@ -1,4 +1,4 @@
-"""The training nodes of a graph: the index set ``train``, or else ``train_mask``."""
+"""The training nodes of a graph: the index set ``train``, else ``train_mask``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyg_scale.store.directory.assemble import node_attribute
 
 
 def train_nodes_of(data: Any) -> dict[NodeType, Tensor]:
-    """The ids ``int64`` of training nodes, ascending, of the node types that have any.
+    """The ids ``int64`` of training nodes, ascending, for the node types that have any.
 
     Args:
         data: ``Data``, ``HeteroData``, or a graph directory or its path.
@@ -39,13 +39,13 @@ def train_nodes_of(data: Any) -> dict[NodeType, Tensor]:
 
 
 def _ids(mask: Tensor) -> Tensor:
-    """Nodes that any split of a mask ``[n]`` or ``[n, splits]`` trains on."""
+    """The training nodes of any split of a mask ``[n]`` or ``[n, splits]``."""
     mask = mask.bool()
     return (mask if mask.dim() == 1 else mask.flatten(1).any(1)).nonzero().view(-1)
 
 
 def count_train(train: dict[NodeType, Tensor], assigned: Assigned) -> dict[NodeType, list[int]]:
-    """Training nodes of each part, by node type."""
+    """Number of training nodes of each part, by node type."""
     return {
         name: np.bincount(assigned.part[name][ids].numpy(), minlength=assigned.num_parts).tolist()
         for name, ids in train.items()

@@ -1,7 +1,7 @@
-"""Nodes as points: close where random walks from one meet those from the other.
+"""Nodes as points, which are close if random walks from the nodes meet.
 
-Walks as in DeepWalk (Perozzi, Al-Rfou, Skiena, KDD 2014), and instead of training, random vectors
-smoothed along them, as in FastRP (Chen, Sultan, Tian, Chen, Skiena: "Fast and accurate network
+Walks are as in DeepWalk (Perozzi, Al-Rfou, Skiena, KDD 2014); instead of training, random vectors
+are smoothed along them, as in FastRP (Chen, Sultan, Tian, Chen, Skiena: "Fast and accurate network
 embeddings via very sparse random projection", CIKM 2019).
 """
 
@@ -22,14 +22,14 @@ _CHUNK = 1 << 16  # nodes whose walks are in memory at a time
 def visits(
     indptr: Tensor, indices: Tensor, walks: int, length: int, key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The nodes that walks from each node visit, and their shares of the steps.
+    """The nodes visited by walks from each node, and their shares of the steps.
 
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, ascending within a node.
-        walks: Walks from each node.
-        length: Steps of each.
-        key: Of all draws.
+        walks: Number of walks from each node.
+        length: Number of steps of each walk.
+        key: Key of all draws.
 
     Returns:
         ``indptr`` (``int64``), ``indices`` (``int64``, ascending within a node) and ``share``
@@ -70,11 +70,12 @@ def embed(
     Args:
         indptr: ``int64`` ``[num_nodes + 1]``.
         indices: ``int32`` or ``int64`` ``[num_entries]``, ascending within a node.
-        walks: Walks from each node.
-        length: Steps of each.
-        dim: Dimensions.
-        rounds: How often each point becomes the mean of those that its walks visit.
-        key: Of all draws.
+        walks: Number of walks from each node.
+        length: Number of steps of each walk.
+        dim: Number of dimensions.
+        rounds: Number of times that each point is replaced by the mean of those that its walks
+            visit.
+        key: Key of all draws.
 
     Returns:
         ``float64`` ``[num_nodes, dim]``.
@@ -85,7 +86,7 @@ def embed(
     x = ((word >> 63) * 2 + 1).to(torch.float64).view(num_nodes, dim)
     for _ in tqdm(range(rounds), desc="Smoothing", disable=None, delay=1):
         x = neighbor_sum(seen, where, x, weights=share)
-        # What all nodes have in common says nothing, and would soon be all that is left.
+        # The common component of all nodes is useless, and would soon dominate.
         points = x.numpy()
         points = points - points.sum(0) / num_nodes
         x = torch.from_numpy(points / max(np.abs(points).max(), 1e-300))

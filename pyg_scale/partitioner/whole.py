@@ -1,4 +1,4 @@
-"""A whole graph as a graph directory of one part, whatever it was handed over as."""
+"""A whole graph in any form as a graph directory of one part."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
     """A directory of one part that holds the graph, with in-edges.
 
     Args:
-        data: The path of such a directory, or one that was opened; else a graph in memory, or a
-            directory of several parts, which are put together in memory: these are saved, and what
-            was saved is removed when the context ends.
-        beside: What is saved is saved next to this path, on the same disk. ``None``: where
-            temporary files are.
+        data: The path of such a directory, or an open one; else a graph in memory, or a directory
+            of several parts, which are merged in memory. These are saved, and the saved files are
+            removed when the context ends.
+        beside: Files are saved next to this path, on the same disk. ``None``: with temporary files.
 
     Raises:
-        GraphDirectoryError: If the directory is damaged, or lacks parts.
-        TypeError: If it is something else.
+        GraphDirectoryError: If the directory is damaged, or parts are missing.
+        TypeError: If ``data`` is something else.
     """
     opened = directory_of(data)
     if opened is not None and opened.meta.num_parts == 1 and not is_by_src(opened):
@@ -63,13 +62,13 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
 
 
 def is_by_src(directory: GraphDirectory) -> bool:
-    """Return True if its parts hold out-edges."""
+    """Return True if its parts have out-edges."""
     partition = directory.meta.partition
     return partition is not None and partition.edge_assign_strategy == "by_src"
 
 
 def directory_of(data: Any) -> GraphDirectory | None:
-    """The directory that a path names, or of a graph as it was opened; ``None`` if neither."""
+    """The directory of a path or an open graph; ``None`` if it is neither."""
     if isinstance(data, GraphDirectory):
         return data
     if isinstance(data, str | PathLike):
@@ -78,13 +77,13 @@ def directory_of(data: Any) -> GraphDirectory | None:
 
 
 def whole_topology(data: Any) -> Topology:
-    """The in-edges of a whole graph, without times and weights, mapped where they are in a file.
+    """The in-edges of a whole graph, without times and weights; those in a file are mapped.
 
-    Several parts are put together in memory.
+    Several parts are merged in memory.
 
     Raises:
-        GraphDirectoryError: If parts of a directory are not here.
-        TypeError: If it is no graph.
+        GraphDirectoryError: If parts of a directory are missing.
+        TypeError: If ``data`` is not a graph.
     """
     if isinstance(data, Topology):
         return data
@@ -94,7 +93,7 @@ def whole_topology(data: Any) -> Topology:
     meta = directory.meta
     if meta.num_parts > 1 or is_by_src(directory):
         return topology_of(open_graph(directory.path))
-    csc = {name: directory.part(0).csc(name) for name in meta.edges}  # in whatever order
+    csc = {name: directory.part(0).csc(name) for name in meta.edges}  # in any order
     return Topology(
         node_types=tuple(meta.nodes),
         edge_types=tuple(meta.edges),

@@ -1,4 +1,4 @@
-"""Write the parts of a graph: a graph directory of many parts."""
+"""Writing of a graph directory of several parts."""
 
 from __future__ import annotations
 
@@ -53,27 +53,28 @@ def write_partition(
 ) -> GraphDirectory:
     """Write a graph directory with a part for each part of a partition.
 
-    Nodes, with features, labels and masks, are in the part to which they are assigned, edges with
-    their attributes in the part of their destination. Everywhere stand original ids; local ids are
-    ranks within a part. The input is read once, from its beginning to its end (edge attributes
-    excepted where memory does not hold a byte for each edge).
+    Nodes, with features, labels and masks, are in the part to which they are assigned; edges, with
+    their attributes, are in the part of their destination. All ids are original ids; local ids are
+    ranks within a part. The input is read once, from beginning to end (except edge attributes if
+    memory has less than a byte for each edge).
 
     Args:
         data: A graph directory of one part, opened or by its path. Also ``Data`` or ``HeteroData``,
-            and a directory of several parts, which are put together in memory: these are saved
-            beside ``path`` first.
+            or a directory of several parts, which are merged in memory; these are first saved next
+            to ``path``.
         partition: The part of every node.
-        path: The directory to write. If the graph stood there (``overwrite=True``), it is
+        path: The directory to write. If the graph itself is there (``overwrite=True``), it is
             replaced at the end.
         edge_assign_strategy: ``"by_dst"``: each part has the in-edges of its nodes, as samplers
-            need them. ``"by_src"``: it has the out-edges, for ``sample_direction="backward"``.
+            need them. ``"by_src"``: each part has the out-edges, for
+            ``sample_direction="backward"``.
         cache: The original ids ``[n]`` of nodes of other parts whose features each part should
-            keep, hottest first: a tensor per part by node type. ``None``: those that the
-            partitioner gave.
-        quality: Numbers to keep in the directory that writing does not count, such as
+            cache, hottest first: a tensor per part by node type. ``None``: those of the
+            partitioner.
+        quality: Measures to store in the directory that are not counted during writing, such as
             :attr:`~pyg_scale.partitioner.counts.Quality.remote`.
-        overwrite: Whether a graph directory at ``path`` may be replaced.
-        memory: Bytes to use beside the assignment, such as ``"1GB"``; see
+        overwrite: If True, a graph directory at ``path`` may be replaced.
+        memory: Bytes to use besides the assignment, such as ``"1GB"``; see
             :func:`~pyg_scale.store.byte_size.byte_size`.
 
     Returns:
@@ -81,7 +82,7 @@ def write_partition(
 
     Raises:
         ValueError: If the partition does not fit the graph, or an option is wrong.
-        TypeError: If the assignment is no integer tensor, or ``data`` no graph.
+        TypeError: If the assignment is not an integer tensor, or ``data`` not a graph.
         GraphDirectoryError: If ``data`` is damaged, or the disk is full.
         FileExistsError: If something is at ``path`` and ``overwrite`` is not set.
     """
@@ -118,7 +119,7 @@ def write_partition(
 
 
 def _counts(data: Any) -> dict[NodeType, int] | None:
-    """The nodes of a graph in memory, if it says how many there are of every type."""
+    """Number of nodes of each type of a graph in memory; ``None`` if not known for all types."""
     if isinstance(data, Data):
         return {None: int(data.num_nodes or 0)}
     if not isinstance(data, HeteroData):
@@ -162,7 +163,7 @@ def _write(
     cache: Mapping[NodeType, list[Tensor]],
     memory: int,
 ) -> tuple[Meta, dict[EdgeType, int]]:
-    """Write all files; what ``META.json`` says of them, and how many edges are cut."""
+    """Write all files; return their description for ``META.json``, and the number of cut edges."""
     _copy_common_files(source, writer)
     edges: dict[EdgeType, EdgeMeta] = {}
     with tqdm(
@@ -212,12 +213,12 @@ def _write(
 
 
 def _chunk(memory: int) -> int:
-    """Bytes of rows that are read at a time; they are there twice while they are sorted."""
+    """Bytes of rows to read at a time; sorting takes as much again."""
     return max(1 << 16, min(1 << 27, memory // 4))
 
 
 def _copy_common_files(source: GraphDirectory, writer: DirectoryWriter) -> None:
-    """Files that belong to no part: index sets, and what a later version may add."""
+    """Copy files that belong to no part: index sets, and additions of later versions."""
     for name in source.meta.files:
         if not name.startswith(("part-", "book/")):
             target = writer.staging / name
@@ -238,7 +239,7 @@ def _bytes_to_read(source: GraphDirectory) -> int:
 def _quality(
     source: GraphDirectory, meta: Meta, assigned: Assigned, cut: dict[EdgeType, int]
 ) -> Quality:
-    """The numbers that writing counted."""
+    """The measures counted during writing."""
     assert meta.partition is not None
     return Quality(
         num_parts=meta.num_parts,

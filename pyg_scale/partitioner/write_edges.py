@@ -1,4 +1,4 @@
-"""The edges of a partitioned directory, read once in the order in which they lie."""
+"""Writing of the edges of a partitioned directory, which are read once in their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, node_dir
 
 EDGE_BYTES = 192
-"""The most bytes that an edge needs while it is sorted by part."""
+"""Largest number of bytes that an edge needs while it is sorted by part."""
 
 COLUMNS = ("indices", "edge_id", "time", "weight_prefix")
 
@@ -32,7 +32,7 @@ class EdgeFiles:
 
     @classmethod
     def of(cls, source: GraphDirectory, edge_type: EdgeType) -> EdgeFiles:
-        """Check that they are there."""
+        """Open the files, and check that they exist."""
         edge, folder = source.meta.edges[edge_type], edge_dir(edge_type, 0)
         size, shape = source.meta.nodes[end_of(edge_type, 2)].num_nodes, (edge.num_edges,)
         dtypes = {
@@ -51,12 +51,12 @@ class EdgeFiles:
         )
 
     def chunks(self, edges: int) -> Iterator[tuple[int, Tensor, dict[str, Tensor]]]:
-        """``(first destination, number of in-edges of it and of those after it, columns)``.
+        """``(first destination, number of in-edges of it and each later one, columns)``.
 
         A node with many in-edges may be in several pieces.
 
         Args:
-            edges: At most so many at a time. ``edge_id`` is always among the columns.
+            edges: Largest number of edges at a time. ``edge_id`` is always among the columns.
         """
         nodes = len(self.indptr) - 1
         for first in range(0, nodes, edges):
@@ -73,10 +73,10 @@ def end_of(edge_type: EdgeType, position: int) -> NodeType:
 
 
 def neighbor_times(source: GraphDirectory, edge_type: EdgeType, end: int) -> Tensor | None:
-    """The times of the nodes at the source (0) or destination (2) end of edges, mapped.
+    """The mapped times of the nodes at the source (0) or destination (2) end of edges.
 
-    ``None`` if the edges are not ordered by such times. Beside the edges of a part stand the times
-    of neighbours, as these may be in parts that are elsewhere.
+    ``None`` if the edges are not ordered by such times. The times of neighbours are stored with the
+    edges of a part, as the neighbours may be in parts on other machines.
     """
     meta, node_type = source.meta, end_of(edge_type, end)
     known = meta.nodes[node_type].attributes
@@ -102,14 +102,14 @@ def write_in_edges(
 
     Args:
         source: A directory of one part.
-        writer: The directory to be.
+        writer: The directory that is written.
         assigned: The part of every node.
         edge_type: The edge type.
-        memory: Bytes that may be used beside the assignment.
-        progress: Called with the bytes that were read.
+        memory: Bytes that may be used besides the assignment.
+        progress: Called with the number of bytes read.
 
     Returns:
-        What ``META.json`` says of it.
+        The description of the edge type for ``META.json``.
     """
     edge, files = source.meta.edges[edge_type], EdgeFiles.of(source, edge_type)
     end, parts = end_of(edge_type, 2), assigned.num_parts
@@ -150,7 +150,7 @@ def _write_pointers(
     edge_type: EdgeType,
     memory: int,
 ) -> list[int]:
-    """Write the pointers of each part; how many edges each has."""
+    """Write the pointers of each part; return its number of edges."""
     end, parts = end_of(edge_type, 2), assigned.num_parts
     out = pointer_writers(writer, edge_type, assigned.sizes[end])
     sizes = np.zeros(parts, dtype=np.int64)
@@ -171,7 +171,7 @@ def _write_pointers(
 def pointer_writers(
     writer: DirectoryWriter, edge_type: EdgeType, part_nodes: list[int]
 ) -> list[RowWriter]:
-    """The files of pointers, with the first 0 in them."""
+    """The files of pointers, with the first 0 written."""
     out = [
         RowWriter(writer, f"{edge_dir(edge_type, p)}/indptr.npy", torch.int64, (size + 1,))
         for p, size in enumerate(part_nodes)
@@ -212,7 +212,7 @@ def write_halo(
     Args:
         writer: The directory to be, with its edges.
         assigned: The part of every node.
-        neighbors: For each node type, the edge types of which it is the neighbour.
+        neighbors: For each node type, the edge types whose neighbours are of that type.
         memory: Bytes that may be used.
 
     Returns:
@@ -242,7 +242,7 @@ def write_halo(
 
 
 def _written(writer: DirectoryWriter, name: str, size: int, rows: int) -> Iterator[Tensor]:
-    """The pieces of a column of integers that were written, as ``int64``."""
+    """The pieces of a written column of integers, as ``int64``."""
     path = writer.staging / name
     if not size:
         return
@@ -264,18 +264,18 @@ def write_edge_attributes(
 ) -> None:
     """Write the attributes of an edge type, each row to the part that has its edge.
 
-    With them goes a book that says the part of every edge: its id does not.
+    It also writes a book with the part of every edge, which does not follow from its id.
 
-    Rows are read once and in order, so the part of every edge must be known by its id: as many
-    ids as memory allows are looked up in the edges that were written, then their rows are read.
+    Rows are read once and in order, so the part of every edge must be known by its id: for as many
+    ids as memory allows, parts are looked up in the written edges, then the rows are read.
 
     Args:
         source: A directory of one part.
         writer: The directory to be, with its edges.
         num_parts: Number of parts.
-        edge: The edge type as it was written.
+        edge: The description of the edge type as written.
         memory: Bytes that may be used.
-        progress: Called with the bytes that were read.
+        progress: Called with the number of bytes read.
     """
     if not edge.attributes:
         return

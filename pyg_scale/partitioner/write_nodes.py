@@ -1,4 +1,4 @@
-"""The nodes of a partitioned directory: book, original ids, attributes with their nodes."""
+"""Writing of the nodes of a partitioned directory: partition book, original ids, attributes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Progress = Callable[[int], object]
 
 
 def write_book(writer: DirectoryWriter, assigned: Assigned, node_type: NodeType, rows: int) -> None:
-    """Write the book of a node type and the original ids of each part's nodes.
+    """Write the partition book of a node type and the original ids of each part's nodes.
 
-    Parts that are ranges of ids have neither: the sizes in ``META.json`` say it all.
+    Parts that are ranges of ids need neither: they follow from the sizes in ``META.json``.
 
     Args:
-        writer: The directory to be.
+        writer: The directory that is written.
         assigned: The part of every node.
         node_type: The node type.
-        rows: Nodes at a time.
+        rows: Number of nodes at a time.
     """
     if assigned.is_range[node_type]:
         return
@@ -58,11 +58,11 @@ def write_attributes(
 
     Args:
         source: A directory of one part.
-        writer: The directory to be.
+        writer: The directory that is written.
         assigned: The part of every node.
         node_type: The node type.
-        chunk_bytes: How much is read at a time, at least one row.
-        progress: Called with the bytes that were read.
+        chunk_bytes: Bytes to read at a time, at least one row.
+        progress: Called with the number of bytes read.
     """
     node = source.meta.nodes[node_type]
     for name, spec in node.attributes.items():
@@ -80,7 +80,7 @@ def write_attributes(
 def writers(
     writer: DirectoryWriter, names: list[str], like: RowReader, sizes: list[int]
 ) -> list[RowWriter]:
-    """Files for the rows of each part, as those that are read."""
+    """Files for the rows of each part, with the dtype and the row shape of ``like``."""
     dtype = getattr(torch, like.dtype)
     row = like.shape[1:]
     return [RowWriter(writer, n, dtype, (size, *row)) for n, size in zip(names, sizes, strict=True)]
@@ -98,12 +98,12 @@ def split_rows(
     """Read rows from ``begin`` on and write each to the file of its part.
 
     Args:
-        reader: Where they are.
+        reader: The reader of the rows.
         part: The part of each row ``[n]``, from row ``begin`` on.
         num_parts: Number of parts.
-        out: The files, which are finished with the last row of ``reader``.
-        chunk_bytes: How much is read at a time.
-        progress: Called with the bytes that were read.
+        out: The files, which are finished after the last row of ``reader``.
+        chunk_bytes: Bytes to read at a time.
+        progress: Called with the number of bytes read.
         begin: The first row.
     """
     rows = max(1, chunk_bytes // max(1, reader.row_bytes + 16))

@@ -1,6 +1,6 @@
-"""The edges of a directory that is partitioned by source: in-edges turned into out-edges.
+"""Writing of the edges of a directory partitioned by source: in-edges become out-edges.
 
-Every edge goes to a file of its source's part, in the order in which it lies. Each such file is
+Every edge is first written to a file of its source's part, in the order of reading. Each file is
 then read once for every range of sources whose edges fit in memory, and these are sorted.
 """
 
@@ -35,7 +35,7 @@ from pyg_scale.store.directory.meta import edge_dir
 
 @dataclass
 class _Spill:
-    """Columns of edges by part, in files that are no part of the directory."""
+    """Columns of edges by part, in temporary files."""
 
     folder: Path
     dtypes: dict[str, np.dtype]
@@ -82,20 +82,20 @@ def write_out_edges(
     """Write the edges of a type, each to the part of its source, grouped by source.
 
     Within a source edges are ordered by original edge id or, if the graph has times, by time and
-    then edge id; running sums of weights are those of out-edges. The in-edges are read once.
-    Needs disk for the edges once more while it works.
+    then edge id; running sums of weights are those of out-edges. The in-edges are read once. Needs
+    disk space for a second copy of the edges meanwhile.
 
     Args:
         source: A directory of one part.
-        writer: The directory to be.
+        writer: The directory that is written.
         assigned: The part of every node.
         edge_type: The edge type.
-        memory: Bytes that may be used beside the assignment and eight bytes per node; the
+        memory: Bytes that may be used besides the assignment and eight bytes per node; the
             out-edges of one node must fit.
-        progress: Called with the bytes that were read.
+        progress: Called with the number of bytes read.
 
     Returns:
-        What ``META.json`` says of it.
+        The description of the edge type for ``META.json``.
     """
     meta = source.meta
     edge, start, parts = meta.edges[edge_type], end_of(edge_type, 0), assigned.num_parts
@@ -142,7 +142,7 @@ def _write_sorted(
     out: dict[str, RowWriter],
     memory: int,
 ) -> None:
-    """Write the out-edges of a part, a range of its sources after the other."""
+    """Write the out-edges of a part, one range of its sources after the other."""
     for begin, end in _ranges(indptr, max(1, memory // EDGE_BYTES)):
         columns = _gather(spill, number, begin, end, edges_at_once(memory))
         keys = [columns[name] for name in ("edge_id", "time", "node") if name in columns]
@@ -166,7 +166,7 @@ def _distribute(
     memory: int,
     progress: Progress,
 ) -> tuple[_Spill, Tensor]:
-    """Bring edges to the part of their source; how many each source has, ``int64``."""
+    """Write edges to the file of their source's part; return all out-degrees, ``int64``."""
     edge, files = source.meta.edges[edge_type], EdgeFiles.of(source, edge_type)
     start = end_of(edge_type, 0)
     part = assigned.part[start]
@@ -219,7 +219,7 @@ def _weights(source: GraphDirectory, edge_id: Tensor, edge: EdgeMeta) -> Tensor:
 
 
 def _ranges(indptr: Tensor, edges: int) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes with at most so many edges each, but at least one node."""
+    """Ranges of nodes with at most ``edges`` edges each, but at least one node."""
     begin, nodes = 0, indptr.numel() - 1
     while begin < nodes:
         limit = indptr[begin] + edges
@@ -229,7 +229,7 @@ def _ranges(indptr: Tensor, edges: int) -> Iterator[tuple[int, int]]:
 
 
 def _gather(spill: _Spill, part: int, begin: int, end: int, rows: int) -> dict[str, np.ndarray]:
-    """The edges of a range of a part's sources, in the order in which they lay."""
+    """The edges of a range of a part's sources, in the order of the file."""
     found: dict[str, list[np.ndarray]] = {
         name: [np.empty(0, dtype)] for name, dtype in spill.dtypes.items()
     }

@@ -81,13 +81,13 @@ def test_one_part_and_no_nodes():
         ({"method": "fenel"}, LookupError, "unknown partitioner 'fenel'"),
         ({"method": 3}, TypeError, "method must be"),
         ({"strength": 4}, TypeError, "'random' has no option 'strength'"),
-        ({"method": Last(), "strength": 4}, TypeError, "instance holds its options"),
+        ({"method": Last(), "strength": 4}, TypeError, "instance already has its options"),
         ({"shares": [1, 2]}, ValueError, "shares must have"),
         ({"shares": [1, 2, 0]}, ValueError, "above 0"),
         ({"shares": [1, 2, float("nan")]}, ValueError, "above 0"),
         ({"balance": "edges"}, ValueError, "'random' balances nodes, not edges"),
         ({"method": "hash", "balance": "edges"}, ValueError, "balances nothing"),
-        ({"method": "range", "balance": ("nodes", "edges")}, ValueError, "not all at a time"),
+        ({"method": "range", "balance": ("nodes", "edges")}, ValueError, "not several at once"),
         ({"method": Last(torch.zeros(99))}, TypeError, "expected an integer"),
         ({"method": Last(torch.zeros(99).int())}, ValueError, "shape"),
         ({"method": Last(torch.full((100,), 3))}, ValueError, "returned parts 3 to 3"),
@@ -104,7 +104,7 @@ def test_a_balance_that_is_promised_and_not_kept_is_said():
     class Promises(Last):
         balances = ("nodes",)
 
-    with pytest.warns(RuntimeWarning, match="part 2 holds 100 nodes, at most 36 were wanted"):
+    with pytest.warns(RuntimeWarning, match="part 2 holds 100 nodes, at most 36 were expected"):
         pyg_scale.partition(graphs.hostile(), 3, Promises())
 
 
@@ -234,7 +234,7 @@ def test_wrong_text_files(change, error, message, tmp_path):
         (np.zeros((100, 1), dtype=np.int64), "shape"),
         (np.zeros(100, dtype=bool), "integers"),
         (np.array(["a"] * 100), "integers"),
-        (np.array([None] * 100), "no plain .npy file"),
+        (np.array([None] * 100), "not a plain .npy file"),
     ],
 )
 def test_wrong_arrays(array, message, tmp_path):
@@ -247,7 +247,7 @@ def test_no_file_and_a_damaged_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="no assignment file"):
         pyg_scale.partition(graphs.hostile(), 3, assignment=tmp_path / "none.txt")
     (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match="no plain .npy file"):
+    with pytest.raises(ValueError, match="not a plain .npy file"):
         pyg_scale.partition(graphs.hostile(), 3, assignment=tmp_path / "bad.npy")
     with pytest.raises(TypeError, match="imported parts have no option 'strength'"):
         pyg_scale.partition(graphs.hostile(), 3, assignment=tmp_path / "bad.npy", strength=1)

@@ -141,7 +141,7 @@ def test_training_nodes(train):
         ({"balance": "volume"}, ValueError, "balance must be"),
         ({"balance": ()}, ValueError, "balance must be"),
         ({"balance": ("nodes", "nodes")}, ValueError, "balance must be"),
-        ({"balance": "train"}, ValueError, "nothing says which nodes train"),
+        ({"balance": "train"}, ValueError, "the training nodes are not known"),
         ({"train": "nobody"}, ValueError, "no nodes have that attribute"),
         ({"train": torch.tensor([50])}, ValueError, "go from 50 to 50, but there are 50 nodes"),
         ({"train": torch.tensor([-1])}, ValueError, "go from -1"),

@@ -129,7 +129,7 @@ def test_reports_go_through_json():
     found.method, found.seconds = "by hand", 0.5
     text = json.dumps(found.to_dict())
     assert Quality.from_dict(json.loads(text)) == found
-    with pytest.raises(ValueError, match="no quality report: KeyError"):
+    with pytest.raises(ValueError, match="not a quality report: KeyError"):
         Quality.from_dict({"num_parts": 2})
 
 
