@@ -1,4 +1,4 @@
-"""Neighbour loading for PyTorch Geometric that is reproducible, fast and replaceable by name.
+"""Reproducible, fast neighbour loading for PyTorch Geometric, with parts replaceable by name.
 
 Importing the package loads neither torch nor PyG; a submodule is loaded when it is first used.
 """
@@ -38,7 +38,7 @@ _FUNCTIONS = {
     "partition": "partitioner:partition",
     "save": "store.directory.saving:save",
 }
-"""Functions that are at home in a submodule, which is loaded when they are first used."""
+"""Functions of submodules, which are loaded on first use."""
 
 __all__ = ["__version__", "hookimpl"]
 

@@ -1,20 +1,19 @@
-"""Our sampler behind PyG's own, unchanged loaders, for code that cannot be edited.
+"""Our sampler behind PyG's unchanged loaders, for code that cannot be edited.
 
     import pyg_scale.compat
     pyg_scale.compat.install()
 
     from torch_geometric.loader import NeighborLoader      # samples, with nothing else installed
 
-PyG's samplers call ``torch.ops.pyg.neighbor_sample`` and ``hetero_neighbor_sample`` if they think
-that pyg-lib is there. :func:`install` puts functions of that signature there and lets PyG's
-sampler module, and only that, think so: what else PyG does with pyg-lib stays as it is. Node and
-link loaders, disjoint, weighted and temporal (by nodes and by edges), forward and backward
-sampling work; ``subgraph_type="induced"`` and ``HGTLoader`` raise as before, for PyG does these
-with torch-sparse.
+PyG's samplers call ``torch.ops.pyg.neighbor_sample`` and ``hetero_neighbor_sample`` if they find
+pyg-lib. :func:`install` provides functions of that signature and makes only PyG's sampler module
+find pyg-lib: other uses of pyg-lib by PyG do not change. Node and link loaders, disjoint, weighted
+and temporal (by nodes and by edges), forward and backward sampling work;
+``subgraph_type="induced"`` and ``HGTLoader`` raise as before, as PyG uses torch-sparse for them.
 
-What is drawn depends on a key from torch's default generator, so that ``torch.manual_seed`` works
-as it does with pyg-lib. What else ``pyg_scale.loader`` promises (equal batches for any number of
-workers, resuming, threads, one copy of the graph) cannot be had from PyG's loaders.
+Draws depend on a key from torch's default generator, so that ``torch.manual_seed`` works as with
+pyg-lib. PyG's loaders do not have the other guarantees of ``pyg_scale.loader`` (equal batches for
+any number of workers, resuming, threads, one copy of the graph).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MISSING = object()
 
 
 class Installed:
-    """The result of :func:`install`: as a context manager it takes back what it did."""
+    """The result of :func:`install`; as a context manager, it uninstalls at the end."""
 
     def __init__(self, is_owner: bool) -> None:
         self._is_owner = is_owner
@@ -57,17 +56,17 @@ class Installed:
 def install(force: bool = False) -> Installed:
     """Put our sampler behind PyG's own loaders, until :func:`uninstall`.
 
-    Does nothing if that was done before. Worker processes have it as well, however they are
-    started. To limit it to a block::
+    A second call does nothing. It also holds in worker processes, however they are started. To
+    limit it to a block::
 
         with pyg_scale.compat.install():
             ...
 
     Args:
-        force: Whether to replace a pyg-lib that is installed.
+        force: If True, replace an installed pyg-lib.
 
     Raises:
-        RuntimeError: If pyg-lib is installed, and not ``force``.
+        RuntimeError: If pyg-lib is installed and ``force`` is False.
     """
     with _lock:
         if _undo:
@@ -87,7 +86,7 @@ def install(force: bool = False) -> Installed:
 
 
 def uninstall() -> None:
-    """Take back what :func:`install` did; nothing if nothing was done."""
+    """Undo :func:`install`, if it was called."""
     with _lock:
         while _undo:
             owner, name, before = _undo.pop()
@@ -98,7 +97,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Say if PyG's loaders sample with our sampler."""
+    """Return True if PyG's loaders use our sampler."""
     return bool(_undo)
 
 
@@ -123,15 +122,15 @@ class _Overlay:
 
 
 def _reduce_ex(sampler: Any, protocol: Any) -> tuple[Any, ...]:
-    """Pickle PyG's sampler so that whoever unpickles it installs ours first."""
+    """Pickle PyG's sampler such that the process that unpickles it first installs ours."""
     reduced: tuple[Any, ...] = object.__reduce_ex__(sampler, protocol)  # type: ignore[assignment]
     function, arguments, *rest = reduced
     return _in_worker, (function, arguments), *rest
 
 
 def _in_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Make an object; in a process that another one has started, after installing."""
-    # While such a process unpickles what it was started with, it does not know its parent yet.
+    """Make an object; in a child process, install our sampler first."""
+    # While a child process unpickles its arguments, it does not know its parent yet.
     starting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if starting or multiprocessing.parent_process() is not None:
         install(force=True)  # the parent has decided
@@ -213,7 +212,7 @@ def hetero_neighbor_sample(
 ) -> tuple[Any, ...]:
     """``torch.ops.pyg.hetero_neighbor_sample``, with our sampler and a key from torch's generator.
 
-    Takes what pyg-lib's function of that name takes. Edge ids are positions in ``col``.
+    Arguments are those of pyg-lib's function. Edge ids are positions in ``col``.
 
     Raises:
         NotImplementedError: If ``directed=False`` (the induced subgraph).
@@ -289,7 +288,7 @@ def _sample(
     )
     sampler.topology = graph
     out = sampler.sample_checked(seed, seed_time, None)
-    if not csc:  # then what we take for in-edges are out-edges
+    if not csc:  # then the edges that we take for in-edges are out-edges
         out.row, out.col = out.col, out.row
     return out
 

@@ -1,4 +1,4 @@
-"""Everything that is built in, through the same hooks that a plugin uses."""
+"""The built-in names, provided through the same hooks as those of plugins."""
 
 from pyg_scale import hookimpl
 
@@ -131,4 +131,4 @@ FIRST_PARTY = {
     ("sampler", "pyg-lib"): "pyg-scale-pyglib",
     ("sampler", "torch-sparse"): "pyg-scale-pyglib",
 }
-"""Names that one of our own plugins adds, so that an error can say what to install."""
+"""Names that our own plugins add, so that an error can name the plugin to install."""

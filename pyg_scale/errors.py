@@ -1,26 +1,26 @@
-"""The errors that no standard type says well enough. Each one is a standard type too."""
+"""Errors of pyg_scale. Most are also of a standard type."""
 
 from types import FrameType
 
 
 class PluginError(Exception):
-    """A plugin is wrong: a hook that does not exist, a name that is not allowed, ..."""
+    """A plugin is invalid: a hook that does not exist, a name that is not allowed, ..."""
 
 
 class UnknownPluginError(PluginError, LookupError):
-    """No plugin provides the name that was asked for."""
+    """No plugin provides the requested name."""
 
 
 class AmbiguousPluginError(PluginError, LookupError):
-    """Several plugins provide the name that was asked for; ``provider:name`` says which."""
+    """Several plugins provide the requested name; ``provider:name`` selects one."""
 
 
 class PluginLoadError(PluginError, ImportError):
-    """A name is known, but what it stands for cannot be imported."""
+    """A name is known, but its target cannot be imported."""
 
 
 def install_hint(distribution: str) -> str:
-    """The sentence that says which plugin of ours is missing, and how to install it."""
+    """A sentence with the name of the missing plugin of ours, and the command to install it."""
     return (
         f"it is part of {distribution}: pip install {distribution} "
         f"(in a checkout: pip install ./plugins/{distribution})"
@@ -28,41 +28,41 @@ def install_hint(distribution: str) -> str:
 
 
 class KernelsError(RuntimeError):
-    """``PYG_SCALE_KERNELS=require`` asks for compiled kernels, and they cannot be used."""
+    """Compiled kernels are required, but cannot be used."""
 
 
 class GraphDirectoryError(ValueError):
-    """A graph directory is damaged, incomplete, or of another version; says which file."""
+    """A graph directory is damaged, incomplete, or of another version; names the file."""
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Return True if what ends a script is a failure: ``sys.exit()`` with status 0 is none."""
+    """Return True if the exception that ends a script is a failure, unlike ``sys.exit(0)``."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or none can be read; says which file or rank."""
+    """A checkpoint could not be written, or none can be read; names the file or rank."""
 
 
 class CommError(RuntimeError):
-    """Ranks cannot go on together: one is gone, or they called different things."""
+    """Ranks cannot continue together: one has ended, or they made different calls."""
 
 
 class CommTimeoutError(CommError, TimeoutError):
-    """A rank did not answer in time; says which."""
+    """A rank did not answer in time; names the rank."""
 
 
 class AccessError(CommError, PermissionError):
-    """A rank has another secret than this one, or one of them has none; says which rank."""
+    """A rank has a different secret, or one of the two has none; names the rank."""
 
 
 class RequestError(CommError):
-    """A server says that it could not answer a request, and why.
+    """A server could not answer a request; has the reason.
 
     Attributes:
-        kind: The name of the error that it met, such as ``"ValueError"``.
+        kind: The type of the error on the server, such as ``"ValueError"``.
         reason: Its message.
     """
 
@@ -75,14 +75,14 @@ class RequestError(CommError):
 
 
 class DeviceError(ValueError):
-    """A device that was asked for is not there, or lacks what is needed; says what."""
+    """A requested device does not exist or lacks something; the message names it."""
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Return True if an exception is not due to the batch that was being made.
+    """Return True if an exception is an interruption, not caused by the batch in progress.
 
-    So is what is no ``Exception``, such as ``KeyboardInterrupt``, and what the handler of a signal
-    raised, which was called by nobody and is known by the frame that it is given.
+    These are exceptions that are not an ``Exception``, such as ``KeyboardInterrupt``, and those
+    raised by the handler of a signal, which is recognised by its ``frame`` argument.
     """
     cause: BaseException | None = error
     while cause is not None:

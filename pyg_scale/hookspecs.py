@@ -1,11 +1,11 @@
-"""Everything that can be plugged in: one hook per kind, all of one shape.
+"""The hooks of plugins: one per kind, all of the same form.
 
-A hook takes nothing and returns ``{name: target}``: the name is what a user types, the target is
-``"module:attribute"``. It is a string so that listing plugins imports nothing; it is imported
-when somebody asks for the name. The module that holds the hooks should therefore import nothing
-but :data:`pyg_scale.hookimpl`.
+A hook has no arguments and returns ``{name: target}``: users type the name, the target is
+``"module:attribute"``. It is a string so that listing plugins imports nothing; it is imported when
+the name is used. For the same reason the module with the hooks should import only
+:data:`pyg_scale.hookimpl`.
 
-A distribution makes that module known by an entry point of the group ``pyg_scale``::
+A distribution registers that module by an entry point of the group ``pyg_scale``::
 
     [project.entry-points.pyg_scale]
     mine = "pyg_scale_mine"
@@ -24,7 +24,7 @@ import pluggy
 hookspec = pluggy.HookspecMarker("pyg_scale")
 
 Targets = dict[str, Any]
-"""Names and what they stand for: ``"module:attribute"``, or the object itself."""
+"""Names and their targets: ``"module:attribute"``, or the object itself."""
 
 
 class Check(NamedTuple):
@@ -32,8 +32,8 @@ class Check(NamedTuple):
 
     Attributes:
         ok: ``True``, ``False`` (something is broken), or ``None`` (something optional is absent).
-        detail: What was found, in one line.
-        fix: What to do about it; a command line if there is one.
+        detail: The result, in one line.
+        fix: The remedy; a command line if there is one.
     """
 
     ok: bool | None
@@ -61,7 +61,7 @@ def pyg_scale_samplers() -> Targets:
 
 @hookspec
 def pyg_scale_feature_stores() -> Targets:
-    """Feature stores: where the features of nodes and edges are read from.
+    """Feature stores, from which the features of nodes and edges are read.
 
     A target is a subclass of :class:`torch_geometric.data.FeatureStore` that passes
     :class:`pyg_scale.testing.FeatureStoreTests`.
@@ -78,7 +78,7 @@ def pyg_scale_feature_stores() -> Targets:
 
 @hookspec
 def pyg_scale_graph_stores() -> Targets:
-    """Graph stores: where edges are read from.
+    """Graph stores, from which edges are read.
 
     A target is a subclass of :class:`torch_geometric.data.GraphStore` that passes
     :class:`pyg_scale.testing.GraphStoreTests`.
@@ -112,10 +112,10 @@ def pyg_scale_partitioners() -> Targets:
 
 @hookspec
 def pyg_scale_readers() -> Targets:
-    """Readers: what ``pyg-scale convert`` makes a graph directory of.
+    """Readers, for input formats of ``pyg-scale convert``.
 
     A target is a subclass of :class:`pyg_scale.convert.base.Reader`; its name is the suffix of the
-    files that it reads (``parquet``) or what stands before the colon (``ogb:ogbn-products``).
+    files that it reads (``parquet``) or the part before the colon (``ogb:ogbn-products``).
 
     Example::
 
@@ -133,7 +133,7 @@ def pyg_scale_comm_backends() -> Targets:
 
     A target is a subclass of :class:`pyg_scale.comm.Communicator` with a class method
     ``join(group)`` that passes :class:`pyg_scale.testing.CommTests`; or one with class methods
-    ``listen`` and ``connect``, for servers and clients that are no ranks of a group; or both.
+    ``listen`` and ``connect``, for servers and clients that are not ranks of a group; or both.
 
     Example::
 
@@ -164,7 +164,7 @@ def pyg_scale_parallel_wrappers() -> Targets:
 
 @hookspec
 def pyg_scale_convs() -> Targets:
-    """Fused layers: what ``pyg_scale.nn.accelerate(model)`` exchanges PyG's layers for.
+    """Fused layers, which replace PyG's layers in ``pyg_scale.nn.accelerate(model)``.
 
     A target is a subclass of :class:`pyg_scale.nn.FusedConv` and of the class of PyG that its
     ``replaces`` names, and passes :class:`pyg_scale.testing.ConvTests`.
@@ -183,9 +183,9 @@ def pyg_scale_convs() -> Targets:
 def pyg_scale_commands() -> Targets:
     """Subcommands: ``pyg-scale mine ...``.
 
-    A target is a function that takes the remaining arguments (a list of strings) and returns
-    the exit status: 0 for success, 1 for failure, 2 for wrong usage. The first line of its
-    module's docstring is what ``pyg-scale --help`` shows; it is read without importing it.
+    A target is a function that takes the remaining arguments (a list of strings) and returns the
+    exit status: 0 for success, 1 for failure, 2 for wrong usage. ``pyg-scale --help`` shows the
+    first line of its module's docstring, which is read without importing the module.
 
     Example::
 

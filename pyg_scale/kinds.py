@@ -25,7 +25,7 @@ KINDS = {
     "command": "pyg_scale_commands",
     "check": "pyg_scale_checks",
 }
-"""Every kind and the hook that collects its names."""
+"""The hook of every kind."""
 
 BUILTIN = "builtin"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -34,7 +34,7 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class Entry:
-    """A name of a kind: who provides it, and what it stands for."""
+    """A name of a kind, with its provider and its target."""
 
     kind: str
     name: str
@@ -43,7 +43,7 @@ class Entry:
     target: Any
 
     def load(self) -> Any:
-        """The object behind the name.
+        """Import the target.
 
         Raises:
             PluginLoadError: If it cannot be imported.
@@ -80,7 +80,7 @@ class Failure:
 
 
 def checked_targets(hook: str, targets: Any) -> dict[str, Any]:
-    """The ``{name: target}`` that a hook returned, or an error that says what is wrong with it."""
+    """The ``{name: target}`` that a hook returned; raises ``PluginError`` if it is invalid."""
     if not isinstance(targets, dict):
         raise PluginError(f"{hook}() must return {{name: 'module:attribute'}} (got {targets!r})")
     for name, target in targets.items():
@@ -96,7 +96,7 @@ def checked_targets(hook: str, targets: Any) -> dict[str, Any]:
 
 
 def why_no_check(found: Any) -> str:
-    """The fault of what a check of ``doctor`` returned; empty if it can be printed."""
+    """The fault of the result of a check of ``doctor``; empty if it can be printed."""
     if not isinstance(found, Check):
         return f"the check returned {found!r} instead of a pyg_scale.hookspecs.Check"
     if not (found.ok is None or isinstance(found.ok, bool)):
@@ -109,7 +109,7 @@ def why_no_check(found: Any) -> str:
 
 
 def known_kind(kind: str) -> None:
-    """Raise ``ValueError`` for what is no kind."""
+    """Raise ``ValueError`` if ``kind`` is not a kind."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
 

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used (PEP 562)."""
+"""Names of a package that are loaded on first use (PEP 562)."""
 
 import importlib
 import sys
@@ -11,13 +11,14 @@ from pyg_scale.errors import PluginLoadError, install_hint
 def names(
     package: str, home: Mapping[str, str], moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Make ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
-        package: Its ``__name__``.
+        package: ``__name__`` of the package.
         home: The submodule that defines each name.
-        moved: The module of a plugin of ours to which a name has moved, ``pyg_scale_<thing>.<...>``
-            of the distribution ``pyg-scale-<thing>``. Such names are not listed.
+        moved: For each name that has moved to a plugin of ours, its module
+            ``pyg_scale_<thing>.<...>`` of the distribution ``pyg-scale-<thing>``. Such names are
+            not listed.
 
     Returns:
         The two functions. The first raises ``AttributeError`` for other names, and
@@ -39,14 +40,14 @@ def names(
 
 
 def plugin_module(wanted: str, module: str) -> Any:
-    """A module of a plugin of ours, which may not be installed.
+    """Import a module of a plugin of ours, which may not be installed.
 
     Args:
-        wanted: Names in the error what was asked for.
+        wanted: Name of the requested object in the error.
         module: ``pyg_scale_<thing>.<...>``, of the distribution ``pyg-scale-<thing>``.
 
     Raises:
-        PluginLoadError: If the plugin is not installed; says how to install it.
+        PluginLoadError: If the plugin is not installed; names the command to install it.
     """
     plugin = module.partition(".")[0]
     try:

@@ -1,12 +1,12 @@
-"""Find plugins and look names up: the one place where a name becomes an object.
+"""The registry of plugins, which looks up the objects of names.
 
-Built-in names are answered without looking at what is installed, and are reserved: a plugin that
-uses one as well is reached as ``provider:name``. Everything else is looked for once per process,
-in the entry points of the group ``pyg_scale``. A plugin that fails is skipped, reported once,
-and kept in :func:`failures`.
+Built-in names are found without reading the list of installed plugins, and are reserved: if a
+plugin uses one too, it is reached as ``provider:name``. Other names are searched once per process,
+in the entry points of the group ``pyg_scale``. A plugin that fails is skipped, reported once, and
+listed by :func:`failures`.
 
-``PYG_SCALE_PLUGINS`` (a comma-separated list of distributions) limits what is loaded; empty means
-built-ins only. ``PYG_SCALE_TRACE_PLUGINS=1`` prints each step to stderr.
+``PYG_SCALE_PLUGINS`` (a comma-separated list of distributions) limits the plugins that are loaded;
+empty means only built-ins. ``PYG_SCALE_TRACE_PLUGINS=1`` prints each step to stderr.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Registry:
-    """The plugins of a process. The functions of this module are the methods of a shared one."""
+    """The plugins of a process. The functions of this module are methods of a shared instance."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -74,21 +74,21 @@ class Registry:
     # Looking up ############################################################################
 
     def get(self, kind: str, name: str) -> Any:
-        """The object (a class, a function) that ``name`` stands for.
+        """The target of a name, such as a class or a function.
 
         Args:
             kind: One of :data:`KINDS`, such as ``"sampler"``.
             name: A name, or ``provider:name``.
 
         Raises:
-            UnknownPluginError: If nobody provides the name.
-            AmbiguousPluginError: If several plugins do; ``provider:name`` says which.
+            UnknownPluginError: If no plugin provides the name.
+            AmbiguousPluginError: If several plugins provide it; ``provider:name`` selects one.
             PluginLoadError: If it cannot be imported.
         """
         return self.entry(kind, name).load()
 
     def entry(self, kind: str, name: str) -> Entry:
-        """The provider of a name and its target, without importing it; errors as ``get``."""
+        """The provider and target of a name, without importing it; errors are as for ``get``."""
         known_kind(kind)
         provider, _, short = name.rpartition(":")
         if provider in ("", BUILTIN):
@@ -110,7 +110,7 @@ class Registry:
         return found[0]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """Everything there is, of one kind or of all, without importing any of it."""
+        """All entries of one kind or of all kinds, without importing any."""
         if kind is not None:
             known_kind(kind)
         self._discover()
@@ -122,7 +122,7 @@ class Registry:
         ]
 
     def names(self, kind: str) -> list[str]:
-        """Every name that ``get`` finds, sorted, without importing any of it."""
+        """All names that ``get`` finds, sorted, without importing any."""
         entries = self.entries(kind)
         count: dict[str, int] = {}
         for entry in entries:
@@ -133,7 +133,7 @@ class Registry:
         )
 
     def failures(self) -> list[Failure]:
-        """The plugins, or hooks of one, that were skipped, and why."""
+        """The plugins, or hooks of one, that were skipped, with the errors."""
         self.entries()
         return list(self._failures)
 
@@ -151,19 +151,19 @@ class Registry:
     # Registering ###########################################################################
 
     def register(self, plugin: Any, name: str | None = None) -> str:
-        """Add a plugin by hand: a module, class or object with functions marked as hooks.
+        """Register a plugin: a module, class or object with functions marked as hooks.
 
-        Another one under the same name replaces it, as when a notebook cell is run again.
+        A later one under the same name replaces it, as when a notebook cell is run again.
 
         Args:
-            plugin: What holds the hooks.
-            name: The name of the provider; that of the module or class if ``None``.
+            plugin: The object with the hooks.
+            name: The name of the provider; by default that of the module or class.
 
         Returns:
             The name of the provider, for ``provider:name`` and ``unregister``.
 
         Raises:
-            PluginError: If the plugin is wrong; nothing was added then.
+            PluginError: If the plugin is invalid; then nothing was added.
         """
         provider = normal(name or _name_of(plugin))
         with self._lock:
@@ -171,13 +171,13 @@ class Registry:
             old = self._manager.get_plugin(provider)
             if old is not None and provider not in self._by_hand:
                 raise PluginError(
-                    f"there is a plugin {provider!r} already: pass another name= to register"
+                    f"a plugin {provider!r} already exists: pass another name= to register"
                 )
             if old is not None:
                 self.unregister(provider)
             if self._manager.is_registered(plugin):
                 raise PluginError(
-                    f"this plugin is registered already, as {self._manager.get_name(plugin)!r}"
+                    f"this plugin is already registered, as {self._manager.get_name(plugin)!r}"
                 )
             self._add(plugin, provider, "")
             self._by_hand.add(provider)
@@ -190,7 +190,7 @@ class Registry:
         return provider
 
     def unregister(self, name: str) -> None:
-        """Take away a plugin that ``register`` added."""
+        """Remove a plugin that ``register`` added."""
         provider = normal(name)
         with self._lock:
             if provider not in self._by_hand:
@@ -204,7 +204,7 @@ class Registry:
                 self._entries.pop((kind, provider), None)
 
     def _add(self, plugin: Any, provider: str, version: str) -> None:
-        """Hand a plugin to pluggy; all or nothing."""
+        """Register a plugin with pluggy, either completely or not at all."""
         try:
             self._manager.register(plugin, provider)
             self._manager.check_pending()
@@ -223,12 +223,12 @@ class Registry:
     # Finding ###############################################################################
 
     def _providers(self) -> list[str]:
-        """Built-ins first, then the installed ones by name, then those added by hand."""
+        """Providers: built-ins, then installed plugins by name, then registered ones."""
         names = {name for name, plugin in self._manager.list_name_plugin() if plugin is not None}
         return sorted(names, key=lambda n: (n != BUILTIN, n in self._by_hand, n))
 
     def _of(self, kind: str, provider: str) -> list[Entry]:
-        """The entries of a provider of a kind; asked once. A hook that fails has nothing."""
+        """The entries of a provider of a kind, collected once; none if the hook fails."""
         with self._lock:
             if (kind, provider) not in self._entries:
                 try:
@@ -254,7 +254,7 @@ class Registry:
         with self._lock:
             if self._discovered:
                 return
-            self._discovered = True  # now: a plugin that asks for a name must not start over
+            self._discovered = True  # set now, as a plugin may look up a name
             allowed = os.environ.get("PYG_SCALE_PLUGINS")
             wanted = None if allowed is None else {normal(n) for n in allowed.split(",")} - {""}
             missing = set(wanted or ())
@@ -264,11 +264,11 @@ class Registry:
                 if wanted is None or distribution in wanted:
                     self._load(provider, point)
             for name in sorted(missing):
-                message = f"PYG_SCALE_PLUGINS names it, but it is not there: pip install {name}"
+                message = f"PYG_SCALE_PLUGINS names it, but it is not installed: pip install {name}"
                 self._failed(name, "", PluginError(message))
 
     def _load(self, provider: str, point: EntryPoint) -> None:
-        # None where the METADATA of a distribution is damaged or gone
+        # None if the METADATA of a distribution is damaged or missing
         version = (point.dist and point.dist.version) or ""
         try:
             self._add(point.load(), provider, version)
@@ -285,13 +285,13 @@ class Registry:
 
 
 def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
-    """The entry points of the group, each with the name of its provider, ordered by it.
+    """The entry points of the group with the names of their providers, ordered by these.
 
-    A distribution is a provider; if it has several entry points, each one is.
+    A distribution is a provider; if it has several entry points, each of these is one.
     """
     points = []
     for point in entry_points(group="pyg_scale"):
-        owner = (point.dist and point.dist.name) or point.name  # without METADATA there is none
+        owner = (point.dist and point.dist.name) or point.name  # without METADATA, dist is missing
         points.append((normal(owner), point))
     owners = [owner for owner, _ in points]
     for owner, point in sorted(points, key=lambda pair: (pair[0], pair[1].name)):
@@ -304,12 +304,12 @@ def _call(hook: str, function: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         hint = ""
         if "missing 1 required positional argument" in str(error):
-            hint = "; a class is not made before: leave out self, or register an instance"
+            hint = "; classes are not instantiated: leave out self, or register an instance"
         raise PluginError(f"{hook}() failed: {type(error).__name__}: {error}{hint}") from error
 
 
 def _explain(plugin: Any, error: pluggy.PluginValidationError) -> str:
-    """Pluggy's complaint, with the hook that was probably meant."""
+    """Pluggy's error, with the hook that was probably meant."""
     hooks = list(KINDS.values())
     wrong = re.search(r"hook '(\w+)'", str(error))
     close = difflib.get_close_matches(wrong[1], hooks, n=1) if wrong else []
@@ -325,7 +325,7 @@ def _name_of(plugin: Any) -> str:
 
 
 def normal(name: str) -> str:
-    """The name of a distribution as the packaging specification normalises it."""
+    """The normalised name of a distribution, according to the packaging specification."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 

@@ -391,7 +391,7 @@ def test_register_refuses_the_name_of_an_installed_plugin(install):
         registry.register(Plugin(dict), name="pyg_scale_mine")
     plugin = Plugin(dict)
     registry.register(plugin, name="a")
-    with pytest.raises(PluginError, match="registered already, as 'a'"):
+    with pytest.raises(PluginError, match="already registered, as 'a'"):
         registry.register(plugin, name="b")
 
 

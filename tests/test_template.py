@@ -114,7 +114,7 @@ def test_a_sampler_is_made_in_the_current_folder_by_default(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("native", "provided by builtin already"),
+        ("native", "already provided by builtin"),
         ("My Sampler", "lower-case"),
         ("", "lower-case"),
         ("-x", "lower-case"),
@@ -132,7 +132,7 @@ def test_names_that_cannot_be_used_are_refused(name, message, tmp_path, monkeypa
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("precious")
     assert main(["plugins", "new", "mine", "--path", str(tmp_path)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert files(tmp_path) == {"mine.txt"}
 
 

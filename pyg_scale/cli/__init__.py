@@ -14,21 +14,21 @@ from pyg_scale import plugins as registry  # cli.plugins is the command
 from pyg_scale.errors import KernelsError, PluginError, UnknownPluginError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-"""The exit statuses of commands; argparse also exits with 2."""
+"""The exit statuses of commands; argparse exits with 2 too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``pyg-scale``.
 
     Args:
-        argv: The arguments, without the program's name; those of the process if ``None``.
+        argv: The arguments, without the program's name; by default those of the process.
 
     Returns:
         The exit status: 0 for success, 1 for a failure, 2 for wrong usage.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
-        # Skipped plugins are printed by the commands that look at all of them.
+        # Commands that use all plugins print the skipped ones.
         warnings.filterwarnings("ignore", "pyg_scale plugin ", RuntimeWarning)
         if not args:
             print(_usage(), file=sys.stderr)
@@ -43,14 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
-    """Run the function of a command, and print an error that a user can do something about.
+    """Run the function of a command, and print errors that the user can fix.
 
     Args:
         command: Takes the arguments, returns the exit status or ``None``.
         argv: The arguments.
 
     Returns:
-        The exit status, as that of :func:`main`.
+        The exit status, as of :func:`main`.
     """
     try:
         return int(command(argv) or OK)
@@ -60,7 +60,7 @@ def run(command: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
     except (PluginError, KernelsError) as error:
         print(f"pyg-scale: {error}", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         sys.stderr.close()
         return FAILED
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def _usage() -> str:
     for entry, name in commands:
         origin = "" if entry.provider == registry.BUILTIN else f"  [{entry.provider}]"
         lines.append(f"  {name:<{width}}  {summary(entry.target)}{origin}")
-    lines += ["", "`pyg-scale COMMAND --help` says more; `pyg-scale --version` prints the version."]
+    lines += ["", "`pyg-scale COMMAND --help` has more; `pyg-scale --version` prints the version."]
     return "\n".join(lines)
 
 
@@ -89,6 +89,6 @@ def summary(target: object) -> str:
             return f"({target} is missing)"
         with open(spec.origin, encoding="utf-8") as file:
             text = ast.get_docstring(ast.parse(file.read())) or ""
-    except (Exception, SystemExit) as error:  # packages above the module are imported
+    except (Exception, SystemExit) as error:  # parent packages are imported
         return f"({target} cannot be read: {type(error).__name__}: {error})"
     return text.partition("\n")[0]

@@ -18,15 +18,15 @@ def main(argv: Sequence[str]) -> int:
     """Run ``pyg-scale build``.
 
     Raises:
-        KernelsError: If the kernels cannot be compiled, or cannot be loaded after that.
+        KernelsError: If the kernels cannot be compiled, or cannot be loaded afterwards.
     """
     parser = argparse.ArgumentParser(prog="pyg-scale build", description=__doc__)
     parser.add_argument("--force", action="store_true", help="compile everything again")
     parser.add_argument(
-        "--clean", action="store_true", help="remove what was compiled, and compile nothing"
+        "--clean", action="store_true", help="remove compiled files, and compile nothing"
     )
     parser.add_argument("--jobs", type=int, help="compilers at once (default: one per core)")
-    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args(argv)
     if args.jobs is not None and args.jobs < 1:
         parser.error(f"--jobs must be 1 or more (got {args.jobs})")

@@ -34,7 +34,7 @@ class TestPlugin(PluginTests):
 def check(
     entries: Sequence[Entry], provider: str | None, *, as_json: bool, pytest_args: Sequence[str]
 ) -> int:
-    """Test the entries, and the plugin as a whole if ``provider`` is given; prints a report.
+    """Test the entries, and the whole plugin if ``provider`` is given; prints a report.
 
     Returns:
         0 if every test passed, 1 if one failed or nothing could be tested.
@@ -56,7 +56,8 @@ def check(
         test = Path(folder, "test_conformance.py")
         test.write_text(module_source(testable, provider), encoding="utf-8")
         options = ["-q", "--rootdir", ".", "-p", "no:cacheprovider", "--junitxml", "report.xml"]
-        # In that folder, so that names of tests are short; modules are found as from here.
+        # Run in that folder, so that names of tests are short; modules are found as in this
+        # process.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *pytest_args, test.name],
@@ -82,9 +83,9 @@ def check(
 
 
 def _has_kit(entry: Entry) -> bool:
-    """Return True if the kit can test it.
+    """Return True if the kit can test an entry.
 
-    A sampler that takes no key promises only what PyG's do, and a reader needs something to read.
+    A sampler without keys has only the guarantees of PyG's, and a reader needs input.
     """
     if entry.kind == "reader":
         return False
@@ -96,11 +97,11 @@ def _has_kit(entry: Entry) -> bool:
 
     sampler = entry.load()
     plain = isinstance(sampler, type) and issubclass(sampler, BaseSampler)
-    return not plain or issubclass(sampler, NeighborSampler)  # what is neither fails the kit
+    return not plain or issubclass(sampler, NeighborSampler)  # any other class fails the kit
 
 
 def module_source(entries: Sequence[Entry], provider: str | None) -> str:
-    """The test module that runs the kit; also what an author would write by hand."""
+    """The test module that runs the kit, as an author would write it."""
     kits = sorted({KITS[entry.kind] for entry in entries})
     kits += ["PluginTests"] if provider else []
     source = [
@@ -114,7 +115,7 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
         words = re.split(r"[^a-z0-9]+", f"{entry.kind} {entry.name}")
         title = "Test" + "".join(word.capitalize() for word in words)
         titles.append(title)
-        if titles.count(title) > 1:  # of two entry points; a second class would hide the first
+        if titles.count(title) > 1:  # from two entry points; a second class would hide the first
             title += f"Of{titles.count(title)}"
         source.append(
             _KIT_TEST.format(

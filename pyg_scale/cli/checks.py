@@ -1,4 +1,4 @@
-"""The checks of ``pyg-scale doctor`` that are built in. Each one survives what it looks for."""
+"""The built-in checks of ``pyg-scale doctor``, which do not fail on the faults they look for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def version(distribution: str) -> str | None:
 
 
 def torch() -> Check:
-    """Check that torch can be imported; say what it can use."""
+    """Check that torch can be imported; report its devices and threads."""
     broken = _broken("torch", "pip install torch")
     if broken:
         return broken
@@ -43,7 +43,7 @@ def torch_geometric() -> Check:
 
 
 def kernels() -> Check:
-    """Check that the compiled kernels are there; say which path a loader takes."""
+    """Check that compiled kernels are available; report the path that loaders take."""
     from pyg_scale.ops import library
 
     status = library.status()
@@ -51,7 +51,7 @@ def kernels() -> Check:
         return Check(True, f"loaders take the native path: {status['path']}")
     if status["mode"] == "require":
         return Check(False, f"loaders raise: {status['reason']}", status["command"])
-    broken = status["stale"] or bool(status["path"])  # there, and of no use
+    broken = status["stale"] or bool(status["path"])  # it exists, but is unusable
     return Check(
         False if broken else None,
         f"loaders take the plain torch path, which is slower: {status['reason']}",
@@ -60,7 +60,7 @@ def kernels() -> Check:
 
 
 def cuda_kernels() -> Check:
-    """Say which path ops on CUDA tensors take; look for devices, compile nothing."""
+    """Report the path that ops on CUDA tensors take, without compiling anything."""
     from pyg_scale.errors import KernelsError
     from pyg_scale.ops import library, nvrtc
 
@@ -82,18 +82,18 @@ def cuda_kernels() -> Check:
     }
     for device, (way, reason) in enumerate(ways):
         if not way and not torch.version.cuda:
-            return Check(None, "there are none, and this torch is for the CPU and needs none")
+            return Check(None, "there are none; this torch is for the CPU and needs none")
         if not way:
             what, _, fix = reason.partition(". ")
             which = f"cuda:{device}" if count else "a device of compute capability 9.0"
             slow = f"ops on {which} take the plain torch path, which is slower: {what}"
             return Check(None, slow, fix.removeprefix("Run: "))
     used = "; ".join(texts[way] for way in sorted({way for way, _ in ways}))
-    return Check(True, f"{used}; {count or 'no'} device(s) here")
+    return Check(True, f"{used}; {count or 'no'} device(s)")
 
 
 def compiler() -> Check:
-    """Check that there is a C++ compiler, needed only to compile the kernels."""
+    """Check that there is a C++ compiler, which is needed only to compile the kernels."""
     wanted = os.environ.get("CXX") or "g++"
     for name in (wanted, "c++", "clang++"):
         found = shutil.which(name)
@@ -101,13 +101,13 @@ def compiler() -> Check:
             return Check(True, found)
     return Check(
         None,
-        f"no {wanted}: the kernels cannot be compiled here (a wheel that holds them needs none)",
-        "apt install g++   # or the compiler of your system; CXX= names another one",
+        f"no {wanted}: the kernels cannot be compiled (a wheel with kernels needs none)",
+        "apt install g++   # or your system's compiler; CXX= selects another one",
     )
 
 
 def pyg_lib() -> Check:
-    """Say if pyg-lib is there; nothing of ours needs it."""
+    """Report the optional pyg-lib, which pyg_scale does not need."""
     return _optional(
         "pyg_lib",
         "pyg-lib",
@@ -117,7 +117,7 @@ def pyg_lib() -> Check:
 
 
 def torch_sparse() -> Check:
-    """Say if torch-sparse is there; nothing of ours needs it."""
+    """Report the optional torch-sparse, which pyg_scale does not need."""
     return _optional(
         "torch_sparse",
         "torch-sparse",

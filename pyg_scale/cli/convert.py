@@ -18,7 +18,7 @@ examples:
   pyg-scale convert ogb:ogbn-arxiv arxiv --root dataset
   pyg-scale convert graph --edges author,writes,paper=writes.npy --nodes paper:x=features.npy
 
-A conversion that was killed goes on where it was when the same command is given again.
+A conversion that was killed is resumed when the same command is run again.
 """
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if len(args.paths) > 2 or (len(args.paths) == 1) == (edges is None):
         parser.error("give SOURCE and DIR, or DIR and one or more --edges with lists of edges")
 
-    from pyg_scale.convert import Tables, convert  # here, so that --help stays quick
+    from pyg_scale.convert import Tables, convert  # imported now, so that --help stays quick
 
     begun = False
     try:
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("paths", nargs="+", metavar="[SOURCE] DIR", help="what to read, and where to write")
+    add("paths", nargs="+", metavar="[SOURCE] DIR", help="the input, and the directory to write")
     many: dict[str, Any] = {"action": "append", "default": []}
     add(
         "--edges",
@@ -121,22 +121,22 @@ def _parser() -> argparse.ArgumentParser:
         "--nodes",
         **many,
         metavar="[TYPE:]NAME=FILE",
-        help="an attribute of nodes, one row a node, or a table of nodes: TYPE=FILE, or =FILE",
+        help="an attribute of nodes, one row per node, or a table of nodes: TYPE=FILE, or =FILE",
     )
     add("--num-nodes", **many, metavar="[TYPE=]N", help="number of nodes")
     add("--index-set", **many, metavar="[TYPE:]NAME=FILE", help="a named set of nodes, .npy or .pt")
     add("--option", "-o", **many, type=option, metavar="KEY=VALUE", help="an option of the reader")
-    add("--root", metavar="DIR", help="where data sets are, for ogb:NAME and pyg:NAME")
+    add("--root", metavar="DIR", help="the folder of data sets, for ogb:NAME and pyg:NAME")
     add("--memory", default="4GB", help="the most memory to use (default: 4GB)")
     add("--time-attr", metavar="NAME", help="order edges by this attribute of nodes or edges")
-    add("--weight-attr", metavar="NAME", help="the attribute of edges that is their weight")
+    add("--weight-attr", metavar="NAME", help="the attribute of edges that has their weights")
     add("--undirected", action="store_true", help="add the reverse of every edge")
     add("--remove-self-loops", action="store_true", help="leave out edges from a node to itself")
-    add("--index-dtype", choices=["int64", "int32"], help="of node ids in batches")
+    add("--index-dtype", choices=["int64", "int32"], help="dtype of node ids in batches")
     add("--feature-dtype", metavar="DTYPE", help="convert the nodes' x, for example to float16")
     add("--link-features", action="store_true", help="hard-link the nodes' x instead of copying")
-    add("--overwrite", action="store_true", help="replace a graph directory that is there")
-    add("--json", action="store_true", help="print what was done as JSON")
+    add("--overwrite", action="store_true", help="replace an existing graph directory")
+    add("--json", action="store_true", help="print the result as JSON")
     add("--quiet", action="store_true", help="print nothing but errors")
     return parser
 

@@ -1,9 +1,9 @@
-"""Say what is installed, compiled and missing, as a block to paste into an issue.
+"""Report what is installed, compiled and missing, as a block to paste into an issue.
 
 With ``--dist``, under torchrun or srun, the ranks compare their versions, directories and limits,
 and measure the network between them: ``torchrun --nproc-per-node=4 -m pyg_scale.cli doctor --dist``
 
-Exit status: 0 if nothing is broken, 1 otherwise. What is optional and absent breaks nothing.
+Exit status: 0 if nothing is broken, 1 otherwise. Missing optional parts do not count.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def examine() -> dict[str, Any]:
 
 
 def _run(name: str) -> Check:
-    """The findings of a check; one that fails is itself a finding."""
+    """The result of a check; a check that raises is reported as failed."""
     try:
         found = plugins.get("check", name)()
         wrong = why_no_check(found)

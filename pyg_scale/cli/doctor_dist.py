@@ -1,4 +1,4 @@
-"""``pyg-scale doctor --dist``: what ranks say of each other, as a report."""
+"""``pyg-scale doctor --dist``: a report of the ranks and the network between them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _MOST_IN_MATRIX = 16
 
 
 def doctor_dist(directory: str | None, as_json: bool) -> int:
-    """Look at all ranks; rank 0 prints.
+    """Examine all ranks; rank 0 prints the report.
 
     Returns:
-        On rank 0, 1 if something is broken; on the others 0, so that a launcher complains once.
+        On rank 0, 1 if something is broken; on the others 0, so that a launcher reports one
+        failure.
     """
     from pyg_scale.distributed.examine import examine
 
@@ -33,7 +34,7 @@ def doctor_dist(directory: str | None, as_json: bool) -> int:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The report of what :func:`pyg_scale.distributed.examine.examine` found."""
+    """The report of the results of :func:`pyg_scale.distributed.examine.examine`."""
     ranks: Sequence[dict[str, Any]] = found["ranks"]
     machines = len({rank["machine"] for rank in ranks})
     who = f"{_count(len(ranks), 'rank')} on {_count(machines, 'machine')}"
@@ -54,7 +55,7 @@ def report(found: dict[str, Any]) -> str:
     if not found["findings"]:
         lines.append("all is well")
     if found["launcher"] == "none":
-        lines.append("This process is alone: start it with torchrun or srun to look at ranks.")
+        lines.append("This process is alone: start it with torchrun or srun to examine ranks.")
     return "\n".join([*lines, "```"])
 
 
@@ -105,7 +106,7 @@ def _pairs(ranks: Sequence[dict[str, Any]]) -> list[str]:
                 wait[a, b] = pair["latency"] * 1e3
     if count > _MOST_IN_MATRIX:
         slowest = sorted((value, key) for key, value in rate.items())[:_MOST_IN_MATRIX]
-        lines = [f"the slowest of {len(rate)} ways"]
+        lines = [f"the slowest of {len(rate)} directions"]
         return lines + [
             f"  rank {a} to {b}: {value:.2f} GB/s, {wait.get((a, b), float('nan')):.2f} ms"
             for value, (a, b) in slowest

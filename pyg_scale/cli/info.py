@@ -1,6 +1,6 @@
-"""Say what is in a graph directory, and check it.
+"""Describe a graph directory, and check it.
 
-Exit status: 0 if all is well, 1 if it is damaged or no graph directory.
+Exit status: 0 if all is well, 1 if it is damaged or not a graph directory.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _attributes(attributes: Mapping[str, Attribute]) -> dict[str, dict[str, Any]
 
 
 def _bytes(meta: Meta, kind: str, name: Any) -> int:
-    """Bytes of the files of a node or edge type, in all parts."""
+    """Size in bytes of the files of a node or edge type, in all parts."""
     folders = [
         node_dir(name, part) if kind == "nodes" else edge_dir(name, part)
         for part in range(meta.num_parts)
@@ -144,7 +144,7 @@ def _text(found: Mapping[str, Any]) -> str:
     if found["partition"] is not None:
         lines += _partition(found["partition"])
     if found.get("verified"):
-        lines.append("verified: every file has its checksum, ids and orders make sense")
+        lines.append("verified: checksums, ids and orders are correct")
     return "\n".join(lines).rstrip()
 
 

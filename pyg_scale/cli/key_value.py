@@ -1,4 +1,4 @@
-"""``key=value`` on a command line."""
+"""Options ``key=value`` on a command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def option(text: str) -> tuple[str, Any]:
-    """A key and a value, which is JSON or a Python literal; what is neither is a string.
+    """Parse a key and a value, which is JSON, a Python literal, or else a string.
 
     Raises:
-        argparse.ArgumentTypeError: If it is no ``key=value``.
+        argparse.ArgumentTypeError: If it is not ``key=value``.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():

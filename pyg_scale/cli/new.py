@@ -1,4 +1,4 @@
-"""Make a plugin of one's own from the template."""
+"""Creation of a new plugin from the template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SKIPPED = ("__pycache__", "dist", "build")
 
 
 def new(name: str, kinds: Sequence[str], path: str | None) -> int:
-    """Copy the template to ``path``, for the given kinds only, with everything renamed.
+    """Copy the template to ``path``, only for the given kinds and with all names replaced.
 
     Returns:
         0, or 2 if the name or the path cannot be used.
@@ -53,14 +53,14 @@ def _problem(name: str, kinds: Sequence[str], folder: Path) -> str | None:
     for kind in kinds:
         for entry in plugins.entries(kind):
             if entry.name == name:
-                return f"{kind} {name!r} is provided by {entry.provider} already: choose another"
+                return f"{kind} {name!r} is already provided by {entry.provider}: choose another"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        return f"{folder} exists already: choose another --path"
+        return f"{folder} already exists: choose another --path"
     return None
 
 
 def template() -> Path:
-    """The folder of the template: next to the package in a checkout, else inside the package."""
+    """The folder of the template: beside the package in a checkout, else inside the package."""
     package = Path(pyg_scale.__file__).parent
     for folder in (package.parent / "plugins" / "pyg-scale-template", package / "_template"):
         if (folder / "pyproject.toml").is_file():
@@ -78,7 +78,7 @@ def _wanted(file: Path, kinds: Sequence[str]) -> bool:
 
 
 def only_hooks(source: str, kinds: Sequence[str]) -> str:
-    """A module's source without the hooks of other kinds."""
+    """The source of a module without the hooks of other kinds."""
     lines = source.splitlines(keepends=True)
     others = {hook for kind, hook in plugins.KINDS.items() if kind not in kinds}
     for node in reversed(ast.parse(source).body):
@@ -89,7 +89,7 @@ def only_hooks(source: str, kinds: Sequence[str]) -> str:
 
 
 def renamed(text: str, name: str) -> str:
-    """Text of the template with the template's name, in each of its spellings, replaced."""
+    """Text of the template with all spellings of the template's name replaced."""
     module = name.replace("-", "_")
     text = text.replace("pyg_scale_template", f"pyg_scale_{module}")
     text = text.replace("Template", "".join(word.capitalize() for word in name.split("-")))

@@ -1,10 +1,10 @@
-"""Cut a graph into parts, and write them as a graph directory.
+"""Cut a graph into parts, and write these as a graph directory.
 
 DATA is a graph directory, an .npz archive, or a data set of PyG by its name (Planetoid/Cora). The
 parts come from a method (`pyg-scale plugins list` names them all) or, with --assignment, from a
 file that another tool wrote: the part of node i in line i + 1, an .npy array, or the node_pb.pt of
-GraphLearn-for-PyTorch. Prints what the parts are worth; with --compare, what those of several
-methods are. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
+GraphLearn-for-PyTorch. Prints measures of the partition or, with --compare, of those of several
+methods. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if len(options) < len(args.option):
         parser.error("the same --option is given twice")
     if args.assignment and (args.method or options):
-        parser.error("--assignment brings the parts: leave --method and --option out")
+        parser.error("--assignment gives the parts: leave --method and --option out")
     if args.compare and (args.assignment or args.method or options or args.out):
         parser.error("--compare only measures: leave --method, --option, --assignment, --out out")
     try:
@@ -53,12 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("num_parts", metavar="NUM_PARTS", type=int, help="number of parts")
     parser.add_argument("--method", metavar="NAME", help="the partitioner (default: fennel)")
     parser.add_argument("--out", metavar="DIR", help="write a graph directory; it must not exist")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of random choices (default: 0)")
     parser.add_argument(
         "--balance",
         metavar="WHAT",
         default="nodes",
-        help="nodes, edges and train, separated by commas: what to hold equal shares of",
+        help="nodes, edges and train, separated by commas: the quantities to balance",
     )
     parser.add_argument(
         "--shares",
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         type=_file,
-        help="parts that are known already; with types TYPE=FILE, once for each",
+        help="a given assignment; with types TYPE=FILE, once for each",
     )
     parser.add_argument(
         "--compare", metavar="A,B,...", help="measure these methods, each with its defaults"
@@ -93,11 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         "--num-neighbors",
         metavar="K,K,...",
         type=_integers,
-        help="sample batches with so many neighbours per hop and count features of other parts",
+        help="sample batches with these neighbours per hop and count features of other parts",
     )
-    parser.add_argument("--batch-size", type=int, default=1024, help="of them (default: 1024)")
-    parser.add_argument("--png", metavar="FILE", help="draw what was measured; needs matplotlib")
-    parser.add_argument("--root", metavar="DIR", default="data", help="where PyG keeps data sets")
+    parser.add_argument("--batch-size", type=int, default=1024, help="of these (default: 1024)")
+    parser.add_argument("--png", metavar="FILE", help="draw the measures; needs matplotlib")
+    parser.add_argument("--root", metavar="DIR", default="data", help="folder of PyG's data sets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -108,11 +108,11 @@ def _run(args: argparse.Namespace, options: dict[str, Any]) -> str:
     from pyg_scale.partitioner.write import write_partition
 
     if args.out and Path(args.out).exists():
-        raise FileExistsError(f"{args.out} is there already: take another path for --out")
+        raise FileExistsError(f"{args.out} already exists: choose another path for --out")
     if args.compare:
         return _compare(args)
     if args.edge_assign_strategy and not args.out:
-        raise ValueError("--edge-assign-strategy is about writing: give --out too")
+        raise ValueError("--edge-assign-strategy applies to writing: give --out too")
     data = _data(args.data, args.root)
     start = time.perf_counter()
     found, _ = assign(
@@ -181,11 +181,11 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of integers such as 15,10") from None
+        raise argparse.ArgumentTypeError(f"write integers such as 15,10 (got {text!r})") from None
 
 
 def _data(name: str, root: str) -> Any:
-    """A directory is left to who reads it; anything else is loaded."""
+    """The path of a directory, which is opened later; any other data set is loaded."""
     if Path(name).is_dir():
         from pyg_scale.store.directory import GraphDirectory
 
@@ -209,7 +209,7 @@ def _assignment(given: list[tuple[str | None, str]] | None) -> Any:
 
 
 def _file(text: str) -> tuple[str | None, str]:
-    """``TYPE=FILE``, or a file."""
+    """Parse ``TYPE=FILE``, or a file."""
     node_type, equals, path = text.partition("=")
     if not equals or Path(text).is_file():
         return None, text

@@ -1,7 +1,7 @@
-"""List, show, check and start plugins.
+"""List, show, check and create plugins.
 
 Exit status: 0 if all is well, 1 if something could not be loaded or failed its tests, 2 for wrong
-usage, such as a name that nobody provides.
+usage, such as an unknown name.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="{list,show,check,new}")
 
-    lister = commands.add_parser("list", help="everything there is (the default)")
-    lister.add_argument("--check", action="store_true", help="import each one and say if it works")
+    lister = commands.add_parser("list", help="all names (the default)")
+    lister.add_argument("--check", action="store_true", help="import each one and report errors")
     lister.set_defaults(run=_list)
 
-    show = commands.add_parser("show", help="documentation, options and abilities of one name")
+    show = commands.add_parser("show", help="documentation, options and capabilities of one name")
     show.add_argument("name")
     show.set_defaults(run=_show)
 
@@ -55,13 +55,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--kind", choices=list(plugins.KINDS))
         command.add_argument("--json", action="store_true", help="print JSON")
 
-    new = commands.add_parser("new", help="start a plugin of your own from the template")
-    new.add_argument("name", help="what users will type, such as mine")
+    new = commands.add_parser("new", help="create a plugin from the template")
+    new.add_argument("name", help="the name that users will type, such as mine")
     new.add_argument(
         "--kind",
         choices=list(plugins.KINDS),
         action="append",
-        help="what it adds; can be repeated (default: sampler)",
+        help="a kind that it adds; can be repeated (default: sampler)",
     )
     new.add_argument("--path", help="the new folder (default: ./pyg-scale-NAME)")
     new.set_defaults(run=_new)
@@ -135,10 +135,10 @@ def _description(entry: Entry) -> dict[str, Any]:
     try:
         parameters = inspect.signature(target).parameters.values()
         out["options"] = [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
-    except (TypeError, ValueError):  # built in C: no signature to be had
+    except (TypeError, ValueError):  # built in C: without a signature
         out["options"] = []
     supports = getattr(target, "supports", None)
-    if isinstance(supports, (set, frozenset, list, tuple)):  # else the conformance tests say so
+    if isinstance(supports, (set, frozenset, list, tuple)):  # else the conformance tests fail
         out["supports"] = sorted(supports)
     return out
 
@@ -160,11 +160,11 @@ def _page(description: dict[str, Any]) -> str:
 
 
 def named(name: str, kind: str | None) -> list[Entry]:
-    """The entries of that name, of one kind or of every kind that has it.
+    """The entries of a name, of one kind or of every kind that has it.
 
     Raises:
         UnknownPluginError: If there is none.
-        AmbiguousPluginError: If several plugins have it; ``provider:name`` says which.
+        AmbiguousPluginError: If several plugins have it; ``provider:name`` selects one.
     """
     if kind is not None:
         return [plugins.entry(kind, name)]
@@ -183,7 +183,7 @@ def named(name: str, kind: str | None) -> list[Entry]:
         close = difflib.get_close_matches(name, known, n=1)
         lines = [f"nothing is called {name!r}"]
         lines += [f"did you mean {close[0]!r}?"] if close else []
-        lines += ["`pyg-scale plugins list` shows what there is"]
+        lines += ["`pyg-scale plugins list` shows all names"]
         raise UnknownPluginError("\n  ".join(lines + [str(f) for f in plugins.failures()]))
     return found
 

@@ -3,8 +3,8 @@
 Clients open tcp://host:port,tcp://host2:port with pyg_scale.open, and sample on these servers as
 they would on the graph itself. Servers end when all clients have said goodbye (--clients), or on
 SIGTERM. Clients need the same secret: give them the file (as PYG_SCALE_SECRET_FILE) or its content
-(as PYG_SCALE_SECRET). It is proved and never sent, and what travels is encrypted by it (zmq).
-Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
+(as PYG_SCALE_SECRET). It is proved and never sent, and the transport zmq encrypts with it. Exit
+status: 0 if all went well, 1 if not, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def _parser() -> argparse.ArgumentParser:
         "--bind",
         metavar="ADDRESS",
         required=True,
-        help="where to listen: an interface or its address, such as tcp://eth0:5555; port 0 is any "
-        "free one, and is printed. Under torchrun each rank of a machine takes the next port",
+        help="interface or address to listen on, such as tcp://eth0:5555; port 0 is any "
+        "free port, and is printed. Under torchrun each rank of a machine takes the next port",
     )
     parser.add_argument(
         "--clients",
         metavar="N",
         type=int,
         default=0,
-        help="end when so many clients have said goodbye (default: 0, serve until SIGTERM)",
+        help="end when this many clients have said goodbye (default: 0, serve until SIGTERM)",
     )
     parser.add_argument(
         "--secret-file",
         metavar="FILE",
-        help="holds the secret, and nobody else may read it; is made if it is not there (default: "
+        help="the file of the secret, readable by you only; created if it is missing (default: "
         "$PYG_SCALE_SECRET_FILE, or the secret itself in $PYG_SCALE_SECRET)",
     )
     parser.add_argument(
@@ -73,13 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         type=int,
         default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        help="batches that are made at a time (default: as many as there are cores)",
+        help="batches that are made at a time (default: one per core)",
     )
     parser.add_argument(
-        "--feature-store", metavar="NAME", help="read features by it, as loaders do (such as disk)"
+        "--feature-store",
+        metavar="NAME",
+        help="the feature store to read with, as in loaders (such as disk)",
     )
     parser.add_argument(
-        "--transport", metavar="NAME", default="zmq", help="how clients come (default: zmq)"
+        "--transport", metavar="NAME", default="zmq", help="the transport of clients (default: zmq)"
     )
     return parser
 
@@ -114,18 +116,18 @@ def _serve(args: argparse.Namespace) -> int:
             graph.close()
     for thread in set(threading.enumerate()) - threads:
         if not thread.daemon or thread.name.startswith("pyg_scale"):
-            thread.join(_JOIN_SECONDS)  # none may be inside compiled code when Python ends
+            thread.join(_JOIN_SECONDS)  # no thread may be in compiled code when Python ends
     counts = server.counts()
     print(f"served {counts['batches']:,} batches, {counts['bytes']:,} bytes", flush=True)
     return 0
 
 
 def secret_in(file: str | None) -> str:
-    """The secret in a file, which is made if it is not there, or that of the environment.
+    """The secret in a file, which is created if it is missing, or that of the environment.
 
     Raises:
-        ValueError: If there is none, or others can read it.
-        OSError: If the file can be neither read nor made.
+        ValueError: If there is no secret, or others can read it.
+        OSError: If the file can be neither read nor created.
     """
     from pyg_scale.comm.secret import read_secret
     from pyg_scale.distributed.servers import secret_of
@@ -133,7 +135,7 @@ def secret_in(file: str | None) -> str:
     if file is None:
         return secret_of(None)
     if not os.path.lexists(file):
-        # Whole when it appears: another server may be looking for it now.
+        # It is complete when it appears, as another server may be looking for it.
         number, made = tempfile.mkstemp(dir=os.path.dirname(file) or ".", prefix=".secret-")
         try:
             with os.fdopen(number, "w") as begun:
@@ -148,7 +150,7 @@ def secret_in(file: str | None) -> str:
 
 
 def bind_of_rank(address: str) -> str:
-    """The address of this rank: ranks of one machine have ports one after the other."""
+    """The address of this rank: ranks of one machine have consecutive ports."""
     found = _PORT.fullmatch(address)
     rank = int(os.environ.get("LOCAL_RANK", 0))
     if found is None or int(found[2]) == 0:
@@ -158,9 +160,9 @@ def bind_of_rank(address: str) -> str:
 
 @contextmanager
 def _stopped_by_signals(event: threading.Event) -> Iterator[None]:
-    """Within it, SIGTERM and SIGINT set an event."""
+    """A context in which SIGTERM and SIGINT set an event."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # who runs this in a thread of his own ends it in his own way
+        yield  # a caller in another thread ends it in its own way
         return
     before = {
         number: signal.signal(number, lambda *_: event.set())

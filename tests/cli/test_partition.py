@@ -51,7 +51,7 @@ def test_writes_what_partition_gives(directory, tmp_path, capsys):
     expected = pyg_scale.partition(directory, 2, "ldg")
     assert torch.equal(written.books[None].assignment(), expected.long())
     assert main(["partition", directory, "2", "--out", str(out)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_shares_and_balance(archive, capsys):
