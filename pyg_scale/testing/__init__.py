@@ -1,4 +1,4 @@
-"""The conformance kit: subclass the class of a kind, return what you made, run pytest.
+"""The conformance kit: subclass the class of a kind, return your object, run pytest.
 
 ```python
 import pytest
@@ -10,9 +10,9 @@ class TestMySampler(SamplerTests):
         return MySampler()
 ```
 
-:mod:`~pyg_scale.testing.graphs` has the hostile graphs that the kit uses and
-:mod:`~pyg_scale.testing.statistics` its tests of fairness, for tests of one's own. All names are
-loaded when they are used, so that pytest's plugin stays light.
+For your own tests, :mod:`~pyg_scale.testing.graphs` has the adversarial graphs of the kit, and
+:mod:`~pyg_scale.testing.statistics` its tests of randomness. All names are loaded on first use, so
+that pytest's plugin stays light.
 """
 
 import importlib
@@ -43,9 +43,9 @@ KITS = {
     "partitioner": "PartitionerTests",
     "reader": "ReaderTests",
 }
-"""The class for each kind that has one. Its fixture is called as the kind.
+"""The class for each kind that has one. Its fixture has the name of the kind.
 
-``ServerTests`` is for communicators that have ``listen`` and ``connect``.
+``ServerTests`` is for communicators with ``listen`` and ``connect``.
 """
 
 __all__ = ["KITS", *_MODULES]

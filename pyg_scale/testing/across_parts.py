@@ -1,4 +1,4 @@
-"""A sampler that reaches across the parts of a graph draws there what it draws in one process."""
+"""Conformance of a sampler across the parts of a graph: it draws the same as in one process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SEEDS: dict[bool, Any] = {
     False: [0, 7, 5, 99, 98, 4, 8, 6, 40, 41],
     True: {"user": [19, 2, 0], "item": [3, 0, 11]},
 }
-"""Of the graph without types, and of the one with types."""
+"""Options for the graph without types, and for the one with types."""
 
 
 class AcrossPartsTests:
-    """The part of :class:`~pyg_scale.testing.SamplerTests` about graphs of several parts."""
+    """The tests of :class:`~pyg_scale.testing.SamplerTests` for graphs of several parts."""
 
     @pytest.mark.parametrize(
         ("typed", "options"),
@@ -63,16 +63,16 @@ class AcrossPartsTests:
                     assert_equal(found, expected)
                 except AssertionError as error:
                     raise AssertionError(
-                        f"three parts give another batch than the whole graph: {error}. Each "
+                        f"three parts give a different batch from the whole graph: {error}. Each "
                         "part is asked for its own nodes, and has edges in other places: draw "
-                        "by what counts from the first in-edge of a node (position - "
+                        "by the index among the in-edges of a node (position - "
                         "frontier.begin[row]), and not by the place of a node in the frontier; or "
                         "declare across_parts = False"
                     ) from None
 
 
 def _in_parts(data: Data | HeteroData, folder: Path, **attrs: Any) -> GraphDirectory:
-    """The graph in three parts, nodes at random."""
+    """The graph in three parts with random nodes."""
     pyg_scale.save(data, folder / "whole", **attrs)
     generator = torch.Generator().manual_seed(3)
     assignment = {

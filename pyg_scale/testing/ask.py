@@ -1,4 +1,4 @@
-"""Ask a sampler for a sample, and put down what was asked in terms of the edge list."""
+"""Calls of samplers, and their requests in terms of edge lists."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pyg_scale.testing.graphs import Facts
 from pyg_scale.testing.oracle import Request, verify, verify_edges, verify_nodes
 
 Seeds = Sequence[int] | Mapping[Any, Sequence[int]]
-"""Node ids of the only type, or of several by type."""
+"""Node ids of the only type, or a dictionary by type."""
 
 
 def unbound(sampler: Any) -> NeighborSampler:
-    """The sampler that the fixture ``sampler`` of a test class returned, or named."""
+    """The sampler that the fixture ``sampler`` of a test class returned, itself or by name."""
     if isinstance(sampler, str):
         sampler = plugins.get("sampler", sampler)()
     assert isinstance(sampler, NeighborSampler), (
@@ -33,7 +33,7 @@ def unbound(sampler: Any) -> NeighborSampler:
 
 
 def needed(data: Data | HeteroData, **options: Any) -> list[str]:
-    """Those of the :data:`~pyg_scale.sampler.base.CAPABILITIES` that a call needs."""
+    """The :data:`~pyg_scale.sampler.base.CAPABILITIES` that a call needs."""
     time = options.get("time_attr")
     subgraph_type = options.get("subgraph_type")
     wanted = {
@@ -54,7 +54,7 @@ def needed(data: Data | HeteroData, **options: Any) -> list[str]:
 def bind(
     sampler: NeighborSampler, data: Data | HeteroData, num_neighbors: Any, **options: Any
 ) -> NeighborSampler:
-    """The sampler bound to a graph; skips the test if it does not support what is wanted."""
+    """Bind the sampler to a graph; skips the test if it does not support the options."""
     for name in needed(data, **options):
         if name not in sampler.supports:
             pytest.skip(f"{type(sampler).__name__} does not declare {name!r}")
@@ -62,7 +62,7 @@ def bind(
 
 
 def draw(bound: NeighborSampler, seeds: Seeds, key: int = 0, time: Seeds | None = None) -> Sample:
-    """One sample for seeds (of the only type, or by type)."""
+    """Draw one sample for seeds (of the only type, or by type)."""
     node = {t: torch.tensor(s, dtype=torch.int64) for t, s in by_type(seeds).items()}
     times = None if time is None else {t: torch.tensor(s) for t, s in by_type(time).items()}
     return bound.sample_checked(node, times, key)
@@ -82,13 +82,13 @@ def ask(
     time: Seeds | None = None,
     **options: Any,
 ) -> tuple[Sample, Request]:
-    """Bind, sample, and check all that must hold; skips what the sampler does not support."""
+    """Bind, sample and check the result; skips the test if the sampler does not support it."""
     bound = bind(sampler, data, num_neighbors, **options)
     sample = draw(bound, seeds, key, time)
     request = requested(bound, data, seeds, num_neighbors, time=time, **options)
     backward = options.get("sample_direction") == "backward"
     directional = options.get("subgraph_type", "directional") == "directional"
-    if backward:  # seen from the turned graph, neighbours are rows again
+    if backward:  # in the reversed graph, neighbours are rows again
         sample = Sample(**{**vars(sample), "row": sample.col, "col": sample.row})
     if directional:
         verify(sample, request)

@@ -32,16 +32,17 @@ SHAPES = [(0,), (1,), (7,), (3, 2), (0, 5), (2, 0), (), (5, 1, 2), (4096, 33)]
 
 
 class CommTests(ServiceTests):
-    """Tests of a communicator that has no state when it is made.
+    """Tests of a communicator.
 
-    ``comm`` is what joins a group: a subclass of :class:`~pyg_scale.comm.Communicator` or any
-    function of a :class:`~pyg_scale.comm.Group`. Ranks are threads of one process.
+    ``comm`` joins a group: a subclass of :class:`~pyg_scale.comm.Communicator` or any function of a
+    :class:`~pyg_scale.comm.Group`, without state. Ranks are threads of one process.
 
-    * ``world_sizes``: How many ranks there can be.
-    * ``device``: Where tensors are.
-    * ``names_who_is_missing``: Whether a time limit says which rank did not answer.
-    * ``matches_by_tag``: Whether calls with tags may be made in another order on each rank.
-    * ``serves``: Whether it has requests and replies.
+    * ``world_sizes``: Possible numbers of ranks.
+    * ``device``: Device of tensors.
+    * ``names_who_is_missing``: True if the error of a time limit names the rank that did not
+      answer.
+    * ``matches_by_tag``: True if calls with tags may be made in a different order on each rank.
+    * ``serves``: True if it has requests and replies.
 
     Example::
 
@@ -58,13 +59,13 @@ class CommTests(ServiceTests):
 
     @pytest.fixture
     def comm(self) -> Any:
-        """The factory of communicators; joins a group."""
+        """The factory of communicators, which joins a group."""
         raise NotImplementedError("return a class with join(), such as MyCommunicator")
 
     def on_ranks(
         self, comm: Any, size: int, function: Callable[[Communicator], Any], timeout: float = 30.0
     ) -> list[Any]:
-        """Call ``function`` with the communicator of each of ``size`` ranks."""
+        """Call ``function`` on each of ``size`` ranks with its communicator."""
         if size not in self.world_sizes:
             pytest.skip(f"there cannot be {size} ranks")
         join = comm.join if hasattr(comm, "join") else comm
@@ -80,7 +81,7 @@ class CommTests(ServiceTests):
         return run_ranks(size, work, timeout=timeout)
 
     def tensor(self, source: int, target: int, number: int, dtype: torch.dtype) -> Tensor:
-        """The tensor from ``source`` to ``target``: every pair has its own shape and values."""
+        """The tensor from ``source`` to ``target``; every pair has its own shape and values."""
         shape = SHAPES[(3 * source + target + number) % len(SHAPES)]
         size = torch.Size(shape).numel()
         value = (torch.arange(size) * 7 + 31 * source + 5 * target + number) % 101
@@ -143,7 +144,7 @@ class CommTests(ServiceTests):
 
         self.on_ranks(comm, size, work)
 
-    # Under way #############################################################################
+    # Calls under way #######################################################################
 
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_several_calls_under_way(self, comm: Any, size: int) -> None:
@@ -200,11 +201,11 @@ class CommTests(ServiceTests):
                 time.sleep(0.2)
             arrived.append(ranks.rank)
             ranks.barrier()
-            assert len(arrived) == size, "a rank left the barrier before all were there"
+            assert len(arrived) == size, "a rank left the barrier before all had arrived"
 
         self.on_ranks(comm, size, work)
 
-    # What goes wrong #######################################################################
+    # Failures ##############################################################################
 
     @pytest.mark.parametrize("size", [2, 3])
     def test_a_rank_that_does_not_answer_is_named_in_time(self, comm: Any, size: int) -> None:

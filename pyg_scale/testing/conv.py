@@ -1,4 +1,4 @@
-"""Conformance of a fused layer: PyG's layer of the same parameters says what is right."""
+"""Conformance of a fused layer, which is compared with PyG's layer of the same parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRAPHS: dict[str, Callable[[], Data]] = {
     "one loop": graphs.one_loop,
     "one edge into many nodes": lambda: graphs.copies(7, 1),
 }
-"""Directed graphs with hubs, isolated nodes, self-loops and parallel edges, in no order."""
+"""Directed graphs with hubs, isolated nodes, self-loops and parallel edges, unsorted."""
 
 
 class ConvTests:
@@ -53,24 +53,24 @@ class ConvTests:
                 return MyConv
 
             def make(self, cls):
-                return cls(8, 5)  # what both classes are built with: 8 input channels
+                return cls(8, 5)  # arguments of both classes: 8 input channels
     """
 
     @pytest.fixture(autouse=True)
     def fused_at_any_size(self, conv: type[FusedConv], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Calls are not left to PyG because the graphs of these tests are small."""
+        """Prevent calls from being left to PyG because the test graphs are small."""
         monkeypatch.setattr(conv, "min_work", 0)
 
     @pytest.fixture
     def conv(self) -> type[FusedConv]:
-        """The class that is tested."""
-        raise NotImplementedError("return your class, a subclass of pyg_scale.nn.FusedConv")
+        """The class under test."""
+        raise NotImplementedError("return your subclass of pyg_scale.nn.FusedConv")
 
     def make(self, cls: Any) -> Any:
         """An instance of the class, or of the one that it replaces, for 8 input channels."""
         try:
             return cls(CHANNELS, 5)
-        except TypeError:  # a layer that takes no numbers of channels
+        except TypeError:  # a layer without numbers of channels
             return cls()
 
     def arguments(self, x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ class ConvTests:
         ours, theirs = self.make(conv), self.make(conv.replaces)
         shapes = {name: value.shape for name, value in theirs.state_dict().items()}
         assert {name: value.shape for name, value in ours.state_dict().items()} == shapes
-        # accelerate() exchanges the class and builds nothing
+        # accelerate() only replaces the class
         assert set(vars(ours)) == set(vars(theirs))
         assert repr(ours).partition("(")[2] == repr(theirs).partition("(")[2]
 
@@ -111,7 +111,7 @@ class ConvTests:
         self._compare(conv, data.x.float(), data.edge_index, torch.float32, 1e-5)
 
     def test_edge_weights(self, conv: type[FusedConv]) -> None:
-        """Their values, and the gradient that they get."""
+        """Results with edge weights, and the gradients of the weights."""
         data = _data(graphs.hostile())
         given = self.arguments(data.x, data.edge_index)
         names = list(inspect.signature(conv.replaces.forward).parameters)[1:]  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ class ConvTests:
         _close(ours(*arguments), theirs(*arguments), 1e-11)
 
     def test_sparse_matrices(self, conv: type[FusedConv]) -> None:
-        """Sparse matrices that PyG's layer takes are taken by ours."""
+        """All sparse matrices that PyG's layer accepts are accepted by ours."""
         data = _data(graphs.hostile())
         edge_index = data.edge_index[:, data.edge_index[1].argsort(stable=True)]
         size = data.x.size(0)
@@ -154,7 +154,7 @@ class ConvTests:
                 try:
                     expected = theirs(*given, adj_t)
                 except Exception as error:
-                    pytest.skip(f"PyG's layer takes no matrix: {type(error).__name__}: {error}")
+                    pytest.skip(f"PyG's layer accepts no matrix: {type(error).__name__}: {error}")
                 _close(ours(*given, adj_t), expected, 1e-11)
 
     def test_leaves_its_arguments_alone(self, conv: type[FusedConv]) -> None:
@@ -165,7 +165,7 @@ class ConvTests:
         layer(*arguments)
         for one, other in zip(arguments, before):
             same = not isinstance(one, Tensor) or torch.equal(one, other)
-            assert same, "forward has changed one of its arguments"
+            assert same, "forward changed one of its arguments"
 
     def test_takes_the_fused_path(self, conv: type[FusedConv]) -> None:
         data = _data(graphs.hostile())
@@ -229,7 +229,7 @@ class ConvTests:
 
     def test_explanations_take_the_path_of_pyg(self, conv: type[FusedConv]) -> None:
         data = _data(graphs.hostile())
-        self.make(conv.replaces)  # PyG has generated code for its class
+        self.make(conv.replaces)  # so that PyG generates code for its class
         layer = self.make(conv).double()
         expected = layer(*self.arguments(data.x, data.edge_index))
         layer.explain = True
@@ -313,7 +313,7 @@ class ConvTests:
         assert out_ours.dtype == out.dtype
         _close(out_ours, out, tolerance)
         _close(grad_ours, grad, tolerance)
-        # Some gradients are 0 in exact arithmetic: those of a bias that softmax cancels.
+        # Some gradients are 0 in exact arithmetic, such as those of a bias that softmax cancels.
         floor = max((float(g.norm()) for g in grads.values() if g is not None), default=0.0)
         for name, value in grads.items():
             _close(grads_ours[name], value, tolerance, floor / 10)

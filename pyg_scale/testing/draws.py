@@ -1,4 +1,4 @@
-"""The draws of a sampler: as the key of the batch says, uniformly, and independently."""
+"""Conformance of the draws of a sampler: determined by keys, uniform and independent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HUB = 40_000
 
 
 class DrawTests:
-    """The part of :class:`~pyg_scale.testing.SamplerTests` about random choices."""
+    """The tests of :class:`~pyg_scale.testing.SamplerTests` for random choices."""
 
     # The key of the batch decides ##########################################################
 
@@ -34,7 +34,7 @@ class DrawTests:
         bound = bind(unbound, graphs.hostile(), [4, 3], **options)
         seeds = [0, 7, 8, 3, 99]
         first = draw(bound, seeds, 5)
-        draw(bound, [1, 0], 6)  # neither other batches nor torch's generator matter
+        draw(bound, [1, 0], 6)  # other batches and torch's generator must not matter
         torch.rand(3)
         assert_equal(draw(bound, seeds, 5), first)
 
@@ -61,7 +61,7 @@ class DrawTests:
             again = bound.sample_from_nodes(inputs)
         assert torch.equal(first.edge, again.edge)
         if unbound.uniform:
-            assert not torch.equal(first.edge, second.edge), "every call must draw another key"
+            assert not torch.equal(first.edge, second.edge), "every call must draw a new key"
 
     def test_another_key_another_batch(self, unbound: NeighborSampler) -> None:
         _only_if_uniform(unbound)
@@ -79,7 +79,7 @@ class DrawTests:
         for place, v in enumerate(seeds):
             mine = _edge(together)[together.col[None] == place]
             assert mine.tolist() == alone[v], (
-                f"node {v} draws something else alone than at place {place} of a batch"
+                f"node {v} draws other neighbours alone than at place {place} of a batch"
             )
 
     def test_indices_of_32_bits_give_the_same_batches(self, unbound: NeighborSampler) -> None:
@@ -110,7 +110,7 @@ class DrawTests:
         picks = self.picks(unbound, degree, k, 4 * math.comb(degree, k) + 2000)
         statistics.require(
             statistics.combinations(picks, degree),
-            f"of the sets of {k} out of {degree} neighbours some come up too often or too rarely",
+            f"some sets of {k} out of {degree} neighbours are drawn too often or too rarely",
         )
 
     def test_hubs_are_sampled_without_bias(self, unbound: NeighborSampler) -> None:
@@ -150,7 +150,7 @@ class DrawTests:
         statistics.require(
             statistics.combinations(picks, 5, statistics.successive(weight, 2)),
             f"pairs of neighbours of weights {weight.tolist()} must be drawn one after the other, "
-            f"in proportion to the weights that are left",
+            f"in proportion to the remaining weights",
         )
 
     @pytest.mark.parametrize("last", [False, True])
@@ -172,7 +172,7 @@ class DrawTests:
         place[early] = torch.arange(len(early))
         statistics.require(
             statistics.combinations(place[picks], len(early)),
-            "some neighbours that are early enough are drawn too often or too rarely",
+            "some neighbours within the time limit are drawn too often or too rarely",
         )
 
     # Independent ###########################################################################
@@ -192,7 +192,7 @@ class DrawTests:
     def test_hops_draw_independently(self, unbound: NeighborSampler) -> None:
         _only_if_uniform(unbound)
         n, data = 3000, graphs.copies(3000, 4)
-        # Node n + 4 + i has the one in-neighbour i.
+        # Node n + 4 + i has the only in-neighbour i.
         more = torch.stack([torch.arange(n), torch.arange(n) + n + 4])
         data.edge_index = torch.cat([data.edge_index, more], dim=1)
         data.num_nodes = 2 * n + 4
@@ -229,7 +229,7 @@ class DrawTests:
         weight: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """The draws of at least so many nodes of a degree: neighbour numbers ``[draws, k]``."""
+        """The draws of at least ``draws`` nodes of a degree: neighbour numbers ``[draws, k]``."""
         _only_if_uniform(unbound)
         bound = bind(unbound, graphs.copies(num_copies, degree, weight), [k], **options)
         keys = range(math.ceil(draws / num_copies))
@@ -270,10 +270,10 @@ def assert_equal(one: Sample, other: Sample) -> None:
     """Fail unless two samples are equal to the bit."""
     for name in ("node", "row", "col", "edge", "batch", "colptr"):
         left, right = getattr(one, name), getattr(other, name)
-        assert (left is None) == (right is None), f"{name} is there only once"
+        assert (left is None) == (right is None), f"only one sample has {name}"
         for of_type in left or ():
             mine, theirs = left[of_type], right[of_type]
-            assert (mine is None) == (theirs is None), f"{name} is there only once"
+            assert (mine is None) == (theirs is None), f"only one sample has {name}"
             assert mine is None or torch.equal(mine, theirs), f"{name} differs"
     for name in ("node_attrs", "edge_attrs"):
         left, right = getattr(one, name), getattr(other, name)

@@ -1,4 +1,4 @@
-"""Global generators of random numbers belong to the user, and threads share them."""
+"""A check that global random number generators, which belong to the user, are left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def assert_leaves_generators_alone(call: Callable[[], Any]) -> Any:
-    """Fail if a call uses or seeds a generator of torch, NumPy or Python; returns its result."""
+    """Call a function, and fail if it uses or seeds a generator of torch, NumPy or Python."""
     before = _states()
     result = call()
     for name, state in _states().items():

@@ -1,4 +1,4 @@
-"""Conformance of graph stores: every edge comes back, under its id, in any layout."""
+"""Conformance of graph stores, which must return every edge with its id in any layout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BUYS, FOLLOWS = ("user", "buys", "item"), ("user", "follows", "user")
 
 
 class GraphStoreTests:
-    """Tests of a graph store that is empty when it is made.
+    """Tests of a graph store that is initially empty.
 
-    A store that declares ``read_only = True`` as an attribute of its class is filled by
-    :meth:`fill`, which must then be overridden.
+    For a store that declares ``read_only = True`` as an attribute of its class, override
+    :meth:`fill`.
 
     Example::
 
@@ -49,7 +49,7 @@ class GraphStoreTests:
         is_sorted: bool = False,
         sizes: Mapping[Any, tuple[int, int]] | None = None,
     ) -> GraphStore:
-        """A store that holds edges: by type a pair of tensors in a layout, and the sizes."""
+        """A store with edges, given by type as a pair of tensors in a layout and their sizes."""
         for edge_type, (row, col) in edges.items():
             assert store.put_edge_index(
                 (row, col),
@@ -61,12 +61,12 @@ class GraphStoreTests:
         return store
 
     def reopen(self, store: GraphStore) -> GraphStore | None:
-        """A second store over the same content, for a store that lasts; override it."""
+        """A second store of the same content; override it for a persistent store."""
         return None
 
     def test_is_a_graph_store(self, graph_store: GraphStore) -> None:
         assert isinstance(graph_store, GraphStore)
-        assert graph_store.get_all_edge_attrs() == [], "the store must be empty at first"
+        assert graph_store.get_all_edge_attrs() == [], "the store must be initially empty"
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
     @pytest.mark.parametrize("layout", LAYOUTS)
@@ -93,13 +93,13 @@ class GraphStoreTests:
         row, col, perm = getattr(store, wanted)()
         assert set(row) == set(col) == set(edges)
         for t, pair in pairs.items():
-            put = as_list(pair, layout)  # its order is what edge ids count
+            put = as_list(pair, layout)  # edge ids are positions in it
             got = as_list((row[t], col[t]), wanted)
             if wanted != "coo":
                 pointers = row[t] if wanted == "csr" else col[t]
                 assert pointers.numel() == SIZES[t][wanted == "csc"] + 1
             order = torch.arange(got.size(1)) if perm[t] is None else perm[t]
-            assert torch.equal(got, put[:, order]), "the permutation does not lead back"
+            assert torch.equal(got, put[:, order]), "the permutation does not restore the order"
             assert torch.equal(order.sort().values, torch.arange(put.size(1))), "an edge is lost"
 
     @pytest.mark.parametrize("layout", LAYOUTS)
@@ -123,7 +123,7 @@ class GraphStoreTests:
         store = self.fill(graph_store, {BUYS: edge_list(BUYS)})
         for attr in store.get_all_edge_attrs():
             _, col = store.get_edge_index(attr)
-            assert not attr.is_sorted or bool((col.diff() >= 0).all()), "is_sorted is not true"
+            assert not attr.is_sorted or bool((col.diff() >= 0).all()), "is_sorted is wrong"
 
     def test_no_edges(self, graph_store: GraphStore) -> None:
         none = torch.empty(2, 0, dtype=torch.int64)
@@ -186,7 +186,7 @@ class GraphStoreTests:
         facts = graphs.Facts.of(data)
         features, _ = graphs.stores(data)
         seeds = {t: torch.arange(3) for t in facts.num_nodes}
-        if layout != "coo":  # there ids count in the order of the rows or columns
+        if layout != "coo":  # ids are then in the order of the rows or columns
             facts = in_order(facts, layout)
             if isinstance(data, HeteroData):
                 for t, pair in facts.edges.items():
@@ -213,7 +213,7 @@ SIZES: dict[Any, tuple[int, int]] = {None: (30, 30), BUYS: (30, 20), FOLLOWS: (3
 
 
 def edge_list(edge_type: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Edges in no order, some of them parallel, ``[2, num_edges]``."""
+    """Unsorted edges, some of them parallel, ``[2, num_edges]``."""
     generator = torch.Generator().manual_seed(len(str(edge_type)))
     rows, cols = SIZES[edge_type]
     edges = torch.stack(
@@ -226,7 +226,7 @@ def edge_list(edge_type: Any, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def in_layout(edges: Tensor, size: tuple[int, int], layout: str) -> tuple[Tensor, Tensor]:
-    """An edge list in a layout, as PyG's stores hold it."""
+    """An edge list converted to a layout of PyG's stores."""
     if layout == "coo":
         return edges[0], edges[1]
     by = int(layout == "csc")
@@ -237,7 +237,7 @@ def in_layout(edges: Tensor, size: tuple[int, int], layout: str) -> tuple[Tensor
 
 
 def as_list(pair: tuple[Tensor, Tensor], layout: str) -> Tensor:
-    """The edge list that a pair in a layout stands for, in its order."""
+    """The edge list of a pair in a layout, in its order."""
     row, col = pair
     if layout == "csr":
         row = torch.repeat_interleave(torch.arange(row.numel() - 1).to(row.dtype), row.diff())

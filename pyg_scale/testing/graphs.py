@@ -1,9 +1,9 @@
-"""Small graphs that are hostile on purpose, and what the kit reads off a graph.
+"""Small adversarial graphs, and the edge lists of graphs as the kit reads them.
 
-Symmetric graphs hide reversed edges, sorted ones hide wrong edge ids, simple ones hide what
-becomes of parallel edges. These are directed and asymmetric, their edges are in no order,
-features are not contiguous, and there are hubs, self-loops, parallel edges, nodes that nobody
-reaches and nodes that reach nobody.
+Symmetric graphs hide reversed edges, sorted ones hide wrong edge ids, simple ones hide faults with
+parallel edges. These graphs are directed and asymmetric, edges are unsorted, features are not
+contiguous, and there are hubs, self-loops, parallel edges, nodes without in-edges and nodes without
+out-edges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 def written_out(index_dtype: torch.dtype = torch.int64) -> Data:
-    """Seven nodes whose two-hop neighbourhoods can be written down, see :data:`WRITTEN_OUT`.
+    """Seven nodes whose two-hop neighbourhoods are written out in :data:`WRITTEN_OUT`.
 
     ::
 
@@ -42,23 +42,23 @@ WRITTEN_OUT: dict[tuple[int, ...], tuple[list[int], list[int], list[list[int]]]]
     (6, 5): ([6, 5], [2, 0, 0], [[], []]),
     (3, 1): ([3, 1, 0, 4, 2, 5], [2, 2, 2], [[7, 1, 2, 5], [0, 3, 4]]),
 }
-"""The answer for :func:`written_out`: what two hops of -1 give.
+"""The result of two hops of -1 for :func:`written_out`.
 
-The edges of a node come in the order of their ids, nodes in the order in which they are met.
+The edges of a node are in the order of their ids, nodes in the order in which they are reached.
 """
 
 
 def hostile(index_dtype: torch.dtype = torch.int64, num_nodes: int = 100) -> Data:
-    """Everything that has ever gone wrong, in one directed graph.
+    """All known difficult cases in one directed graph.
 
-    Node 0 is a hub, node 5 has two self-loops, 3 -> 4 is there three times, node 6 has one
-    in-edge, the last node is isolated and the one before has out-edges only. Attributes: ``x``
-    (not contiguous), ``y``, ``time`` (of nodes, with ties), ``when`` (of edges, with ties),
-    ``weight`` (of edges; a quarter are zero, those into node 7 all, those into node 8 all but
-    one) and ``edge_attr`` (the edge id).
+    Node 0 is a hub, node 5 has two self-loops, 3 -> 4 exists three times, node 6 has one in-edge,
+    the last node is isolated and the one before has out-edges only. Attributes: ``x`` (not
+    contiguous), ``y``, ``time`` (of nodes, with ties), ``when`` (of edges, with ties), ``weight``
+    (of edges; a quarter are zero, as are all into node 7 and all but one into node 8) and
+    ``edge_attr`` (the edge id).
     """
     generator = torch.Generator().manual_seed(1)
-    last = num_nodes - 2  # the nodes that may have in-edges
+    last = num_nodes - 2  # first node that cannot have in-edges
 
     def integers(high: int, size: int) -> Tensor:
         return torch.randint(0, high, (size,), generator=generator)
@@ -89,7 +89,7 @@ def hostile(index_dtype: torch.dtype = torch.int64, num_nodes: int = 100) -> Dat
 
 
 def nothing(num_nodes: int, index_dtype: torch.dtype = torch.int64) -> Data:
-    """Nodes without edges; none of either if ``num_nodes`` is 0."""
+    """Nodes without edges; an empty graph if ``num_nodes`` is 0."""
     return Data(
         edge_index=torch.empty(2, 0, dtype=index_dtype),
         num_nodes=num_nodes,
@@ -105,8 +105,8 @@ def one_loop(index_dtype: torch.dtype = torch.int64) -> Data:
 def copies(num_copies: int, degree: int, weight: Tensor | None = None) -> Data:
     """Nodes ``0 ... num_copies - 1``, each with in-edges from the same ``degree`` other nodes.
 
-    Every copy is one experiment: the number of a neighbour (its node id less ``num_copies``)
-    is what was drawn. ``weight`` ``[degree]`` becomes the ``weight`` of the in-edges.
+    Every copy is one experiment, whose outcome is the number of a neighbour (its node id less
+    ``num_copies``). ``weight`` ``[degree]`` becomes the ``weight`` of the in-edges.
     """
     source = torch.arange(degree).repeat(num_copies) + num_copies
     destination = torch.arange(num_copies).repeat_interleave(degree)
@@ -117,11 +117,11 @@ def copies(num_copies: int, degree: int, weight: Tensor | None = None) -> Data:
 
 
 def hetero(index_dtype: torch.dtype = torch.int64) -> HeteroData:
-    """Users, items and tags, and ghosts that nobody reaches.
+    """Users, items, tags, and ghosts without edges.
 
-    Two relations lead from users to items, one of them has a reverse, users follow users in
-    one direction, one edge type is empty. Users and items have a ``time``, tags have none;
-    all edges have ``when`` and ``weight``.
+    Two relations lead from users to items, one of which has a reverse; users follow users in one
+    direction; one edge type is empty. Users and items have a ``time``, tags have none; all edges
+    have ``when`` and ``weight``.
     """
     generator = torch.Generator().manual_seed(2)
     data = HeteroData()
@@ -158,7 +158,7 @@ HOMOGENEOUS: dict[str, Callable[..., Data]] = {
     "one_node": lambda index_dtype=torch.int64: nothing(1, index_dtype),
     "one_loop": one_loop,
 }
-"""Homogeneous graphs that have at least one node, by name; each takes an ``index_dtype``."""
+"""Homogeneous graphs with at least one node, by name; each function takes an ``index_dtype``."""
 
 
 def stores(data: Data | HeteroData) -> tuple[FeatureStore, GraphStore]:
@@ -181,14 +181,14 @@ def stores(data: Data | HeteroData) -> tuple[FeatureStore, GraphStore]:
 
 @dataclass
 class Facts:
-    """A graph as plain edge lists: what the kit believes, whatever a sampler says.
+    """A graph as plain edge lists, which the kit compares with samples.
 
     Attributes:
-        num_nodes: By node type.
+        num_nodes: Number of nodes by node type.
         edges: Sources and destinations by edge type, in the order of the edge ids.
-        node_time: Of the node types that have one.
-        edge_time: Of the edge types that have one.
-        weight: Of the edge types that have one.
+        node_time: Times of nodes, for the node types that have them.
+        edge_time: Times of edges, for the edge types that have them.
+        weight: Weights of edges, for the edge types that have them.
     """
 
     num_nodes: dict[NodeType, int]
@@ -204,7 +204,7 @@ class Facts:
         time_attr: str | None = None,
         weight_attr: str | None = None,
     ) -> Facts:
-        """Read off a graph, with the attributes that a sampler is told to use."""
+        """Read a graph, with the attributes that a sampler is given."""
         nodes = (
             {t: data[t] for t in data.node_types} if isinstance(data, HeteroData) else {None: data}
         )
@@ -228,7 +228,7 @@ class Facts:
         )
 
     def reversed(self) -> Facts:
-        """The graph with every edge turned round; types keep their names."""
+        """The graph with every edge reversed; types keep their names."""
         edges = {t: (dst, src) for t, (src, dst) in self.edges.items()}
         return Turned(self.num_nodes, edges, self.node_time, self.edge_time, self.weight)
 
@@ -239,10 +239,10 @@ class Facts:
         return None if edge_type is None else edge_type[2]
 
     def in_edges(self, edge_type: EdgeType, node: int, until: int | None = None) -> list[int]:
-        """The edge ids into a node, in order; with ``until``, none that is later.
+        """The ids of edges into a node, in order; with ``until``, without later ones.
 
-        An edge is later if it is itself, or if the node that it comes from is. In a temporal
-        graph the order is that of time, then of edge ids.
+        An edge is later if its own time or that of its source is. In a temporal graph the order is
+        by time, then by edge id.
         """
         edges = self._in_edges[edge_type].get(node, [])
         time = self._times[edge_type]
@@ -279,7 +279,7 @@ class Facts:
 
 
 class Turned(Facts):
-    """A graph whose edges have been turned round."""
+    """A graph with reversed edges."""
 
     def source_type(self, edge_type: EdgeType) -> NodeType:
         return None if edge_type is None else edge_type[2]

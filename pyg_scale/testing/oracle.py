@@ -1,4 +1,4 @@
-"""Is this a sample of that graph? Every answer is derived from the edge list alone."""
+"""Checks that a sample is correct, derived only from the edge list of the graph."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pyg_scale.testing.graphs import Facts
 
 @dataclass
 class Request:
-    """The request to a sampler.
+    """A request to a sampler.
 
     Attributes:
-        facts: The graph, turned round for ``sample_direction="backward"``.
-        seeds: By node type.
+        facts: The graph, reversed for ``sample_direction="backward"``.
+        seeds: Seeds by node type.
         hops: Neighbours per hop of every edge type.
-        times: Of the seeds, over all node types in their order; ``None`` if nothing is temporal.
-        replace: With replacement.
-        disjoint: Every seed has a subgraph of its own.
-        last: ``temporal_strategy="last"``.
-        exact_count: What the sampler declares.
+        times: Times of the seeds, over all node types in their order; ``None`` if not temporal.
+        replace: True if sampling with replacement.
+        disjoint: True if every seed has its own subgraph.
+        last: True for ``temporal_strategy="last"``.
+        exact_count: The declaration of the sampler.
     """
 
     facts: Facts
@@ -44,7 +44,7 @@ class Request:
 
 
 def verify(sample: Sample, request: Request) -> None:
-    """Fail unless a directional sample is what was asked for, naming what is wrong first."""
+    """Fail unless a directional sample fulfils a request, naming the first fault."""
     verify_nodes(sample, request)
     verify_edges(sample, request)
     _verify_pointers(sample)
@@ -55,10 +55,10 @@ def verify(sample: Sample, request: Request) -> None:
 
 
 def verify_nodes(sample: Sample, request: Request) -> None:
-    """Seeds first and in order, then nodes that are there once."""
+    """Check that seeds come first and in order, and that each other node occurs once."""
     facts, position = request.facts, 0
     assert set(sample.node) == set(facts.num_nodes), "every node type must be a key of node"
-    assert (sample.batch is not None) == request.disjoint, "batch is there exactly if disjoint"
+    assert (sample.batch is not None) == request.disjoint, "batch must exist only if disjoint"
     for node_type, node in sample.node.items():
         seeds = request.seeds.get(node_type, [])
         listed, what = node.tolist(), f"node{_of(node_type)}"
@@ -69,9 +69,9 @@ def verify_nodes(sample: Sample, request: Request) -> None:
         extra = identity[len(seeds) :]
         known = set(identity[: len(seeds)])
         repeated = [i for i, n in Counter(extra).items() if n > 1 or i in known]
-        assert not repeated, f"{what}: {repeated[:3]} (component, node) is there more than once"
+        assert not repeated, f"{what}: {repeated[:3]} (component, node) occurs more than once"
     if sample.batch is not None:
-        for node_type in facts.num_nodes:  # seeds are numbered over all types in their order
+        for node_type in facts.num_nodes:  # seeds are numbered over all types, in their order
             number = len(request.seeds.get(node_type, []))
             found = sample.batch[node_type][:number].tolist()
             assert found == list(range(position, position + number)), (
@@ -81,12 +81,12 @@ def verify_nodes(sample: Sample, request: Request) -> None:
 
 
 def verify_edges(sample: Sample, request: Request, both_ways: bool = False) -> None:
-    """Every edge is one of the graph, between the nodes where it says it is.
+    """Check that every edge is an edge of the graph with the same ends.
 
     Args:
         sample: The sample.
-        request: What was asked for.
-        both_ways: Whether an edge may stand for its opposite.
+        request: The request.
+        both_ways: If True, an edge may also be reversed.
     """
     facts = request.facts
     for name in ("row", "col", "edge"):
@@ -108,7 +108,7 @@ def verify_edges(sample: Sample, request: Request, both_ways: bool = False) -> N
             )
         if edge is not None:
             assert edge.dtype == torch.int64, f"edge{where} must be int64"
-            assert edge.shape == row.shape, f"edge{where} has another size than row"
+            assert edge.shape == row.shape, f"edge{where} and row differ in size"
             wrong = (edge < 0) | (edge >= source.numel())
             assert not bool(wrong.any()), f"edge{where}: {edge[wrong][0]} is not an edge"
             ends = sources[row.long()], destinations[col.long()]
@@ -130,7 +130,7 @@ def verify_edges(sample: Sample, request: Request, both_ways: bool = False) -> N
 
 
 def _verify_lookup(sample: Sample, request: Request, edge_type: EdgeType) -> None:
-    """A neighbour is the first row of its node, in the component of the node it is seen from."""
+    """Check that neighbours are first rows of their nodes, in the expanded node's component."""
     facts = request.facts
     source_type = facts.source_type(edge_type)
     if sample.batch is not None:
@@ -165,7 +165,7 @@ def _verify_pointers(sample: Sample) -> None:
 def _hops_of_rows(
     sample: Sample, request: Request
 ) -> tuple[dict[NodeType, list[int]], dict[NodeType, list[int]]]:
-    """The bounds of the rows of each hop, after checking the numbers per hop."""
+    """Check the numbers per hop; return the bounds of the rows of each hop."""
     begin, end = {}, {}
     assert sample.num_sampled_nodes is not None, "num_sampled_nodes is missing"
     assert sample.num_sampled_edges is not None, "num_sampled_edges is missing"
@@ -197,7 +197,7 @@ def _verify_order(
     begin: Mapping[NodeType, list[int]],
     end: Mapping[NodeType, list[int]],
 ) -> None:
-    """Nodes are in the order in which they were first reached, each in its hop."""
+    """Check that nodes are in the order in which they were first reached, each in its hop."""
     facts = request.facts
     for hop in range(request.num_hops):
         reached: dict[NodeType, dict[int, None]] = {t: {} for t in facts.num_nodes}
@@ -223,7 +223,7 @@ def _verify_expansion(
     begin: Mapping[NodeType, list[int]],
     end: Mapping[NodeType, list[int]],
 ) -> None:
-    """Every node is expanded once, in the hop after it was reached, and takes what it may."""
+    """Check that every node is expanded once, in the hop after it was reached, and its edges."""
     edge = sample.edge[edge_type]
     assert edge is not None, f"edge{_of(edge_type)} is missing"
     node_type = request.facts.destination_type(edge_type)
@@ -298,7 +298,7 @@ def identities(sample: Sample, node_type: NodeType) -> list[tuple[int, int]]:
 
 
 def first_rows(sample: Sample, node_type: NodeType) -> list[int]:
-    """For every row the first one of the same node."""
+    """The first row of the same node, for every row."""
     first: dict[tuple[int, int], int] = {}
     return [first.setdefault(v, row) for row, v in enumerate(identities(sample, node_type))]
 

@@ -1,4 +1,4 @@
-"""Conformance of parallel wrappers: many ranks against one process, in float64."""
+"""Conformance of parallel wrappers: several ranks against one process, in float64."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CHANNELS, CLASSES = 5, 4
 TOLERANCE = 1e-12
 
 Seeds = Sequence[Sequence[int]]
-"""Number of seeds each rank has in each step: ``seeds[rank][step]``."""
+"""Number of seeds of each rank in each step: ``seeds[rank][step]``."""
 
 
 class Net(nn.Module):
-    """GraphSAGE of two layers whose parts can be left out, with buffers."""
+    """GraphSAGE of two layers, with buffers and optional parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def batch_of(rank: int, step: int, num_seeds: int) -> Batch:
-    """Always the same one."""
+    """The batch of a rank and step, always the same one."""
     generator = torch.Generator().manual_seed(1_000 * rank + step)
     nodes = num_seeds + 7 if num_seeds else 0
     x = torch.randn(nodes, CHANNELS, dtype=torch.float64, generator=generator)
@@ -67,7 +67,7 @@ def batch_of(rank: int, step: int, num_seeds: int) -> Batch:
 
 
 def concatenated(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One batch of several: features, edges, which rows are seeds, labels."""
+    """Several batches as one: features, edges, rows of seeds, labels."""
     starts = torch.tensor([0, *(batch.x.size(0) for batch in batches)]).cumsum(0).tolist()
     rows = [torch.arange(batch.num_seeds) + s for batch, s in zip(batches, starts)]
     edges = [batch.edge_index + start for batch, start in zip(batches, starts)]
@@ -84,9 +84,9 @@ class ParallelTests:
 
     ``parallel`` is an instance of :class:`~pyg_scale.parallel.Parallel`; it is sent to processes,
     so it must be possible to pickle it. If its constructor has torch's ``find_unused_parameters``,
-    it is set where parameters are left out.
+    it is set in tests with unused parameters.
 
-    * ``world_sizes``: How many ranks there can be.
+    * ``world_sizes``: Possible numbers of ranks.
 
     Example::
 
@@ -111,7 +111,7 @@ class ParallelTests:
             yield started
 
     def on_ranks(self, ranks: Processes, parallel: Parallel, seeds: Seeds, **how: Any) -> None:
-        """Train on as many ranks as ``seeds`` says and on one, and compare."""
+        """Train on the ranks of ``seeds`` and in one process, and compare."""
         if len(seeds) not in self.world_sizes:
             pytest.skip(f"there cannot be {len(seeds)} ranks")
         found = ranks.run(_train, parallel, seeds, how, world_size=len(seeds))
@@ -129,7 +129,7 @@ class ParallelTests:
             _assert_close(trained.gradients, alone.gradients, TOLERANCE, "gradient")
             _assert_close(found[0].final, alone.final, TOLERANCE, "at the end")
 
-    # What is exact #########################################################################
+    # Exact results #########################################################################
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_equal_numbers_of_seeds(self, parallel: Parallel, ranks: Any, size: int) -> None:
@@ -147,7 +147,7 @@ class ParallelTests:
 
     @pytest.mark.parametrize("size", [2, 3])
     def test_ranks_with_fewer_batches(self, parallel: Parallel, ranks: Any, size: int) -> None:
-        """Twice over: what an optimizer remembers of the first time counts in the second."""
+        """Train two epochs, as the optimizer's state after the first counts in the second."""
         self.on_ranks(ranks, parallel, [[3], [2, 5, 1, 4], [1, 6]][:size], epochs=2)
 
     @pytest.mark.parametrize("size", [3])
@@ -164,12 +164,12 @@ class ParallelTests:
     def test_parameters_that_some_or_all_ranks_do_not_use(
         self, parallel: Parallel, ranks: Any, size: int
     ) -> None:
-        """As in heterogeneous models: what got no gradient anywhere is not touched."""
+        """As in heterogeneous models, a parameter without gradients on any rank must not change."""
         seeds = [[3], [2, 5, 4, 2], [1, 6]][:size]
         use = [[True], [False, True, False, False], [False, True]][:size]
         self.on_ranks(ranks, _for_unused(parallel), seeds, epochs=2, use=use)
 
-    # What it is ############################################################################
+    # Contract ##############################################################################
 
     def test_what_is_returned_is_the_module_and_more(self, parallel: Parallel, ranks: Any) -> None:
         ranks.run(_inspect, parallel, world_size=1)
@@ -181,7 +181,7 @@ class ParallelTests:
 def _assert_close(
     found: dict[str, Any], expected: dict[str, Any], tolerance: float, when: str
 ) -> None:
-    """Within a tolerance of the largest value: a gradient may be 0 but for rounding."""
+    """Compare within a tolerance of the largest value, as a gradient may be 0 up to rounding."""
     assert found.keys() == expected.keys()
     present = [value for value in expected.values() if value is not None and value.numel()]
     scale = max([1.0, *(float(value.abs().max()) for value in present)])
@@ -200,7 +200,7 @@ def _for_unused(parallel: Parallel) -> Parallel:
 
 
 def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
-    """On one of several ranks; each begins with other parameters."""
+    """Train on one of several ranks; each begins with different parameters."""
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = wrap(Net(), parallel)
@@ -235,7 +235,7 @@ def _forward(model: Any, batch: Batch, use: Any, rank: int, step: int) -> None:
 def _train_alone(
     seeds: Seeds, epochs: int = 1, every: int = 1, use: Sequence[Sequence[bool]] | None = None
 ) -> Found:
-    """In one process, on the batches of all ranks as one."""
+    """Train in one process, on the batches of all ranks joined."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Net()
@@ -287,7 +287,7 @@ def _inspect(parallel: Parallel) -> None:
     model = Net()
     wrapped = wrap(model, parallel)
     assert is_parallel_module(wrapped)
-    assert wrapped.module is model, "the module is used, not copied"
+    assert wrapped.module is model, "the module must be used, not copied"
     batch = batch_of(0, 0, 3)
     with torch.no_grad():
         assert torch.equal(wrapped(batch.x, batch.edge_index), model(batch.x, batch.edge_index))

@@ -1,4 +1,4 @@
-"""Conformance of a partitioner: every node once, balanced as declared, a function of its input."""
+"""Conformance of a partitioner: complete, balanced as declared, and a function of its input."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ GRAPHS: dict[str, Callable[[], Data | HeteroData]] = {
     "disconnected": lambda: shapes.cliques(6, 10, joined=False),
     "grid": lambda: shapes.grid(8),
 }
-"""Graphs that a partitioner may refuse with a ``ValueError``, but must not get wrong."""
+"""Graphs that a partitioner may refuse with a ``ValueError``, or else must partition correctly."""
 
 
 class PartitionerTests:
-    """Tests of a partitioner. What it declares must be right.
+    """Tests of a partitioner and its declarations.
 
-    A graph that the method cannot do may be refused with a ``ValueError``, but not cliques, nor
-    the planted blocks and the graph of hubs and isolated nodes that most tests use.
+    The method may refuse a graph with a ``ValueError``, but not cliques, nor the planted blocks and
+    the graph of hubs and isolated nodes that most tests use.
 
     Example::
 
@@ -53,7 +53,7 @@ class PartitionerTests:
 
     @pytest.fixture
     def partitioner(self) -> Partitioner:
-        """The partitioner that is tested."""
+        """The partitioner under test."""
         raise NotImplementedError("return your partitioner, such as MyPartitioner()")
 
     # The contract ##########################################################################
@@ -61,7 +61,7 @@ class PartitionerTests:
     def test_is_a_partitioner(self, partitioner: Partitioner) -> None:
         assert isinstance(partitioner, Partitioner)
         unknown = set(partitioner.balances) - set(BALANCES)
-        assert not unknown, f"balances names {sorted(unknown)}; there are {BALANCES}"
+        assert not unknown, f"balances has {sorted(unknown)}; possible are {BALANCES}"
         assert partitioner.max_imbalance >= 1, "max_imbalance must be at least 1"
 
     def test_options_make_it_again(self, partitioner: Partitioner) -> None:
@@ -134,7 +134,7 @@ class PartitionerTests:
 
     def test_balance_of_several_things(self, partitioner: Partitioner) -> None:
         if len(partitioner.balances) < 2:
-            pytest.skip("balances one thing at most")
+            pytest.skip("balances at most one quantity")
         graph = view(partitioner, shapes.blocks(4, 60), partitioner.balances)
         part = run(partitioner, graph, 4, may_refuse=True)
         assert_within(partitioner, graph, part, equal_shares(4))
@@ -151,7 +151,7 @@ class PartitionerTests:
     # The cut ###############################################################################
 
     def test_two_cliques(self, partitioner: Partitioner) -> None:
-        """Joined by one edge, with their nodes mixed up."""
+        """Two cliques joined by one edge, with shuffled nodes."""
         data = shapes.cliques(2, 12)
         graph = view(partitioner, data)
         part = run(partitioner, graph, 2)
@@ -173,7 +173,7 @@ class PartitionerTests:
         graph = view(partitioner, hostile())
         first = run(partitioner, graph, 4, seed=3)
         run(partitioner, view(partitioner, shapes.path(60)), 3, seed=1, may_refuse=True, skip=False)
-        assert torch.equal(run(partitioner, graph, 4, seed=3), first), "the result has changed"
+        assert torch.equal(run(partitioner, graph, 4, seed=3), first), "the result changed"
 
     def test_another_seed(self, partitioner: Partitioner) -> None:
         graph = view(partitioner, hostile())
@@ -206,7 +206,7 @@ class PartitionerTests:
         order = torch.randperm(data.num_edges, generator=generator)
         data.edge_index = data.edge_index[:, order]
         again = run(partitioner, view(partitioner, data), 4)
-        assert torch.equal(again, first), "the order of edges has changed the result"
+        assert torch.equal(again, first), "the order of edges changed the result"
 
     def test_the_number_of_threads_is_nothing(self, partitioner: Partitioner) -> None:
         graph, before = view(partitioner, shapes.blocks(4, 60)), torch.get_num_threads()
@@ -217,7 +217,7 @@ class PartitionerTests:
                 found.append(run(partitioner, graph, 4))
         finally:
             torch.set_num_threads(before)
-        assert torch.equal(*found), "the number of threads has changed the result"
+        assert torch.equal(*found), "the number of threads changed the result"
 
     def test_the_size_of_chunks_is_nothing(self, partitioner: Partitioner) -> None:
         options = partitioner.options()
@@ -241,7 +241,7 @@ class PartitionerTests:
         assert torch.equal(again, first), "contiguous weights changed the result"
 
 
-# What tests ask ###############################################################################
+# Graphs and checks of the tests ###############################################################
 
 
 def hostile() -> Data:
@@ -254,9 +254,9 @@ def hostile() -> Data:
 def view(
     partitioner: Partitioner, data: Data | HeteroData, balance: Any = "nodes"
 ) -> PartitionGraph:
-    """The graph as :func:`pyg_scale.partition` shows it to the method.
+    """The graph as :func:`pyg_scale.partition` passes it to the method.
 
-    Unless the method needs neighbours in ascending order, they are not.
+    Neighbours are in ascending order only if the method needs that.
     """
     train = None
     if "train" in balance and "train_mask" not in data:
@@ -282,7 +282,7 @@ def run(
     may_refuse: bool = False,
     skip: bool = True,
 ) -> Tensor:
-    """The parts, which must be one for every node, as ``int64``."""
+    """Run a partitioner; checks that every node has a part, and returns parts as ``int64``."""
     shares = equal_shares(num_parts) if shares is None else shares
     try:
         part = partitioner.assign(graph, num_parts, seed=seed, shares=shares)
@@ -290,7 +290,7 @@ def run(
         if not may_refuse:
             raise AssertionError(f"this graph must not be refused: {refused}") from refused
         if len(str(refused)) < 10:
-            raise AssertionError(f"a refusal must say why (got {refused!r})") from refused
+            raise AssertionError(f"a refusal must give a reason (got {refused!r})") from refused
         if skip:
             pytest.skip(f"refused: {refused}")
         return torch.empty(0, dtype=torch.int64)
@@ -307,7 +307,7 @@ def run(
 def assert_within(
     partitioner: Partitioner, graph: PartitionGraph, part: Tensor, shares: Tensor
 ) -> None:
-    """Every part must keep to what it may hold by ``max_imbalance``."""
+    """Check that every part is within the bounds of ``max_imbalance``."""
     held = torch.zeros(shares.numel(), graph.weights.size(1), dtype=torch.int64)
     held.index_add_(0, part, graph.weights)
     total = graph.weights.sum(0).to(torch.float64)

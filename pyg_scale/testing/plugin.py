@@ -1,4 +1,4 @@
-"""Conformance of a plugin as a whole: found, light, and every name stands for what it should."""
+"""Conformance of a whole plugin: it is found, is light, and its targets are of the right kinds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CONTRACTS = {
     "parallel": "pyg_scale.parallel.base:Parallel",
     "conv": "pyg_scale.nn.conv.base:FusedConv",
 }
-"""The class that a target of each kind must be a subclass of."""
+"""The base class of targets, for each kind."""
 
 HEAVY = ("torch", "torch_geometric", "numpy", "scipy", "pandas")
-"""Packages that the module of an entry point must not import."""
+"""The packages that the module of an entry point must not import."""
 
 
 class PluginTests:
@@ -113,13 +113,13 @@ class PluginTests:
     def test_distribution_is_named_as_usual(self, plugin: str) -> None:
         if not plugins.normal(plugin).startswith("pyg-scale-"):
             warnings.warn(
-                f"plugins are called pyg-scale-<thing>, this one {plugin}: it is harder to find",
+                f"plugins are named pyg-scale-<thing>, but this one {plugin}: it is harder to find",
                 stacklevel=1,
             )
 
 
 def owner(entry: plugins.Entry) -> str:
-    """The distribution that an entry comes from."""
+    """The distribution of an entry."""
     return entry.provider.partition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, for tests: started once, used for many checks."""
+"""Ranks in separate processes for tests, which are started once and reused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PRELOADED = ["torch", "torch.distributed", "torch_geometric.nn", "pyg_scale.com
 
 
 class Processes:
-    """Processes that wait for something to do.
+    """Processes that wait for work.
 
-    They are forked from a process that has loaded torch and nothing else, so that a start takes
-    the time of one import. Use it as a context, or call :meth:`close`.
+    They are forked from a process that has loaded only torch, so that a start takes the time of one
+    import. Use it as a context, or call :meth:`close`.
 
     Args:
-        size: How many there are.
-        limit: Seconds that a call of :meth:`run` may take.
+        size: Number of processes.
+        limit: Largest number of seconds of a call of :meth:`run`.
     """
 
     def __init__(self, size: int, limit: float = 60.0) -> None:
@@ -39,19 +39,19 @@ class Processes:
     def run(
         self, function: Callable[..., Any], *args: Any, world_size: int | None = None
     ) -> list[Any]:
-        """Call a function on every rank of a gloo group that is made for it.
+        """Call a function on every rank of a new gloo group.
 
         Args:
-            function: Of a module that can be imported, as ``multiprocessing`` wants it.
+            function: A function of an importable module, as for ``multiprocessing``.
             *args: Its arguments, the same on every rank.
-            world_size: How many ranks, by default all.
+            world_size: Number of ranks, by default all.
 
         Returns:
-            What each rank returned.
+            The result of each rank.
 
         Raises:
-            TimeoutError: If a rank is not done at the limit; names it. All are killed then.
-            ExceptionGroup: What the ranks raised.
+            TimeoutError: If a rank exceeds the limit; names it. All are then killed.
+            ExceptionGroup: If ranks raised exceptions; contains these.
         """
         world_size = self.size if world_size is None else world_size
         if not 1 <= world_size <= self.size:
@@ -115,7 +115,7 @@ class Processes:
                         f"the process of rank {rank} ended ({process.exitcode})"
                     )
         if any(not process.is_alive() for process, _ in self._running):
-            self._kill()  # the next call starts new ones
+            self._kill()  # the next call starts new processes
         return answers
 
     def _kill(self) -> None:
@@ -133,7 +133,7 @@ class Processes:
 
 
 def _serve(connection: Connection) -> None:
-    """Do what comes until the other end is closed."""
+    """Answer calls until the other end is closed."""
     torch.set_num_threads(1)
     while True:
         try:

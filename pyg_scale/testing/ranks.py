@@ -1,4 +1,4 @@
-"""Ranks in one process, for tests: threads that meet in a store of their own."""
+"""Ranks in one process for tests: threads that meet in their own store."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def run_ranks(
     timeout: float = 30.0,
     limit: float = 60.0,
 ) -> list[Any]:
-    """Call ``function`` on every rank at once.
+    """Call ``function`` on every rank concurrently.
 
     Args:
         world_size: Number of ranks.
         function: Takes the :class:`~pyg_scale.comm.Group` of its rank.
-        timeout: Seconds, of the group.
-        limit: Seconds after which all ranks must have ended.
+        timeout: Time limit of the group in seconds.
+        limit: Seconds within which all ranks must end.
 
     Returns:
-        What each rank returned.
+        The result of each rank.
 
     Raises:
-        TimeoutError: If a rank still runs at the limit; names it.
-        ExceptionGroup: What the ranks raised.
+        TimeoutError: If a rank exceeds the limit; names it.
+        ExceptionGroup: If ranks raised exceptions; contains these.
     """
     store = HashStore()
     found: list[Any] = [None] * world_size
@@ -42,7 +42,7 @@ def run_ranks(
         try:
             group = Group(PrefixStore("ranks", store), rank, world_size, timeout)
             found[rank] = function(group)
-        except BaseException as raised:  # pytest.raises fails with what is no Exception
+        except BaseException as raised:  # pytest.raises fails with a BaseException
             if isinstance(raised, Exception):
                 error = raised
             else:
@@ -71,5 +71,5 @@ def run_ranks(
 
 
 def sorted_by_rank(errors: list[tuple[int, Exception]]) -> list[tuple[int, Exception]]:
-    """Errors of ranks, the lowest rank first."""
+    """Errors of ranks, ordered by rank."""
     return sorted(errors, key=lambda each: each[0])

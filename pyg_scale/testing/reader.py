@@ -1,4 +1,4 @@
-"""The contract of every reader, whatever it reads."""
+"""Conformance of readers of any format."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MEMORY = 64 << 20
 
 
 class ReaderTests:
-    """Subclass it and return a reader of a small graph; its edges should number 10 to 1,000.
+    """Tests of a reader; return one of a small graph with 10 to 1,000 edges.
 
-    The rows that a reader yields must be the same for every first row and every length of chunks.
+    A reader must yield the same rows for every first row and every length of chunks.
     """
 
     @pytest.fixture
     def reader(self) -> Reader:
-        """The reader under test, new."""
-        raise NotImplementedError("return a reader of yours")
+        """A new reader under test."""
+        raise NotImplementedError("return your reader")
 
     @pytest.fixture
     def described(self, reader: Reader, tmp_path: Path) -> Iterator[Description]:
@@ -127,7 +127,7 @@ class ReaderTests:
 
 
 def _same_in_pieces(read: Callable[[int, int], Iterator[Tensor]]) -> Tensor:
-    """All rows; the same whatever the first row and the length of a chunk are."""
+    """Read all rows, and check that they are the same for any first row and length of chunks."""
     chunks = list(read(0, _ALL))
     assert all(len(chunk) for chunk in chunks), "a chunk is empty"
     if not chunks:
@@ -143,7 +143,7 @@ def _same_in_pieces(read: Callable[[int, int], Iterator[Tensor]]) -> Tensor:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return True if tensors are equal to the bit: a missing number (NaN) is equal to itself."""
+    """Return True if tensors are equal to the bit, so that NaN equals itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return not one.numel() or torch.equal(*(raw_bytes(each.contiguous()) for each in (one, other)))

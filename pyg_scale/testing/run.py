@@ -1,4 +1,4 @@
-"""Run a test class of the kit from Python, such as to see that a broken implementation fails."""
+"""Runs of a test class of the kit from Python, for example to see a broken implementation fail."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pyg_scale.testing.ask import unbound
 def failures(
     kit: type, only: str | None = None, **fixtures: Any
 ) -> Iterator[tuple[str, BaseException]]:
-    """The failures of a test class, one by one as they happen.
+    """Run a test class, and yield its failures as they happen.
 
     Args:
         kit: A class such as :class:`~pyg_scale.testing.SamplerTests`.
-        only: The name of one test; all if ``None``.
-        **fixtures: What the fixtures return, such as ``sampler=MySampler()``; a class is called
-            anew for every test, but for ``conv``, which is one.
+        only: The name of one test; by default all.
+        **fixtures: The values of fixtures, such as ``sampler=MySampler()``; a class is called for
+            every test, except for ``conv``, which is a class itself.
 
     Yields:
-        The name of the test with its parameters, and what it raised.
+        The name of the test with its parameters, and the exception.
     """
     for name, function in inspect.getmembers(kit, inspect.isfunction):
         if name.startswith("test_") and name == (only or name):

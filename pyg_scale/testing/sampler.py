@@ -1,4 +1,4 @@
-"""Conformance of a sampler: real edges, exact numbers, no leak of time, fair draws by key."""
+"""Conformance of a sampler: real edges, exact numbers, no later edges, unbiased draws by key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"time_attr": "when", "weight_attr": "weight"},
     {"time_attr": "time", "sample_direction": "backward"},
 ]
-"""Combinations of options; what a sampler does not support is skipped."""
+"""Combinations of options; those that a sampler does not support are skipped."""
 
 HOPS = [[3, 2], [-1, -1], [2, 0, 4], [1], [70, 12], [0, 0], [-1, 1, 1, 1]]
 SEEDS = [0, 7, 5, 99, 98, 4, 8, 6]
@@ -43,14 +43,14 @@ ITEMS_AND_USERS = {"user": [19, 2, 0], "item": [3, 0, 11]}
 
 
 def name(value: Any) -> str:
-    """A short name of a parameter."""
+    """A short name for a parameter."""
     if isinstance(value, dict):
         return "-".join(str(v) if isinstance(v, str) else k for k, v in value.items()) or "plain"
     return str(value)
 
 
 class SamplerTests(DrawTests, AcrossPartsTests):
-    """Tests of a sampler, made without data. What it declares must be right, the rest must raise.
+    """Tests of an unbound sampler. Capabilities that it does not declare must raise.
 
     Example::
 
@@ -62,19 +62,19 @@ class SamplerTests(DrawTests, AcrossPartsTests):
 
     @pytest.fixture
     def sampler(self) -> NeighborSampler | str:
-        """A sampler without data, or the name of one."""
+        """A sampler made without data, or its name."""
         raise NotImplementedError("return your sampler, made without data, such as MySampler()")
 
     @pytest.fixture
     def unbound(self, sampler: NeighborSampler | str) -> NeighborSampler:
-        """The sampler that is tested."""
+        """The sampler under test."""
         return unbound(sampler)
 
     # The contract ##########################################################################
 
     def test_declares_known_capabilities(self, unbound: NeighborSampler) -> None:
         unknown = set(unbound.supports) - set(CAPABILITIES)
-        assert not unknown, f"supports names {sorted(unknown)}; there are {sorted(CAPABILITIES)}"
+        assert not unknown, f"supports has {sorted(unknown)}; possible are {sorted(CAPABILITIES)}"
 
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_what_is_not_declared_raises(self, unbound: NeighborSampler, capability: str) -> None:
@@ -292,7 +292,7 @@ class SamplerTests(DrawTests, AcrossPartsTests):
 
 
 def _among(sample: Any, request: Request, edge_type: Any) -> list[tuple[int, int, int]]:
-    """All edges of a type among the nodes of a sample, once for every row of the destination."""
+    """All edges of a type among the nodes of a sample, for every row of the destination."""
     facts = request.facts
     source_type, destination_type = facts.source_type(edge_type), facts.destination_type(edge_type)
     rows = dict(zip(identities(sample, source_type), first_rows(sample, source_type)))

@@ -1,4 +1,4 @@
-"""Conformance of the second half of a communicator: servers at an address, and who asks them."""
+"""Conformance of the second part of a communicator: servers at an address, and their clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyg_scale.errors import CommError, CommTimeoutError, RequestError
 
 TOKEN = "a secret of sixteen or more"
 LONG = 20.0
-"""Seconds that what should come at once may take on a busy machine."""
+"""Time limit in seconds for immediate results, on a busy machine."""
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -26,10 +26,10 @@ Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 class ServerTests:
     """Tests of ``listen`` and ``connect``; independent of :class:`~pyg_scale.testing.CommTests`.
 
-    ``comm`` is what has the two: a subclass of :class:`~pyg_scale.comm.Communicator`.
+    ``comm`` is a subclass of :class:`~pyg_scale.comm.Communicator` with both.
 
     * ``anywhere``: An address where a server gets a free port.
-    * ``wrong_addresses``: Some that are none.
+    * ``wrong_addresses``: Invalid addresses.
 
     Example::
 
@@ -45,7 +45,7 @@ class ServerTests:
     @pytest.fixture
     def comm(self) -> Any:
         """The communicator with ``listen`` and ``connect``."""
-        raise NotImplementedError("return a class with both, such as MyCommunicator")
+        raise NotImplementedError("return a class with both methods, such as MyCommunicator")
 
     def listen(
         self,
@@ -54,7 +54,7 @@ class ServerTests:
         address: str | None = None,
         **options: Any,
     ) -> Listener:
-        """A server that can say ``twice``, and has other handlers."""
+        """A server with the handler ``twice`` and others."""
         known = {"twice": lambda got: [*got, *got], **(handlers or {})}
         where = address or self.anywhere
         made: Listener = comm.listen(where, known, token=TOKEN, **options)
@@ -70,7 +70,7 @@ class ServerTests:
         assert isinstance(made, Connection) and list(made.addresses) == addresses
         return made
 
-    # What travels ##########################################################################
+    # Messages ##############################################################################
 
     def test_every_dtype_and_shape_comes_back(self, comm: Any) -> None:
         with self.listen(comm) as server, self.connect(comm, server) as client:
@@ -83,7 +83,7 @@ class ServerTests:
                     for one, other in zip(found, [sent, turned] * 2):
                         assert one.dtype == dtype and one.shape == other.shape
                         assert torch.equal(one, other)
-                    found[0].zero_()  # the memory is the reader's own
+                    found[0].zero_()  # the client owns the memory
             assert client.request(0, "twice", []).wait() == []
 
     def test_what_came_lives_as_long_as_its_tensor(self, comm: Any) -> None:
@@ -115,7 +115,7 @@ class ServerTests:
         assert not errors, errors
 
     def test_requests_are_answered_at_a_time(self, comm: Any) -> None:
-        """As many as there are threads; a client does not wait for another one's answer."""
+        """As many requests as threads are answered at once; a client does not wait for others."""
         both = threading.Barrier(2)
 
         def meet(_: list[Tensor]) -> list[Tensor]:
@@ -131,7 +131,7 @@ class ServerTests:
             assert [reply.wait() for reply in asked] == [[], []]
             assert all(reply.done for reply in asked)
 
-    # What goes wrong #######################################################################
+    # Failures ##############################################################################
 
     def test_an_error_of_a_handler_says_its_kind(self, comm: Any) -> None:
         def fail(_: list[Tensor]) -> list[Tensor]:
@@ -171,7 +171,7 @@ class ServerTests:
         with self.connect(comm, address) as client:
             with pytest.raises(CommError) as found:
                 client.request(0, "twice", []).wait()
-            assert not isinstance(found.value, CommTimeoutError), "it fails at once"
+            assert not isinstance(found.value, CommTimeoutError), "it must fail at once"
             assert address in str(found.value)
             with self.listen(comm, address=address):
                 _until_answered(client)
@@ -187,7 +187,7 @@ class ServerTests:
         with self.listen(comm, {"stuck": stuck}) as server, self.connect(comm, server) as client:
             reply = client.request(0, "stuck", [])
             assert began.wait(LONG)
-            closing = threading.Thread(target=server.close)  # it may wait for the handler
+            closing = threading.Thread(target=server.close)  # close may wait for the handler
             closing.start()
             with pytest.raises(CommError) as found:
                 reply.wait()
@@ -283,7 +283,7 @@ class ServerTests:
                     client.request(number, "twice", [])
 
     def test_a_graph_is_served(self, comm: Any, tmp_path: Any) -> None:
-        """All of it together: loaders of a client give what those of the graph itself give."""
+        """Loaders of a client give the same batches as loaders of the graph itself."""
         import pyg_scale
         from pyg_scale.distributed.graph_server import GraphServer
         from pyg_scale.loader import NeighborLoader
@@ -318,7 +318,7 @@ def _in_threads(function: Callable[[int], None], count: int) -> None:
 
 
 def _until_answered(client: Connection) -> None:
-    """Ask until a server is there."""
+    """Send requests until a server answers."""
     deadline = time.monotonic() + LONG
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Conformance of what a communicator serves: requests and replies between 1 to 4 ranks."""
+"""Conformance of the services of a communicator: requests and replies between 1 to 4 ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CLOSE_SECONDS = 20.0
 
 
 class ServiceTests:
-    """The part of :class:`~pyg_scale.testing.CommTests` for backends with ``serve``.
+    """The tests of :class:`~pyg_scale.testing.CommTests` for backends with ``serve``.
 
-    * ``world_sizes``: How many ranks there can be.
-    * ``serves``: Whether the backend has requests at all. A class that leaves ``serve`` as it is
-      has none.
+    * ``world_sizes``: Possible numbers of ranks.
+    * ``serves``: True if the backend has requests. A class that does not override ``serve`` has
+      none.
     """
 
     world_sizes: tuple[int, ...] = (1, 2, 3, 4)
@@ -33,11 +33,11 @@ class ServiceTests:
 
     @pytest.fixture
     def comm(self) -> Any:
-        """The factory of communicators; joins a group."""
+        """The factory of communicators, which joins a group."""
         raise NotImplementedError("return a class with join(), such as MyCommunicator")
 
     def skip_without_requests(self, comm: Any) -> None:
-        """Skip the test if the backend has collectives only."""
+        """Skip the test if the backend has only collectives."""
         kind = comm if isinstance(comm, type) else type(comm)
         if not self.serves or getattr(kind, "serve", None) is Communicator.serve:
             pytest.skip("the backend has no requests")
@@ -50,7 +50,7 @@ class ServiceTests:
         timeout: float = 30.0,
         **handlers: Callable[[list[Tensor]], Sequence[Tensor]],
     ) -> list[Any]:
-        """Call ``function`` on ``size`` ranks that serve ``handlers``; ``name`` says their rank."""
+        """Call ``function`` on ``size`` ranks with ``handlers``; ``name`` returns their rank."""
         self.skip_without_requests(comm)
         if size not in self.world_sizes:
             pytest.skip(f"there cannot be {size} ranks")

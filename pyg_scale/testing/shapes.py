@@ -1,4 +1,4 @@
-"""Graphs whose best cuts are known; their nodes are numbered at random."""
+"""Graphs with known best cuts, and with nodes numbered at random."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch_geometric.data import Data
 
 
 def path(num_nodes: int) -> Data:
-    """Every node is joined to the next."""
+    """A path: every node is joined to the next."""
     return _mixed(torch.stack([torch.arange(num_nodes - 1), torch.arange(1, num_nodes)]), num_nodes)
 
 
 def star(num_nodes: int) -> Data:
-    """One node is joined to all others."""
+    """A star: one node is joined to all others."""
     others = torch.arange(1, num_nodes)
     return _mixed(torch.stack([torch.zeros_like(others), others]), num_nodes)
 
 
 def grid(side: int) -> Data:
-    """``side * side`` nodes, each joined to the next in its row and its column."""
+    """A grid of ``side * side`` nodes, each joined to the next in its row and its column."""
     node = torch.arange(side * side).view(side, side)
     across = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()])
     down = torch.stack([node[:-1].flatten(), node[1:].flatten()])
@@ -36,7 +36,7 @@ def cliques(number: int, size: int, joined: bool = True) -> Data:
 
 
 def blocks(number: int, size: int) -> Data:
-    """A planted partition: ten neighbours in a node's own block on average, two in others."""
+    """A planted partition: on average ten neighbours in a node's own block, and two in others."""
     generator = torch.Generator().manual_seed(number * size)
     inside = torch.randint(size, (2, 5 * size * number), generator=generator)
     inside += size * torch.arange(number).repeat(5 * size)

@@ -1,8 +1,8 @@
-"""Is it random in the right way? Tests of what samplers draw, with the right corrections.
+"""Statistical tests of the draws of samplers, with the appropriate corrections.
 
-Pearson's statistic of how often each of ``d`` neighbours was among ``k`` drawn *without
-replacement* is smaller than a chi-square variable, as the draws push each other away: it has to
-be multiplied by ``(d - 1) / (d - k)``. Without that a test rejects nothing, however biased.
+Pearson's statistic of the number of times that each of ``d`` neighbours was among ``k`` drawn
+*without replacement* is smaller than a chi-square variable, as the draws are negatively correlated.
+It has to be multiplied by ``(d - 1) / (d - k)``; otherwise a test rejects nothing, however biased.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 SIGNIFICANCE = 1e-4
-"""The probability that a test rejects a correct sampler, were its keys not fixed."""
+"""The probability that a test rejects a correct sampler, if its keys were not fixed."""
 
 
 def chi_square_tail(statistic: float, dof: int) -> float:
@@ -28,9 +28,9 @@ def multinomial(count: Tensor, probability: Tensor | None = None) -> float:
     """The p-value of independent draws from given probabilities.
 
     Args:
-        count: How often each outcome was drawn, ``[outcomes]``.
-        probability: Of each outcome, ``[outcomes]``, up to a factor; equal if ``None``. What has
-            probability 0 must not have been drawn.
+        count: Number of draws of each outcome, ``[outcomes]``.
+        probability: Probability of each outcome, ``[outcomes]``, up to a factor; equal if ``None``.
+            An outcome of probability 0 must not have been drawn.
     """
     count = count.to(torch.float64)
     weight = torch.ones_like(count) if probability is None else probability.to(torch.float64)
@@ -47,16 +47,16 @@ def inclusion(count: Tensor, k: int, size: Tensor | None = None) -> float:
     """The p-value of repeated uniform draws of ``k`` out of ``d`` without replacement.
 
     Args:
-        count: How often each of the ``d`` was drawn, ``[d]``; or each group of them.
-        k: How many different ones were drawn each time.
-        size: The sizes of the groups if ``count`` is of groups, adding up to ``d``.
+        count: Number of draws of each of the ``d``, ``[d]``; or of each group of them.
+        k: Number of different ones drawn each time.
+        size: The sizes of the groups, of sum ``d``, if ``count`` is by group.
     """
     count = count.to(torch.float64)
     size = torch.ones_like(count) if size is None else size.to(torch.float64)
     d = float(size.sum())
     expected = count.sum() * size / d
     spread = ((count - expected) ** 2 / expected).sum()
-    if k == d:  # nothing is random
+    if k == d:  # not random
         return float(not bool(spread))
     return chi_square_tail(float(spread * (d - 1) / (d - k)), count.numel() - 1)
 
@@ -64,14 +64,14 @@ def inclusion(count: Tensor, k: int, size: Tensor | None = None) -> float:
 def combinations(
     picks: Tensor, d: int, probability: Mapping[tuple[int, ...], float] | None = None
 ) -> float:
-    """The p-value of repeated draws of sets: every combination has its probability.
+    """The p-value of repeated draws of sets, where every combination has a given probability.
 
-    This sees what inclusion cannot: combinations that never come up although each of
-    their members does.
+    Unlike :func:`inclusion`, this detects combinations that are never drawn although each of their
+    members is.
 
     Args:
-        picks: What was drawn each time, ``[draws, k]``, different numbers below ``d`` in a row.
-        probability: Of each combination, up to a factor; equal if ``None``.
+        picks: The draws, ``[draws, k]``, with different numbers below ``d`` in a row.
+        probability: Probability of each combination, up to a factor; equal if ``None``.
     """
     every = list(itertools.combinations(range(d), picks.size(1)))
     number = {combination: i for i, combination in enumerate(every)}
@@ -82,7 +82,7 @@ def combinations(
 
 
 def successive(weight: Tensor, k: int) -> dict[tuple[int, ...], float]:
-    """Of every set of ``k``, the probability to be drawn one by one in proportion to weights."""
+    """The probability of every set of ``k``, if drawn one by one in proportion to weights."""
     out: dict[tuple[int, ...], float] = {}
     values, total = weight.tolist(), float(weight.sum())
     for order in itertools.permutations(range(len(values)), k):
@@ -96,13 +96,13 @@ def successive(weight: Tensor, k: int) -> dict[tuple[int, ...], float]:
 
 
 def independent(pair: Tensor, sizes: tuple[int, int]) -> float:
-    """The p-value of two uniform draws that know nothing of each other, ``pair`` ``[draws, 2]``."""
+    """The p-value of two independent uniform draws, ``pair`` ``[draws, 2]``."""
     cell = pair[:, 0] * sizes[1] + pair[:, 1]
     return multinomial(torch.bincount(cell, minlength=math.prod(sizes)))
 
 
 def require(p: float | Mapping[str, float], what: str, significance: float = SIGNIFICANCE) -> None:
-    """Fail if a p-value is too small; of several, the smallest after Bonferroni's correction."""
+    """Fail if a p-value, or the smallest of several after Bonferroni's correction, is too small."""
     values = {"": p} if isinstance(p, float) else p
     worst = min(values, key=values.__getitem__)
     limit = significance / len(values)

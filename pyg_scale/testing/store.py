@@ -1,4 +1,4 @@
-"""Conformance of stores: what was put comes back, row by row, also to eight threads at once."""
+"""Conformance of feature stores, which must return what was put, also to eight threads at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pyg_scale.testing.store_content import (
 __all__ = ["FeatureStoreTests", "GraphStoreTests"]
 
 Content = Mapping[tuple[Any, str], Tensor]
-"""Tensors by group (a node type, an edge type or ``None``) and name."""
+"""Content of a store: tensors by group (a node type, an edge type or ``None``) and name."""
 
 ROWS = 50
 DTYPES = [
@@ -72,25 +72,26 @@ INDICES: dict[str, Any] = {
     "many": torch.arange(5000) * 7 % ROWS,
     "numpy": np.array([30]),  # PyG's is_fully_specified fails on more than one
 }
-"""The kinds of index by which rows can be read."""
+"""The kinds of indices by which rows can be read."""
 
 
 class FeatureStoreTests:
-    """Tests of a feature store that is empty when it is made.
+    """Tests of a feature store that is initially empty.
 
-    Capabilities of :mod:`pyg_scale.store.base` are tested where a store has them:
+    Capabilities of :mod:`pyg_scale.store.base` are tested if a store has them:
     :class:`~pyg_scale.store.base.RowReader`, :class:`~pyg_scale.store.base.RowRequester` and
-    :class:`~pyg_scale.store.base.LooksAhead`. What else a store does beyond the contract it
-    declares as attributes of its class:
+    :class:`~pyg_scale.store.base.LooksAhead`. A store declares other features beyond the contract
+    as attributes of its class:
 
-    * ``read_only``: ``put_tensor`` and its like raise. Override :meth:`fill` to make one.
-    * ``negative_index``: index ``-1`` is the last row. Else it is out of range.
+    * ``read_only``: ``put_tensor`` and similar methods raise. Override :meth:`fill` to make such a
+      store.
+    * ``negative_index``: index ``-1`` is the last row; otherwise it is out of range.
     * ``returns_views``: a whole tensor or a slice may share memory with the store.
-    * ``dtypes``: the dtypes that it takes; putting another raises ``TypeError``.
-    * ``capacity``: bytes of a cache. ``stats()`` then counts rows of reads by index since the
-      store was made as ``hits`` and ``misses``, and the ``cached_bytes`` that are in use.
-    * ``error_bound(attr_name, group_name, index)``: how far numbers may be from what was put, a
-      tensor to broadcast; else they must be equal.
+    * ``dtypes``: the dtypes that it accepts; putting another one raises ``TypeError``.
+    * ``capacity``: bytes of a cache. ``stats()`` then counts the rows read by index since the store
+      was made as ``hits`` and ``misses``, and the ``cached_bytes`` in use.
+    * ``error_bound(attr_name, group_name, index)``: the largest deviation of numbers from those
+      that were put, a tensor to broadcast; otherwise they must be equal.
 
     Example::
 
@@ -106,7 +107,7 @@ class FeatureStoreTests:
         raise NotImplementedError("return an empty feature store, such as MyStore()")
 
     def fill(self, store: FeatureStore, content: Content) -> FeatureStore:
-        """A store that holds ``content``; override it for a store that is read-only."""
+        """A store with ``content``; override it for a read-only store."""
         for (group, name), tensor in content.items():
             assert store.put_tensor(tensor, group_name=group, attr_name=name, index=None), (
                 "put_tensor must return True"
@@ -114,14 +115,14 @@ class FeatureStoreTests:
         return store
 
     def reopen(self, store: FeatureStore) -> FeatureStore | None:
-        """A second store over the same content, for a store that lasts; override it."""
+        """A second store of the same content; override it for a persistent store."""
         return None
 
     # Reading ###############################################################################
 
     def test_is_a_feature_store(self, feature_store: FeatureStore) -> None:
         assert isinstance(feature_store, FeatureStore)
-        assert feature_store.get_all_tensor_attrs() == [], "the store must be empty at first"
+        assert feature_store.get_all_tensor_attrs() == [], "the store must be initially empty"
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -174,7 +175,7 @@ class FeatureStoreTests:
 
     def test_listed_attributes_are_fresh(self, feature_store: FeatureStore) -> None:
         store = self.fill(feature_store, {("user", "x"): numbers(ROWS)})
-        for attr in store.get_all_tensor_attrs():  # loaders write into them
+        for attr in store.get_all_tensor_attrs():  # loaders write to them
             attr.index = torch.tensor([0])
         again = store.get_all_tensor_attrs()[0]
         assert not isinstance(again.index, Tensor), "get_all_tensor_attrs must return new objects"
@@ -229,10 +230,10 @@ class FeatureStoreTests:
             indices += [None, slice(0, 10)]
         for index in indices:
             got = store["user", "x", index]
-            with contextlib.suppress(RuntimeError):  # what cannot be written to is no alias
+            with contextlib.suppress(RuntimeError):  # a read-only tensor is no alias
                 got.fill_(-1)
             assert torch.equal(store["user", "x", None], before), (
-                f"what get_tensor returned for index {index} shares memory with the store; "
+                f"the result of get_tensor for index {index} shares memory with the store; "
                 f"copy it, or declare returns_views = True for a whole tensor and slices"
             )
 
@@ -240,7 +241,7 @@ class FeatureStoreTests:
         tensor, index = numbers(ROWS, 3), torch.tensor([7, 0, 7])
         store = self.fill(feature_store, {("user", "x"): tensor})
         if not isinstance(store, RowReader):
-            pytest.skip("the store has no read_rows: it is no RowReader")
+            pytest.skip("the store has no read_rows: it is not a RowReader")
         out = torch.full((5, 3), -1.0)
         raw = out.view(torch.uint8).view(5, -1)
         store.read_rows(TensorAttr("user", "x"), index, torch.tensor([4, 0, 2]), raw)
@@ -252,7 +253,7 @@ class FeatureStoreTests:
         content = {("user", "x"): numbers(ROWS, 3), ("item", "x"): -numbers(ROWS, 2)}
         store, index = self.fill(feature_store, content), torch.tensor([7, 0, 7])
         if not isinstance(store, RowRequester):
-            pytest.skip("the store has no ask_rows: it is no RowRequester")
+            pytest.skip("the store has no ask_rows: it is not a RowRequester")
         asked = store.ask_rows([(TensorAttr(*key), index) for key in content])
         assert len(asked) == len(content), "ask_rows returns one function for each tensor"
         for take, tensor in zip(reversed(asked), reversed(content.values())):
@@ -266,7 +267,7 @@ class FeatureStoreTests:
         if not isinstance(store, LooksAhead):
             pytest.skip("the store has no look_ahead and schedule: it does not look ahead")
         if store.look_ahead < 1:
-            pytest.skip("the store looks ahead of no batch")
+            pytest.skip("the store does not look ahead")
         batches = [torch.tensor(rows) for rows in ([3, 1, 3], [0], [9, 8])]
         with contextlib.closing(store.schedule()) as schedule:
             for number, index in enumerate(batches):
@@ -306,7 +307,7 @@ class FeatureStoreTests:
         content = {("user", "x"): numbers(2000, 8), ("item", "x"): -numbers(500, 2)}
         store = self.fill(feature_store, content)
         if not hasattr(store, "capacity"):
-            pytest.skip("the store declares no capacity of a cache")
+            pytest.skip("the store declares no capacity")
         counts = [read_rows(store, content, seed) for seed in range(12)]
         check_cache(store, sum(counts))
 
@@ -359,12 +360,12 @@ class FeatureStoreTests:
         assert_holds(store, "user", "x", numbers(5))
 
     def writable(self, store: FeatureStore) -> FeatureStore:
-        """A store that holds ``x`` ``[5, 2]`` of users; skips if it cannot be written to."""
+        """A store with ``x`` ``[5, 2]`` of users; skips the test if the store is read-only."""
         if is_read_only(store):
             pytest.skip("the store declares read_only = True")
         return self.fill(store, {("user", "x"): numbers(5, 2)})
 
-    # At once ###############################################################################
+    # Concurrency ###########################################################################
 
     def test_eight_threads_read(self, feature_store: FeatureStore) -> None:
         tensor = numbers(2000, 8)
@@ -378,7 +379,7 @@ class FeatureStoreTests:
             return torch.equal(store["user", "x", index], held[index])
 
         with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(read, range(200))), "a thread got rows of another one"
+            assert all(pool.map(read, range(200))), "a thread got rows of another thread"
 
     def test_readers_see_the_old_or_the_new(self, feature_store: FeatureStore) -> None:
         store = self.writable(feature_store)
@@ -404,7 +405,7 @@ class FeatureStoreTests:
         assert not torn, f"a reader got rows of versions {torn[0]} of a tensor at once"
 
     def test_any_sequence_of_calls(self, feature_store: FeatureStore) -> None:
-        """Random puts, updates, removals and reads, against a dict."""
+        """Random puts, updates, removals and reads give the same as with a dict."""
         if importlib.util.find_spec("hypothesis") is None:
             pytest.skip("needs hypothesis")
         if is_read_only(feature_store):

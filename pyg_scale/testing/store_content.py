@@ -15,18 +15,18 @@ from torch_geometric.data import FeatureStore
 
 
 def numbers(*shape: int) -> Tensor:
-    """Different numbers that every dtype of the tests holds exactly or rounds the same way."""
+    """Different numbers that every dtype of the tests holds exactly or rounds alike."""
     size = int(torch.tensor(shape).prod())
     return (torch.arange(size) * 7 % 101).float().view(shape)
 
 
 def takes(store: FeatureStore, dtype: torch.dtype) -> bool:
-    """Return True if a store takes a dtype; one that declares nothing takes all."""
+    """Return True if a store accepts a dtype; by default it accepts all."""
     return dtype in getattr(store, "dtypes", {dtype})
 
 
 def bound_of(store: FeatureStore, group: Any, name: str, index: Any = None) -> Tensor | None:
-    """The largest error of rows of a store; ``None`` for none."""
+    """The largest error of rows of a store; ``None`` if they are exact."""
     bound = getattr(store, "error_bound", None)
     return None if bound is None else bound(name, group, index)
 
@@ -34,7 +34,7 @@ def bound_of(store: FeatureStore, group: Any, name: str, index: Any = None) -> T
 def assert_holds(
     store: FeatureStore, group: Any, name: str, expected: Tensor, index: Any = None
 ) -> None:
-    """Fail unless a store gives these rows, as exactly as it says."""
+    """Fail unless a store gives these rows, within its declared bound."""
     assert_same(store[group, name, index], expected, bound_of(store, group, name, index))
 
 
@@ -52,7 +52,7 @@ def assert_same(got: Any, expected: Tensor, bound: Tensor | None = None) -> None
 def forked(ask: Callable[[], bool], seconds: float = 60.0) -> bool:
     """The result of a function in a forked process; one that takes longer is killed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads are meant to be there
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended
         child = os.fork()
     if child == 0:
         status = 1
@@ -81,7 +81,7 @@ def assert_equal(got: Any, expected: Tensor) -> None:
 
 
 def read_rows(store: FeatureStore, content: Any, seed: int) -> int:
-    """Read rows of every tensor, low ones more often, some again and again; how many that were."""
+    """Read rows of every tensor, low ones more often, some repeatedly; return their number."""
     generator, total = torch.Generator().manual_seed(seed % 4), 0
     for (group, name), tensor in content.items():
         index = (torch.rand(300, generator=generator) ** 4 * tensor.size(0)).long()
@@ -91,11 +91,11 @@ def read_rows(store: FeatureStore, content: Any, seed: int) -> int:
 
 
 def check_cache(store: Any, rows: int) -> None:
-    """Fail unless the counts of a cache add up after so many rows were read by index."""
+    """Fail unless the counts of a cache add up to the number of rows read by index."""
     stats = store.stats()
     assert stats["cached_bytes"] <= store.capacity, "the cache holds more than its capacity"
     assert stats["cached_bytes"] > 0, "nothing is cached"
     assert stats["hits"] + stats["misses"] == rows, (
-        "hits and misses are not the rows that were read"
+        "hits and misses do not add up to the rows that were read"
     )
     assert stats["hits"] > 0 and stats["misses"] > 0

@@ -1,4 +1,4 @@
-"""A feature store against a dict, over any sequence of calls that hypothesis thinks of."""
+"""Comparison of a feature store with a dict, over sequences of calls from hypothesis."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEYS = [("user", "x"), ("user", "y"), ("item", "x"), (("user", "buys", "item"), 
 
 
 def run(store: FeatureStore) -> None:
-    """Try many sequences of calls on the store, which is emptied before each.
+    """Run many sequences of calls on the store, which is emptied before each.
 
     Raises:
-        AssertionError: If the store and a dict differ; it shows a shortest sequence.
+        AssertionError: If the store and a dict differ; shows a shortest sequence.
     """
 
     class Machine(RuleBasedStateMachine):
