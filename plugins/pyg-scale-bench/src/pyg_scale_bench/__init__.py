@@ -1,4 +1,4 @@
-"""Benchmarks as a command. Imports nothing heavy: this is read to list names."""
+"""Benchmarks as a command. Imports nothing heavy, as it is imported to list names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m pyg_scale_bench`` is ``pyg-scale bench``, also where the plugin is not installed."""
+"""``python -m pyg_scale_bench`` is ``pyg-scale bench``, even if the plugin is not installed."""
 
 import sys
 

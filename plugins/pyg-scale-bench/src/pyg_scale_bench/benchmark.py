@@ -1,4 +1,4 @@
-"""A benchmark: its options, its measurements, its report; and how one runs."""
+"""Benchmarks with their options, measurements and reports, and the function that runs one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pyg_scale_bench import environment, memory
 from pyg_scale_bench.report import Report
 
 HIDDEN = ("dir", "json", "png", "report", "npz", "compare_npz")
-"""Options that name files of this machine. They are no part of a report, which is published."""
+"""Options that name files of this machine. Reports, which are published, leave them out."""
 
 
 class Option(NamedTuple):
     """An option of a command line.
 
     Attributes:
-        default: Its value where it is not given. The type follows from it: a whole number (also
-            written ``4e7``), a float, a list of whole numbers, a switch, else a string.
-        help: For ``--help``.
-        type: Makes the value of the text where the default does not say how.
-        least: The smallest number that makes sense.
-        choices: All values that there are.
-        required: There is no default.
+        default: Its default value, which determines the type: an integer (also written ``4e7``), a
+            float, a list of integers, a switch, else a string.
+        help: Text for ``--help``.
+        type: Converts the text to the value, if the default does not determine that.
+        least: The smallest valid number.
+        choices: All valid values.
+        required: True if it must be given.
     """
 
     default: Any = None
@@ -46,10 +46,10 @@ FOLDER: Options = {
     "dir": Option(help="a folder with room for the files", required=True),
     "keep": Option(False, "do not delete that folder afterwards"),
 }
-"""For benchmarks that write files. :func:`run` deletes the folder at the end."""
+"""Options of benchmarks that write files. :func:`run` deletes the folder at the end."""
 
 OUTPUT: Options = {
-    "json": Option(help="write all that was found"),
+    "json": Option(help="write all results"),
     "png": Option(help="draw it"),
     "report": Option(help="write the report as Markdown"),
 }
@@ -60,13 +60,13 @@ class Benchmark:
     """A benchmark.
 
     Attributes:
-        name: ``pyg-scale bench NAME``.
-        about: For ``--help``.
-        options: By title of a group, then by name.
-        measure: Adds JSON values to what was found so far, given the options.
-        report: Makes a report of what was found.
-        quick: Defaults with ``--quick``, for a run of seconds, if there is such a run.
-        complaint: Says what is wrong with the options, or nothing.
+        name: Name in ``pyg-scale bench NAME``.
+        about: Text for ``--help``.
+        options: Options by title of their group, then by name.
+        measure: Takes the options and adds JSON values to the results.
+        report: Makes a report of the results.
+        quick: Defaults with ``--quick``, for a run of seconds; empty if not supported.
+        complaint: Returns the fault of the options, or ``None``.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
-    """Measure, print the report, and write the files that were asked for.
+    """Measure, print the report, and write the requested files.
 
     Returns:
         The exit status: 1 if the benchmark found something wrong, else 0.
@@ -89,7 +89,7 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
     """
     args = arguments(benchmark, argv)
     os.environ.setdefault("PYG_SCALE_KERNELS", "require")
-    library.compiled()  # raises at once, not after a graph was made
+    library.compiled()  # raises at once, before a graph is made
     found: dict[str, Any] = {
         "benchmark": benchmark.name,
         "command": environment.command(benchmark.name, argv),
@@ -109,17 +109,17 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
 
 
 def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
-    """Run ``pyg-scale bench report``: the report of what a benchmark found before.
+    """Run ``pyg-scale bench report``: the report of an earlier run.
 
     Args:
-        make: Gives a benchmark of its name.
+        make: Returns the benchmark of a name.
         argv: The arguments.
     """
     parser = argparse.ArgumentParser(
         prog="pyg-scale bench report",
-        description="Show what a benchmark found before, and write its report and picture again.",
+        description="Show the results of an earlier run, and write its report and picture again.",
     )
-    parser.add_argument("found", metavar="FILE.json", help="what --json wrote")
+    parser.add_argument("found", metavar="FILE.json", help="the file that --json wrote")
     for name in ("png", "report"):
         _add(parser, name, OUTPUT[name])
     args = parser.parse_args(argv)
@@ -131,7 +131,7 @@ def report_again(make: Callable[[str], Benchmark], argv: Sequence[str]) -> int:
 
 
 def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a benchmark as they were given; ends the process if they are wrong."""
+    """Parse the options of a benchmark; ends the process if they are wrong."""
     parser = argparse.ArgumentParser(
         prog=f"pyg-scale bench {benchmark.name}",
         description=benchmark.about,
@@ -143,7 +143,7 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
         for name, option in options.items():
             _add(group, name, option)
     if benchmark.quick is not None:
-        about = "little of everything, to see that it runs"
+        about = "a small run, to see that it works"
         parser.add_argument("--quick", action="store_true", help=about)
         if "--quick" in argv:
             parser.set_defaults(**benchmark.quick)
@@ -159,7 +159,7 @@ def arguments(benchmark: Benchmark, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def count(text: str) -> int:
-    """A whole number, also as ``4e7``."""
+    """Parse an integer, also written ``4e7``."""
     number = float(text)
     if number != int(number):
         raise ValueError(f"{text} is not a whole number")
@@ -167,25 +167,25 @@ def count(text: str) -> int:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers, as ``15,10,5``."""
+    """Parse integers such as ``15,10,5``."""
     return [int(part) for part in text.split(",")]
 
 
 def names_of(among: Sequence[str], or_none: bool = False) -> Callable[[str], list[str]]:
-    """A type of options: some of these names, with commas between them, or perhaps ``none``."""
+    """The type of an option: some of these names, separated by commas, or ``none`` if allowed."""
 
     def names(text: str) -> list[str]:
         found = [] if or_none and text == "none" else [part.strip() for part in text.split(",")]
         for name in found:
             if name not in among:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(among)}")
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(among)}")
         return found
 
     return names
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Size in bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Horizontal bars, in panels."""
+"""Charts of horizontal bars, in panels."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Bar:
     Attributes:
         row: The label of its row.
         value: Its length.
-        side: Whose it is, which is its colour; grey is what there is to compare with.
-        begin: Where it begins.
-        spread: The lowest and the highest of what was measured, if several were.
+        side: The side that it belongs to, which determines its colour; others than ours are grey.
+        begin: The position of its left end.
+        spread: The lowest and the highest measurement, if there are several.
     """
 
     row: str
@@ -50,16 +50,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars below each other.
+    """A panel of bars below each other.
 
     Attributes:
-        title: Above them.
-        bars: In the order of their rows.
-        unit: Of their lengths.
-        form: How a length is written at the end of its bar; empty for not at all.
-        log: Whether the axis is logarithmic.
-        stacked: Whether the bars of a row are in one line, not below each other.
-        mark: A length that is drawn as a line, and what it is.
+        title: The title above the bars.
+        bars: The bars in the order of their rows.
+        unit: The unit of their lengths.
+        form: The format of the length written at the end of each bar; empty for none.
+        log: True if the axis is logarithmic.
+        stacked: True if the bars of a row are in one line, not below each other.
+        mark: A length that is drawn as a line, and its label.
     """
 
     title: str
@@ -87,7 +87,7 @@ def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
     Raises:
         SystemExit: If matplotlib is missing.
     """
-    try:  # here, as the checks of a GPU run where it is not installed
+    try:  # imported now, as the checks of a GPU also run without it
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -108,7 +108,7 @@ def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
 
 
 def _height(panel: Panel) -> float:
-    """Inches that the rows of a panel need."""
+    """Height in inches of the rows of a panel."""
     bars = len(panel.rows) if panel.stacked else len(panel.bars)
     return 0.1 * len(panel.rows) + 0.2 * bars
 

@@ -1,6 +1,6 @@
-"""Processes of a benchmark: a generator that runs in one of its own, and yields JSON.
+"""Child processes of a benchmark, each of which runs a generator of JSON values.
 
-Whoever measures memory, limits it, or compares processes needs some that have done nothing else.
+Benchmarks that measure or limit memory, or compare processes, need new processes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _END_SECONDS = 30.0
 
 
 class Child:
-    """A process that runs a generator, a step whenever it is asked to.
+    """A process that runs a generator, one step per request.
 
     Args:
         target: A generator function of JSON values.
         arguments: Its keyword arguments, JSON values.
-        group: A limit on its memory.
-        prefix: What its command begins with.
-        environ: More of its environment.
-        seconds: Within which a step has to be done.
+        group: The limit of its memory.
+        prefix: The start of its command.
+        environ: Further variables of its environment.
+        seconds: Time limit of a step.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Child:
         )
 
     def ask(self) -> None:
-        """Let the process do its next step; :meth:`answer` waits for it."""
+        """Start the next step of the process; :meth:`answer` waits for it."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # answer() says what became of the process
+        with contextlib.suppress(BrokenPipeError):  # answer() reports the end of the process
             self._process.stdin.write("\n")
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """The answer that the step yielded.
+        """Wait for the value that the step yields.
 
         Raises:
-            SystemExit: If the process ended, such as for more memory than its limit.
+            SystemExit: If the process ended, for example because it exceeded its memory limit.
         """
         assert self._process.stdout is not None
         timer = threading.Timer(self._seconds, self._process.kill)
@@ -81,12 +81,12 @@ class Child:
         return json.loads(line)
 
     def next(self) -> Any:
-        """Ask and wait: see :meth:`answer`."""
+        """Start a step and wait for its value, see :meth:`answer`."""
         self.ask()
         return self.answer()
 
     def kill(self) -> None:
-        """End the process at once; :meth:`close` it as well."""
+        """Kill the process; :meth:`close` must still be called."""
         self._process.kill()
 
     def close(self) -> None:
@@ -115,10 +115,10 @@ def call(target: Callable[..., Iterator[Any]], arguments: Mapping[str, Any], **o
 
 
 def _main(name: str, arguments: str) -> None:
-    """Answer the questions of a parent until it has no more, or there is nothing more to say."""
+    """Serve the requests of the parent until it has no more, or the generator ends."""
     module, _, function = name.partition(":")
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what anybody prints is for people
+    os.dup2(2, 1)  # printed text is for people, not for the parent
     steps = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     with contextlib.closing(steps):
         for _ in sys.stdin:

@@ -1,4 +1,4 @@
-"""Measure how fast this is here, next to PyG where PyG can do the same."""
+"""Measure the speed on this machine, compared with PyG where possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyg_scale_bench.benchmark import Benchmark
 
 BENCHMARKS = ("conv", "dist", "gpu", "loader", "scale", "store")
-"""Every benchmark: a module of this package with a ``BENCHMARK``."""
+"""The names of all benchmarks: modules of this package with a ``BENCHMARK``."""
 
 
 def main(argv: Sequence[str]) -> int:

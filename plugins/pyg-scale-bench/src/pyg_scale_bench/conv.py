@@ -1,12 +1,12 @@
-"""Layers and the ops behind them: time and memory beside PyG and ``torch.sparse.mm``.
+"""Time and memory of layers and their ops, compared with PyG and ``torch.sparse.mm``.
 
-Every op and every layer runs on a whole generated graph and on blocks as a neighbour loader samples
-them, forward alone and with gradients; all sides of a comparison take turns within a round, rounds
-are repeated, medians are given. For ops of attention PyG's side is its layer's attention and
-aggregation, without the projections before it; layers are compared with all that they do, and two
-SAGE layers by a training step on a loader's batches. For ops the report gives the rate at which
-rows of features are read (one for every edge, however many of them are in a cache) beside the
-machine's measured copy bandwidth.
+Every op and every layer runs on a whole generated graph and on blocks as sampled by a neighbour
+loader, forward only and with gradients. All sides of a comparison take turns within a round; rounds
+are repeated, and medians are given. For ops of attention, PyG's side is its layer's attention and
+aggregation without the projections before them. Layers are compared as a whole, and two SAGE layers
+by a training step on a loader's batches. For ops the report gives the rate at which rows of
+features are read (one for every edge, however many of them are in a cache) beside the machine's
+measured copy bandwidth.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyg_scale_bench.training import CLASSES, FEATURES, TwoLayers, batches, two_
 
 RELATIONS = 8
 STEPS = {"sage": False, "sage-trimmed": True}
-"""Every training step by name, and whether each layer gets only what the seeds still need."""
+"""Every training step by name, with True if each layer gets only what the seeds still need."""
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
 _COPY_BYTES = 1 << 28
@@ -68,16 +68,16 @@ LAYERS: dict[str, _Build] = {
     **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv"), _attention),
     "RGCNConv": _relational,
 }
-"""Every layer by name, and how it is made of its class, the channels and the heads."""
+"""Every layer by name, with a function that makes it of its class, the channels and the heads."""
 
 
 # Measuring ################################################################################
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Run every op, layer and step that was asked for."""
+    """Measure the requested ops, layers and steps."""
     gc.collect()
-    gc.freeze()  # what is there by now is not looked through again before every measurement
+    gc.freeze()  # the collector before every measurement skips existing objects
     try:
         _measure(args, found, Gauge(torch.device("cpu")))
     finally:
@@ -128,7 +128,7 @@ def _graphs(data: Data, args: argparse.Namespace) -> list[Graph]:
     batch = next(iter(loader))
     nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
     blocks = []
-    for hops in range(len(args.num_neighbors), 0, -1):  # as layers need them, trimmed
+    for hops in range(len(args.num_neighbors), 0, -1):  # trimmed as layers need them
         index: Tensor = batch.edge_index[:, : sum(edges[:hops])]
         sizes = sum(nodes[: hops + 1]), sum(nodes[:hops])
         blocks.append(Graph.of(f"block of {hops} hops", index, *sizes, is_block=True))
@@ -139,7 +139,7 @@ def _graphs(data: Data, args: argparse.Namespace) -> list[Graph]:
 
 
 def op_cases(op: str, graph: Graph, channels: int, heads: int) -> list[Case]:
-    """All sides of an op on a graph, forward alone and with gradients."""
+    """All sides of an op on a graph, forward only and with gradients."""
     compared = compare(op, graph, channels, heads)
     row = channels * compared.inputs[0].element_size()
     gradient: list[Tensor] = []  # the same for all sides
@@ -154,16 +154,16 @@ def op_cases(op: str, graph: Graph, channels: int, heads: int) -> list[Case]:
 
 
 def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case]:
-    """Both sides of a layer, forward alone and with gradients of features and parameters.
+    """Both sides of a layer, forward only and with gradients of features and parameters.
 
-    On a block, destinations are the first of the sources, as in a loader's batch that is trimmed;
+    On a block, destinations are the first of the sources, as in a trimmed batch of a loader;
     ``GCNConv``, which has one set of nodes, gets all of them.
 
     Args:
-        name: Of :data:`LAYERS`.
+        name: A name of :data:`LAYERS`.
         graph: The edges.
-        channels: Of the features and of the result, all heads together.
-        heads: Of attention.
+        channels: Number of channels of the features and of the result, over all heads.
+        heads: Number of heads of attention.
     """
     theirs = LAYERS[name](getattr(torch_geometric.nn, name), channels, heads)
     ours = LAYERS[name](getattr(pyg_scale.nn, name), channels, heads)
@@ -207,11 +207,11 @@ def _case(
 
 
 def step_cases(name: str, data: list[Data], hidden: int) -> list[Case]:
-    """One step of either model: forward, loss, gradients, Adam.
+    """One training step of each model: forward, loss, gradients, Adam.
 
     Args:
-        name: Of :data:`STEPS`.
-        data: The batches, which take turns; each turn hands out new edges, as a loader does.
+        name: A name of :data:`STEPS`.
+        data: The batches, which take turns; each turn has new edges, as from a loader.
         hidden: Channels between the layers.
     """
     edges = sum(batch.num_edges for batch in data) // len(data)
@@ -235,7 +235,7 @@ def step_cases(name: str, data: list[Data], hidden: int) -> list[Case]:
 
 
 def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry per op, graph and direction: its cases by side, and how much faster ours is."""
+    """One entry per op, graph and direction: its cases by side, and the speedup of ours."""
     out: dict[tuple[str, str, bool], dict[str, Any]] = {}
     for case in found["cases"]:
         key = case["op"], case["graph"], case["backward"]
@@ -251,7 +251,7 @@ def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found."""
+    """The report of the results."""
     settings, compared = found["settings"], comparisons(found)
     graphs = "; ".join(
         f"{g['name']}: {g['edges']:,} edges from {g['sources']:,} to {g['destinations']:,} nodes"

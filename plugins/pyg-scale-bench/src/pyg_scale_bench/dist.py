@@ -1,12 +1,12 @@
-"""Ranks that share a partitioned graph: what travels between them, how fast, and who waits for it.
+"""Traffic, speed and waiting times of ranks that share a partitioned graph.
 
-Every rank is a process of this machine that reads its own parts only and asks the others over the
-network path. In one run: rows of other ranks against what plain sockets carry between the same
-processes; bytes of features from other ranks with and without a cache; epochs with every request
-answered late, with one and with several batches in flight; where the time of each batch goes; and
-ranks that share the mappings of the machine against one process with as many threads. With
-``--compare-npz``, what travels when another graph was partitioned by one method or another. With
-``--link``, rows against plain sockets once more, on a network of that speed.
+Every rank is a process of this machine that reads only its own parts and requests others over the
+network path. One run measures: rows of other ranks against plain sockets between the same
+processes; bytes of features from other ranks with and without a cache; epochs in which every
+request is answered late, with one and with several batches in flight; the time of each stage of a
+batch; and ranks that share the mappings of the machine against one process with as many threads.
+``--compare-npz`` adds the traffic of another graph partitioned by several methods. ``--link``
+repeats rows against plain sockets on a network of that speed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _MB = 1e6
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Make the parts, and let the ranks measure."""
+    """Make the parts, and run the measurements of the ranks."""
     root, settings = Path(args.dir).absolute(), found["settings"]
     graph = {"nodes": args.nodes, "edges": args.edges, "features": args.features}
     graph["parts"] = args.parts or args.ranks
     paths: dict[str, Any] = {"whole": str(root / "whole"), "path": str(root / args.method)}
-    # In processes of their own, whose memory is gone afterwards.
+    # In separate processes, which free their memory at the end.
     made = {"root": str(root), "npz": args.npz, "methods": [args.method]}
     found["graph"] = call(parts, graph | made, seconds=_SECONDS)
     settings |= {name: found["graph"][name] for name in ("classes", "features")}
@@ -72,7 +72,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
             found["ranks"] = [rank.answer() for rank in ranks]
         except SystemExit:
             for rank in ranks:
-                rank.kill()  # the others wait for the one that failed
+                rank.kill()  # the others wait for the failed one
             raise
 
 
@@ -93,7 +93,7 @@ def parts(
     features: int,
     parts: int,
 ) -> Iterator[dict[str, Any]]:
-    """Write ``root/whole`` and parts of it by each method; what the graph is, as plain values."""
+    """Write ``root/whole`` and its parts by each method; returns a description of the graph."""
     if npz:
         data: Any = read_npz(npz)
         for name in list(data.keys()):
@@ -122,11 +122,11 @@ def parts(
 
 
 def share_of_tcp(found: Mapping[str, Any], name: str = "bandwidth") -> list[float]:
-    """The bytes per second of rows as a share of plain sockets', round by round, all ranks.
+    """Bytes per second of rows as a share of those of plain sockets, by round, over all ranks.
 
     Args:
-        found: What was found.
-        name: ``"bandwidth"``, or ``"link"`` for what was found on a network of a given speed.
+        found: The results.
+        name: ``"bandwidth"``, or ``"link"`` for results on a network of a given speed.
     """
     ranks = [rank[name] for rank in found["ranks"]]
     return [
@@ -136,14 +136,14 @@ def share_of_tcp(found: Mapping[str, Any], name: str = "bandwidth") -> list[floa
 
 
 def remote_bytes(found: Mapping[str, Any], cache: str, method: str | None = None) -> float:
-    """Bytes of features from other ranks per batch; of the graph of a method if there is one."""
+    """Bytes of features from other ranks per batch; with ``method``, for its graph."""
     ranks = [rank["methods"][method] if method else rank["caches"] for rank in found["ranks"]]
     epochs = [rank[cache] for rank in ranks]
     return sum(e["fetch"]["remote_bytes"] for e in epochs) / sum(e["batches"] for e in epochs)
 
 
 def gain_of_flight(found: Mapping[str, Any]) -> float:
-    """The gain in batches per second of several batches in flight."""
+    """Gain in batches per second by several batches in flight."""
     seconds = [
         max(rank["in_flight"][name]["seconds"] for rank in found["ranks"])
         for name in ("1", str(found["settings"]["in_flight"]))
@@ -152,7 +152,7 @@ def gain_of_flight(found: Mapping[str, Any]) -> float:
 
 
 def share_of_one(found: Mapping[str, Any]) -> list[float]:
-    """Batches per second of ranks that share mappings by those of one process, turn by turn."""
+    """Batches per second of ranks that share mappings, divided by those of one process, by turn."""
     turns = found["ranks"][0]["shared"]
     return [one / ranks for one, ranks in zip(turns["one"], turns["ranks"], strict=True)]
 
@@ -165,7 +165,7 @@ def _median(ranks: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found."""
+    """The report of the results."""
     settings, graph = found["settings"], found["graph"]
     caches = list(found["ranks"][0]["caches"])
     none, cache = remote_bytes(found, "none"), settings["cache"]
@@ -252,7 +252,7 @@ def _timeline(found: Mapping[str, Any]) -> list[Bar]:
 
 
 def _speed(found: Mapping[str, Any]) -> list[str]:
-    """Rows of other ranks beside plain sockets: as fast as the machine goes, and on a network."""
+    """Rows of other ranks compared with plain sockets: within the machine, and on a network."""
     said = []
     for name in ("bandwidth", "link"):
         ranks = [rank[name] for rank in found["ranks"] if name in rank]
@@ -275,7 +275,7 @@ def _speed(found: Mapping[str, Any]) -> list[str]:
 
 
 def _methods(found: Mapping[str, Any]) -> list[str]:
-    """The traffic of the graph partitioned by several methods, beside that of the first one."""
+    """The traffic of the graph partitioned by several methods, compared with the first one."""
     if "compared" not in found:
         return []
     graph, cache = found["compared"], found["settings"]["cache"]

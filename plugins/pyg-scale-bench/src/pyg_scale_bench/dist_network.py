@@ -1,8 +1,8 @@
-"""Bytes per second between ranks: rows of features, plain sockets, gloo; and on a slow network.
+"""Bytes per second between ranks: rows of features, plain sockets, gloo, also on a slow network.
 
-What processes of one machine send each other is copied by its processors, which is not what limits
-machines with a network between them. A network of a given speed is the loopback of a network
-namespace behind a token bucket; it needs root and iproute2 (``ip`` and ``tc``).
+Messages between processes of one machine are copied by its processors, which do not limit machines
+connected by a network. A network of a given speed is the loopback of a network namespace with a
+token bucket; it needs root and iproute2 (``ip`` and ``tc``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyg_scale.comm import Communicator
 from pyg_scale.distributed.features import RankFeatures
 
 WAYS = ("tcp", "features", "gloo")
-"""Plain sockets, rows of features, ``all_to_all`` of gloo."""
+"""The ways: plain sockets, rows of features, ``all_to_all`` of gloo."""
 
 _SECONDS = 60.0
 _LINK_SECONDS = 30.0
@@ -39,15 +39,15 @@ _groups = itertools.count()
 
 
 def bandwidth(comm: Communicator, data: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Bytes per second that come to this rank, of rows of the next rank's nodes and otherwise.
+    """Bytes per second that this rank receives, as rows of the next rank's nodes and in other ways.
 
-    And seconds of the processor per byte, which hardly depend on who else uses it. All ranks send
-    and receive at the same time, as many bytes each way; ways take turns.
+    Also processor seconds per byte, which hardly depend on other load. All ranks send and receive
+    at the same time, as many bytes in each way; ways take turns.
 
     Args:
-        comm: The ranks; all of them call it.
+        comm: The communicator; all ranks call the function.
         data: The graph, opened with ``through="requests"``.
-        settings: What ``pyg-scale bench dist`` was asked for.
+        settings: The options of ``pyg-scale bench dist``.
     """
     features = data.rank_features(attributes=["x"], in_flight=settings["in_flight"])
     part = data.graph_directory.books[None].part_of(torch.arange(data.num_nodes))
@@ -76,7 +76,7 @@ def bandwidth(comm: Communicator, data: Any, settings: dict[str, Any]) -> dict[s
                 start, before = time.perf_counter(), time.process_time()
                 run[way]()
                 seconds = time.perf_counter() - start
-                comm.barrier()  # what this rank sent has come, too
+                comm.barrier()  # bytes sent by this rank have arrived too
                 if turn:
                     found[way].append(num_bytes / seconds)
                     found[f"{way}_cpu"].append((time.process_time() - before) / num_bytes)
@@ -103,8 +103,8 @@ class Ring:
     """A plain socket from every rank to the next one.
 
     Args:
-        comm: The ranks; all of them make one at the same time.
-        num_bytes: Of a message.
+        comm: The communicator; all ranks make an instance at the same time.
+        num_bytes: Size of a message in bytes.
     """
 
     def __init__(self, comm: Communicator, num_bytes: int) -> None:
@@ -118,12 +118,12 @@ class Ring:
         for each in (self._out, self._into):
             each.settimeout(_SECONDS)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Written to, as memory that never was is one page of zeros, which costs nothing to read.
+        # Written to, as unwritten memory is one page of zeros, which costs nothing to read.
         self._sent = b"\1" * num_bytes
         self._received = bytearray(num_bytes)
 
     def turn(self, messages: int) -> None:
-        """Send so many messages while as many come."""
+        """Send this many messages while receiving as many."""
         sender = threading.Thread(target=self._send, args=(messages,), daemon=True)
         sender.start()
         view = memoryview(self._received)
@@ -150,16 +150,16 @@ class Exchange:
     """A process group of gloo in which every rank sends to the next one.
 
     Args:
-        comm: The ranks; all of them make one at the same time.
-        num_bytes: Of a message.
+        comm: The communicator; all ranks make an instance at the same time.
+        num_bytes: Size of a message in bytes.
     """
 
     def __init__(self, comm: Communicator, num_bytes: int) -> None:
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=_SECONDS)
-        assert comm.group is not None, "several ranks have met somewhere"
-        # Addresses of an exchange before this one must not be found.
+        assert comm.group is not None, "several ranks have a group"
+        # Addresses of an earlier exchange must not be found.
         store = PrefixStore(f"bench/gloo/{next(_groups)}", comm.group.store)
         self._group: Any = dist.ProcessGroupGloo(store, comm.rank, comm.world_size, options)
         self._sent = torch.ones(num_bytes, dtype=torch.uint8)
@@ -169,7 +169,7 @@ class Exchange:
         self._from[(comm.rank - 1) % comm.world_size] = num_bytes
 
     def turn(self, messages: int) -> None:
-        """Send so many messages while as many come."""
+        """Send this many messages while receiving as many."""
         for _ in range(messages):
             self._group.alltoall_base(self._received, self._sent, self._from, self._to).wait()
 
@@ -178,10 +178,10 @@ class Exchange:
 
 
 def rate(text: str) -> str:
-    """Bits per second as ``tc`` has them, such as ``10gbit``.
+    """Check bits per second in the form of ``tc``, such as ``10gbit``.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it has another form.
     """
     if not re.fullmatch(r"[1-9]\d*[mg]bit", text):
         raise ValueError(f"a rate is a number of mbit or gbit (got {text!r})")
@@ -189,7 +189,7 @@ def rate(text: str) -> str:
 
 
 def missing() -> str | None:
-    """The reason why there cannot be such a network here."""
+    """The reason why this machine cannot have such a network, or ``None``."""
     if os.geteuid() != 0:
         return "a network namespace needs root"
     lacking = [name for name in ("ip", "tc") if shutil.which(name) is None]
@@ -198,10 +198,10 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def namespace() -> Iterator[list[str]]:
-    """A network namespace, and what a command begins with that is to run in it.
+    """A context with a network namespace; yields the start of commands that run in it.
 
     Raises:
-        SystemExit: If there cannot be one; says why.
+        SystemExit: If it is not possible; has the reason.
     """
     if reason := missing():
         raise SystemExit(f"pyg-scale bench dist --link: {reason}")
@@ -216,10 +216,10 @@ def namespace() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def limited(comm: Communicator, speed: str) -> Iterator[None]:
-    """Within it, ranks that run in a :func:`namespace` have a link of this speed, all together.
+    """A context in which all ranks in a :func:`namespace` share a link of this speed.
 
     Args:
-        comm: The ranks; all of them call it.
+        comm: The communicator; all ranks call the function.
         speed: See :func:`rate`.
     """
     link = ("dev", "lo", "root")

@@ -1,4 +1,4 @@
-"""One rank of ``pyg-scale bench dist``: all ranks go through the same measurements together."""
+"""One rank of ``pyg-scale bench dist``; all ranks run the same measurements together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pyg_scale_bench.dist_network import bandwidth, limited
 from pyg_scale_bench.training import Trainer
 
 STAGES = ("sample", "fetch", "wait", "train")
-METHOD_BATCH_SIZE, _METHOD_BATCHES = 128, 8  # of each rank: real graphs are small, their rows long
+METHOD_BATCH_SIZE, _METHOD_BATCHES = 128, 8  # of each rank: real graphs are small, with long rows
 
 
 def measured(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The measurements of this rank, once.
 
     Args:
-        settings: What ``pyg-scale bench dist`` was asked for, and the paths of the parts.
+        settings: The options of ``pyg-scale bench dist``, and the paths of the parts.
     """
     torch.set_num_threads(settings["threads"])
     rank = Rank(settings)
@@ -33,10 +33,10 @@ def measured(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Rank:
-    """A rank and what it measures.
+    """A rank and its measurements.
 
     Args:
-        settings: What ``pyg-scale bench dist`` was asked for.
+        settings: The options of ``pyg-scale bench dist``.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Rank:
         self.comm = connect("gloo", timeout=settings["timeout"])
 
     def measure(self) -> dict[str, Any]:
-        """Everything, one after the other; plain values."""
+        """Run all measurements; returns plain values."""
         settings = self.settings
         found: dict[str, Any] = {"rank": self.comm.rank, "in_flight": {}}
         with self._opened(settings["path"], self.comm) as data:
@@ -81,7 +81,7 @@ class Rank:
         return {"cache_ratio": self.settings["cache"], "policy": policy}
 
     def _by_method(self, path: str) -> dict[str, Any]:
-        """Epochs over the parts that a method made, without a cache and with one."""
+        """Epochs over the parts made by a method, without and with a cache."""
         size = min(self.settings["batch_size"], METHOD_BATCH_SIZE)
         batches = min(self.settings["batches"], _METHOD_BATCHES)
         with self._opened(path, self.comm) as data:
@@ -120,7 +120,7 @@ class Rank:
         loader = self._loader(
             data, self._shuffled(nodes, batches * batch_size), batch_size,
             feature_store=features, num_workers=workers,
-            split_seeds=False,  # each rank has nodes of its own
+            split_seeds=False,  # each rank has its own nodes
         )  # fmt: skip
         sizes = settings["features"], settings["hidden"], settings["classes"]
         trainer = Trainer(*sizes, seed=settings["seed"]) if train else None
@@ -149,10 +149,10 @@ class Rank:
         }
 
     def _shared(self) -> dict[str, Any]:
-        """Seconds of the same epoch by all ranks together and by rank 0 alone, in turns.
+        """Seconds of the same epoch on all ranks together and on rank 0 alone, in turns.
 
-        The batches are the same, dealt out among the ranks; what they are made of is in files that
-        are mapped, those of the parts or those of the whole graph. Nothing is trained.
+        The batches are the same, divided among the ranks, and are made from mapped files of the
+        parts or of the whole graph. Nothing is trained.
         """
         comm, settings = self.comm, self.settings
         size, threads = settings["batch_size"], settings["threads"]

@@ -21,11 +21,11 @@ from pyg_scale_bench import memory
 _CODE = ("pyg_scale", "csrc", "plugins")
 
 QUIET = 0.5
-"""A machine with a load average below this is called quiet."""
+"""The load average below which a machine counts as quiet."""
 
 
 def describe() -> dict[str, Any]:
-    """Plain values for the head of a report; taken before the work starts."""
+    """Plain values for the head of a report, taken before the work starts."""
     load = memory.load_average()
     kernels = library.status()
     if kernels["path"]:
@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The findings of :func:`describe` as sentences of a report."""
+    """The values of :func:`describe` as sentences of a report."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     quiet = "quiet" if found["quiet"] else "NOT QUIET: do not quote these numbers"
     return [
@@ -70,7 +70,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def command(name: str, argv: Sequence[str]) -> str:
-    """The command of a benchmark, without folders, which are somebody's own."""
+    """The command of a benchmark, without private folders."""
     words = list(argv)
     for i, word in enumerate(words[:-1]):
         if word == "--dir":

@@ -1,15 +1,15 @@
-"""The fused ops on a GPU: whether they are right, then how fast, beside PyG and cuSPARSE.
+"""Correctness and speed of fused ops on a GPU, compared with PyG and cuSPARSE.
 
-Of loading on a GPU: whether batches, draws and rows are those of the CPU.
+Loading on a GPU is checked for the same batches, draws and rows as on the CPU.
 
-Needs a CUDA device and kernels compiled for it (``make gpu`` does both). First every op is checked
-on hostile graphs against its meaning in float64, on another stream and in a CUDA graph; with
-``--sanitize`` some of it once more under compute-sanitizer, with ``--nvrtc`` all of it with kernels
-that NVRTC compiles. Then time and peak memory, medians of steps that
-take turns, each held against its gate. Nothing is downloaded; it takes some minutes.
+It needs a CUDA device and kernels compiled for it (``make gpu`` compiles and runs). First every op
+is checked on adversarial graphs against its meaning in float64, on another stream and in a CUDA
+graph. ``--sanitize`` repeats some checks under compute-sanitizer, ``--nvrtc`` all checks with
+kernels that NVRTC compiles. Then time and peak memory are measured, as medians of steps that take
+turns, and compared with gates. Nothing is downloaded; it takes some minutes.
 
-Exit status: 1 if a check found something wrong, else 0. What could not be checked and gates that
-are missed are in the report.
+Exit status: 1 if a check failed, else 0. The report lists checks that could not run and gates that
+are missed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RESULTS = {True: "ok", False: "WRONG", None: "not checked"}
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Check everything, then measure what there are gates for.
+    """Check everything, then measure the values with gates.
 
     Raises:
         KernelsError: If there are no kernels for the device.
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """
     start, device = time.monotonic(), torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("pyg-scale bench gpu needs a CUDA device: torch sees none here")
+        raise SystemExit("pyg-scale bench gpu needs a CUDA device: torch finds none")
     fused.usable(torch.empty(0, device=device))  # raises at once if there are no kernels
     sizes = gpu_cases.QUICK if args.quick else gpu_cases.sizes_for(device)
     found["settings"]["sizes"] = sizes._asdict()
@@ -102,13 +102,13 @@ def _checks_again(args: argparse.Namespace) -> Iterator[gpu_check.Found]:
 
 
 def _sanitized(device: str) -> gpu_check.Found:
-    """Some of the checks once more under compute-sanitizer, where memory accesses are looked at."""
+    """Repeat some checks under compute-sanitizer, which checks memory accesses."""
     tool, name = shutil.which("compute-sanitizer"), "compute-sanitizer memcheck"
     if tool is None:
         return gpu_check.Found(name, None, "compute-sanitizer is not on the PATH")
     own = [sys.executable, *_CHECKS, "--quick", f"--device={device}"]
-    # It knows the bounds of allocations, which are those of tensors if torch keeps no memory. What
-    # torch asks of the driver may well fail: that is no error.
+    # It knows the bounds of allocations, which are those of tensors if torch keeps no memory. Calls
+    # of torch to the driver may fail, which is not an error.
     right, detail = _child(
         [tool, "--error-exitcode=9", "--report-api-errors=no", *own],
         {gpu_check.UNCACHED: "1"},
@@ -118,14 +118,14 @@ def _sanitized(device: str) -> gpu_check.Found:
 
 
 def _with_nvrtc(device: str) -> gpu_check.Found:
-    """The checks once more with kernels compiled at first use."""
+    """Repeat the checks with kernels compiled at first use."""
     own = [sys.executable, *_CHECKS, f"--device={device}"]
     right, detail = _child(own, {"PYG_SCALE_CUDA": "nvrtc"}, _NVRTC_SECONDS)
     return gpu_check.Found("kernels that NVRTC compiled", bool(right), detail)
 
 
 def _child(command: list[str], settings: dict[str, str], seconds: float) -> tuple[bool | None, str]:
-    """The outcome of checks in a process of their own, and its output; ``None``: not in time."""
+    """The outcome of checks in a separate process, and its output; ``None`` if out of time."""
     start = time.monotonic()
     child = subprocess.Popen(
         command,
@@ -138,7 +138,7 @@ def _child(command: list[str], settings: dict[str, str], seconds: float) -> tupl
     try:
         said, _ = child.communicate(timeout=seconds)
     except BaseException as error:
-        # With what it has started: that would use the device while others are timed.
+        # Including its children, which would use the device during measurements.
         os.killpg(child.pid, signal.SIGKILL)
         said, _ = child.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
@@ -159,7 +159,7 @@ def _child(command: list[str], settings: dict[str, str], seconds: float) -> tupl
 
 
 def gates(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each gate with the number that was measured, ``None`` if there is none, and if it is met."""
+    """Each gate with its measured value (``None`` if there is none), and True if it is met."""
     cases = {(case["name"], case["side"]): case for case in found["cases"]}
     out = []
     for gate in GATES:
@@ -189,7 +189,7 @@ def _value(
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found. The checks that passed are not shown on a terminal."""
+    """The report of the results. A terminal does not show passed checks."""
     checks, settings = found["checks"], found["settings"]
     passed = sum(check["ok"] is True for check in checks)
     lines = [

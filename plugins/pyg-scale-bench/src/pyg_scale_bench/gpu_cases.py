@@ -16,7 +16,7 @@ CONTROL = "even degrees"
 
 
 class Sizes(NamedTuple):
-    """Nodes and edges of the graphs; the defaults have the shape of real ones."""
+    """Numbers of nodes and edges of the graphs; the defaults are those of real graphs."""
 
     large: tuple[int, int] = (2_449_029, 123_718_280)  # ogbn-products
     middle: tuple[int, int] = (500_000, 20_000_000)
@@ -31,13 +31,13 @@ QUICK = Sizes((3000, 30_000), (2000, 20_000), (1000, 12_000), (900, 300, 1500), 
 
 
 class Gate(NamedTuple):
-    """A limit that a measurement is held against; see docs/kernels.md.
+    """A limit for a measurement; see docs/kernels.md.
 
     Attributes:
-        name: What is wanted.
-        left: Case and side whose time, memory or rate is looked at.
-        right: Case and side that it is compared with; empty: the device's copy bandwidth.
-        limit: The ratio to reach. For ``"slower"`` and ``"memory"`` not to be exceeded.
+        name: Description of the target.
+        left: Case and side whose time, memory or rate is measured.
+        right: Case and side to compare with; empty: the copy bandwidth of the device.
+        limit: The ratio to reach or, for ``"slower"`` and ``"memory"``, not to exceed.
         kind: ``"faster"``, ``"slower"``, ``"rate"`` or ``"memory"``.
     """
 
@@ -66,7 +66,7 @@ GATES = (
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """Sizes of graphs that PyG's layers have the memory for, too, on a device."""
+    """Sizes of graphs for which PyG's layers also fit into the memory of a device."""
     if device.type != "cuda":
         return Sizes()
     roomy = torch.cuda.get_device_properties(device).total_memory >= _ROOMY_BYTES
@@ -75,7 +75,7 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
-    """The groups of measurements made side by side, one graph in memory at a time."""
+    """The groups of measurements made together, with one graph in memory at a time."""
     torch.manual_seed(0)
     yield _sums(power_law("large", *sizes.large, device), sizes)
     graph = power_law("middle", *sizes.middle, device)
@@ -94,14 +94,14 @@ def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
 def power_law(
     name: str, nodes: int, edges: int, device: torch.device, exponent: float = 0.4
 ) -> Graph:
-    """Degrees that fall with a power of the rank; sources are drawn unevenly, too."""
+    """A graph whose degrees fall with a power of the rank, with sources drawn unevenly too."""
     weight = torch.arange(1, nodes + 1, device=device, dtype=torch.float64).pow(-exponent)
     weight = weight[torch.randperm(nodes, device=device)]
     return _drawn(name, (weight / weight.sum() * edges).long(), nodes)
 
 
 def with_hubs(nodes: int, edges: int, device: torch.device, hubs: int = 20) -> Graph:
-    """A few rows have a third of all edges, the others have even degrees."""
+    """A graph in which a few rows have a third of all edges, and the others have equal degrees."""
     degree = torch.full((nodes,), edges * 2 // 3 // nodes, device=device)
     degree[torch.randperm(nodes, device=device)[:hubs]] = edges // 3 // hubs
     return _drawn("hubs", degree, nodes)

@@ -1,7 +1,7 @@
 """The checks of ``pyg-scale bench gpu`` before it measures: results, bits, streams, CUDA graphs.
 
-Every op runs on small hostile graphs, forward and backward, against its plain-torch meaning in
-``float64`` on the same device, without a test runner and without downloads.
+Every op runs on small adversarial graphs, forward and backward, and is compared with its
+plain-torch meaning in ``float64`` on the same device, without a test runner or downloads.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, aggregate_plain
 from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""The largest difference from ``float64``, relative, in the Euclidean norm."""
+"""The largest relative difference from ``float64``, in the Euclidean norm."""
 
 WIDTHS = ((1, 1), (1, 17), (3, 4), (4, 32), (1, 132), (2, 150))
-"""Heads and channels."""
+"""Numbers of heads and channels."""
 
 QUICK_WIDTHS = ((1, 17), (4, 32))
 QUICK_TYPES = (torch.float32, torch.bfloat16)
 
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""The environment variable by which torch asks the driver for the memory of every tensor."""
+"""The environment variable that makes torch allocate every tensor from the driver."""
 
 LAYERS: dict[str, dict[str, Any]] = {
     "GCNConv": {},
@@ -38,11 +38,11 @@ LAYERS: dict[str, dict[str, Any]] = {
     "GATConv": {"heads": 2},
     "GraphConv": {},
 }
-"""Layers, and how they are made, whose path from an edge list is checked, too."""
+"""Layers whose path from an edge list is checked too, with functions that make them."""
 
 
 class Found(NamedTuple):
-    """The result of one check; ``ok`` is ``None`` where it could not be made."""
+    """The result of one check; ``ok`` is ``None`` if it could not run."""
 
     name: str
     ok: bool | None
@@ -50,11 +50,11 @@ class Found(NamedTuple):
 
 
 def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
-    """Every check, one after the other. A check that fails does not stop the others.
+    """Run every check. A check that fails does not stop the others.
 
     Args:
-        device: Where.
-        quick: Fewer widths and types of features.
+        device: The device to check.
+        quick: If True, use fewer widths and types of features.
     """
     types, widths = (QUICK_TYPES, QUICK_WIDTHS) if quick else (tuple(TOLERANCE), WIDTHS)
     for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
@@ -73,7 +73,7 @@ def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
 
 
 def attempt(name: str, run: Callable[[], str]) -> Found:
-    """Run a check, which raises if something is wrong; its result."""
+    """Run a check, which raises on failure, and return its result."""
     try:
         return Found(name, True, run())
     except Exception as error:
@@ -82,7 +82,7 @@ def attempt(name: str, run: Callable[[], str]) -> Found:
 
 
 def hostile(device: torch.device, index: torch.dtype = torch.int64) -> Adjacency:
-    """Rows without edges, of a piece and one more or less, and a hub; edges in another order."""
+    """A graph of rows with no edges, a piece, one more or less, and a hub; shuffled."""
     degree = torch.tensor([0, 1, 255, 256, 257, 0, 3, 30_000, 511, 512, 513, 2, 0])
     indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     generator = torch.Generator().manual_seed(0)
@@ -95,7 +95,7 @@ def hostile(device: torch.device, index: torch.dtype = torch.int64) -> Adjacency
 def inputs(
     op: str, graph: Adjacency, heads: int, channels: int, dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
-    """Random features of an op, in the order of its arguments; the last one is of edges."""
+    """Random features for an op, in the order of its arguments; the last one is by edge."""
     generator = torch.Generator().manual_seed(heads * 1000 + channels)
     src, dst, edges, row = graph.num_src, graph.num_dst, graph.num_edges, (heads, channels)
     shapes: tuple[tuple[int, ...], ...] = {
@@ -108,7 +108,7 @@ def inputs(
 
 
 def run(op: str, graph: Adjacency, given: list[Tensor], **options: Any) -> Tensor:
-    """An op on the features that :func:`inputs` made for it."""
+    """Run an op on the features from :func:`inputs`."""
     if op in REDUCTIONS:
         return aggregate(graph, given[0], given[1] if len(given) > 1 else None, op)
     made: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
@@ -155,7 +155,7 @@ def _op(
         compared = zip((found.detach(), *ours), (wanted.detach(), *theirs))
         for what, (a, b) in enumerate(compared):
             error = float((a.double() - b).norm() / b.double().norm().clamp(min=1e-30))
-            # Gradients of logits are small differences of what is rounded to the short type.
+            # Gradients of logits are small differences of numbers rounded to the short type.
             limit = TOLERANCE[dtype] * (6 if what and dtype != torch.float32 else 1)
             if not error <= limit:
                 which = "the result" if what == 0 else f"gradient {what}"
@@ -169,7 +169,7 @@ def _op(
 def _layer(name: str, device: torch.device) -> str:
     generator = torch.Generator().manual_seed(2)
     layer = getattr(nn, name)(16, 8, **LAYERS[name]).double()
-    layer.min_work = 0  # the fused path is what is looked at, on a graph of any size
+    layer.min_work = 0  # checks the fused path on a graph of any size
     x = torch.randn(300, 16, generator=generator, dtype=torch.float64)
     edge_index = torch.randint(300, (2, 5000), generator=generator)
     seen = []
@@ -182,7 +182,7 @@ def _layer(name: str, device: torch.device) -> str:
         raise AssertionError(f"took PyG's path: {found}")
     for a, b in zip(*seen):
         torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-8, atol=1e-9)
-    return "fused; what the CPU computes"
+    return "fused; the same as on the CPU"
 
 
 def _bits(device: torch.device) -> str:

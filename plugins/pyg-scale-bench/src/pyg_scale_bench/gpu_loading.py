@@ -1,4 +1,4 @@
-"""The checks of loading in ``pyg-scale bench gpu``: rows, draws, batches are the CPU's."""
+"""The checks of loading in ``pyg-scale bench gpu``: rows, draws and batches equal the CPU's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SEEDS = {"num_neighbors": [7, 5, -1], "batch_size": 128, "shuffle": True, "seed
 
 
 def check(device: torch.device) -> Iterator[Found]:
-    """Every check, one after the other. A check that fails does not stop the others."""
+    """Run every check. A check that fails does not stop the others."""
     for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
         yield attempt(f"rows from the device and {host}", partial(_rows, host, device))
     yield attempt("draws of the sampler", partial(_draws, device))

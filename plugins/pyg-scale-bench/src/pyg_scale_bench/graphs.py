@@ -1,4 +1,4 @@
-"""The graphs that benchmarks run on, and the forms in which a user could hand them over."""
+"""The graphs of the benchmarks, and the forms in which a user could pass them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pyg_scale_bench.benchmark import Option, Options
 
 VARIANTS = ("int64 unsorted", "int64 sorted", "int32 unsorted", "int32 sorted")
 
-REUSE: Options = {"reuse": Option(False, "use the graph that is there already")}
-"""For benchmarks that use :func:`converted`."""
+REUSE: Options = {"reuse": Option(False, "use the existing graph")}
+"""The option of benchmarks that use :func:`converted`."""
 
 
 def cached(folder: str | None, nodes: int, edges: int, features: int) -> Data:
-    """A generated graph; kept in ``folder`` as plain ``.npy`` files if there is one."""
+    """A generated graph, kept as plain ``.npy`` files in ``folder`` if given."""
     if folder is None:
         return planted_communities(nodes, edges, 47, features)
     root = Path(folder) / f"planted-{nodes}-{edges}-{features}"
@@ -46,12 +46,12 @@ def cached(folder: str | None, nodes: int, edges: int, features: int) -> Data:
 def converted(
     path: str, values: Mapping[str, Any], memory_bytes: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Compute a graph while it is converted to a directory: it may be larger than memory.
+    """Generate a graph during its conversion to a directory, so that it may exceed memory.
 
     Args:
         path: The directory.
-        values: Of the reader ``generated``.
-        memory_bytes: That the conversion may use.
+        values: Options of the reader ``generated``.
+        memory_bytes: Bytes that the conversion may use.
     """
     source = ",".join(f"{name}={value}" for name, value in {**values, "seed": 0}.items())
     limit = [] if memory_bytes is None else ["--memory", str(memory_bytes)]
@@ -62,10 +62,10 @@ def converted(
 
 
 def variant_of(data: Data, variant: str) -> Data:
-    """A graph of ``data``'s nodes and edges in another form.
+    """The graph ``data`` in another form.
 
     Args:
-        data: ``edge_index`` and ``x`` are used, ``x`` is shared.
+        data: The graph; ``edge_index`` and ``x`` are used, ``x`` is shared.
         variant: One of :data:`VARIANTS`; sorted means by destination, then source.
     """
     dtype, order = variant.split()
@@ -101,7 +101,7 @@ def _sorted(edge_index: Tensor) -> Tensor:
 
 
 def _unsorted(edge_index: Tensor) -> Tensor:
-    """As given; shuffled if that happens to be sorted by destination."""
+    """The edges as given, or shuffled if these are sorted by destination."""
     dst = edge_index[1]
     if dst.numel() and bool((dst[1:] >= dst[:-1]).all()):
         generator = torch.Generator().manual_seed(0)

@@ -1,10 +1,9 @@
 """Sampling and loading batches: edges per second, batches per second, memory.
 
-Every case runs once per round, rounds are repeated, medians are given with the lowest and highest
-round. PyG is measured in the same rounds wherever it can sample here (with pyg-lib or
-torch-sparse); the report says so where it cannot. Building and generating a graph is not
-part of any rate. A machine that does something else meanwhile gives numbers that mean nothing:
-the load average before the run is in the report.
+Every case runs once per round, rounds are repeated, and medians are given with the lowest and
+highest round. PyG is measured in the same rounds if it can sample on this machine (with pyg-lib or
+torch-sparse); otherwise the report says so. Building and generating a graph is not part of any
+rate. Numbers from a busy machine are meaningless: the report has the load average before the run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pyg_scale_bench.streams import LIMIT, Case, Stream
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Measure every form of the graph, and the options of the loaders if they are asked for."""
+    """Measure every form of the graph and, if requested, the options of the loaders."""
     data = _graph(args)
     found |= {
         "backends": [vars(backend) for backend in peers.backends()],
@@ -89,7 +88,7 @@ def _cases(
     rounds = max(args.memory_batches, args.warmup + args.batches + 2 * most)
     node = graphs.seeds(int(data.num_nodes or 0), rounds * size)
     options = {"num_neighbors": args.num_neighbors, "is_sorted": graphs.is_sorted(variant)}
-    if options["is_sorted"]:  # most scripts do not say so, and PyG sorts again
+    if options["is_sorted"]:  # most scripts do not declare it, and PyG sorts again
         _samplers(data, f"{variant}, not declared", args, builds, options | {"is_sorted": False})
     native, theirs = _samplers(data, variant, args, builds, options)
 
@@ -122,7 +121,7 @@ def _samplers(
     builds: list[dict[str, Any]],
     options: dict[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
-    """Our sampler, and PyG's by what it runs on; ``builds`` gets what making them took."""
+    """Our sampler, and PyG's by package; ``builds`` gets the cost of making them."""
     make = partial(plugins.get("sampler", "native"), data, **options)
     native = streams.build(builds, OURS, variant, make)
     theirs: dict[str, Any] = {}
@@ -136,7 +135,7 @@ def _samplers(
 def _watch_memory(
     group: Sequence[Case], args: argparse.Namespace, found: list[dict[str, Any]]
 ) -> None:
-    """Memory of the loaders with the most workers; ours first, before anything was loaded."""
+    """Memory of the loaders with the most workers; ours first, before anything is loaded."""
 
     def watch(case: Case) -> None:
         found.append(streams.resident(case, args.memory_batches, 4 * args.max_seconds))

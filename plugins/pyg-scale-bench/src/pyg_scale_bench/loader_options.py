@@ -23,16 +23,16 @@ from pyg_scale_bench.rounds import OURS, PYG
 from pyg_scale_bench.streams import Case, Counted, Stream
 
 SHARE = 10
-"""The graphs are this many times smaller than the one of the main measurement."""
+"""The factor by which the graphs are smaller than that of the main measurement."""
 
 SAMPLING_OPS = ("pyg_scale::neighbor_sample", "pyg_scale::hgt_sample")
 
 
 @dataclass
 class _Option:
-    """A loader by name with arguments, for ours and for PyG's module alike.
+    """A loader by name with arguments, for our module and PyG's.
 
-    ``ours`` are further arguments for which PyG's loader has no name.
+    ``ours`` are further arguments that PyG's loader does not have.
     """
 
     label: str
@@ -49,7 +49,7 @@ class _Option:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Every option; ``args`` are those of :mod:`pyg_scale_bench.loader`.
+    """Cases for every option; ``args`` are those of :mod:`pyg_scale_bench.loader`.
 
     Raises:
         RuntimeError: If an option did not run a compiled sampling op.
@@ -79,7 +79,7 @@ def _case(
 
 
 def num_nodes(args: argparse.Namespace) -> int:
-    """Nodes of the graphs here."""
+    """Number of nodes of these graphs."""
     return int(args.nodes // SHARE)
 
 
@@ -91,7 +91,7 @@ def _theirs(option: _Option, name: str, workers: int) -> Counted:
 
 
 class _Seen(TorchDispatchMode):
-    """Within it, the names of the ops that this thread calls are collected."""
+    """A context that collects the names of the ops that this thread calls."""
 
     def __init__(self) -> None:
         super().__init__()

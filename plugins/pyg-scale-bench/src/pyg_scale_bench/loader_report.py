@@ -1,4 +1,4 @@
-"""The report of ``pyg-scale bench loader``: batches per second, ours beside PyG's."""
+"""The report of ``pyg-scale bench loader``: batches per second, compared with PyG."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ STATED: dict[str, Any] = {
         ("loader", "PyG on pyg-lib 0.9, 2 workers", 3.9),
     ],
 }
-"""Numbers that are not from this run: shown, and marked, for the same graph shape only."""
+"""Numbers that are not from this run, shown and marked only for the same graph shape."""
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found."""
+    """The report of the results."""
     graph, settings, env = found["graph"], found["settings"], found["environment"]
     lines = [
         (

@@ -1,6 +1,6 @@
-"""Memory of processes as Linux counts it, and a limit on it: a control group.
+"""Memory of processes as counted by Linux, and its limit by a control group.
 
-Without a limit, a benchmark of what does not fit into memory measures the page cache.
+Without a limit, a benchmark of data larger than memory would measure the page cache.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _REMOVE_SECONDS = 5.0
 
 
 def resident() -> int | None:
-    """Bytes of this process that are in memory now; ``None`` where there is no ``/proc``."""
+    """Resident bytes of this process; ``None`` without ``/proc``."""
     return _field(_PROC / "status", "VmRSS")
 
 
 def reset_peak() -> None:
-    """Let :func:`peak` start anew; a no-op where the system cannot."""
+    """Reset :func:`peak`; does nothing if the system does not support it."""
     with contextlib.suppress(OSError):
         (_PROC / "clear_refs").write_text("5")
 
 
 def peak() -> int | None:
-    """The most bytes of this process that were in memory since :func:`reset_peak`."""
+    """The largest number of resident bytes of this process since :func:`reset_peak`."""
     return _field(_PROC / "status", "VmHWM")
 
 
 def give_back() -> None:
-    """Let malloc return what it keeps of freed memory, which would hide what is needed next."""
+    """Have malloc return freed memory to the system, which would hide later needs."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
 
 
 def children() -> int:
-    """Bytes that child processes hold for themselves alone, so not what they share with us."""
+    """Private bytes of child processes, without memory shared with this process."""
     total = 0
     for task in _PROC.glob("task/*/children"):
         for pid in _read(task).split():
@@ -53,12 +53,12 @@ def children() -> int:
 
 
 def total() -> int | None:
-    """Bytes of memory of the machine."""
+    """Size of the memory of the machine in bytes."""
     return _field(Path("/proc/meminfo"), "MemTotal")
 
 
 def load_average() -> float | None:
-    """Processes that wanted to run, averaged over the last minute."""
+    """The average number of runnable processes over the last minute."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -66,10 +66,10 @@ def load_average() -> float | None:
 
 
 def evict(folder: Path) -> None:
-    """Drop what the page cache has of the files below ``folder``.
+    """Drop the files below ``folder`` from the page cache.
 
-    Pages are charged to the group that read them first: what another process has read or written
-    before would be in memory beside the limit.
+    Pages are charged to the group that read them first: those that another process has read or
+    written before would not count against the limit.
     """
     for file in folder.rglob("*"):
         if file.is_file():
@@ -82,14 +82,14 @@ def evict(folder: Path) -> None:
 
 
 class MemoryLimit:
-    """A control group of its own, removed when this is closed.
+    """A new control group, which is removed by :meth:`close`.
 
     Args:
-        num_bytes: The most that its processes and what they read from files may have in memory.
+        num_bytes: Largest size in memory of its processes and the files that they read.
 
     Raises:
-        OSError: If control groups are missing, or may not be made (they need root, or a delegated
-            group); says so.
+        OSError: If control groups are missing, or cannot be made (they need root, or a delegated
+            group).
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -115,13 +115,13 @@ class MemoryLimit:
             ) from None
 
     def enter(self) -> None:
-        """Let this process be the first of the group; for the start of a child."""
+        """Add this process to the group; called at the start of a child."""
         handle = os.open(self._folder / "cgroup.procs", os.O_WRONLY)
         os.write(handle, str(os.getpid()).encode())
         os.close(handle)
 
     def peak(self) -> int | None:
-        """The most bytes that were in memory, page cache included."""
+        """The largest number of bytes in memory, page cache included."""
         try:
             return int((self._folder / self._peak).read_text())
         except (OSError, ValueError):

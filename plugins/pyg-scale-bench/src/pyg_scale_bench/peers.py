@@ -1,4 +1,4 @@
-"""PyG's own neighbour sampling, wherever it works here, to compare with."""
+"""PyG's own neighbour sampling, if it works on this machine, for comparison."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch_geometric.data import Data
 from pyg_scale_bench.rounds import in_one_line
 
 PACKAGES = {"pyg-lib": "pyg_lib", "torch-sparse": "torch_sparse"}
-"""Packages that PyG can sample with, in the order of its preference, and their modules."""
+"""Packages with which PyG can sample, in its order of preference, and their modules."""
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_TORCH_SPARSE")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One of :data:`PACKAGES`: its version if it works, else why it does not."""
+    """One of :data:`PACKAGES`, with its version if it works, else with the reason."""
 
     name: str
     version: str | None
@@ -32,18 +32,18 @@ class Backend:
 
 
 def backends() -> list[Backend]:
-    """Every package, tried on a tiny graph with PyG's own unchanged loader."""
+    """All packages, tried on a tiny graph with PyG's unchanged loader."""
     return [_try(name, module) for name, module in PACKAGES.items()]
 
 
 def working(none: bool = False) -> list[str]:
-    """The names of the packages that PyG can sample with here, or ``none`` of them."""
+    """The names of the packages with which PyG can sample; empty with ``none``."""
     return [] if none else [backend.name for backend in backends() if backend.version]
 
 
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
-    """Within it, PyG samples with this package, and does not warn about it."""
+    """A context in which PyG samples with this package, without its warning."""
     flags = {flag: getattr(pyg_typing, flag) for flag in _FLAGS}
     pyg_typing.WITH_PYG_LIB = name == "pyg-lib"
     pyg_typing.WITH_TORCH_SPARSE = flags["WITH_TORCH_SPARSE"] or name == "torch-sparse"
@@ -57,7 +57,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def what_pyg_says() -> str:
-    """The message of PyG's loader here if it cannot sample, else an empty string."""
+    """The message of PyG's loader if it cannot sample, else an empty string."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A report: what a benchmark found, for a terminal, as Markdown, as JSON and as a picture."""
+"""Reports of benchmarks, for a terminal, as Markdown, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
+    """A table of text cells.
 
     Attributes:
         header: The names of the columns.
-        rows: A cell for each column.
-        title: Above it.
-        note: Between title and table.
-        align: ``l`` or ``r`` of each column; the last letter is that of all further ones.
-        detail: Whether it is too long for a terminal.
+        rows: The rows, with a cell for each column.
+        title: The title above the table.
+        note: A note between title and table.
+        align: ``l`` or ``r`` for each column; the last letter holds for all further ones.
+        detail: True if it is too long for a terminal.
     """
 
     header: Sequence[str]
@@ -35,7 +35,7 @@ class Table:
     detail: bool = False
 
     def terminal(self) -> list[str]:
-        """The lines of the table with its columns below each other."""
+        """The lines of the table with aligned columns."""
         table = [self.header, *self.rows]
         width = [max(map(len, column)) for column in zip(*table)]
         sides = self._sides()
@@ -59,15 +59,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a benchmark, and the ways to present them.
+    """The results of a benchmark, and their presentation.
 
     Attributes:
-        found: Everything, as JSON values.
-        lines: Sentences; those about the machine follow by themselves.
-        tables: Shown after them.
-        panels: The picture, row by row.
-        caption: Above the picture.
-        failed: Whether something is wrong, not only slow.
+        found: All results, as JSON values.
+        lines: Sentences; those about the machine are added.
+        tables: The tables after the sentences.
+        panels: The panels of the picture, row by row.
+        caption: The caption above the picture.
+        failed: True if something is wrong, not only slow.
     """
 
     found: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Report:
     failed: bool = False
 
     def terminal(self) -> str:
-        """The sentences, and the tables that are short."""
+        """The sentences and the short tables."""
         lines = [*self.lines, *environment.lines(self.found["environment"])]
         for table in self.tables:
             if not table.detail and table.rows:
@@ -86,7 +86,7 @@ class Report:
         return "\n".join(lines)
 
     def markdown(self, png_path: str | None = None) -> str:
-        """The whole report, with the picture if there is a path to it."""
+        """The whole report, with the picture if its path is given."""
         lines = [f"# `pyg-scale bench {self.found['benchmark']}`", ""]
         lines += ["```", self.found["command"], "```", ""]
         if png_path:
@@ -106,7 +106,7 @@ class Report:
         draw(self.panels, self.caption + loud, path)
 
     def write(self, json_path: str | None, png_path: str | None, markdown: str | None) -> None:
-        """Write the files that were asked for, and the folders that they are in."""
+        """Write the requested files, and create their folders."""
         for path in (json_path, png_path, markdown):
             if path:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -119,12 +119,12 @@ class Report:
 
 
 def size(num_bytes: int | None) -> str:
-    """Bytes as a text with a unit."""
+    """A size in bytes as text with a unit."""
     if num_bytes is None:
         return "?"
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def listed(values: Sequence[float], form: str) -> str:
-    """Numbers in a format, with commas between them."""
+    """Formatted numbers, separated by commas."""
     return ", ".join(format(value, form) for value in values)

@@ -1,4 +1,4 @@
-"""Rounds of measurements: every case once per round, so that a slow minute hits all alike."""
+"""Rounds of measurements: every case once per round, so that a slow minute affects all alike."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_ROUNDS = 100
 
 @dataclass(kw_only=True)
 class Case:
-    """Something that is measured.
+    """A case to measure.
 
     Attributes:
-        side: Whose it is, such as :data:`OURS` or :data:`PYG`.
-        error: Why there are no numbers, in one line.
+        side: The side that it belongs to, such as :data:`OURS` or :data:`PYG`.
+        error: The reason for missing numbers, in one line.
     """
 
     side: str
@@ -39,11 +39,11 @@ def take_turns(
     """Measure every case once per round.
 
     Args:
-        cases: Left out from when on there is an error.
-        measure: Measures a case once.
-        rounds: How often.
-        seconds: Within which there are more rounds, at most 100: one interruption is as long as
-            many short steps.
+        cases: The cases; one with an error is left out from then on.
+        measure: A function that measures a case once.
+        rounds: Number of rounds.
+        seconds: Time for further rounds, at most 100 in all: one interruption is as long as many
+            short steps.
     """
     begin = time.perf_counter()
     with tqdm(total=rounds * len(cases), leave=False, disable=None) as progress:
@@ -56,10 +56,10 @@ def take_turns(
 
 
 def attempt(case: AnyCase, measure: Callable[[AnyCase], object]) -> None:
-    """Measure a case, unless it has failed before. What others cannot do is a finding.
+    """Measure a case, unless it failed before. Failures of other sides are results.
 
     Raises:
-        Exception: What ours raised.
+        Exception: If our side fails; the exception that it raised.
     """
     if case.error:
         return
@@ -72,7 +72,7 @@ def attempt(case: AnyCase, measure: Callable[[AnyCase], object]) -> None:
 
 
 def in_one_line(error: Exception) -> str:
-    """An error's type and message; of one from a worker process, that of the worker."""
+    """The type and message of an error; for an error in a worker process, those in the worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and "worker process" in lines[0]:
         return lines[-1]

@@ -1,9 +1,9 @@
 """Convert, partition and train on a graph that is larger than the memory it may use.
 
-A graph in the shape of papers100M is computed while it is converted, cut by a streaming
-partitioner, and trained on with features from disk: each step in a process whose memory, page
-cache included, is limited by a control group to a share of the files. Where that cannot be done,
-the report says so.
+A graph in the shape of papers100M is generated during its conversion, cut by a streaming
+partitioner, and trained on with features from disk. Each step runs in a process whose memory, page
+cache included, is limited by a control group to a share of the files. If that is not possible, the
+report says so.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pyg_scale_bench.report import GB, Report
 from pyg_scale_bench.training import Trainer
 
 STREAMING = {"order": "natural", "refine": 0}
-"""Options of streaming partitioners that read the edges from one end to the other, as a graph on
-disk that is larger than memory needs; other orders, and moves of single nodes, read here and there.
+"""Options of streaming partitioners that read the edges from end to end, which a graph on disk
+larger than memory needs; other orders, and moves of single nodes, read at random.
 """
-_TEMPORARY = 12  # bytes an edge that a conversion needs for a while
+_TEMPORARY = 12  # bytes per edge that a conversion needs temporarily
 
 
 # Measuring ################################################################################
@@ -76,7 +76,7 @@ def _step(
     target: Callable[..., Iterator[dict[str, Any]]],
     options: dict[str, Any],
 ) -> None:
-    """Run a step under the limit, and append what it said and took."""
+    """Run a step under the limit, and append its results and costs."""
     print(f"{name} ...", file=sys.stderr)
     step: dict[str, Any] = {"name": name}
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def _step(
 
 
 def partition(path: str, num_parts: int, method: str, out: str) -> Iterator[dict[str, Any]]:
-    """Assign the nodes to parts; the assignment is kept as ``.npy``."""
+    """Assign the nodes to parts; the assignment is saved as ``.npy``."""
     made = plugins.get("partitioner", method)
     partitioner = made(**STREAMING) if method in ("fennel", "ldg") else made()
     start = time.perf_counter()
@@ -113,7 +113,7 @@ def partition(path: str, num_parts: int, method: str, out: str) -> Iterator[dict
 
 
 def _cut(data: Any, assignment: Tensor, sample: int = 20_000_000) -> float:
-    """The share of cut edges, of all or of evenly spaced pieces of a large graph."""
+    """The share of cut edges among all, or among evenly spaced pieces of a large graph."""
     csc = topology_of(data).csc[None]
     total, cut, pieces = 0, 0, 64
     size = csc.num_edges
@@ -134,7 +134,7 @@ def train(
     start = time.perf_counter()
     data = pyg_scale.open(path)
     opened = time.perf_counter() - start
-    # Labels stay mapped: to know which of them are cached would take more than they do.
+    # Labels stay mapped, as the index of a cache would be larger than they are.
     store = plugins.get("feature_store", "disk")(path, cache=cache, attributes=["x"])
     loader = NeighborLoader(
         data,
@@ -176,7 +176,7 @@ def train(
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found."""
+    """The report of the results."""
     settings, steps = found["settings"], found["steps"]
     enforced = "" if found["limited"] else f", NOT ENFORCED: {found['why_not']}"
     lines = [
@@ -250,7 +250,7 @@ def _said(step: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _complaint(args: argparse.Namespace) -> str | None:
-    """Refuse to begin what the disk cannot hold."""
+    """Refuse a graph that does not fit on the disk."""
     root = Path(args.dir).absolute()
     needed = args.nodes * (args.features * 2 + 16) + args.edges * (8 + _TEMPORARY)
     if args.reuse and (root / "graph").exists():

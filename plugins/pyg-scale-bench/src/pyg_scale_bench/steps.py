@@ -1,4 +1,4 @@
-"""Ops and layers beside what else does the same: time and memory of a step on a device."""
+"""Time and memory of a step of ops and layers on a device, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyg_scale_bench.rounds import OURS, PYG
 SPARSE = "torch.sparse.mm"
 
 Run = Callable[..., Any]
-"""Takes features, returns a result."""
+"""A function from features to a result."""
 
 
 # Measuring ################################################################################
@@ -37,11 +37,11 @@ class Case(rounds.Case):
     """One side of one comparison.
 
     Attributes:
-        step: Computes it once.
-        about: What is computed and on what, by name.
-        bytes: To be read and written if nothing is in a cache; 0 if not counted.
-        seconds: Of every round.
-        peak_bytes: Memory that one step needed beyond what there was.
+        step: The function that runs it once.
+        about: The computation and its graph, by name.
+        bytes: Bytes to read and write if nothing is in a cache; 0 if not counted.
+        seconds: Duration in every round.
+        peak_bytes: Additional memory that one step needed.
     """
 
     step: Callable[[], Any] = field(repr=False)
@@ -51,7 +51,7 @@ class Case(rounds.Case):
     peak_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the median, and the rate at which bytes are read and written."""
+        """Plain values, with the median, and the rate of bytes read and written."""
         names = ("side", "error", "bytes", "seconds", "peak_bytes")
         out = self.about | {name: getattr(self, name) for name in names}
         if self.seconds:
@@ -62,17 +62,17 @@ class Case(rounds.Case):
 
 
 class Gauge:
-    """Seconds and memory of steps on a device.
+    """Measures the seconds and memory of steps on a device.
 
     Args:
-        device: The CPU, or one of CUDA, whose own clock and memory are looked at.
+        device: The CPU, or a CUDA device, whose own clock and memory are used.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._cuda = device, device.type == "cuda"
 
     def seconds(self, step: Callable[[], Any]) -> float:
-        """Seconds of one step: between events on the device, by the clock on the CPU."""
+        """Seconds of one step: between events on a CUDA device, by the clock on the CPU."""
         if not self._cuda:
             start = time.perf_counter()
             step()
@@ -85,7 +85,7 @@ class Gauge:
         return float(begin.elapsed_time(end)) / 1e3
 
     def peak(self, step: Callable[[], Any]) -> int | None:
-        """Bytes that a step needs beyond what there is; ``None`` where the system says nothing."""
+        """Additional bytes that a step needs; ``None`` if the system does not count them."""
         gc.collect()
         if self._cuda:
             torch.cuda.empty_cache()
@@ -102,18 +102,18 @@ class Gauge:
         return None if top is None or start is None else max(0, top - start)
 
     def copy_bandwidth(self, num_bytes: int, times: int = 10) -> float:
-        """Bytes per second that torch reads and writes when it copies a large tensor."""
+        """Bytes per second that torch reads and writes to copy a large tensor."""
         source = torch.ones(num_bytes // 4, device=self.device)
         target = torch.empty_like(source)
         seconds = [self.seconds(lambda: target.copy_(source)) for _ in range(times + 2)]
         return 2 * num_bytes / median(seconds[2:])
 
     def measure(self, cases: Sequence[Case], times: int, seconds: float = 0.0) -> None:
-        """Memory of a first step of every case, then the time of others, in turns.
+        """Measure the memory of a first step of every case, then the time of others, in turns.
 
         Args:
-            cases: Filled in here.
-            times: Rounds.
+            cases: The cases, which get the results.
+            times: Number of rounds.
             seconds: See :func:`pyg_scale_bench.rounds.take_turns`.
         """
 
@@ -132,13 +132,13 @@ class Gauge:
 
 
 class Graph:
-    """The edges of a whole graph, or of a sampled block.
+    """The edges of a whole graph or of a sampled block.
 
     Args:
-        name: What the report calls it.
+        name: Name in the report.
         adjacency: The edges.
-        is_block: Whether every step has another one, so that making the adjacency and, for
-            gradients, grouping its edges by source is part of a step.
+        is_block: True if every step has a new block, so that making the adjacency and, for
+            gradients, grouping its edges by source are part of a step.
     """
 
     def __init__(self, name: str, adjacency: Adjacency, *, is_block: bool = False) -> None:
@@ -153,12 +153,12 @@ class Graph:
         order = torch.argsort(edge_index[1], stable=True)
         ordered = edge_index[:, order].contiguous()
         graph = cls(name, from_edge_index(ordered, num_src, num_dst), **more)
-        graph.edge_index = ordered  # layers find its adjacency again
+        graph.edge_index = ordered  # layers look up its adjacency
         return graph
 
     @property
     def adjacency(self) -> Adjacency:
-        """The edges for an op; of a block new ones each time, from the pointers of its batch."""
+        """The edges for an op; for a block, new ones each time, from the pointers of its batch."""
         if not self.is_block:
             return self._kept
         return Adjacency(self._kept.indptr, self._kept.indices, self.num_src)
@@ -170,7 +170,7 @@ class Graph:
         return torch.stack([self._kept.indices.long(), rows.long()])
 
     def fresh_edge_index(self) -> Tensor:
-        """The edges for a layer; of a block another tensor each time, with known pointers."""
+        """The edges for a layer; for a block, a new tensor each time, with known pointers."""
         if not self.is_block:
             return self.edge_index
         edge_index = self.edge_index.detach()
@@ -183,12 +183,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An op on a graph.
+    """An op on a graph, computed by several sides.
 
     Attributes:
-        sides: Who computes it, and how.
-        inputs: Features that all of them take.
-        reads: Rows of features that the fused op reads for an edge, and with gradients.
+        sides: The function of each side.
+        inputs: The features that all sides take.
+        reads: Number of rows of features that the fused op reads per edge, forward and with
+            gradients.
     """
 
     sides: dict[str, Run]
@@ -199,14 +200,14 @@ class Comparison:
 def compare(
     op: str, graph: Graph, channels: int, heads: int, dtype: torch.dtype = torch.float32
 ) -> Comparison:
-    """An op of :data:`OPS` on random features.
+    """Compare an op of :data:`OPS` on random features.
 
     Args:
-        op: Its name.
-        graph: Its edges.
-        channels: Columns of the features, those of all heads together.
-        heads: Of attention.
-        dtype: Of the features.
+        op: Name of the op.
+        graph: The edges.
+        channels: Number of columns of the features, over all heads.
+        heads: Number of heads of attention.
+        dtype: Dtype of the features.
     """
     row = heads, channels // heads
     sizes = graph.num_src, graph.num_dst
@@ -245,7 +246,7 @@ class _Message(MessagePassing):
 
 
 _Attention = tuple[list[tuple[int, ...]], Run, Run, tuple[int, int]]
-"""Shapes of the features, ours, PyG's, and the rows that are read."""
+"""The shapes of the features, our function, PyG's function, and the rows that are read."""
 
 
 def _gat(graph: Graph, heads: int, channels: int) -> _Attention:
@@ -262,7 +263,7 @@ def _gat(graph: Graph, heads: int, channels: int) -> _Attention:
 
 def _gatv2(graph: Graph, heads: int, channels: int) -> _Attention:
     conv = GATv2Conv(8, channels, heads, add_self_loops=False, bias=False).to(graph.device)
-    del conv._parameters["att"]  # an input here
+    del conv._parameters["att"]  # an input of this benchmark
     src, dst = graph.num_src, graph.num_dst
 
     def theirs(x_src: Tensor, x_dst: Tensor, att: Tensor) -> Tensor:
@@ -289,13 +290,12 @@ def _transformer(graph: Graph, heads: int, channels: int) -> _Attention:
 def once(
     run: Run, inputs: Sequence[Tensor], gradient: list[Tensor] | None = None
 ) -> Callable[[], Any]:
-    """A step that computes a result, and the gradients of ``inputs`` if they are wanted.
+    """A step that computes a result, and the gradients of ``inputs`` if requested.
 
     Args:
-        run: Takes the inputs.
-        inputs: Tensors, which become leaves if gradients are wanted.
-        gradient: Of the result, for gradients; filled at the first step, so that sides can
-            share it.
+        run: A function of the inputs.
+        inputs: Tensors, which become leaves if gradients are requested.
+        gradient: The gradient of the result; filled in the first step, so that sides can share it.
     """
     if gradient is None:
 

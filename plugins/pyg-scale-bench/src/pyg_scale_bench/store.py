@@ -1,10 +1,10 @@
-"""Training with features on disk beside training in memory, epoch by epoch in the same run.
+"""Training with features on disk compared with training in memory, epoch by epoch in one run.
 
 Two processes train the same model on the same batches of a generated graph: one has everything in
-memory; the other reads features from the graph directory through a cache of a share of them,
-and its memory, page cache included, is limited by a control group to less than the files. They
-take turns, so that a slow minute hits both alike. Where memory cannot be limited the report says
-so, and it says whether reads passed by the page cache (``O_DIRECT``).
+memory; the other reads features from the graph directory through a cache of a share of them, and
+its memory, page cache included, is limited by a control group to less than the files. They take
+turns, so that a slow minute affects both alike. The report says if memory could not be limited, and
+if reads bypassed the page cache (``O_DIRECT``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOW = ("direct", "cached_bytes", "index_bytes")
 
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Make the graph, and let both sides train in turns."""
+    """Make the graph, and train both sides in turns."""
     graph = Path(args.dir).absolute() / "graph"
     if not (args.reuse and graph.exists()):
         names = ("nodes", "edges", "features", "dtype")
@@ -90,24 +90,24 @@ def epochs(
     trim: bool,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """One side: train on every batch once, again and again.
+    """One side: train epoch after epoch on every batch.
 
     Args:
         path: The directory, with ``x`` and ``y``.
-        cache: Bytes of the cache in front of the files; 0 for everything in memory.
-        read_ahead: Bytes for rows that are read before they are used.
-        policy: Of the cache.
+        cache: Size in bytes of the cache of the files; 0 for everything in memory.
+        read_ahead: Bytes for rows that are read ahead.
+        policy: Policy of the cache.
         batches: Batches of an epoch.
         batch_size: Seeds of a batch.
-        num_neighbors: Of the loader.
+        num_neighbors: Neighbours per hop of the loader.
         hidden: Channels of the model.
-        workers: Of the loader.
-        prefetch: Of the loader, for each worker.
-        trim: Whether each layer works on the nodes and edges that are still needed only.
-        seed: Of the loader and of the model.
+        workers: Number of workers of the loader.
+        prefetch: Number of batches that the loader prefetches for each worker.
+        trim: If True, each layer works only on the nodes and edges that are still needed.
+        seed: Seed of the loader and of the model.
 
     Yields:
-        An empty dictionary when it is ready, then plain values of one epoch after the other.
+        An empty dictionary when it is ready, then plain values of each epoch.
     """
     data: Any = pyg_scale.open(path)
     store = None
@@ -165,18 +165,18 @@ def _epoch(loader: NeighborLoader, trainer: Trainer) -> dict[str, Any]:
 
 
 def counted(found: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
-    """The epochs of a side that count."""
+    """The epochs of a side after warm-up."""
     return [epoch for epoch in found[side] if not epoch["warmup"]]
 
 
 def ratios(found: Mapping[str, Any]) -> list[float]:
-    """The factor by which each epoch took longer with features on disk, round by round."""
+    """The factor by which each epoch took longer with features on disk, by round."""
     sides = zip(counted(found, "disk"), counted(found, "memory"))
     return [disk["seconds"] / memory["seconds"] for disk, memory in sides]
 
 
 def report(found: Mapping[str, Any]) -> Report:
-    """The report of what was found."""
+    """The report of the results."""
     settings, disk, ratio = found["settings"], counted(found, "disk"), ratios(found)
     through = "past the page cache" if disk[-1]["direct"] else "THROUGH THE PAGE CACHE"
     limit = f"{found['limit_bytes'] / GB:.2f} GB, page cache included"
@@ -262,7 +262,7 @@ _TRAINING = {
     "batch_size": Option(512, least=1),
     "num_neighbors": Option([15, 10, 5], "of each hop, as 15,10,5"),
     "hidden": Option(128),
-    "trim": Option(False, "layers on the nodes that they need only"),
+    "trim": Option(False, "layers only on the nodes that they need"),
     "workers": Option(2),
     "prefetch": Option(1, "batches per worker"),
 }

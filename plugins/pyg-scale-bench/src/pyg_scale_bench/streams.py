@@ -1,4 +1,4 @@
-"""Streams of batches, each counted: made by ours or by PyG's code, and measured in rounds."""
+"""Streams of counted batches, made by our or PyG's code, and measured in rounds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pyg_scale.ops import threads
 from pyg_scale_bench import memory, peers, rounds
 
 LIMIT = "limit"
-"""The side of what no loader can do better."""
+"""The side of the limit that no loader can exceed."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The content of one batch: sampled nodes, sampled edges, bytes of gathered features."""
+    """Counts of one batch: sampled nodes, sampled edges, bytes of gathered features."""
 
     nodes: int
     edges: int
@@ -36,23 +36,23 @@ class Counts:
 
 Counted = Generator[Counts, None, None]
 Stream = Callable[[], Counted]
-"""Starts anew and yields the counts of one batch after the other."""
+"""A function that starts a new stream and yields the counts of each batch."""
 
 
 @dataclass(kw_only=True)
 class Case(rounds.Case):
-    """A stream to measure, and what was found.
+    """A stream to measure, and its results.
 
     Attributes:
         group: The table it belongs to.
         label: Its name in that table.
         variant: The graph it runs on.
-        workers: Of a loader; ``None`` elsewhere.
-        stream: Makes the batches.
+        workers: Number of workers of a loader, else ``None``.
+        stream: The function that makes the batches.
         rates: Batches per second, one number per round.
-        timed: Batches per round that were timed.
-        mean: Means of :class:`Counts` per batch.
-        notes: Anything else, by name.
+        timed: Number of timed batches per round.
+        mean: Mean :class:`Counts` per batch.
+        notes: Other results, by name.
     """
 
     group: str
@@ -69,9 +69,9 @@ class Case(rounds.Case):
         """Measure a round.
 
         Args:
-            warmup: Batches before the clock starts.
-            batches: Batches on the clock, fewer if ``max_seconds`` are over, but at least three.
-            max_seconds: After which a round ends early.
+            warmup: Number of batches before the clock starts.
+            batches: Number of timed batches; fewer after ``max_seconds``, but at least three.
+            max_seconds: Seconds after which a round ends early.
         """
         assert self.stream is not None, "this case was released"
         gc.collect()
@@ -93,7 +93,7 @@ class Case(rounds.Case):
         }
 
     def release(self) -> None:
-        """Let go of the graph; the case cannot be measured after this."""
+        """Release the graph; the case cannot be measured afterwards."""
         self.stream = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Case(rounds.Case):
 
 
 def loaded(make: Callable[[], Any]) -> Counted:
-    """The batches of a loader; the last one is alive while the next one is made."""
+    """The batches of a loader; each one stays alive while the next one is made."""
     for batch in make():
         yield count(batch)
 
@@ -126,7 +126,7 @@ def loaded_by_pyg(name: str, make: Callable[[], Any]) -> Counted:
 
 
 def sampled(sampler: Any, node: Tensor, batch_size: int) -> Counted:
-    """Sampling alone, on one thread, with our sampler."""
+    """Only sampling, on one thread, with our sampler."""
     with threads.serial():
         for key, seed in enumerate(node.split(batch_size)):
             out = sampler.sample_from_nodes(NodeSamplerInput(None, seed), key=key)
@@ -134,7 +134,7 @@ def sampled(sampler: Any, node: Tensor, batch_size: int) -> Counted:
 
 
 def sampled_by_pyg(name: str, sampler: Any, node: Tensor, batch_size: int) -> Counted:
-    """Sampling alone, on one thread, with PyG's sampler and the package ``name``."""
+    """Only sampling, on one thread, with PyG's sampler and the package ``name``."""
     with peers.using(name), _one_thread():
         for seed in node.split(batch_size):
             out = sampler.sample_from_nodes(NodeSamplerInput(None, seed))
@@ -142,9 +142,9 @@ def sampled_by_pyg(name: str, sampler: Any, node: Tensor, batch_size: int) -> Co
 
 
 def limit(sampler: Any, data: Data, node: Tensor, batch_size: int, num_threads: int) -> Counted:
-    """Sampling, then copying as many bytes as the features have, from one place to another.
+    """Sampling, followed by a plain copy of as many bytes as the features have.
 
-    No loader that samples so and copies features can be faster here.
+    No loader that samples this way and copies features can be faster on this machine.
     """
     width = row_bytes(data)
     source = np.empty(0, np.uint8)
@@ -181,7 +181,7 @@ def count(batch: Data | HeteroData) -> Counts:
 
 
 def row_bytes(data: Data) -> int:
-    """Bytes of the features of one node."""
+    """Size in bytes of the features of one node."""
     return 0 if data.x is None else data.x[:1].numel() * data.x.element_size()
 
 
@@ -202,14 +202,14 @@ def resident(case: Case, batches: int, max_seconds: float) -> dict[str, Any]:
     """Watch memory over many batches: after a start, it must not grow.
 
     Args:
-        case: Its first batch is made after the first look at memory.
-        batches: How many, fewer if ``max_seconds`` are over.
-        max_seconds: After which it ends early.
+        case: The case; its first batch is made after the first measurement of memory.
+        batches: Number of batches, fewer after ``max_seconds``.
+        max_seconds: Seconds after which it ends early.
 
     Returns:
         Bytes ``before``, ``at_early`` (batch number ``early``), ``largest_after`` that batch,
-        ``peak`` above ``before``, of ``workers`` (processes, what they hold for themselves), of the
-        features of the largest batch; ``None`` where the system does not say.
+        ``peak`` above ``before``, private bytes of ``workers`` (processes), and bytes of the
+        features of the largest batch; ``None`` if the system does not count them.
     """
     assert case.stream is not None, "this case was released"
     gc.collect()
@@ -241,7 +241,7 @@ def resident(case: Case, batches: int, max_seconds: float) -> dict[str, Any]:
 
 
 def build(found: list[dict[str, Any]], label: str, variant: str, make: Callable[[], Any]) -> Any:
-    """Make a sampler; append the seconds and the memory it took to ``found``, measured once."""
+    """Make a sampler; appends its seconds and memory, measured once, to ``found``."""
     gc.collect()
     before = memory.resident()
     memory.reset_peak()

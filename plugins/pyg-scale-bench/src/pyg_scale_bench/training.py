@@ -1,4 +1,4 @@
-"""The models that benchmarks train, and a step of their training."""
+"""The models of the benchmarks, and their training steps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class GraphSAGE(nn.Module):
     """Three layers of mean aggregation.
 
     Args:
-        in_channels: Columns of the features.
-        hidden: Channels between layers.
-        num_classes: Columns of the result.
+        in_channels: Number of columns of the features.
+        hidden: Number of channels between layers.
+        num_classes: Number of columns of the result.
     """
 
     def __init__(self, in_channels: int, hidden: int, num_classes: int) -> None:
@@ -39,8 +39,8 @@ class GraphSAGE(nn.Module):
     ) -> Tensor:
         """Class scores ``[num_nodes, num_classes]``.
 
-        Given what each hop of a batch added, a layer works on the nodes and edges that are still
-        needed only, and the scores are those of the seeds.
+        Given the numbers of nodes and edges added by each hop of a batch, a layer works only on
+        those that are still needed, and the scores are those of the seeds.
         """
         for number, conv in enumerate(self.convs):
             if num_sampled_nodes is not None and num_sampled_edges is not None:
@@ -59,11 +59,11 @@ class Trainer:
     """A :class:`GraphSAGE` and its optimizer.
 
     Args:
-        features: Columns of the features.
-        hidden: Channels between layers.
+        features: Number of columns of the features.
+        hidden: Number of channels between layers.
         classes: Number of classes.
-        trim: Whether layers work on the nodes and edges that are still needed only.
-        seed: Of the parameters.
+        trim: If True, layers work only on the nodes and edges that are still needed.
+        seed: Seed of the parameters.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.003)
 
     def step(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Loss and class scores of the seeds of a batch, before the parameters were changed."""
+        """Train on a batch; returns the loss and class scores of its seeds before the update."""
         size = batch.batch_size
         hops = (batch.num_sampled_nodes, batch.num_sampled_edges) if self.trim else ()
         out = self.model(batch.x.float(), batch.edge_index, *hops)[:size]
@@ -88,15 +88,15 @@ class Trainer:
 # Two layers ###############################################################################
 
 FEATURES, CLASSES = 100, 47
-"""Of the batches for two layers, as ogbn-products has them."""
+"""Numbers of features and classes of the batches for two layers, as in ogbn-products."""
 
 
 class TwoLayers(nn.Module):
-    """Two layers of one kind.
+    """Two layers of the same class.
 
     Args:
         conv: The class of the layers.
-        hidden: Channels between them.
+        hidden: Number of channels between them.
     """
 
     def __init__(self, conv: type[nn.Module], hidden: int) -> None:
@@ -104,7 +104,7 @@ class TwoLayers(nn.Module):
         self.convs = nn.ModuleList([conv(FEATURES, hidden), conv(hidden, CLASSES)])
 
     def forward(self, x: Tensor, batch: Data, edge_index: Tensor, trim: bool) -> Tensor:
-        """Class scores of the seeds of a batch; trimmed, with what each layer still needs."""
+        """Class scores of the seeds of a batch; with ``trim``, layers get only what they need."""
         for number, conv in enumerate(self.convs):
             if trim:
                 nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
@@ -116,11 +116,11 @@ class TwoLayers(nn.Module):
 
 
 def batches(data: Data, num_neighbors: Sequence[int], batch_size: int) -> list[Data]:
-    """A few batches of two hops with features and labels, as our loader gives them.
+    """A few batches of two hops with features and labels, from our loader.
 
     Args:
-        data: ``edge_index`` is used.
-        num_neighbors: The first two numbers are used.
+        data: The graph, of which ``edge_index`` is used.
+        num_neighbors: Neighbours per hop, of which the first two are used.
         batch_size: Seeds of a batch.
     """
     size = int(data.num_nodes or 0)
@@ -138,13 +138,13 @@ def batches(data: Data, num_neighbors: Sequence[int], batch_size: int) -> list[D
 def two_layer_step(
     model: TwoLayers, data: list[Data], edges: list[Callable[[], Tensor]], trim: bool
 ) -> Callable[[], Tensor]:
-    """A step that trains on the next one of the batches, round and round, and returns the loss.
+    """A step that trains on the next batch, cyclically, and returns the loss.
 
     Args:
         model: The model.
         data: The batches.
-        edges: Gives the edges of each batch for a step.
-        trim: Whether each layer gets only what the seeds still need.
+        edges: A function that returns the edges of a batch for a step.
+        trim: If True, each layer gets only what the seeds still need.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     turns = cycle(zip(data, edges))
