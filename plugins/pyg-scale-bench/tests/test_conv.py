@@ -125,5 +125,5 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["conv", "--layers", "SAGE"])
     said = capsys.readouterr().err
-    assert "'SAGE' is none of GCNConv, SAGEConv" in said
-    assert "must be a multiple of --heads" in said and "'nothing' is none of" in said
+    assert "'SAGE' is not one of GCNConv, SAGEConv" in said
+    assert "must be a multiple of --heads" in said and "'nothing' is not one of" in said

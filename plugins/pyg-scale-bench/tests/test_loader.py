@@ -150,7 +150,7 @@ def test_without_kernels_it_says_what_to_do(monkeypatch):
         ([], "usage"),
         (["loaders"], "there is no benchmark 'loaders'"),
         (["loader", "--batches", "0"], "--batches must be at least 1"),
-        (["loader", "--variants", "int16"], "is none of"),
+        (["loader", "--variants", "int16"], "is not one of"),
         (["loader", "--data", "x.npz", "--options"], "leave --data out"),
     ],
 )

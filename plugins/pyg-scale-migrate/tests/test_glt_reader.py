@@ -288,7 +288,7 @@ def test_meta_that_is_none(homogeneous, tmp_path, meta):
     (tmp_path / "glt" / "META").write_bytes(pickle.dumps(meta))
     with pytest.raises(ValueError, match="META is not what GLT writes"):
         GLTReader(tmp_path / "glt")
-    with pytest.raises(FileNotFoundError, match="is no partition of GLT"):
+    with pytest.raises(FileNotFoundError, match="is not a partition of GLT"):
         GLTReader(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""METIS as a partitioner. Imports nothing heavy: this is read to list names."""
+"""METIS as a partitioner. Imports nothing heavy, as it is imported to list names."""
 
 from pyg_scale import hookimpl
 

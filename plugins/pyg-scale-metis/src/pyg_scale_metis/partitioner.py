@@ -21,18 +21,18 @@ _OBJECTIVES = ("cut", "volume")
 
 
 class MetisPartitioner(Partitioner):
-    """Few cut edges, by METIS, in memory.
+    """Cuts few edges by METIS, in memory.
 
-    METIS gets one weight a node. With several columns to balance, that is the sum of the shares
-    that the node has of each, and parts that are then out of bounds are repaired with few moves.
+    METIS gets one weight per node. With several columns to balance, it is the sum of the node's
+    shares of each column; parts that are then out of bounds are repaired with few moves.
 
     Args:
         algorithm: ``"recursive"`` bisection, ``"k-way"``, or ``"auto"``: recursive up to 8 parts.
-        objective: What to minimise: ``"cut"`` edges, or the communication ``"volume"`` (``"k-way"``
-            only).
+        objective: The quantity to minimise: ``"cut"`` edges, or the communication ``"volume"``
+            (``"k-way"`` only).
         max_imbalance: A part may hold this many times its fair share.
-        ncuts: Partitions that METIS makes to choose the best of.
-        niter: Passes of refinement on each level.
+        ncuts: Number of partitions that METIS makes, of which the best is taken.
+        niter: Number of passes of refinement on each level.
 
     Raises:
         ValueError: If an option is none of these, or out of range.
@@ -58,10 +58,10 @@ class MetisPartitioner(Partitioner):
                 f"objective must be one of {', '.join(_OBJECTIVES)} (got {objective!r})"
             )
         if objective == "volume" and algorithm != "k-way":
-            raise ValueError("objective='volume' needs algorithm='k-way': METIS has it there only")
+            raise ValueError("objective='volume' needs algorithm='k-way', as in METIS")
         if not 1.001 <= max_imbalance < 1000:
             raise ValueError(
-                f"max_imbalance must be at least 1.001, which is as near as METIS gets, and below "
+                f"max_imbalance must be at least 1.001, the smallest value of METIS, and below "
                 f"1000 (got {max_imbalance!r})"
             )
         for name, value in {"ncuts": ncuts, "niter": niter}.items():
@@ -86,7 +86,7 @@ class MetisPartitioner(Partitioner):
             raise ValueError(
                 f"METIS was compiled with {dtype.itemsize * 8}-bit numbers, and the graph has "
                 f"{graph.indices.numel()} directed edges, more than {most}: install a pymetis with "
-                "64-bit numbers (IDXTYPEWIDTH=64), or take method='multilevel' or 'fennel'"
+                "64-bit numbers (IDXTYPEWIDTH=64), or use method='multilevel' or 'fennel'"
             )
         adjacency = pymetis.CSRAdjacency(
             graph.indptr.numpy().astype(dtype, copy=False),
@@ -126,7 +126,7 @@ class MetisPartitioner(Partitioner):
 
 
 def _one_weight(weights: Tensor, most: int) -> Tensor | None:
-    """One weight a node, whose sum METIS's numbers can hold; ``None``: all weigh the same."""
+    """One weight per node, with a sum that fits METIS's integers; ``None`` if all are equal."""
     total = weights.sum(0)
     if weights.size(1) == 1 and int(total[0]) <= most:
         column = weights[:, 0]

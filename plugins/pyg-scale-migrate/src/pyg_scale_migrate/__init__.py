@@ -1,4 +1,4 @@
-"""Scripts and files of other libraries. Imports nothing heavy: this is read to list names."""
+"""Scripts and files of other libraries. Imports nothing heavy, as it is imported to list names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sets of the Open Graph Benchmark. Imports nothing heavy: this is read to list names."""
+"""Data sets of the Open Graph Benchmark. Imports nothing heavy, as it is imported to list names."""
 
 from __future__ import annotations
 

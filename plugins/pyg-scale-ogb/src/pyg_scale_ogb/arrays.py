@@ -1,4 +1,4 @@
-"""Arrays in ``.npy`` files and ``.npz`` archives, read from front to back and never whole."""
+"""Arrays in ``.npy`` files and ``.npz`` archives, read sequentially in pieces."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Array:
     Attributes:
         file: A ``.npy`` file or an ``.npz`` archive.
         shape: Its shape, with rows first.
-        dtype: In the machine's byte order.
-        stored: As it is in the file.
-        offset: Where its items begin, if they lie in the file as they are; else ``None``.
+        dtype: The dtype in the machine's byte order.
+        stored: The dtype in the file.
+        offset: Position of its items, if they are uncompressed in the file; else ``None``.
         member: Its name in the archive.
-        by_columns: Whether the file has the first column first (an edge index ``[2, n]`` is given
+        by_columns: True if the file has the first column first (an edge index ``[2, n]`` is given
             as ``[n, 2]`` by columns).
     """
 
@@ -43,7 +43,7 @@ class Array:
 
     @property
     def row_items(self) -> int:
-        """Items of a row."""
+        """Number of items of a row."""
         return int(np.prod(self.shape[1:], dtype=object))
 
     def rows(self, begin: int, rows: int) -> Iterator[Items]:
@@ -96,7 +96,7 @@ class _Member:
         self._archive.close()
 
     def seek(self, offset: int) -> None:
-        """Nothing: only what lies in the file as it is can be read from the middle."""
+        """Do nothing: only uncompressed items can be read from the middle."""
 
     def read(self, size: int) -> bytes:
         return self._opened.read(size)
@@ -114,7 +114,7 @@ def npy_array(file: Path) -> Array:
     """The array in a ``.npy`` file.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not an ``.npy`` file.
     """
     with file.open("rb") as opened:
         shape, by_columns, stored = _header(opened, file)
@@ -127,7 +127,7 @@ def npz_arrays(file: Path) -> dict[str, Array]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no archive of arrays, or one holds Python objects.
+        ValueError: If it is not an archive of arrays, or an array has Python objects.
     """
     out = {}
     with _archive(file) as archive:
@@ -187,7 +187,7 @@ def _fill(opened: Any, out: memoryview, file: Path) -> None:
 
 
 def _skip(opened: Any, size: int, file: Path) -> None:
-    """Read on without keeping anything."""
+    """Skip bytes by reading them."""
     rest = memoryview(bytearray(min(size, 1 << 20)))
     while size:
         part = rest[: min(size, len(rest))]

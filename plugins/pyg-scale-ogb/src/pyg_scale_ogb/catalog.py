@@ -1,6 +1,6 @@
 """OGB's catalog of data sets, and the places of their files.
 
-The facts are those of OGB 1.3.6 (Hu et al.: "Open Graph Benchmark: Datasets for Machine Learning
+The entries are those of OGB 1.3.6 (Hu et al.: "Open Graph Benchmark: Datasets for Machine Learning
 on Graphs", NeurIPS 2020, and ``master.csv`` of its package).
 """
 
@@ -17,18 +17,18 @@ _URL = "http://snap.stanford.edu/ogb/data"
 
 @dataclass(frozen=True)
 class Facts:
-    """One data set.
+    """The entry of a data set.
 
     Attributes:
-        name: As in ``"ogbn-arxiv"``.
-        archive: What its archive is called, and the folder in that.
+        name: Name of the data set, such as ``"ogbn-arxiv"``.
+        archive: Name of its archive, and of the folder in the archive.
         split: The folder of its standard split.
-        version: Of its files.
-        add_inverse_edge: Whether OGB adds the reverse of every edge behind it.
-        node_files: Attributes of nodes in files of their own.
-        edge_files: Attributes of edges in files of their own.
-        is_hetero: Whether it has types.
-        binary: Whether it is one ``data.npz`` instead of tables.
+        version: Version of its files.
+        add_inverse_edge: True if OGB adds the reverse of every edge after it.
+        node_files: Attributes of nodes in separate files.
+        edge_files: Attributes of edges in separate files.
+        is_hetero: True if it has types.
+        binary: True if it is one ``data.npz`` instead of tables.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Facts:
 
     @property
     def of_links(self) -> bool:
-        """True if edges are predicted, not labels of nodes."""
+        """True if the task is to predict edges, not labels of nodes."""
         return self.name.startswith("ogbl-")
 
     @property
@@ -91,7 +91,7 @@ def facts_of(name: str) -> Facts:
     """The entry of a data set in OGB's catalog.
 
     Raises:
-        ValueError: If there is none of that name, or it has many graphs; lists those there are.
+        ValueError: If the name is unknown, or the data set has many graphs; lists the known names.
     """
     if name in FACTS:
         return FACTS[name]
@@ -103,11 +103,11 @@ def facts_of(name: str) -> Facts:
 
 
 def folder_of(facts: Facts, root: str | PathLike[str]) -> Path:
-    """The folder of a data set: ``root/ogbn_arxiv``, or as its archive unpacks (``root/arxiv``).
+    """The folder of a data set: ``root/ogbn_arxiv``, or that of its archive (``root/arxiv``).
 
     Raises:
-        FileNotFoundError: If there is none; says what to download.
-        ValueError: If it holds another version.
+        FileNotFoundError: If it does not exist; names the download.
+        ValueError: If it has another version.
     """
     root = Path(root)
     plain = facts.name.replace("-", "_")

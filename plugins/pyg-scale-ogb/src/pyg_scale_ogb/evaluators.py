@@ -14,14 +14,14 @@ def Evaluator(name: str) -> Any:
     """The evaluator of a data set, from the package ``ogb``: the numbers are OGB's.
 
     Args:
-        name: Such as ``"ogbn-arxiv"``.
+        name: Name of the data set, such as ``"ogbn-arxiv"``.
 
     Returns:
         ``ogb.nodeproppred.Evaluator(name)`` or that of ``ogb.linkproppred``, with ``eval``,
         ``expected_input_format`` and ``expected_output_format``.
 
     Raises:
-        ValueError: If there is no such data set.
+        ValueError: If the data set is unknown.
         ImportError: If ``ogb`` is not installed, or cannot be imported.
 
     Example::
@@ -43,8 +43,8 @@ def Evaluator(name: str) -> Any:
 def _imported(name: str) -> Any:
     if "ogb" in sys.modules:
         return importlib.import_module(name)
-    # When it is imported, ogb asks the network in a thread whether there is a newer version, with
-    # the package outdated if there is one, and leaves a variable in the environment.
+    # On import, ogb looks for a newer version on the network in a thread, by the package outdated
+    # if it is installed, and leaves a variable in the environment.
     modules: Any = sys.modules
     before, variable = modules.get("outdated"), os.environ.get("OUTDATED_IGNORE")
     modules["outdated"] = None

@@ -20,7 +20,7 @@ _CHECK_ROWS = 1 << 20
 
 @dataclass
 class Value:
-    """An attribute: its array, and what batches hold of it."""
+    """An attribute: its array, and its form in batches."""
 
     array: Array
     dtype: np.dtype[Any]
@@ -28,7 +28,7 @@ class Value:
 
 @dataclass
 class NodeFiles:
-    """The number of nodes of a type, and their attributes."""
+    """Number of nodes of a type, and their attributes."""
 
     num_nodes: int
     attributes: dict[str, Value] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class EdgeFiles:
 
 @dataclass
 class GraphFiles:
-    """All of a graph, in the order of OGB's types: sorted by name."""
+    """A whole graph, with types sorted by name as in OGB."""
 
     nodes: dict[NodeType, NodeFiles]
     edges: dict[EdgeType, EdgeFiles]
@@ -57,7 +57,7 @@ def raw_files(facts: Facts, raw: Path) -> list[Path]:
 
 
 def open_files(facts: Facts, raw: Path, work: Workspace) -> GraphFiles:
-    """Find the arrays of a data set; tables become arrays in ``work.folder`` before.
+    """Find the arrays of a data set; tables are first converted to arrays in ``work.folder``.
 
     Raises:
         FileNotFoundError: If a file is missing.

@@ -24,7 +24,7 @@ _ROWS = 1 << 20
 
 
 class _Scratch:
-    """A :class:`~pyg_scale.convert.base.Workspace` that forgets."""
+    """A :class:`~pyg_scale.convert.base.Workspace` that keeps nothing."""
 
     memory = 1 << 28
 
@@ -41,21 +41,20 @@ class _Scratch:
 
 
 def load(name: str, root: str | PathLike[str] = "dataset") -> Data | HeteroData:
-    """A data set of OGB, from its raw files: no pickle, any torch.
+    """Load a data set of OGB from its raw files, without pickles and with any version of torch.
 
     Attributes are those of OGB's own ``PygNodePropPredDataset`` (``x``, ``y``, ``node_year``, ...),
     in a heterogeneous graph as those of ``HeteroData``, and ``train_mask``, ``val_mask`` and
-    ``test_mask`` of the standard split. Reading tables takes time: ``pyg-scale convert ogb:NAME``
-    does it once.
+    ``test_mask`` of the standard split. Reading tables takes time; ``pyg-scale convert ogb:NAME``
+    does it only once.
 
     Args:
-        name: Such as ``"ogbn-arxiv"``.
-        root: Where the data sets are: ``root/ogbn_arxiv`` or, as the archive unpacks,
-            ``root/arxiv``.
+        name: Name of the data set, such as ``"ogbn-arxiv"``.
+        root: The folder of data sets, with ``ogbn_arxiv`` or, from the archive, ``arxiv``.
 
     Raises:
-        ValueError: If there is no such data set, or its files are damaged; names the file.
-        FileNotFoundError: If it is not in ``root``; says what to download.
+        ValueError: If the data set is unknown, or its files are damaged; names the file.
+        FileNotFoundError: If it is not in ``root``; names the download.
     """
     reader = OGBReader(name, root)
     with tempfile.TemporaryDirectory(prefix="pyg-scale-ogb-") as folder:
@@ -117,7 +116,7 @@ def _whole(parts: Iterator[Tensor], attribute: Attribute, rows: int) -> Tensor:
 
 
 def _require_all(read: int, rows: int, what: str) -> None:
-    """Check that all rows were read: missing ones would be memory that nobody wrote."""
+    """Check that all rows were read, as missing ones would be uninitialised memory."""
     if read != rows:
         raise ValueError(f"{what} {read} rows are there, expected {rows}: a file is truncated")
 

@@ -20,26 +20,25 @@ from pyg_scale_ogb.files import GraphFiles, Value, open_files, raw_files
 from pyg_scale_ogb.splits import read_split, split_files
 
 SETS = {"train": "train", "val": "valid", "test": "test"}
-"""The index sets, and what OGB calls each."""
+"""The index sets, with OGB's names."""
 
 
 class OGBReader(Reader):
     """Reads one of OGB's data sets from its raw files, in bounded memory.
 
     Attributes have OGB's names (``x``, ``y``, ``edge_attr``, ``node_year``, ...), dtypes and
-    shapes; node and edge types are sorted, and where OGB adds inverse edges, the inverse of an edge
+    shapes; node and edge types are sorted. If OGB adds inverse edges, the inverse of an edge
     follows it. The standard split of nodes becomes the index sets ``train``, ``val`` and ``test``
     and the masks ``train_mask``, ``val_mask`` and ``test_mask``. Splits of links stay in OGB's
     files: :func:`pyg_scale_ogb.split` reads them.
 
     Args:
-        source: Such as ``"ogbn-arxiv"``.
-        root: Where the data sets are: ``root/ogbn_arxiv`` or, as the archive unpacks,
-            ``root/arxiv``.
+        source: Name of the data set, such as ``"ogbn-arxiv"``.
+        root: The folder of data sets, with ``ogbn_arxiv`` or, from the archive, ``arxiv``.
 
     Raises:
-        ValueError: If there is no such data set, or it is of another version.
-        FileNotFoundError: If it is not in ``root``; says what to download.
+        ValueError: If the data set is unknown, or has another version.
+        FileNotFoundError: If it is not in ``root``; names the download.
     """
 
     def __init__(self, source: str, root: str | PathLike[str] = "dataset") -> None:
@@ -56,7 +55,7 @@ class OGBReader(Reader):
         return {"data set": self._facts.name, "version": self._facts.version}
 
     def prepare(self, work: Workspace) -> None:
-        """Turn tables into arrays (twice their unpacked numbers, 8 bytes or 4 each)."""
+        """Convert tables to arrays (on disk, twice their unpacked numbers of 8 or 4 bytes each)."""
         self._graph = open_files(self._facts, self.folder / "raw", work)
         if not self._facts.of_links:
             self._read_sets()
@@ -149,7 +148,7 @@ def _attribute(value: Value) -> Attribute:
 
 
 def _twice(array: Array, begin: int, rows: int, inverse: bool = False) -> Iterator[Items]:
-    """Each row twice, from row ``begin`` of the result on; the second one reversed if asked for."""
+    """Each row twice, from row ``begin`` of the result on; the second reversed if ``inverse``."""
     skip = begin % 2
     for part in array.rows(begin // 2, max(1, rows // 2)):
         twice = part.repeat(2, axis=0)

@@ -21,21 +21,21 @@ _MEMORY = 16 << 20
 
 
 def split(name: str, root: str | PathLike[str] = "dataset") -> dict[str, Any]:
-    """The standard split of a data set, as ``get_idx_split()`` and ``get_edge_split()`` of OGB.
+    """The standard split of a data set, as from ``get_idx_split()`` or ``get_edge_split()`` of OGB.
 
     Args:
-        name: Such as ``"ogbn-arxiv"``.
-        root: Where the data sets are.
+        name: Name of the data set, such as ``"ogbn-arxiv"``.
+        root: The folder of data sets.
 
     Returns:
-        ``{"train": ..., "valid": ..., "test": ...}``. Of nodes: ids ``int64`` ``[n]``, by node
-        type in a heterogeneous graph. Of links: what OGB has of them by name, such as ``edge``
-        ``[n, 2]`` and ``edge_neg``.
+        ``{"train": ..., "valid": ..., "test": ...}``. For nodes, ids ``int64`` ``[n]``, by node
+        type in a heterogeneous graph. For links, OGB's tensors by name, such as ``edge`` ``[n, 2]``
+        and ``edge_neg``.
 
     Raises:
-        FileNotFoundError: If the data set or a file is not there; names it.
-        ValueError: If there is no such data set, or a file is damaged or holds what only running
-            code could load.
+        FileNotFoundError: If the data set or a file is missing; names it.
+        ValueError: If the data set is unknown, or a file is damaged or could only be loaded by
+            running code.
     """
     facts = facts_of(name)
     return read_split(facts, folder_of(facts, root))

@@ -1,4 +1,4 @@
-"""OGB's compressed tables of numbers as ``.npy`` files, piece by piece."""
+"""Conversion of OGB's compressed tables of numbers to ``.npy`` files, piece by piece."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from numpy.lib import format as npy
 from pyg_scale_ogb.arrays import Items
 
 _MOST_ROWS = 1 << 19
-_BYTES_PER_NUMBER = 64  # as text, as pandas parses it, and as the result
+_BYTES_PER_NUMBER = 64  # as text, in pandas, and as the result
 _HEADER = 128
 
 
 def read_small(file: Path) -> list[list[str]]:
-    """The cells of a table that fits in memory by its nature: sizes, types.
+    """The cells of a small table, such as sizes or types.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -37,25 +37,25 @@ def read_small(file: Path) -> list[list[str]]:
 
 
 def to_npy(file: Path, out: Path, memory: int, bar: Any) -> dict[str, Any]:
-    """Write a table as an array ``[rows, columns]``: ``int64`` if all numbers are whole, else
-    ``float32``, parsed as OGB does.
+    """Write a table as an array ``[rows, columns]``, parsed as in OGB: ``int64`` if all numbers are
+    integers, else ``float32``.
 
     Args:
         file: A ``.csv.gz`` without a header.
         out: The ``.npy`` file; complete on the disk on return.
-        memory: Bytes to use, about.
-        bar: Is told how many rows were read (``update``).
+        memory: Approximate number of bytes to use.
+        bar: A progress bar, whose ``update`` gets the number of rows read.
 
     Returns:
-        ``{"nan": whether a number is missing}``.
+        ``{"nan": True if a number is missing}``.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or holds something else than numbers.
+        ValueError: If it is damaged, or has anything but numbers.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_suffix(".tmp")
-    # Whether all numbers are whole is known at the end: most tables say in the first piece.
+    # It is known only at the end if all numbers are integers, but most tables show it at once.
     for dtype in (np.dtype(np.int64), np.dtype(np.float32)):
         found = _write(file, fresh, dtype, memory, bar)
         if found is not None:
@@ -67,7 +67,7 @@ def to_npy(file: Path, out: Path, memory: int, bar: Any) -> dict[str, Any]:
 def _write(
     file: Path, out: Path, dtype: np.dtype[Any], memory: int, bar: Any
 ) -> dict[str, Any] | None:
-    """Write the table; ``None`` if it holds fractions and ``dtype`` is whole."""
+    """Write the table; ``None`` if it has fractions and ``dtype`` is an integer type."""
     rows, columns, nan = 0, _columns(file), False
     with out.open("wb") as opened:
         opened.write(bytes(_HEADER))
@@ -91,7 +91,7 @@ def _write(
 
 
 def pieces(file: Path, columns: int, memory: int) -> Iterator[Items]:
-    """The rows, in arrays that take about ``memory`` bytes with all that parsing needs.
+    """The rows, in arrays that take about ``memory`` bytes including parsing.
 
     Raises:
         FileNotFoundError: If there is no such file.

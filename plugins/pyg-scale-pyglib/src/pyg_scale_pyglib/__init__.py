@@ -1,4 +1,4 @@
-"""The samplers of pyg-lib and torch-sparse. Imports nothing heavy: this is read to list names."""
+"""Samplers of pyg-lib and torch-sparse. Imports nothing heavy, as it is imported to list names."""
 
 from pyg_scale import hookimpl
 

@@ -1,4 +1,4 @@
-"""PyG's neighbour sampler, held to one of the two libraries that it can use."""
+"""PyG's neighbour sampler, restricted to one of the two libraries that it can use."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pyg_scale.sampler.base import CAPABILITIES
 
 
 class _PyGSampler(pyg.NeighborSampler):
-    """PyG's sampler with its arguments, refusing what the library cannot do.
+    """PyG's sampler with its arguments, which refuses options that the library does not support.
 
-    It takes no key: loaders seed torch's generator from it, and use worker processes.
+    It takes no key: loaders seed torch's generator from the key, and use worker processes.
     """
 
     library: ClassVar[str]
     """The name of the library."""
 
     module: ClassVar[str]
-    """The module that is imported to use it."""
+    """The module to import."""
 
     supports: ClassVar[frozenset[str]]
-    """The options that it knows, of :data:`pyg_scale.sampler.base.CAPABILITIES`."""
+    """The supported options of :data:`pyg_scale.sampler.base.CAPABILITIES`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class _PyGSampler(pyg.NeighborSampler):
                     f"neighbor_sampler='native' does"
                 )
         with warnings.catch_warnings():
-            # PyG advises to install pyg-lib; here the library was chosen by name.
+            # PyG advises to install pyg-lib, but the library was chosen by name.
             warnings.filterwarnings("ignore", message=".*without a 'pyg-lib' installation")
             super().__init__(
                 data,
@@ -80,10 +80,10 @@ class _PyGSampler(pyg.NeighborSampler):
 
     @property
     def edge_permutation(self) -> Any:
-        """From the library's edge ids to those of the graph."""
+        """The mapping from the library's edge ids to those of the graph."""
         perm = super().edge_permutation
         if isinstance(perm, dict) and self.sample_direction == "backward":
-            # PyG names the reversed types here, but the graph's own in what it samples.
+            # PyG has the reversed types here, but the graph's own types in samples.
             return {self.to_restored_edge_type[key]: value for key, value in perm.items()}
         return perm
 
@@ -106,7 +106,7 @@ class PygLibSampler(_PyGSampler):
 
 
 class TorchSparseSampler(_PyGSampler):
-    """Samples with torch-sparse, through PyG's sampler, also where pyg-lib is installed."""
+    """Samples with torch-sparse, through PyG's sampler, even if pyg-lib is installed."""
 
     library = "torch-sparse"
     module = "torch_sparse"

@@ -1,4 +1,4 @@
-"""A feature store on a Redis server. Imports nothing heavy: this is read to list names."""
+"""A feature store on a Redis server. Imports nothing heavy, as it is imported to list names."""
 
 from __future__ import annotations
 

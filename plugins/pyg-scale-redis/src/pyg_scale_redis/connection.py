@@ -1,4 +1,4 @@
-"""A connection to a Redis server that is made anew in every process, with limits on every wait."""
+"""A connection to a Redis server, made anew in every process, with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTEMPTS = 2  # after the first: a connection that the server closed while idle
 
 
 def default_url() -> str:
-    """``PYG_SCALE_REDIS_URL``, or the port of this machine that Redis has by default."""
+    """``PYG_SCALE_REDIS_URL``, or Redis's default port on this machine."""
     return os.environ.get("PYG_SCALE_REDIS_URL", DEFAULT_URL)
 
 
@@ -29,10 +29,10 @@ class Connection:
         url: ``redis://[user:password@]host:port/db``, ``rediss://...`` (TLS) or
             ``unix:///path/of/the.socket``.
         timeout: Seconds to wait for a connection, for a free one, and for each reply.
-        max_connections: Connections that the threads of one process may have at once.
+        max_connections: Largest number of connections of the threads of one process.
 
     Raises:
-        ValueError: If the URL is none that redis-py understands, or a number is not positive.
+        ValueError: If redis-py does not accept the URL, or a number is not positive.
     """
 
     def __init__(self, url: str, timeout: float, max_connections: int) -> None:
@@ -46,7 +46,7 @@ class Connection:
         self.max_connections = max_connections
         self._lock = threading.Lock()
         self._client: Any = None
-        self._make_pool().disconnect()  # a URL that is wrong is said here
+        self._make_pool().disconnect()  # raises if the URL is wrong
 
     @property
     def shown(self) -> str:
@@ -69,7 +69,7 @@ class Connection:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """The client of redis-py; its errors become standard ones that name the server.
+        """A context with redis-py's client, whose errors become standard ones that name the server.
 
         Raises:
             TimeoutError: If the server did not answer in time.

@@ -1,4 +1,4 @@
-"""Features in Redis: a hash per tensor, a field per row, and one hash that says what there is."""
+"""Features in Redis: a hash per tensor, with a field per row, and one hash of descriptions."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from pyg_scale_redis.tensors import (
     text_key,
 )
 
-_MAX_ROWS = 50_000  # of one command: Redis does nothing else while it runs
+_MAX_ROWS = 50_000  # of one command, during which Redis does nothing else
 _ATTEMPTS = 20
 _ABANDONED_AFTER = 3600
-"""Seconds after which the server drops the rows of a writer that died."""
+"""Seconds after which the server drops rows of a writer that died."""
 
 Chunk = tuple[Tensor | range, Tensor]
-"""Row numbers and the rows themselves."""
+"""Row numbers and the rows."""
 
 
 class Redis(FeatureStore):
-    """Tensors by group and name on a Redis server, for all machines that reach it.
+    """Tensors by group and name on a Redis server, for all machines that can reach it.
 
-    Rows are fetched by their numbers, in commands of bounded size, by any number of threads. In
-    a worker process, or unpickled on another machine, the store connects anew. A tensor that is
-    put replaces the one before in one step: readers see all of the old or all of the new. Rows
-    that are written into a tensor change in one step too, but a read of more than one command
-    (``batch_bytes``) may see some before it and some after. A writer that dies leaves what was
-    there before.
+    Rows are fetched by their numbers, in commands of bounded size, by any number of threads. In a
+    worker process, or unpickled on another machine, the store connects anew. Putting a tensor
+    replaces the previous one in one step: readers see either the old or the new one. Rows written
+    to a tensor also change in one step, but a read of several commands (``batch_bytes``) may see
+    some rows before and some after the change. If a writer dies, the previous tensor remains.
 
     The server keeps, for each tensor, a hash ``{prefix}:rows:{version}`` with a field per row
     (its number) of raw bytes, little-endian as in memory, and in the hash ``{prefix}:meta`` its
@@ -49,14 +48,14 @@ class Redis(FeatureStore):
     Args:
         url: ``redis://[user:password@]host:port/db``, ``rediss://...`` (TLS) or
             ``unix:///path/of/the.socket``; ``None`` for the variable ``PYG_SCALE_REDIS_URL``, or
-            this machine. One server: a Redis cluster is not supported.
-        prefix: What the keys begin with. Graphs of different prefixes do not see each other.
+            this machine. Redis clusters are not supported.
+        prefix: Prefix of all keys. Graphs with different prefixes are independent.
         timeout: Seconds to wait for a connection and for each reply.
-        batch_bytes: Bytes of rows in one command, at most (one row, if it is larger).
-        max_connections: Connections of this process at once; more threads wait for one.
+        batch_bytes: Largest size of the rows of one command in bytes (a larger row is sent alone).
+        max_connections: Largest number of connections of this process; further threads wait.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example::
 
@@ -94,12 +93,12 @@ class Redis(FeatureStore):
         """Put all features of a graph.
 
         Args:
-            graph: A path of a graph directory, whose parts must all be here; or ``Data`` or
+            graph: The path of a graph directory with all parts on this machine; or ``Data`` or
                 ``HeteroData``.
-            progress: Show a progress bar if the terminal is one.
+            progress: If True, show a progress bar on a terminal.
 
         Raises:
-            GraphDirectoryError: If it is no graph directory, or a part is missing.
+            GraphDirectoryError: If it is not a graph directory, or a part is missing.
         """
         from pyg_scale_redis.load import tensors_of
 
@@ -116,11 +115,11 @@ class Redis(FeatureStore):
     # Reading ###############################################################################
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        """Rows of a tensor.
+        """Read rows of a tensor.
 
         Raises:
-            KeyError: If it is not there.
-            IndexError: Names the row that does not exist, and how many there are.
+            KeyError: If the tensor does not exist.
+            IndexError: If a row does not exist; names it and the number of rows.
             RuntimeError: If the server lost rows.
         """
         key, name = _key(attr), _name(attr)
@@ -131,7 +130,7 @@ class Redis(FeatureStore):
                 out = self._read(spec, rows) if rows.numel() else None
             except IndexError:
                 out = None
-                if spec == self._spec(key):  # asked for again: there may be another tensor now
+                if spec == self._spec(key):  # read again, as the tensor may have been replaced
                     raise
             if out is not None:
                 return out[0] if single else out
@@ -147,7 +146,7 @@ class Redis(FeatureStore):
         raise RuntimeError(f"{name}: it was replaced {_ATTEMPTS} times while it was read")
 
     def _read(self, spec: Spec, rows: Tensor) -> Tensor | None:
-        """The rows of one version of a tensor; ``None`` if it has not all of them (any more)."""
+        """The rows of one version of a tensor; ``None`` if some are missing."""
         out, raw = empty_rows(spec, rows.numel())
         size, key = spec.row_bytes, self._rows_key(spec)
         with self.connection.client() as client:
@@ -197,16 +196,17 @@ class Redis(FeatureStore):
     # Writing ###############################################################################
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        """Store a tensor or an array ``[n, ...]``, or rows of one that is there.
+        """Store a tensor or an array ``[n, ...]``, or rows of an existing one.
 
         Raises:
             TypeError: If it is neither a dense tensor nor an array of numbers.
-            ValueError: If it has no rows dimension, or rows are given in another shape or dtype.
-            KeyError: If rows are given of a tensor that is not there.
+            ValueError: If it has no dimensions, or rows have another shape or dtype than the
+                tensor.
+            KeyError: If rows of a tensor that does not exist are given.
             IndexError: If a row does not exist.
-            MemoryError: If the server has no memory left; what was there before still is.
-            OSError: If the server does not answer: what is there now is what was there before, or
-                all of the new tensor if it did what it was asked before it was gone.
+            MemoryError: If the server has no memory left; the previous tensor remains.
+            OSError: If the server does not answer: it then has the previous tensor, or the whole
+                new one if it executed the command before it failed.
         """
         value = dense(tensor, _name(attr))
         if attr.index is not None:
@@ -219,7 +219,7 @@ class Redis(FeatureStore):
         """Replace a tensor, or rows of it.
 
         Raises:
-            KeyError: If it is not there.
+            KeyError: If the tensor does not exist.
         """
         attr = self._tensor_attr_cls.cast(*args, **kwargs)
         self._spec(_key(attr))
@@ -229,7 +229,7 @@ class Redis(FeatureStore):
         return self._replace(_key(attr), None)
 
     def _write(self, key: Key, spec: Spec, chunks: Iterable[Chunk], progress: bool = True) -> None:
-        """Write the rows under a new version, then make it the tensor's in one step."""
+        """Write the rows under a new version, then make it the current one in one step."""
         with self.connection.client() as client:
             spec = Spec(spec.dtype, spec.row, spec.rows, int(client.incr(f"{self.prefix}:version")))
         target = self._rows_key(spec)
@@ -286,15 +286,16 @@ class Redis(FeatureStore):
         raise RuntimeError(f"{name}: {self!r} was changed by others {_ATTEMPTS} times meanwhile")
 
     def _replace(self, key: Key, spec: Spec | None) -> bool:
-        """Make a version the tensor's, or remove it; whether there was one before."""
-        # The rows, too: what is still on its way to the server when they are dropped must fail.
+        """Make a version the current one, or remove the tensor; return True if it existed."""
+        # Also watch the rows: commands that arrive after they are dropped must fail.
         watched = [self._meta_key] if spec is None else [self._meta_key, self._rows_key(spec)]
         for _ in range(_ATTEMPTS):
             with self.connection.client() as client, client.pipeline() as pipeline:
                 try:
                     pipeline.watch(*watched)
                     text = pipeline.hget(self._meta_key, key_text(key))
-                    # redis-py says WatchError of a lost reply, too: it may have been done before.
+                    # redis-py also raises WatchError for a lost reply, after which the change may
+                    # be done.
                     if spec is None or text != spec.to_json().encode():
                         self._exchange(pipeline, key, text, spec)
                 except redis.exceptions.WatchError:
@@ -333,9 +334,9 @@ class Redis(FeatureStore):
                 yield fields
 
     def _drop(self, key: Key, spec: Spec) -> None:
-        """Free the rows of a version unless it is the tensor's.
+        """Free the rows of a version unless it is the current one.
 
-        Where that cannot be asked they stay: the server drops by itself what nobody published.
+        If the server cannot be reached they stay: it drops unpublished rows by itself.
         """
         for _ in range(_ATTEMPTS):
             try:

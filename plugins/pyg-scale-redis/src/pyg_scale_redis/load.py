@@ -1,4 +1,4 @@
-"""The features of a graph directory, in pieces that are mapped and never in memory as a whole."""
+"""The features of a graph directory, in mapped pieces, never as a whole in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensors_of(path: Any) -> Tensors:
     """Every feature of nodes and edges with its rows, by original ids, part by part.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, or a part is not on this machine.
+        GraphDirectoryError: If it is not a graph directory, or a part is not on this machine.
     """
     directory = GraphDirectory(Path(path))
     missing = sorted(set(range(directory.meta.num_parts)) - set(directory.parts))

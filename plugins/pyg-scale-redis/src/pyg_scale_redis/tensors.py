@@ -1,4 +1,4 @@
-"""Tensors as rows of bytes, and what the server keeps to read them back."""
+"""Tensors as rows of bytes, and their descriptions on the server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Spec:
     """A tensor on the server.
 
     Attributes:
-        dtype: Of its elements.
+        dtype: Dtype of its elements.
         row: The shape of a row.
-        rows: How many rows it has.
-        version: What its rows are kept under; every tensor that is put gets another.
+        rows: Number of rows.
+        version: Version under which its rows are stored; every put makes a new one.
     """
 
     dtype: torch.dtype
@@ -37,11 +37,11 @@ class Spec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return math.prod(self.row) * self.dtype.itemsize
 
     def to_json(self) -> str:
-        """The text that the server keeps."""
+        """The text stored on the server."""
         return json.dumps(
             {
                 "dtype": str(self.dtype).removeprefix("torch."),
@@ -57,7 +57,7 @@ class Spec:
         """Read what :meth:`to_json` wrote.
 
         Raises:
-            ValueError: If it says something else; names ``what``.
+            ValueError: If the text is invalid; names ``what``.
         """
         try:
             found = json.loads(text)
@@ -88,7 +88,7 @@ def text_key(text: bytes) -> Key:
     """The key that :func:`key_text` wrote.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If the text is invalid.
     """
     try:
         group, name = json.loads(text)
@@ -98,10 +98,10 @@ def text_key(text: bytes) -> Key:
 
 
 def dense(value: Any, name: str) -> Tensor:
-    """A value that can be stored, as a tensor in memory.
+    """Convert a value to a dense tensor in memory.
 
     Raises:
-        TypeError: If it is no dense tensor and no array of numbers.
+        TypeError: If it is neither a dense tensor nor an array of numbers.
         ValueError: If it is a single number.
     """
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -117,7 +117,7 @@ def dense(value: Any, name: str) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> list[memoryview]:
-    """The bytes of each row of ``[n, ...]``, without a copy where rows are contiguous."""
+    """The bytes of each row of ``[n, ...]``, without a copy if rows are contiguous."""
     rows = tensor.size(0)
     if not tensor.numel():
         return [memoryview(b"")] * rows
@@ -135,16 +135,16 @@ def empty_rows(spec: Spec, rows: int) -> tuple[Tensor, memoryview]:
 
 
 def row_numbers(index: Any, rows: int, name: str) -> tuple[Tensor, bool]:
-    """The rows ``int64`` ``[n]`` that an index means, and whether it was a single number.
+    """The rows ``int64`` ``[n]`` of an index, and True if it was a single number.
 
     Args:
         index: A tensor, an array, a number, a slice or ``None`` for all.
-        rows: How many there are.
-        name: What an error calls the tensor.
+        rows: Number of rows of the tensor.
+        name: Name of the tensor in errors.
 
     Raises:
-        TypeError: If it is no such index.
-        IndexError: Names the first row that does not exist, and how many there are.
+        TypeError: If the index has another type.
+        IndexError: If a row does not exist; names the first one and the number of rows.
     """
     if index is None:
         return torch.arange(rows), False

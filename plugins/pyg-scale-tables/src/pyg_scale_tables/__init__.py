@@ -1,4 +1,4 @@
-"""Tables for `pyg-scale convert`. Imports nothing heavy: this is read to list names."""
+"""Tables for `pyg-scale convert`. Imports nothing heavy, as it is imported to list names."""
 
 from pyg_scale import hookimpl
 

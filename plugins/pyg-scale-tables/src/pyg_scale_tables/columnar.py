@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyg_scale.convert.table import Array, Column, Table
 from pyg_scale.convert.tables import Tables
 
-_BUFFER = 1 << 20  # bytes of a column that are read ahead
+_BUFFER = 1 << 20  # bytes of a column to read ahead
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -26,12 +26,12 @@ class ColumnarTable(Table):
 
     Args:
         path: The file.
-        columns: The columns to take, in this order; all if ``None``.
+        columns: The columns to read, in this order; all by default.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is of another format, or has no such column.
-        TypeError: If a column holds neither numbers nor text.
+        ValueError: If it has another format, or lacks a column.
+        TypeError: If a column has neither numbers nor text.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
@@ -55,7 +55,7 @@ class ColumnarTable(Table):
     def _batches(self, names: Sequence[str], begin: int, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield consecutive record batches, each with its first row.
 
-        Rows before ``begin`` may be among them, and batches may have more than ``rows``.
+        They may include rows before ``begin``, and batches may have more than ``rows``.
         """
         raise NotImplementedError
 
@@ -77,7 +77,7 @@ class ColumnarTable(Table):
         )
 
     def _length(self, name: str, kind: pa.DataType) -> int:
-        """The length of a column's lists: that of the first."""
+        """The length of a column's lists, given by the first one."""
         if pa.types.is_fixed_size_list(kind):
             return kind.list_size
         for _, batch in self._batches([name], 0, 1):
@@ -90,7 +90,7 @@ class ColumnarTable(Table):
         """Yield columns of consecutive rows.
 
         Raises:
-            ValueError: If a value is missing, or a list of another length; names the row.
+            ValueError: If a value is missing, or a list has another length; names the row.
         """
         for first, batch in self._batches(list(dict.fromkeys(names)), begin, rows):
             for skip in range(max(0, begin - first), batch.num_rows, rows):
@@ -163,8 +163,8 @@ class ParquetTable(ColumnarTable):
 class ArrowTable(ColumnarTable):
     """An Arrow IPC file, also called Feather, or an Arrow IPC stream.
 
-    The file is mapped. Its pages are given back after every chunk, so that they do not count as
-    memory of the process for long. Compressed files are unpacked one record batch at a time.
+    The file is mapped. Its pages are released after every chunk, so that they do not count as
+    memory of the process for long. Compressed files are decompressed one record batch at a time.
     """
 
     def _open(self) -> pa.Schema:
@@ -214,7 +214,7 @@ class ArrowTable(ColumnarTable):
             raise ValueError(f"{self.path}, behind row {first}: {error}") from None
 
     def close(self) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED)  # unmapped when no reader refers to it any more
+        self._map.madvise(mmap.MADV_DONTNEED)  # unmapped once no reader refers to it
 
 
 class _ColumnarReader(Tables):
@@ -236,22 +236,22 @@ class _ColumnarReader(Tables):
 
 
 class ParquetReader(_ColumnarReader):
-    """``edges.parquet``: sources, destinations, and any attributes of edges.
+    """Reads ``edges.parquet`` with sources, destinations, and any attributes of edges.
 
     Args:
         source: The file.
-        **options: Of :class:`pyg_scale.convert.tables.Tables` and :class:`ParquetTable`.
+        **options: Options of :class:`pyg_scale.convert.tables.Tables` and :class:`ParquetTable`.
     """
 
     table = ParquetTable
 
 
 class ArrowReader(_ColumnarReader):
-    """``edges.arrow`` or ``edges.feather``: as Parquet files.
+    """Reads ``edges.arrow`` or ``edges.feather``, as :class:`ParquetReader`.
 
     Args:
         source: The file.
-        **options: Of :class:`pyg_scale.convert.tables.Tables` and :class:`ArrowTable`.
+        **options: Options of :class:`pyg_scale.convert.tables.Tables` and :class:`ArrowTable`.
     """
 
     table = ArrowTable

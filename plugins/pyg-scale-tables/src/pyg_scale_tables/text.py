@@ -1,4 +1,4 @@
-"""Tables in text files: CSV, TSV and the like, compressed or not."""
+"""Tables in text files such as CSV and TSV, compressed or not."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from pyg_scale.convert.tables import Tables
 from pyg_scale_tables.columnar import byte_strings
 
 _WHITESPACE = "whitespace"
-_LOOK = 1000  # rows that dtypes are inferred from
+_LOOK = 1000  # rows from which dtypes are inferred
 _DTYPES = ("int64", "int32", "uint64", "float64", "float32", "text")
-_BLOCK = 1 << 20  # bytes that are parsed at a time
+_BLOCK = 1 << 20  # bytes parsed at a time
 _LONGEST = 1 << 24  # bytes of the longest row
 _BOM = b"\xef\xbb\xbf"
-_NO_DELIMITER = "\x1f"  # stands in no line of text
+_NO_DELIMITER = "\x1f"  # does not occur in text
 _PADDED = "^0[0-9]+$"  # an integer with leading zeros
 _UNREADABLE = (csv.Error, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 class CsvTable(Table):
-    """A text file with a header and one row a line.
+    """A text file with a header and one row per line.
 
-    Lines at the beginning that are empty or begin with ``#``, as in edge lists of SNAP, are passed
-    over, and empty ones at the end. Columns are ``int64`` if the first 1,000 rows hold integers
-    only (``uint64`` if some of them need it), ``float64`` if numbers only, else text, of which only
-    ids can be made. Integers with leading zeros, as postcodes have, are text, as they would not be
-    told from those without.
+    Lines at the beginning that are empty or begin with ``#``, as in edge lists of SNAP, are
+    skipped, and empty lines at the end. Columns are ``int64`` if the first 1,000 rows have only
+    integers (``uint64`` if some need it), ``float64`` if they have only numbers, else text, which
+    can only be used for ids. Integers with leading zeros, such as postcodes, are text, to keep them
+    distinct from those without.
 
     Args:
-        path: The file; unpacked while it is read if it ends in ``.gz``.
-        delimiter: Between columns: by default a comma, in ``.tsv`` a tab; ``"whitespace"`` for any
-            number of spaces and tabs, the default in ``.txt``.
-        header: Whether the first line names the columns; else they are ``"0"``, ``"1"``, ... By
-            default ``True``, in ``.txt`` ``False``. Numbers alone name no columns, and words alone
-            above columns of numbers are no row.
-        dtypes: The dtype of some columns, ``int64``, ``int32``, ``uint64``, ``float64``,
-            ``float32`` or ``text``, where another one is wanted.
+        path: The file; decompressed while it is read if it ends in ``.gz``.
+        delimiter: The delimiter of columns: by default a comma, in ``.tsv`` a tab; ``"whitespace"``
+            for any number of spaces and tabs, the default in ``.txt``.
+        header: True if the first line has the names of the columns; otherwise these are ``"0"``,
+            ``"1"``, ... By default ``True``, in ``.txt`` ``False``. A header of numbers, or a first
+            row of words above columns of numbers, is an error.
+        dtypes: Dtypes of columns that differ from the inferred ones: ``int64``, ``int32``,
+            ``uint64``, ``float64``, ``float32`` or ``text``.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is empty, a header is wrong, or a dtype.
+        ValueError: If it is empty, or a header or a dtype is wrong.
     """
 
     fast = False
@@ -84,7 +84,7 @@ class CsvTable(Table):
         if header is not None and not isinstance(header, bool):
             raise ValueError(f"header must be True or False (got {header!r})")
         self._header = stem.suffix.lower() != ".txt" if header is None else header
-        # pyarrow parses what an ASCII character separates; other lines are taken as a whole
+        # pyarrow splits at ASCII characters only; other lines are read as a whole
         self._is_split = self._delimiter == _WHITESPACE or not self._delimiter.isascii()
         self._start = 0
         self.columns = self._look(dict(dtypes or {}))
@@ -92,7 +92,7 @@ class CsvTable(Table):
     def row_name(self, row: int) -> str:
         return f"{self.path}, row {row + 1}"
 
-    # What the columns are ####################################################################
+    # Columns #################################################################################
 
     def _look(self, dtypes: dict[str, str]) -> dict[str, Column]:
         try:
@@ -128,7 +128,7 @@ class CsvTable(Table):
         return found
 
     def _first(self) -> list[str]:
-        """The fields of the first row, behind the lines that are passed over."""
+        """The fields of the first row after the skipped lines."""
         with self._open() as file:
             self._start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         with io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="") as lines:
@@ -154,7 +154,7 @@ class CsvTable(Table):
         return [pa.concat_arrays(part) for part in parts]
 
     def _refuse_header(self, rows: list[Any]) -> None:
-        """Words above numbers would make text of all ids, and an edge of the words."""
+        """Refuse words above numbers, which would make all ids text, and the words an edge."""
         first = [column[0].as_py() for column in rows]
         words = not any(_fits(column.slice(0, 1), "float64") for column in rows)
         if words and all(_dtype(column.slice(1)) != "text" for column in rows):
@@ -202,7 +202,7 @@ class CsvTable(Table):
             ) from None
 
     def _blocks(self, begin: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the text of all columns, some consecutive rows at a time, with the first row."""
+        """Yield the text of all columns in blocks of consecutive rows, each with its first row."""
         at, size = begin, _BLOCK
         while True:
             try:
@@ -211,7 +211,7 @@ class CsvTable(Table):
                     at += len(columns[0])
                 return
             except pa.ArrowInvalid as error:
-                if "straddles" not in str(error):  # a row that is longer than a block
+                if "straddles" not in str(error):  # a row longer than a block
                     raise ValueError(f"{self.path}, behind row {at}: {error}") from None
                 if size >= _LONGEST:
                     raise ValueError(
@@ -265,7 +265,7 @@ class CsvTable(Table):
                 raise self._ragged(row, wrong[0].actual_columns, wrong[0].text) from None
 
     def _fields(self, begin: int, columns: list[Any]) -> list[Any]:
-        """The columns of rows, each of which is checked to have all."""
+        """The columns of rows; checks that each row has all of them."""
         if not self._is_split:
             empty = pc.equal(columns[0], "")
             for values in columns[1:] if pc.any(empty).as_py() else ():
@@ -310,11 +310,11 @@ class CsvTable(Table):
 
 
 class CsvReader(Tables):
-    """``edges.csv``: two columns or more, with a header; ids are anything.
+    """Reads ``edges.csv`` with two or more columns and a header; ids may be anything.
 
     Args:
-        source: The file; ``.csv``, ``.tsv`` or ``.txt``, each of them with ``.gz``, too.
-        **options: Of :class:`~pyg_scale.convert.tables.Tables` and :class:`CsvTable`.
+        source: The file, ``.csv``, ``.tsv`` or ``.txt``, also with ``.gz``.
+        **options: Options of :class:`~pyg_scale.convert.tables.Tables` and :class:`CsvTable`.
     """
 
     table_options = frozenset({"delimiter", "header", "dtypes"})
@@ -334,11 +334,11 @@ class CsvReader(Tables):
 
 
 class _WithoutEnd:
-    """A file that ends with the end of its last line that is not empty.
+    """A file without the empty lines at its end.
 
     Args:
         file: The file.
-        blank: The characters that empty lines are made of.
+        blank: The characters of empty lines.
     """
 
     closed = False
@@ -351,8 +351,9 @@ class _WithoutEnd:
     def read(self, size: int) -> bytes:
         """The next bytes, which pyarrow takes for a block.
 
-        Fewer only at the end, as a block must hold the end of a row; and never with a carriage
-        return as the last one, behind which pyarrow leaves a line feed out, also of a quoted field.
+        There are fewer than ``size`` only at the end, as a block must hold the end of a row. The
+        last byte is never a carriage return, after which pyarrow drops a line feed, even in a
+        quoted field.
         """
         while len(self._ready) < size and not self._ended:
             data = self._file.read(size)
@@ -370,7 +371,7 @@ class _WithoutEnd:
 
 
 def _first_refused(values: Any, check: Callable[[Any], Any]) -> int:
-    """The place of the first value for which a check of several fails."""
+    """The position of the first value that fails a check of all values."""
 
     def fails(place: int) -> bool:
         try:
@@ -383,11 +384,11 @@ def _first_refused(values: Any, check: Callable[[Any], Any]) -> int:
 
 
 def _numbers(values: Any, dtype: str, padded: bool = False) -> Array:
-    """Text as numbers.
+    """Convert text to numbers.
 
     Raises:
-        pyarrow.ArrowInvalid: If one is no number of the dtype, or is an integer with leading zeros
-            and ``padded`` is false.
+        pyarrow.ArrowInvalid: If one is not a number of the dtype, or is an integer with leading
+            zeros and ``padded`` is False.
     """
     if dtype.startswith("float"):
         try:
@@ -401,7 +402,7 @@ def _numbers(values: Any, dtype: str, padded: bool = False) -> Array:
         plain = pc.all(pc.equal(pc.cast(found, pa.string()), values)).as_py()
     except pa.ArrowInvalid:
         plain = False
-    if not plain:  # with a sign, spaces or zeros; pyarrow alone would take hexadecimal ones
+    if not plain:  # with a sign, spaces or zeros; pyarrow would also accept hexadecimal numbers
         if not padded and _is_padded(values):
             raise pa.ArrowInvalid("an integer with leading zeros")
         values = pc.utf8_trim_whitespace(values)
@@ -426,7 +427,7 @@ def _fits(values: Any, dtype: str) -> bool:
 
 
 def _dtype(values: Any) -> str:
-    """The dtype of a column that begins with this text."""
+    """The dtype of a column that begins with the given text."""
     if len(values) == 0:
         return "int64"
     if _is_padded(values):

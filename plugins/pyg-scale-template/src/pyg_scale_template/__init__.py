@@ -1,4 +1,4 @@
-"""The entries of this plugin. Imports nothing heavy: this module is read to list names."""
+"""The entries of this plugin. Imports nothing heavy, as it is imported to list names."""
 
 from pyg_scale import hookimpl
 

@@ -1,7 +1,7 @@
-"""A communicator: how tensors get from rank to rank. Send them over what you have instead.
+"""A communicator, which sends tensors between ranks. Replace it by your own transport.
 
-The second half, `listen` and `connect`, is for servers that are no ranks: leave it out if you have
-no use for it.
+The second half, `listen` and `connect`, is for servers that are not ranks. Leave it out if you do
+not need it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 
 
 class TemplateCommunicator(Communicator):
-    """Leaves messages in the store where the ranks meet: slow, and easy to read.
+    """Sends messages through the store where the ranks meet: slow, but easy to read.
 
     A message is plain bytes: the collective, the dtype, the shape, then the values.
     """
@@ -99,7 +99,7 @@ def _from_bytes(name, found, rank):
     return (tensor.view(dtype) if values else tensor.to(dtype)).view(sizes)
 
 
-# Servers that are no ranks ########################################################################
+# Servers that are not ranks #######################################################################
 
 ADDRESS = re.compile(r"tcp://([\w.-]+):(\d{1,5}|\*)")
 LENGTH = struct.Struct("<Q")
@@ -107,7 +107,7 @@ SECONDS = 10.0
 
 
 class TemplateListener(Listener):
-    """Answers one request of each connection, then closes it: slow, and easy to read."""
+    """Answers one request of each connection, then closes it: slow, but easy to read."""
 
     def __init__(self, where, handlers, token, num_threads, max_bytes):
         key, self.max_bytes = key_of(token), max_bytes
@@ -117,8 +117,8 @@ class TemplateListener(Listener):
         except OSError as error:
             raise CommError(f"cannot listen at {where}: {error}") from None
         self.address = "tcp://{}:{}".format(*listener.getsockname())
-        self.handlers = Handlers(handlers, num_threads)  # the threads that call them
-        # Strangers are heard by one thread, briefly; who has proved the secret comes to `admit`.
+        self.handlers = Handlers(handlers, num_threads)  # has the threads that call them
+        # One thread accepts connections; those that have proved the secret are passed to `admit`.
         self.acceptor = Acceptor(listener, key, 0, 1, self.admit)
 
     def admit(self, connection, _):
@@ -127,7 +127,7 @@ class TemplateListener(Listener):
     def serve(self, connection):
         with self.lock:
             self.open.add(connection)
-        # Whatever comes from the wire may be anything: an error ends this connection alone.
+        # Bytes from the wire may be anything: an error ends only this connection.
         with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(SECONDS)
             name, tensors = unpacked(receive(connection, self.max_bytes + 65536))
@@ -151,7 +151,7 @@ class TemplateListener(Listener):
 
 
 class TemplateConnection(Connection):
-    """Makes a connection, in a thread, for each request."""
+    """Makes a connection for each request, in a thread."""
 
     def __init__(self, addresses, token, timeout):
         self.addresses, self.timeout = tuple(addresses), timeout
@@ -201,12 +201,12 @@ class TemplateConnection(Connection):
             self.closed = True
             shut(self.open)
 
-    def __reduce__(self):  # a copy in another process makes connections of its own
+    def __reduce__(self):  # a copy in another process makes its own connections
         return type(self), (self.addresses, self.token, self.timeout)
 
 
 def key_of(token):
-    """A key that only who has the secret can derive; neither goes over the wire."""
+    """A key derived from the secret; neither is sent."""
     return derive_key(checked_secret(token), "template")
 
 

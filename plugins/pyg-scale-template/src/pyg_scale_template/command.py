@@ -1,4 +1,4 @@
-"""Print how many in-edges the nodes of a saved graph have."""
+"""Print the numbers of in-edges of the nodes of a saved graph."""
 
 import argparse
 
@@ -9,7 +9,7 @@ def main(argv):
     parser.add_argument("edges", help="a .npy file of source and destination ids, [2, num_edges]")
     args = parser.parse_args(argv)
 
-    import numpy as np  # here, so that --help stays quick
+    import numpy as np  # imported now, so that --help stays quick
 
     degree = np.bincount(np.load(args.edges, mmap_mode="r")[1])
     print(f"{len(degree)} nodes, {degree.mean():.1f} in-edges on average, {degree.max()} at most")

@@ -16,15 +16,15 @@ class TemplateConv(FusedConv, torch_geometric.nn.LGConv):
     """PyG's ``LGConv``, without a message for every edge."""
 
     replaces = torch_geometric.nn.LGConv
-    # What propagate() takes: PyG would read it off the source of a class of this name.
+    # The arguments of propagate(), which PyG would read from the source of a class of this name.
     propagate_type = {"x": Tensor, "edge_weight": OptTensor}  # noqa: RUF012
 
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
-        """The signature is PyG's; ``run`` takes the fused path or, where it must, PyG's."""
+        """The signature is PyG's; ``run`` takes the fused path or, if necessary, PyG's."""
         return self.run(x, edge_index, edge_weight)
 
     def fused(self, x, edge_index, edge_weight=None):
-        """The same result. Raises NotFused, before anything is done, for what it cannot do."""
+        """The same result as PyG's. Raises NotFused, before any other work, for other calls."""
         check_features(x)
         if is_sparse(edge_index):
             raise NotFused("a sparse matrix")

@@ -1,4 +1,4 @@
-"""A feature store: tensors by (group, name). Read them from where yours are instead."""
+"""A feature store of tensors by (group, name). Replace it by the place of your features."""
 
 import torch
 from torch_geometric.data import FeatureStore
@@ -7,9 +7,9 @@ from torch_geometric.data import FeatureStore
 class TemplateFeatureStore(FeatureStore):
     """Keeps features in a dictionary.
 
-    `attr.group_name` is a node type (`None` if there is one only), `attr.attr_name` is a name
-    such as `"x"`, and `attr.index` says which rows: a tensor, an array, a slice or `None` for all.
-    Several threads read at once, so tensors are replaced, never written into.
+    `attr.group_name` is a node type (`None` if there is only one), `attr.attr_name` is a name such
+    as `"x"`, and `attr.index` selects rows: a tensor, an array, a slice or `None` for all. Several
+    threads read at once, so tensors are replaced and never written to.
     """
 
     returns_views = True  # all rows, or a slice of them, are not copied
@@ -45,7 +45,7 @@ class TemplateFeatureStore(FeatureStore):
         return [self._tensor_attr_cls(group, name) for group, name in self.tensors]
 
     def _rows(self, attr):
-        """The rows that `attr` asks for; an error names one that does not exist."""
+        """The rows that `attr` selects; an error names a row that does not exist."""
         if isinstance(attr.index, slice):
             return attr.index
         rows, size = torch.as_tensor(attr.index), self._get_tensor_size(attr)[0]

@@ -1,4 +1,4 @@
-"""A graph store: edges by (edge type, layout). Read them from where yours are instead."""
+"""A graph store of edges by (edge type, layout). Replace it by the place of your edges."""
 
 import torch
 from torch_geometric.data import GraphStore
@@ -7,8 +7,9 @@ from torch_geometric.data import GraphStore
 class TemplateGraphStore(GraphStore):
     """Keeps edges in a dictionary.
 
-    `attr.layout` says what the two tensors of `edge_index` are: `coo` sources and destinations,
-    `csc` sources and where the in-edges of each destination begin, `csr` the other way round.
+    `attr.layout` is the form of the two tensors of `edge_index`: `coo` has sources and
+    destinations, `csc` has sources and the positions where the in-edges of each destination begin,
+    `csr` is the reverse.
     """
 
     def __init__(self):

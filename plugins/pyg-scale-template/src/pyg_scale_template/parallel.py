@@ -1,4 +1,4 @@
-"""A parallel wrapper: one model on many ranks. Exchange gradients in your own way instead."""
+"""A parallel wrapper of one model on many ranks. Replace it by your own exchange of gradients."""
 
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ class TemplateParallel(Parallel):
     """Sums gradients and counts of seeds after the backward, in one all-reduce."""
 
     def wrap(self, module, group=None):
-        """The module for this rank of `group`."""
+        """Wrap the module for this rank of `group`."""
         if not dist.is_initialized():
             raise RuntimeError("call torch.distributed.init_process_group first")
         return TemplateModule(module, group)
@@ -44,7 +44,7 @@ class TemplateModule(nn.Module):
             self.exchange(is_active=True)
 
     def exchange(self, is_active):
-        """Make the sums of all ranks means over seeds. Whether a rank had a batch."""
+        """Turn the sums of all ranks into means over seeds. Return True if any rank had a batch."""
         own = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.trained]
         if not is_active:
             own = [torch.zeros_like(p) for p in self.trained]

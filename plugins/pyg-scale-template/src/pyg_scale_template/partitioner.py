@@ -1,4 +1,4 @@
-"""A partitioner: runs of neighbouring nodes, found by walking the graph breadth first."""
+"""A partitioner into runs of neighbouring nodes, in breadth-first order."""
 
 import torch
 
@@ -8,12 +8,12 @@ from pyg_scale.partitioner import Partitioner
 class TemplatePartitioner(Partitioner):
     """Numbers the nodes breadth first and cuts that order into equal runs.
 
-    `graph` is undirected: the neighbours of node `v` are
-    `graph.indices[graph.indptr[v] : graph.indptr[v + 1]]`. Any random choice must come from
-    `seed` (see `pyg_scale.ops.keys`): then the parts are the same for the same seed.
+    `graph` is undirected: the neighbours of node `v` are `graph.indices[graph.indptr[v] :
+    graph.indptr[v + 1]]`. Any random choice must come from `seed` (see `pyg_scale.ops.keys`), so
+    that the same seed gives the same parts.
     """
 
-    balances = ("nodes",)  # that is kept within `max_imbalance`; asking for more is refused
+    balances = ("nodes",)  # kept within `max_imbalance`; other requests are refused
 
     def assign(self, graph, num_parts, *, seed, shares):
         part = torch.empty(graph.num_nodes, dtype=torch.int32)
@@ -28,7 +28,7 @@ class TemplatePartitioner(Partitioner):
 
 
 def breadth_first(graph):
-    """All nodes, `[num_nodes]`: one component after the other, nearest first."""
+    """All nodes, `[num_nodes]`, one component after the other, nearest first."""
     indptr, indices = graph.indptr.tolist(), graph.indices
     seen = torch.zeros(graph.num_nodes, dtype=torch.bool)
     order = []

@@ -1,4 +1,4 @@
-"""A reader: one edge a line, source and destination with a space between them."""
+"""A reader of text with one edge per line, source and destination separated by a space."""
 
 import itertools
 from pathlib import Path
@@ -9,9 +9,9 @@ from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader
 
 
 class TemplateReader(Reader):
-    """`convert("edges.template", path)`: lines such as `12 7`; the number of nodes is found.
+    """Reads lines such as `12 7`, for `convert("edges.template", path)`; counts the nodes.
 
-    A reader describes a graph and yields its edges in pieces, from any of them on.
+    A reader describes a graph and yields its edges in pieces, from any edge on.
     """
 
     def __init__(self, source):

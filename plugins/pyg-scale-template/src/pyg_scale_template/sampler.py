@@ -1,4 +1,4 @@
-"""A sampler: of the in-edges of a node, those with the smallest random numbers are taken."""
+"""A sampler that takes the in-edges of a node with the smallest random numbers."""
 
 import torch
 
@@ -9,8 +9,8 @@ from pyg_scale.sampler.hop import Chosen, Frontier, HopSampler
 class TemplateSampler(HopSampler):
     """Gives every in-edge of a node a random number and takes the `k` smallest.
 
-    That is uniform sampling without replacement. Change the numbers to change what is likely.
-    All of them must come from the keys of `frontier`: then batches do not depend on workers.
+    This is uniform sampling without replacement. Change the numbers to change the probabilities.
+    They must be drawn from the keys of `frontier`, so that batches do not depend on workers.
     """
 
     def pick(self, frontier: Frontier, k: int) -> Chosen:

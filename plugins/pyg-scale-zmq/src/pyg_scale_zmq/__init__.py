@@ -1,4 +1,4 @@
-"""Servers and clients over ZeroMQ. Imports nothing heavy: this is read to list names."""
+"""Servers and clients over ZeroMQ. Imports nothing heavy, as it is imported to list names."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[\w.*-]+):(\d{1,5}|\*)|ipc:
 class Zmq(Communicator):
     """Requests and replies by address, over ZeroMQ, encrypted by its CURVE (RFC 25 and 26).
 
-    Has :meth:`listen` and :meth:`connect` alone: it connects servers and clients, not the ranks of
-    a group.
+    It has only :meth:`listen` and :meth:`connect`, as it connects servers and clients, not the
+    ranks of a group.
     """
 
     @classmethod
     def join(cls, group: Group) -> Communicator:
-        """Not here.
+        """Raise, as this backend has no groups.
 
         Raises:
             NotImplementedError: Always.
@@ -45,7 +45,7 @@ class Zmq(Communicator):
         num_threads: int = 2,
         max_bytes: int = MAX_REQUEST,
     ) -> Listener:
-        """See :meth:`pyg_scale.comm.Communicator.listen`; also ``ipc://`` and a path."""
+        """See :meth:`pyg_scale.comm.Communicator.listen`; also accepts ``ipc://`` and a path."""
         from pyg_scale_zmq.listener import ZmqListener
 
         if num_threads < 1 or max_bytes < 1:
@@ -57,7 +57,7 @@ class Zmq(Communicator):
 
     @classmethod
     def connect(cls, addresses: Sequence[str], *, token: str, timeout: float = 60.0) -> Connection:
-        """See :meth:`pyg_scale.comm.Communicator.connect`; also ``ipc://`` and a path."""
+        """See :meth:`pyg_scale.comm.Communicator.connect`; also accepts ``ipc://`` and a path."""
         from pyg_scale_zmq.connection import ZmqConnection
 
         if not addresses:
@@ -71,7 +71,7 @@ class Zmq(Communicator):
         raise NotImplementedError("the backend 'zmq' has no collectives")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as there is nothing to close."""
 
 
 def _checked(address: str, fixed: bool = False) -> str:

@@ -6,7 +6,7 @@ from pyg_scale.hookspecs import Check
 
 
 def check() -> Check:
-    """Say which ZeroMQ there is."""
+    """Report the version of ZeroMQ."""
     import zmq
 
     found = f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()}"

@@ -1,4 +1,4 @@
-"""The client's side: one thread owns a socket for each server."""
+"""The client side: one thread owns a socket for each server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyg_scale_zmq.wake import Wake
 
 CONNECT_SECONDS = 5.0
 _JOIN_SECONDS = 5.0
-_TIDY_EVERY = 256  # requests that wait for answers, some of which nobody wants any more
+_TIDY_EVERY = 256  # requests that wait for answers, some of which are abandoned
 _LOST = zmq.EVENT_DISCONNECTED
 _FAILED = zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -36,12 +36,12 @@ _READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class ZmqConnection(Connection):
-    """Asks servers; in a forked or unpickled process it connects anew.
+    """Sends requests to servers; in a forked or unpickled process it connects anew.
 
     Args:
-        addresses: Of the servers.
-        secret: What they have.
-        timeout: Seconds that an answer may take.
+        addresses: Addresses of the servers.
+        secret: Secret of the servers.
+        timeout: Time limit of an answer in seconds.
     """
 
     def __init__(self, addresses: tuple[str, ...], secret: str, timeout: float) -> None:
@@ -63,7 +63,7 @@ class ZmqConnection(Connection):
         return reply
 
     def _own(self) -> _Inside:
-        """The sockets of this process: those of the one it was forked from are not."""
+        """The sockets of this process, not those of the process it was forked from."""
         with self._lock:
             if self._closed:
                 raise CommError("this connection was closed")
@@ -96,20 +96,20 @@ class ZmqConnection(Connection):
 
 
 class _Server:
-    """A server as the thread sees it."""
+    """The state of a server in the thread."""
 
     def __init__(self, context: zmq.Context, address: str, secret: str) -> None:
         self.address = address
         self.ready = False
         self.waiting: dict[int, Reply] = {}
         self.unsent: deque[tuple[int, list[Any], Reply]] = deque()
-        self._failing = False  # a handshake, whose connection ends next
+        self._failing = False  # the handshake; the connection ends next
         self._refusal: CommError | None = None
-        self._idle = False  # ZeroMQ does not try to connect
+        self._idle = False  # ZeroMQ does not connect
         self.socket = context.socket(zmq.DEALER)
         tune(self.socket, MAX_ANSWER)
         self.socket.setsockopt(zmq.IPV6, 1)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for who is not there
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue for absent servers
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_SECONDS * 1000))
         self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
@@ -121,7 +121,7 @@ class _Server:
         self.socket.connect(address)
 
     def watch(self) -> None:
-        """Take notice of what happened to the connection."""
+        """Handle events of the connection."""
         while True:
             try:
                 event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
@@ -136,7 +136,7 @@ class _Server:
             elif event == _LOST:
                 if self.ready:
                     self.lose("the connection is lost")
-                elif not self._failing:  # not even a handshake was tried
+                elif not self._failing:  # no handshake was tried
                     self._refuse(CommError(f"{self.address}: {_NO_SERVER}"))
                 self._failing = False
             elif not self.ready:
@@ -151,7 +151,7 @@ class _Server:
             self.lose("it ended the connection in the handshake")
 
     def _refuse(self, error: CommError) -> None:
-        """Try no more until something is asked."""
+        """Stop connecting until the next request."""
         self._refusal, self._idle = error, True
         self._disconnect()
         self.fail(error)
@@ -168,17 +168,17 @@ class _Server:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent."""
+        """Send queued requests as far as possible."""
         while self.ready and self.unsent:
             number, frames, reply = self.unsent[0]
-            if reply.done:  # nobody waits any more
+            if reply.done:  # the caller has given up
                 self.unsent.popleft()
                 continue
             try:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            except RuntimeError as error:  # PyZMQ has come to its end, with the interpreter
+            except RuntimeError as error:  # PyZMQ has ended with the interpreter
                 self.lose(str(error))
                 return
             self.unsent.popleft()
@@ -194,7 +194,7 @@ class _Server:
                 return
             try:
                 message = message_of(frames, MAX_ANSWER)
-            except Exception as error:  # also of memory
+            except Exception as error:  # including MemoryError
                 self.lose(f"it sent what is no answer ({error})")
                 continue
             reply = self.waiting.pop(message.number, None)
@@ -213,7 +213,7 @@ class _Server:
         self.fail(CommError(f"{self.address}: {reason}"))
 
     def fail(self, error: Exception) -> None:
-        """Nothing that was asked will be answered."""
+        """Fail all open requests."""
         gone = [*self.waiting.values(), *(reply for _, _, reply in self.unsent)]
         self.waiting.clear()
         self.unsent.clear()
@@ -260,7 +260,7 @@ class _Inside:
             poller.register(server.socket, zmq.POLLIN)
         try:
             while True:
-                # What could not be sent is tried again: sockets are rarely full.
+                # Unsent messages are retried: sockets are rarely full.
                 blocked = any(server.ready and server.unsent for server in self._servers)
                 ready = dict(poller.poll(20 if blocked else None))
                 if self._wake.fd in ready:
@@ -278,7 +278,7 @@ class _Inside:
             self._end = CommError(f"the thread of this connection has ended by {what}")
             raise
         finally:
-            self._stopped = True  # first: what is asked from now on fails where it is asked
+            self._stopped = True  # first, so that later requests fail in their caller
             self._wake.close()
             while not self._asked.empty():
                 if (asked := self._asked.get()) is not None:
@@ -290,7 +290,7 @@ class _Inside:
             self._context.destroy(linger=0)
 
     def _take(self) -> bool:
-        """Take over what was asked; whether to go on."""
+        """Take over new requests; return False to end."""
         while not self._asked.empty():
             asked = self._asked.get()
             if asked is None:

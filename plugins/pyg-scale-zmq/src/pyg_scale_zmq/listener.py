@@ -1,4 +1,4 @@
-"""The server's side: one thread owns the sockets, others answer."""
+"""The server side: one thread owns the sockets, others answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import zmq
-import zmq.utils.garbage  # which has an end of its own, at exit, from its import on
+import zmq.utils.garbage  # registers its own end at exit when imported
 from torch import Tensor
 from zmq.utils import z85
 
@@ -26,7 +26,7 @@ from pyg_scale_zmq.settings import DOMAIN, IO_THREADS, keys_of, require_curve, t
 from pyg_scale_zmq.wake import Wake
 
 MAX_WAITING = 1024
-"""Requests that may wait for a thread; more are refused, and asked of another server."""
+"""Largest number of requests that wait for a thread; clients send further ones to other servers."""
 _JOIN_SECONDS = 5.0
 
 
@@ -34,14 +34,14 @@ class ZmqListener(Listener):
     """Answers requests at an address.
 
     Args:
-        address: Where.
-        handlers: What is served.
-        secret: Whoever does not have it is cut off before anything of it is read.
-        num_threads: How many requests are answered at a time.
-        max_bytes: The most that a request may have.
+        address: Address to listen on.
+        handlers: The handlers by name.
+        secret: The secret; clients without it are disconnected before any message is read.
+        num_threads: Number of requests that are answered at a time.
+        max_bytes: Largest size of a request in bytes.
 
     Raises:
-        CommError: If it is not possible to listen there.
+        CommError: If it cannot listen at the address.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ZmqListener(Listener):
         self._inside = _Inside(address, handlers, secret, num_threads, max_bytes)
         self.address = self._inside.address
         self._finalizer = weakref.finalize(self, self._inside.stop)
-        # Before PyZMQ's end, after which nothing large can be sent; that of finalizers is later.
+        # Before PyZMQ's end, after which nothing large can be sent; finalizers would run later.
         atexit.register(self._finalizer)
 
     @property
@@ -80,15 +80,15 @@ class _Inside:
     ) -> None:
         require_curve()
         self._max_bytes = max_bytes
-        self._clients = z85.decode(keys_of(secret, "client")[0])  # the key that all of them have
+        self._clients = z85.decode(keys_of(secret, "client")[0])  # the key of all clients
         self._context = zmq.Context(IO_THREADS)
         self._socket = self._context.socket(zmq.ROUTER)
         tune(self._socket, max_bytes)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone raises
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raises for a lost client
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_of(secret, "server")[1])
         self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in without a question
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # every client is checked
         self._socket.setsockopt(zmq.IPV6, int("[" in address))
         self._zap = self._context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
@@ -109,7 +109,7 @@ class _Inside:
         self._thread.start()
 
     def stop(self) -> None:
-        if self._process != os.getpid():  # a fork has the sockets, which are not its own
+        if self._process != os.getpid():  # a fork must not touch the sockets of its parent
             return
         self._answers.put(None)
         self._wake.up()
@@ -143,7 +143,7 @@ class _Inside:
             self._context.destroy(linger=0)
 
     def _admit(self) -> None:
-        """Answer ZeroMQ's question whether to listen to somebody (its RFC 27)."""
+        """Answer ZeroMQ's requests to authenticate clients (its RFC 27)."""
         asked = self._zap.recv_multipart()
         known = len(asked) == 7 and asked[5] == b"CURVE" and asked[6] == self._clients
         status = (b"200", b"OK") if known else (b"400", b"the secret is another one")
@@ -151,7 +151,7 @@ class _Inside:
         self._zap.send_multipart([b"1.0", number, *status, b"", b""])
 
     def _receive(self) -> None:
-        for _ in range(64):  # then answers get their turn
+        for _ in range(64):  # then answers have their turn
             try:
                 client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -159,7 +159,7 @@ class _Inside:
             who = bytes(client.buffer)
             try:
                 message = message_of(frames, self._max_bytes)
-            except Exception:  # also of memory; it may not even have a number to answer to
+            except Exception:  # including MemoryError; it may lack a number to answer to
                 continue
             if message.kind == REQUEST:
                 self._begin(who, message)
@@ -193,10 +193,10 @@ class _Inside:
     def _send(self, who: bytes, number: int, future: Future[list[Tensor]]) -> None:
         try:
             frames: list[Any] = frames_of(_message(number, future))
-        except Exception as refused:  # what the handler returned or raised cannot be sent
+        except Exception as refused:  # the result of the handler cannot be sent
             reason = f"{type(refused).__name__}: {refused}"
             frames = frames_of(Message(ERROR, number, reason))
-        # A client that is gone, or has a thousand answers waiting, gets none.
+        # A client that is lost, or has a thousand waiting answers, gets none.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._socket.send_multipart([who, *frames], zmq.NOBLOCK, copy=False)
 

@@ -1,8 +1,8 @@
-"""Messages: a frame that says what comes, then one frame of raw bytes for each tensor.
+"""Messages: a frame with the description, then one frame of raw bytes for each tensor.
 
-Everything that comes from the wire is checked against a limit before it is believed. Nothing is
-pickled. Frames of tensors are neither copied when they are sent nor, if they are large, when they
-come: the tensor lies in ZeroMQ's memory.
+All data from the wire is checked against limits before it is used. Nothing is pickled. Frames of
+tensors are not copied when they are sent nor, if they are large, when they are received: the tensor
+is in ZeroMQ's memory.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Message:
 
     Attributes:
         kind: :data:`REQUEST`, :data:`REPLY` or :data:`ERROR`.
-        number: Which request it is, or belongs to.
-        text: The handler's name, or what went wrong.
-        tensors: What it carries.
+        number: Number of the request, or of the request that it answers.
+        text: The handler's name, or the error.
+        tensors: The tensors of the message.
     """
 
     kind: int
@@ -54,7 +54,7 @@ def frames_of(message: Message) -> list[Any]:
 
     Raises:
         ValueError: If there are too many tensors, or one has too many dimensions.
-        TypeError: If something is no tensor, or of a dtype that cannot be sent.
+        TypeError: If a value is not a tensor, or has a dtype that cannot be sent.
     """
     if len(message.tensors) > MAX_TENSORS:
         raise ValueError(f"a message may have {MAX_TENSORS} tensors (got {len(message.tensors)})")
@@ -75,14 +75,14 @@ def frames_of(message: Message) -> list[Any]:
 
 
 def message_of(frames: Sequence[zmq.Frame], max_bytes: int) -> Message:
-    """The message of frames.
+    """Parse the frames of a message.
 
     Args:
         frames: The frames, uncopied.
-        max_bytes: The most that tensors may have together.
+        max_bytes: Largest total size of the tensors in bytes.
 
     Raises:
-        CommError: If it is no message, or a larger one.
+        CommError: If it is not a message, or is too large.
     """
     if not frames or not _HEAD.size <= len(frames[0]) <= MAX_HEAD:
         raise CommError("what came is no message of pyg_scale")
@@ -123,7 +123,7 @@ def _tensor(frame: zmq.Frame | None, size: int, dtype: torch.dtype, shape: Seque
     if len(frame) != size:
         raise CommError(f"a tensor of {size} bytes came with {len(frame)}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the memory is ours alone, and can be written
+        warnings.simplefilter("ignore", UserWarning)  # the memory is only ours, and writable
         found = torch.frombuffer(frame.buffer, dtype=torch.uint8)
     if size < _COPY_BELOW or found.data_ptr() % max(8, dtype.itemsize):
         found = found.clone()

@@ -12,25 +12,25 @@ from pyg_scale.comm.secret import derive_key
 from pyg_scale.errors import CommError
 
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between the messages by which a side says that it is there."""
+"""Seconds between heartbeats of a side."""
 SILENCE_SECONDS = 10.0
-"""After so long without a sign the other side is given up, as when a cable was pulled."""
+"""Seconds without heartbeats after which the other side is lost, such as by an unplugged cable."""
 HANDSHAKE_SECONDS = 5.0
-"""Seconds that a side has to prove that it has the secret."""
+"""Time limit in seconds to prove the secret."""
 IO_THREADS = 4
-"""Threads of ZeroMQ that encrypt; what comes over one connection is the work of one of them."""
+"""Number of ZeroMQ's threads that encrypt; each connection is handled by one of them."""
 DOMAIN = b"pyg_scale"
-_CURVE_BYTES = 64  # that CURVE adds to a frame, and some more
+_CURVE_BYTES = 64  # upper bound of the bytes that CURVE adds to a frame
 _GREETING_SECONDS = 1.0
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
 def tune(socket: zmq.Socket, max_bytes: int) -> None:
-    """Set limits of time and size.
+    """Set time and size limits.
 
     Args:
-        socket: Before it is bound or connected.
-        max_bytes: The most that a frame from the wire may have.
+        socket: The socket, not yet bound or connected.
+        max_bytes: Largest size in bytes of a frame from the wire.
     """
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _CURVE_BYTES)
@@ -55,10 +55,10 @@ def require_curve() -> None:
 
 
 def keys_of(secret: str, side: str) -> tuple[bytes, bytes]:
-    """The long-term keys of one side, made of the secret, so that both sides know them.
+    """The long-term keys of one side, derived from the secret, so that both sides know them.
 
     Args:
-        secret: Of the job.
+        secret: Secret of the job.
         side: ``"server"`` or ``"client"``.
 
     Returns:
@@ -69,9 +69,9 @@ def keys_of(secret: str, side: str) -> tuple[bytes, bytes]:
 
 
 def greets_with_curve(address: str) -> bool:
-    """Ask what listens somewhere how it begins: a server of ours with CURVE (ZMTP, RFC 37).
+    """Return True if a server at an address begins like ours, with CURVE (ZMTP, RFC 37).
 
-    A server that has another key ends the connection without a word, and so does much else.
+    A server with another key ends the connection silently, as do many other programs.
     """
     with contextlib.suppress(OSError), sockets.socket(*_family(address)) as probe:
         probe.settimeout(_GREETING_SECONDS)

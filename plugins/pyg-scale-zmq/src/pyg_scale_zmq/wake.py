@@ -1,4 +1,4 @@
-"""Wakes a thread that waits for sockets."""
+"""Wake-up of a thread that waits for sockets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Wake:
-    """Something that a poller can wait for, and any thread can raise."""
+    """A signal that a poller can wait for and any thread can raise."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -16,18 +16,18 @@ class Wake:
         self._closed = False
 
     def up(self) -> None:
-        """Wake whoever waits; nothing once closed."""
+        """Wake the waiting thread; does nothing once closed."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Wait for the next call."""
+        """Reset the signal."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Give the number back."""
+        """Close the file descriptor."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -15,7 +15,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class _Object:
-    """Stands for an object of GLT: its attributes, nothing else."""
+    """The attributes of an object of GLT."""
 
 
 def stand_in(module: str, name: str) -> Any:
@@ -33,11 +33,11 @@ def read_book(file: str | PathLike[str]) -> Tensor:
     """The parts ``[n]`` in a ``.pt`` file: a tensor, or one of GLT's partition books.
 
     Args:
-        file: Such as GLT's ``node_pb.pt``. Nothing in it is run.
+        file: The file, such as GLT's ``node_pb.pt``. No code in it is run.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or holds something else; names it.
+        ValueError: If it is damaged or has other content; names it.
     """
     path = Path(file)
     found = load_plain(path, stand_in=stand_in)

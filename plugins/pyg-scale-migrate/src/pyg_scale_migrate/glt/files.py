@@ -26,8 +26,8 @@ class Layout:
     Attributes:
         path: The directory.
         num_parts: Number of parts.
-        node_types: ``(None,)`` if homogeneous.
-        edge_types: ``(None,)`` if homogeneous.
+        node_types: The node types; ``(None,)`` if homogeneous.
+        edge_types: The edge types; ``(None,)`` if homogeneous.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Layout:
 
         Raises:
             FileNotFoundError: If the file is missing.
-            ValueError: If it holds something else, or a part that does not exist; names it.
+            ValueError: If it has other content, or a part that does not exist; names it.
         """
         file = (
             self.path / f"{group}.pt" if kind is None else self.path / group / f"{_text(kind)}.pt"
@@ -66,7 +66,7 @@ class Layout:
         return [_below(self.path / f"part{i}" / "graph", edge_type) for i in range(self.num_parts)]
 
     def feature_folders(self, group: str, kind: NodeType | EdgeType) -> list[Path]:
-        """The folders of the features, one a part; none if there are no features.
+        """The folders of the features, one per part; empty if there are no features.
 
         Raises:
             FileNotFoundError: If only some parts have them.
@@ -84,11 +84,11 @@ def read_layout(path: str | PathLike[str]) -> Layout:
 
     Raises:
         FileNotFoundError: If it has no ``META``, or a part is missing.
-        ValueError: If ``META`` is damaged or says something else.
+        ValueError: If ``META`` is damaged or has other content.
     """
     folder = Path(path)
     if not (folder / "META").is_file():
-        raise FileNotFoundError(f"{folder} is no partition of GLT: it has no file META")
+        raise FileNotFoundError(f"{folder} is not a partition of GLT: it has no file META")
     found = load_pickle(folder / "META")
     try:
         num_parts, hetero = found["num_parts"], found["data_cls"] == "hetero"
@@ -117,15 +117,15 @@ def read_layout(path: str | PathLike[str]) -> Layout:
 
 
 class Edges:
-    """The edges of a type, put back into the order of their ids.
+    """The edges of a type, in the order of their ids.
 
     Args:
-        layout: Where they are.
-        edge_type: Their type.
+        layout: The layout of the directory.
+        edge_type: The type of the edges.
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If files do not fit each other, or an edge is missing or there twice.
+        ValueError: If files do not fit each other, or an edge is missing or repeated.
     """
 
     def __init__(self, layout: Layout, edge_type: EdgeType) -> None:
@@ -143,7 +143,7 @@ class Edges:
         self._check_ids()
 
     def read(self, names: tuple[str, ...], begin: int, rows: int) -> Iterator[tuple[Tensor, ...]]:
-        """Consecutive edges, by id: ``rows``, ``cols`` or ``weights`` of them."""
+        """``rows``, ``cols`` or ``weights`` of consecutive edges, by id."""
         for first in range(begin, self.num_edges, rows):
             end = min(self.num_edges, first + rows)
             out = [torch.empty(end - first, dtype=self._parts[0][name].dtype) for name in names]
@@ -166,7 +166,7 @@ class Edges:
         for part in self._parts:
             count = part["rows"].numel()
             ids = part.pop("eids", None)
-            if ids is None:  # positions, where GLT kept the whole graph in one place
+            if ids is None:  # ids are positions, as GLT kept the whole graph in one place
                 ids = torch.arange(begin, begin + count)
             elif bool((ids[1:] <= ids[:-1]).any()):
                 part["order"] = ids.argsort()
@@ -188,7 +188,7 @@ class Edges:
 
 
 def feature_chunks(folder: Path, rows: int = _ROWS) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ids ``[n]`` and features ``[n, ...]`` of one part; copies of other parts' rows are left out.
+    """Ids ``[n]`` and features ``[n, ...]`` of one part, without copies of other parts' rows.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -196,7 +196,7 @@ def feature_chunks(folder: Path, rows: int = _ROWS) -> Iterator[tuple[Tensor, Te
     """
     if any((folder / f"{name}.pkl").is_file() for name in ("ids", "feats")):
         pairs = _appended(folder / "ids.pkl", folder / "feats.pkl")
-    else:  # as GLT wrote it before it appended
+    else:  # older versions of GLT, which did not append
         pairs = iter([(load_plain(folder / "ids.pt"), load_plain(folder / "feats.pt", mmap=True))])
     for ids, values in pairs:
         for name, value in (("ids", ids), ("features", values)):

@@ -1,4 +1,4 @@
-"""Graphs that GraphLearn-for-PyTorch (GLT) partitioned, put together again."""
+"""Reader of graphs that GraphLearn-for-PyTorch (GLT) partitioned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pyg_scale_migrate.glt.files import Edges, Layout, books, feature_chunks, re
 ENDS = ("rows", "cols")
 Kind = NodeType | EdgeType
 Key = tuple[str, Kind]
-"""``"x"`` or ``"edge_attr"``, and the type that has it."""
+"""``"x"`` or ``"edge_attr"``, and its node or edge type."""
 
 
 def assignment(path: str | PathLike[str]) -> Tensor | dict[str, Tensor]:
@@ -38,7 +38,7 @@ def assignment(path: str | PathLike[str]) -> Tensor | dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If one is damaged or holds something else; names it.
+        ValueError: If one is damaged or has other content; names it.
 
     Example::
 
@@ -53,18 +53,18 @@ def assignment(path: str | PathLike[str]) -> Tensor | dict[str, Tensor]:
 
 
 class GLTReader(Reader):
-    """``glt:DIR``: the graph in a partition directory of GLT, as it was before it was partitioned.
+    """Reads ``glt:DIR``, a partition directory of GLT, as the graph before it was partitioned.
 
-    Nodes and edges have the ids that they had there. Features are ``x`` and ``edge_attr``, weights
-    ``edge_weight``. Files are mapped or read in chunks; the ids of edges are in memory (9 bytes an
-    edge, 17 where the ids of a part do not ascend). Nothing in them is run: of pickles, only those
-    that hold tensors and plain containers alone are read.
+    Nodes and edges keep their ids. Features are ``x`` and ``edge_attr``, weights ``edge_weight``.
+    Files are mapped or read in chunks; the ids of edges are in memory (9 bytes per edge, or 17 if
+    the ids of a part do not ascend). No code in files is run: only pickles of tensors and plain
+    containers are read.
 
     Args:
         source: The directory, with ``META``, ``node_pb`` and ``part0`` to ``part{k-1}``.
-        labels: Files of labels, which GLT keeps apart: ``labels.pt`` or ``labels.npy``
-            ``[num_nodes, ...]``; where there are node types ``paper=labels.pt``, several with a
-            comma between them. They become ``y``.
+        labels: Files of labels, which GLT stores separately: ``labels.pt`` or ``labels.npy``
+            ``[num_nodes, ...]``; with node types ``paper=labels.pt``, several separated by commas.
+            They become ``y``.
 
     Raises:
         FileNotFoundError: If a file or a part is missing.
@@ -88,7 +88,7 @@ class GLTReader(Reader):
         return {"labels": {str(t): str(file) for t, file in self._label_files.items()}}
 
     def prepare(self, work: Workspace) -> None:
-        """Bring features into the order of ids, in files of their own."""
+        """Write features in the order of ids to new files."""
         layout = self._layout
         self._num_nodes = {t: parts.numel() for t, parts in books(layout).items()}
         self._edges = {edge_type: Edges(layout, edge_type) for edge_type in layout.edge_types}
@@ -167,7 +167,7 @@ def _in_order(folders: list[Path], file: Path, rows: int, name: str, work: Works
     """Write the features of all parts by id; returns their dtype.
 
     Raises:
-        ValueError: If the parts do not fit each other, or have a row twice or not at all.
+        ValueError: If the parts do not fit each other, or a row is repeated or missing.
     """
     seen = torch.zeros(rows, dtype=torch.bool)
     writer: ArrayWriter | None = None
@@ -214,7 +214,7 @@ def _check_ids(ids: Tensor, seen: Tensor, folder: Path) -> None:
 
 
 def _write_runs(writer: ArrayWriter, ids: Tensor, values: Tensor) -> None:
-    """Write rows to where they belong, those that follow each other at once."""
+    """Write rows to their places, consecutive ones at once."""
     if not ids.numel():
         return
     order = ids.argsort()

@@ -1,6 +1,6 @@
-"""The names of ``torch_geometric.distributed``: change an import, and scripts run as they are.
+"""The names of ``torch_geometric.distributed``, for scripts with only an import changed.
 
-Names are loaded when they are first used. They can be imported from ``pyg_scale.distributed`` too.
+Names are loaded on first use. They can also be imported from ``pyg_scale.distributed``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""``LocalFeatureStore``: the rows of features that a process has, as PyG's store.
+"""``LocalFeatureStore``: the features of a process, as PyG's store.
 
-Made of tensors it holds these, and can be written to. ``from_partition`` gives that of one part of
-a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
+A store made of tensors holds these, and can be written to. ``from_partition`` returns the store of
+one part of a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 _UNSET: Any = TensorAttr().group_name
 OF_EDGES = (None, None)
-"""PyG's name of the group of edges in a graph without types."""
+"""PyG's group name of edges in a graph without types."""
 
 
 @dataclass
 class LocalTensorAttr(TensorAttr):
-    """As PyG's: an attribute whose ``index`` need not be given."""
+    """An attribute with an optional ``index``, as in PyG."""
 
     def __init__(self, group_name: Any = _UNSET, attr_name: Any = _UNSET, index: Any = None):
         super().__init__(group_name, attr_name, index)
@@ -31,18 +31,18 @@ class LocalTensorAttr(TensorAttr):
 class LocalFeatureStore(FeatureStore):
     """The features of the nodes and edges of one part.
 
-    As ``torch_geometric.distributed.LocalFeatureStore``. A group is a node type (``None`` in a
-    graph without types) or an edge type (there ``(None, None)``). Row ``i`` belongs to the node or
-    edge ``get_global_id(group)[i]``; rows of nodes that other parts own are not used. Loaders fetch
-    rows of other parts by themselves.
+    It replaces ``torch_geometric.distributed.LocalFeatureStore``. A group is a node type (``None``
+    in a graph without types) or an edge type (``(None, None)`` in a graph without types). Row ``i``
+    belongs to the node or edge ``get_global_id(group)[i]``; rows of nodes that other parts own are
+    not used. Loaders fetch rows of other parts.
 
     Attributes:
         num_partitions: Number of parts of the graph.
         partition_idx: The number of this part.
-        node_feat_pb: As ``node_pb`` of :class:`LocalGraphStore`, whose own is what counts.
-        edge_feat_pb: As ``edge_pb`` there.
-        meta: As there.
-        labels_are_used: Whether a loader has the labels already.
+        node_feat_pb: As ``node_pb`` of :class:`LocalGraphStore`; only the latter is used.
+        edge_feat_pb: As ``edge_pb`` of :class:`LocalGraphStore`.
+        meta: As ``meta`` of :class:`LocalGraphStore`.
+        labels_are_used: True if a loader already has the labels.
     """
 
     num_partitions: int = 1
@@ -67,18 +67,18 @@ class LocalFeatureStore(FeatureStore):
         edge_id: Tensor | None = None,
         edge_attr: Tensor | None = None,
     ) -> LocalFeatureStore:
-        """A store of features in memory.
+        """Make a store of features in memory.
 
         Args:
-            node_id: The original id ``int64`` ``[n]`` of every node that has rows here.
+            node_id: The original id ``int64`` ``[n]`` of every node with rows.
             x: Features ``[n, channels]``.
             y: Labels ``[n, ...]``.
-            edge_id: The original id ``int64`` ``[e]`` of every edge that has rows here.
+            edge_id: The original id ``int64`` ``[e]`` of every edge with rows.
             edge_attr: Their features ``[e, ...]``.
 
         Raises:
-            ValueError: If there is ``edge_attr`` without ``edge_id``, or rows are not as many as
-                ids.
+            ValueError: If there is ``edge_attr`` without ``edge_id``, or the numbers of rows and
+                ids differ.
         """
         out = cls()
         out._add(None, node_id, {"x": x, "y": y})
@@ -94,7 +94,7 @@ class LocalFeatureStore(FeatureStore):
         edge_id_dict: Mapping[tuple[str, str, str], Tensor] | None = None,
         edge_attr_dict: Mapping[tuple[str, str, str], Tensor] | None = None,
     ) -> LocalFeatureStore:
-        """A store of features with types in memory; see :meth:`from_data`.
+        """Make a store of features with types in memory; see :meth:`from_data`.
 
         Args:
             node_id_dict: Original ids of nodes, by node type.
@@ -104,7 +104,7 @@ class LocalFeatureStore(FeatureStore):
             edge_attr_dict: Features, by edge type.
 
         Raises:
-            ValueError: If a type has rows without ids, or rows are not as many as ids.
+            ValueError: If a type has rows without ids, or the numbers of rows and ids differ.
         """
         out = cls()
         nodes: list[tuple[str, Mapping[Any, Tensor]]] = [("x", x_dict or {}), ("y", y_dict or {})]
@@ -117,7 +117,7 @@ class LocalFeatureStore(FeatureStore):
 
     @classmethod
     def from_partition(cls, root: str | PathLike[str], pid: int) -> LocalFeatureStore:
-        """One part of a graph directory; see :meth:`LocalGraphStore.from_partition`.
+        """Open one part of a graph directory; see :meth:`LocalGraphStore.from_partition`.
 
         Raises:
             GraphDirectoryError: As there.
@@ -148,7 +148,7 @@ class LocalFeatureStore(FeatureStore):
         """Labels ``[num_nodes, ...]`` of all nodes of the graph: ``y`` of batches.
 
         With types a dictionary by node type, or a tensor for the type of the seeds. ``None``: the
-        attribute ``y``, if there is one. To be set before a loader is made.
+        attribute ``y``, if there is one. Must be set before a loader is made.
         """
         return self._labels
 
@@ -160,11 +160,11 @@ class LocalFeatureStore(FeatureStore):
 
     @staticmethod
     def key(attr: TensorAttr) -> tuple[Any, Any]:
-        """Under which a tensor is kept."""
+        """The key of a tensor."""
         return attr.group_name, attr.attr_name
 
     def put_global_id(self, global_id: Tensor, group_name: Any) -> bool:
-        """Say which nodes or edges the rows of a group belong to: ids ``int64`` ``[n]``."""
+        """Set the ids ``int64`` ``[n]`` of the nodes or edges of a group's rows."""
         self._global_id[group_name] = global_id
         return True
 
@@ -173,11 +173,11 @@ class LocalFeatureStore(FeatureStore):
         return self._global_id.get(group_name)
 
     def remove_global_id(self, group_name: Any) -> bool:
-        """Drop the ids of a group; whether there were any."""
+        """Remove the ids of a group; return True if there were any."""
         return self._global_id.pop(group_name, None) is not None
 
     def get_tensor_from_global_id(self, *args: Any, **kwargs: Any) -> Any:
-        """Rows of an attribute by original ids, in ``index`` ``[n]``.
+        """Rows of an attribute by original ids, given as ``index`` ``[n]``.
 
         Raises:
             KeyError: If there is no such attribute.
@@ -201,7 +201,7 @@ class LocalFeatureStore(FeatureStore):
         return any(attr.attr_name == "edge_attr" for attr in self.get_all_tensor_attrs())
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """The attributes that there are."""
+        """All attributes."""
         return [LocalTensorAttr(*key) for key in self._features]
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
@@ -222,7 +222,7 @@ class LocalFeatureStore(FeatureStore):
         return self._features.pop(self.key(attr), None) is not None
 
     def contents(self) -> list[tuple[Any, Any]]:
-        """Every tensor that loaders read, with its name."""
+        """All tensors that loaders read, with their names."""
         return [*self._features.items(), *self._global_id.items()]
 
     def __repr__(self) -> str:
@@ -233,11 +233,11 @@ def places_of(ids: Tensor, wanted: Tensor) -> tuple[Tensor, int | None]:
     """The positions of ids among others.
 
     Args:
-        ids: ``[n]``, in any order, each once.
-        wanted: ``[m]``.
+        ids: Distinct ids ``[n]``, in any order.
+        wanted: The ids to find, ``[m]``.
 
     Returns:
-        Positions in ``ids`` ``int64`` ``[m]``, and the first that is not there, if any.
+        Positions in ``ids`` ``int64`` ``[m]``, and the first missing id, if any.
     """
     if not ids.numel():
         return torch.zeros_like(wanted), int(wanted[0]) if wanted.numel() else None

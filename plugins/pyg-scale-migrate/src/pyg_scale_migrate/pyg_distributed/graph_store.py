@@ -1,7 +1,7 @@
-"""``LocalGraphStore``: the edges that a process has, as PyG's store.
+"""``LocalGraphStore``: the edges of a process, as PyG's store.
 
-Made of tensors it holds these, and can be written to. ``from_partition`` gives that of one part of
-a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
+A store made of tensors holds these, and can be written to. ``from_partition`` returns the store of
+one part of a graph directory, see :mod:`pyg_scale_migrate.pyg_distributed.part`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pyg_scale.graph.topology import EdgeType, NodeType
 
 
 class LocalGraphStore(GraphStore):
-    """The edges of one part, those that lead to its nodes, with original ids.
+    """The edges of one part, which lead to its nodes, with original ids.
 
-    As ``torch_geometric.distributed.LocalGraphStore``. Loaders of several ranks need
+    It replaces ``torch_geometric.distributed.LocalGraphStore``. Loaders of several ranks need
     :attr:`node_pb`, :attr:`num_partitions` and :attr:`partition_idx`, which :meth:`from_partition`
-    sets and whoever uses :meth:`from_data` sets by hand.
+    sets; users of :meth:`from_data` set them.
 
     Attributes:
         num_partitions: Number of parts of the graph.
         partition_idx: The number of this part.
         node_pb: The part ``[num_nodes]`` of every node of the graph; by node type if there are
-            types. ``None``: all are here.
+            types. ``None``: all nodes are in this store.
         edge_pb: The part ``[num_edges]`` of every edge; by edge type if there are types. Only
             :meth:`get_partition_ids_from_eids` needs it.
-        meta: The words of PyG's ``META.json``, of which only ``is_hetero`` is needed.
-        is_sorted: Whether edges are sorted by destination.
-        opened: The graphs that loaders opened with other ranks, by the address where they met.
+        meta: The entries of PyG's ``META.json``, of which only ``is_hetero`` is needed.
+        is_sorted: True if edges are sorted by destination.
+        opened: The graphs that loaders opened with other ranks, by address.
     """
 
     num_partitions: int = 1
@@ -53,13 +53,13 @@ class LocalGraphStore(GraphStore):
     def from_data(
         cls, edge_id: Tensor, edge_index: Tensor, num_nodes: int, is_sorted: bool = False
     ) -> LocalGraphStore:
-        """A store of edges in memory.
+        """Make a store of edges in memory.
 
         Args:
             edge_id: The original id ``int64`` ``[num_edges]`` of every edge.
             edge_index: ``int64`` ``[2, num_edges]``, with original node ids.
-            num_nodes: How many nodes the graph has, in all parts.
-            is_sorted: Whether edges are sorted by destination; else they are sorted here.
+            num_nodes: Number of nodes of the graph, in all parts.
+            is_sorted: True if edges are sorted by destination; otherwise they are sorted.
 
         Raises:
             ValueError: If there are not as many ids as edges.
@@ -77,17 +77,17 @@ class LocalGraphStore(GraphStore):
         num_nodes_dict: Mapping[str, int],
         is_sorted: bool = False,
     ) -> LocalGraphStore:
-        """A store of edges with types in memory; see :meth:`from_data`.
+        """Make a store of edges with types in memory; see :meth:`from_data`.
 
         Args:
             edge_id_dict: Original ids of edges, by edge type.
             edge_index_dict: Edges, by edge type.
-            num_nodes_dict: Nodes of each type, in all parts.
-            is_sorted: Whether edges of all types are sorted by destination.
+            num_nodes_dict: Number of nodes of each type, in all parts.
+            is_sorted: True if edges of all types are sorted by destination.
 
         Raises:
             ValueError: If there are not as many ids as edges.
-            KeyError: If a type of edges has no ids, or a type of nodes no number.
+            KeyError: If an edge type has no ids, or the number of nodes of a type is missing.
         """
         out = cls()
         out.meta = {"is_hetero": True}
@@ -98,14 +98,14 @@ class LocalGraphStore(GraphStore):
 
     @classmethod
     def from_partition(cls, root: str | PathLike[str], pid: int) -> LocalGraphStore:
-        """One part of a graph directory; nothing is read before it is asked for.
+        """Open one part of a graph directory; data is read only when requested.
 
         Args:
             root: The directory.
             pid: The number of the part.
 
         Raises:
-            GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
+            GraphDirectoryError: If it is not a graph directory, or the part is not on this machine.
             IndexError: If there is no such part.
         """
         from pyg_scale_migrate.pyg_distributed.part import PartGraphStore
@@ -142,7 +142,7 @@ class LocalGraphStore(GraphStore):
 
     @staticmethod
     def key(attr: EdgeAttr) -> tuple[EdgeType, str]:
-        """Under which edges are kept."""
+        """The key of edges."""
         return attr.edge_type, attr.layout.value
 
     def get_partition_ids_from_nids(self, ids: Tensor, node_type: NodeType = None) -> Tensor:
@@ -164,7 +164,7 @@ class LocalGraphStore(GraphStore):
         return _looked_up("edge_pb", self.edge_pb, edge_type, eids)
 
     def put_edge_id(self, edge_id: Tensor, *args: Any, **kwargs: Any) -> bool:
-        """Keep the original ids ``int64`` ``[num_edges]`` of edges, in the order of these."""
+        """Set the original ids ``int64`` ``[num_edges]`` of edges, in the order of the edges."""
         attr: Any = self._edge_attr_cls.cast(*args, **kwargs)
         self._edge_id[self.key(attr)] = edge_id
         return True
@@ -175,12 +175,12 @@ class LocalGraphStore(GraphStore):
         return self._edge_id.get(self.key(attr))
 
     def remove_edge_id(self, *args: Any, **kwargs: Any) -> bool:
-        """Drop the ids of edges; whether there were any."""
+        """Remove the ids of edges; return True if there were any."""
         attr: Any = self._edge_attr_cls.cast(*args, **kwargs)
         return self._edge_id.pop(self.key(attr), None) is not None
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """The edges that there are."""
+        """The attributes of all edges."""
         return [self._edge_attr[key] for key in self._edge_index]
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
@@ -196,7 +196,7 @@ class LocalGraphStore(GraphStore):
         return self._edge_index.pop(self.key(edge_attr), None) is not None
 
     def contents(self) -> list[tuple[Any, Any]]:
-        """Every tensor that loaders read, with its name."""
+        """All tensors that loaders read, with their names."""
         return [*self._edge_index.items(), *self._edge_id.items()]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The share of a graph in a rank's stores of tensors: checked, and in ascending order of ids."""
+"""The share of a graph in a rank's stores of tensors, checked and in ascending order of ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeldEdges:
 
 @dataclass
 class Held:
-    """The share of one rank."""
+    """The share of a graph of one rank."""
 
     part: int
     num_parts: int
@@ -43,7 +43,7 @@ class Held:
     edges: dict[EdgeType, HeldEdges] = field(default_factory=dict)
 
     def said(self) -> dict[str, Any]:
-        """The description of it for other ranks, as JSON."""
+        """The description of the share for other ranks, as JSON."""
         return {
             "error": "",
             "part": self.part,
@@ -73,10 +73,10 @@ def read_held(features: LocalFeatureStore, graph: LocalGraphStore, num_ranks: in
     Args:
         features: Rows of at least the nodes and edges of the part.
         graph: The edges that lead to them.
-        num_ranks: How many ranks there are, each with a part.
+        num_ranks: Number of ranks, each with a part.
 
     Raises:
-        ValueError: If what they hold contradicts itself; says what.
+        ValueError: If their content contradicts itself; names the contradiction.
         IndexError: If an edge has a node that does not exist.
     """
     part, parts = graph.partition_idx, graph.num_partitions
@@ -116,7 +116,7 @@ def read_held(features: LocalFeatureStore, graph: LocalGraphStore, num_ranks: in
 
 
 def _num_nodes(features: LocalFeatureStore, graph: LocalGraphStore) -> dict[NodeType, int]:
-    """The nodes of each type in all parts."""
+    """Number of nodes of each type in all parts."""
     if graph.node_pb is not None:
         books = graph.node_pb if graph.is_hetero else {None: graph.node_pb}
         if not isinstance(books, Mapping):

@@ -1,7 +1,7 @@
 """``DistNeighborLoader`` and ``DistLinkNeighborLoader``: our loaders with the arguments of PyG's.
 
-Each rank hands over its own seeds, as scripts for ``torch_geometric.distributed`` do; the ranks
-meet at ``master_addr:master_port`` and sample across all parts.
+Each rank passes its own seeds, as in scripts for ``torch_geometric.distributed``; the ranks meet at
+``master_addr:master_port`` and sample across all parts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from pyg_scale_migrate.pyg_distributed.meeting import (
 
 
 class _Dist:
-    """Mixin: what the two loaders share."""
+    """Mixin of the two loaders."""
 
     data: Any
     num_workers: int
 
     def close(self, timeout: float | None = None) -> None:
-        """Serve this rank's parts until all ranks have closed them, then stop.
+        """Serve this rank's parts until all ranks have closed their loaders, then stop.
 
-        Loaders with the same stores and address share the connection, and end together. Without it
-        a script does the same at its end.
+        Loaders with the same stores and address share the connection, and end together. A script
+        that does not call this does the same at its end.
 
         Args:
             timeout: Seconds to wait for the others; by default ``rpc_timeout``.
 
         Raises:
-            CommTimeoutError: If not all ranks have closed it by then; names them.
+            CommTimeoutError: If some ranks have not closed it by then; names them.
         """
         self.data.close(timeout)
 
@@ -49,14 +49,14 @@ class _Dist:
         return iter(self)  # type: ignore[call-overload]
 
     def __exit__(self, *_: object) -> None:
-        """PyG's: ends the iteration, not the loader."""
+        """End the iteration, not the loader, as in PyG."""
 
     @contextmanager
     def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Let each sampler work on that many batches at a time, within the ``with`` statement.
+        """Have each sampler work on several batches at a time, within the ``with`` statement.
 
         Args:
-            worker_threads: For each of ``num_workers``; ``None``: as many as there are cores.
+            worker_threads: Number of batches for each of ``num_workers``; ``None``: one per core.
 
         Raises:
             ValueError: If it is below 1, or there are no workers.
@@ -89,7 +89,7 @@ class _Dist:
         time_attr: str | None,
         kwargs: dict[str, Any],
     ) -> Any:
-        """The graph; ``kwargs`` become those of our loaders."""
+        """Open the graph; ``kwargs`` become those of our loaders."""
         if dist_sampler is not None:
             raise NotImplementedError(
                 "dist_sampler=: samplers are of the kind sampler here, pass neighbor_sampler= (a "
@@ -134,43 +134,43 @@ class _Dist:
 class DistNeighborLoader(_Dist, NeighborLoader):
     """Samples neighbours of this rank's seed nodes across the parts of all ranks.
 
-    As ``torch_geometric.distributed.DistNeighborLoader``, and a
-    :class:`~pyg_scale.loader.NeighborLoader`: batches are those that one process with the whole
-    graph makes of the same seeds, and ``seed=``, ``state_dict()`` and ``stats()`` are there. All
-    ranks make their loaders in the same order. Ranks need not have equally many batches.
+    It replaces ``torch_geometric.distributed.DistNeighborLoader``, and is a
+    :class:`~pyg_scale.loader.NeighborLoader`: batches are those of one process with the whole graph
+    and the same seeds, and it has ``seed=``, ``state_dict()`` and ``stats()``. All ranks must make
+    their loaders in the same order. Ranks may have different numbers of batches.
 
     Args:
         data: ``(LocalFeatureStore, LocalGraphStore)`` of this rank's part.
         num_neighbors: See :class:`~pyg_scale.loader.NeighborLoader`.
-        master_addr: Where rank 0 is; ``None``: ``MASTER_ADDR``.
-        master_port: A port there, not DDP's; ``None``: the one after ``MASTER_PORT``. Loaders with
-            the same stores and port share a connection.
-        current_ctx: Who this process is, ours or PyG's ``DistContext``.
-        input_nodes: This rank's seeds, by original id. For ``None`` or a node type alone the
-            ranks share all nodes; ``split_seeds="global"`` shares what all ranks hand over alike.
+        master_addr: The address of rank 0; ``None``: ``MASTER_ADDR``.
+        master_port: A port of rank 0, not that of DDP; ``None``: the one after ``MASTER_PORT``.
+            Loaders with the same stores and port share a connection.
+        current_ctx: The rank of this process, as our or PyG's ``DistContext``.
+        input_nodes: This rank's seeds, by original id. For ``None`` or only a node type, the ranks
+            share all nodes; ``split_seeds="global"`` shares seeds that all ranks pass alike.
         input_time: See :class:`~pyg_scale.loader.NeighborLoader`.
         dist_sampler: Not supported; pass ``neighbor_sampler=``.
         replace: See :class:`~pyg_scale.loader.NeighborLoader`.
         subgraph_type: See there.
         disjoint: See there.
         temporal_strategy: See there.
-        time_attr: See there; that with which the graph was partitioned.
+        time_attr: See there; must be the one with which the graph was partitioned.
         transform: See there.
-        concurrency: Batches that a sampler has under way at a time.
-        num_rpc_threads: Requests of other ranks that this one answers at a time.
+        concurrency: Number of batches that a sampler has under way at a time.
+        num_rpc_threads: Number of requests of other ranks that this one answers at a time.
         filter_per_worker: See :class:`~pyg_scale.loader.NodeLoader`.
-        async_sampling: Whether batches are made beside training: by ``concurrency`` threads for
-            each of ``num_workers``, at least one. Else as ``num_workers`` says.
-        device: Where batches go; ``None`` leaves them on the CPU.
-        kwargs: Of :class:`~pyg_scale.loader.NeighborLoader`; and ``rpc_timeout``, the seconds (180)
-            that other ranks may take to come and to answer.
+        async_sampling: If True, batches are made during training, by ``concurrency`` threads for
+            each of ``num_workers``, at least one. Otherwise, according to ``num_workers``.
+        device: Device of batches; ``None``: the CPU.
+        kwargs: Arguments of :class:`~pyg_scale.loader.NeighborLoader`, and ``rpc_timeout``, the
+            time limit in seconds (180) for other ranks to join and to answer.
 
     Raises:
         TypeError: If ``data`` are other stores, or an argument has a wrong type.
         ValueError: If arguments contradict each other or do not fit the graph.
         NotImplementedError: If ``dist_sampler`` is given.
         CommError: If rank 0 cannot use the port.
-        CommTimeoutError: If not all ranks come in time; names them.
+        CommTimeoutError: If some ranks do not join in time; names them.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class DistNeighborLoader(_Dist, NeighborLoader):
 class DistLinkNeighborLoader(_Dist, LinkNeighborLoader):
     """Samples neighbours of the endpoints of this rank's links across the parts of all ranks.
 
-    As ``torch_geometric.distributed.DistLinkNeighborLoader``, and a
+    It replaces ``torch_geometric.distributed.DistLinkNeighborLoader``, and is a
     :class:`~pyg_scale.loader.LinkNeighborLoader`.
 
     Args:
@@ -258,7 +258,7 @@ class DistLinkNeighborLoader(_Dist, LinkNeighborLoader):
         kwargs: See there.
 
     Raises:
-        ValueError: As :class:`DistNeighborLoader`; also if no links are given.
+        ValueError: As :class:`DistNeighborLoader`, and if no links are given.
         TypeError: As there.
         NotImplementedError: As there.
         CommError: As there.

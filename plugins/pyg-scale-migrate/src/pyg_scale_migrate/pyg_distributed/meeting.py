@@ -1,4 +1,4 @@
-"""The ranks of a ``DistContext`` meet at an address, and open the graph of two local stores."""
+"""Opening of the graph of two local stores by the ranks of a ``DistContext``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pyg_scale_migrate.pyg_distributed.part import PartInfo
 
 
 def address_of(master_addr: str | None, master_port: int | str | None) -> tuple[str, int]:
-    """The address where ranks meet: as given, else ``MASTER_ADDR`` and ``MASTER_PORT`` + 1.
+    """The address where ranks meet: the given one, else ``MASTER_ADDR`` and ``MASTER_PORT`` + 1.
 
     Raises:
-        ValueError: If neither says it, or the port is none.
+        ValueError: If neither is set, or the port is invalid.
     """
     if master_addr is None:
         master_addr = os.environ.get("MASTER_ADDR")
     if master_port is None and "MASTER_PORT" in os.environ:
-        master_port = int(os.environ["MASTER_PORT"]) + 1  # that one is DDP's
+        master_port = int(os.environ["MASTER_PORT"]) + 1  # MASTER_PORT is DDP's
     for name, value in (("master_addr", master_addr), ("master_port", master_port)):
         if value is None:
             raise ValueError(f"{name} is missing: pass it, or set {name.upper()}")
@@ -63,7 +63,7 @@ def stores_of(data: Any) -> tuple[LocalFeatureStore, LocalGraphStore]:
     features, graph = data
     in_memory = [not isinstance(each, PartInfo) for each in data]
     differ = in_memory[0] != in_memory[1] or (
-        # Whoever made the stores of tensors says which part they are of the graph store alone.
+        # For stores of tensors, users set the part only on the graph store.
         not in_memory[0]
         and (features.directory.path, features.partition_idx)
         != (graph.directory.path, graph.partition_idx)
@@ -83,24 +83,24 @@ def open_together(
     time_attr: str | None,
     weight_attr: str | None,
 ) -> Any:
-    """The graph, opened by all ranks of a context; the same for loaders with the same address.
+    """Open a graph with all ranks of a context; loaders with the same address share it.
 
     Args:
-        features: Of the part.
-        graph_store: Of the part.
-        address: Where they meet; rank 0 listens there.
-        context: Who this process is: ``rank``, ``world_size`` and ``group_name``.
-        num_threads: How many requests of other ranks this one answers at a time.
-        timeout: Seconds that the others may take to come and to answer.
-        time_attr: Of the loader: stores of tensors are put in that order.
-        weight_attr: Of the loader.
+        features: The features of the part.
+        graph_store: The edges of the part.
+        address: The address where ranks meet; rank 0 listens there.
+        context: The ``rank``, ``world_size`` and ``group_name`` of this process.
+        num_threads: Number of requests of other ranks that this one answers at a time.
+        timeout: Time limit in seconds for the others to join and to answer.
+        time_attr: ``time_attr`` of the loader, by which stores of tensors are ordered.
+        weight_attr: ``weight_attr`` of the loader.
 
     Raises:
         ValueError: If the context contradicts itself, loaders at one address differ, or stores of
             tensors do not fit together.
         CommError: If rank 0 cannot use the port.
-        CommTimeoutError: If not all ranks come in time; names them.
-        GraphDirectoryError: If a part is nowhere.
+        CommTimeoutError: If some ranks do not join in time; names them.
+        GraphDirectoryError: If no rank has a part.
     """
     rank, world_size = context.rank, context.world_size
     if not 0 <= rank < world_size:
@@ -144,28 +144,28 @@ def open_together(
 
 
 def _same(one: list[tuple[Any, Any]], two: list[tuple[Any, Any]]) -> bool:
-    """Return True if two stores hold the very same tensors."""
+    """Return True if two stores hold the same tensor objects."""
     return len(one) == len(two) and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(one, two))
 
 
 def _is_agents(address: tuple[str, int]) -> bool:
-    """Return True if torchrun's agent has a store at the address already."""
+    """Return True if torchrun's agent already has a store at the address."""
     there = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return shared and there == (address[0], str(address[1]))
 
 
 def with_labels(data: Any, features: LocalFeatureStore, node_type: str | None) -> Any:
-    """The graph with the labels that were set by hand, if there are any, as ``y``.
+    """The graph with the labels set by the user, if any, as ``y``.
 
     Args:
         data: The opened graph, which is not changed.
-        features: Whose labels.
-        node_type: Of the seeds.
+        features: The store with the labels.
+        node_type: The node type of the seeds.
 
     Raises:
-        ValueError: If there are not as many labels as nodes, or it is open which nodes they label.
-        KeyError: If they name a node type that is not there.
+        ValueError: If the numbers of labels and nodes differ, or the labelled nodes are not known.
+        KeyError: If they have a node type that does not exist.
     """
     features.labels_are_used = True
     labels = features.labels

@@ -1,7 +1,7 @@
-"""Stores of tensors as a graph directory in memory: each rank has its part, and all know its form.
+"""Stores of tensors as a graph directory in memory, of which each rank has its part.
 
-Ranks tell each other what they hold, and the ids of their edges. What does not fit together is
-refused on all of them.
+Ranks exchange descriptions of their parts, and the ids of their edges. All ranks refuse parts that
+do not fit together.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ def directory_in_memory(
     time_attr: str | None = None,
     weight_attr: str | None = None,
 ) -> MemoryDirectory:
-    """The share of a graph that this rank holds, as a directory. All ranks call it.
+    """Make a directory of the share of a graph on this rank. All ranks call it.
 
-    Features are not copied where their rows are those of the part's nodes in ascending order.
+    Features are not copied if their rows are those of the part's nodes in ascending order.
 
     Args:
         features: Rows of at least the nodes and edges of the part.
-        graph: The edges that lead to them, and which part every node is in.
-        comm: The ranks; ``None`` for one alone.
+        graph: The edges that lead to them, and the part of every node.
+        comm: The communicator; ``None`` for a single rank.
         time_attr: The attribute of nodes or of edges by which edges are ordered.
         weight_attr: The attribute of edges that holds weights.
 
     Raises:
-        ValueError: If what a rank holds contradicts itself or what another one holds; says what.
+        ValueError: If the content of a rank contradicts itself or that of another rank; names the
+            contradiction.
         IndexError: If an edge has a node that does not exist.
     """
     try:
@@ -74,7 +75,7 @@ def _check_agreement(found: list[dict[str, Any]]) -> None:
     """Refuse ranks that hold different graphs.
 
     Raises:
-        ValueError: Names the first such rank, and what differs.
+        ValueError: If there are any; names the first such rank, and the difference.
     """
     for rank, each in enumerate(found):
         if each["error"]:
@@ -97,7 +98,7 @@ def _check_agreement(found: list[dict[str, Any]]) -> None:
         )
 
 
-# Putting together #################################################################################
+# Assembling #######################################################################################
 
 
 def _assemble(
@@ -192,7 +193,7 @@ def _gathered(comm: Communicator | None, value: dict[str, Any]) -> list[dict[str
 
 
 def _all_times(own: Held, name: NodeType, mine: Tensor, comm: Communicator | None) -> Tensor:
-    """The times of all nodes of a type, as of :meth:`Meta.sortable`."""
+    """The times of all nodes of a type, in the form of :meth:`Meta.sortable`."""
     if comm is None:
         return mine
     book = own.books[name]
@@ -216,7 +217,7 @@ def _add_edges(
     sizes: list[int],
     times: dict[NodeType, Tensor],
 ) -> EdgeMeta:
-    """Group the edges of a type by destination; what the directory says of them."""
+    """Group the edges of a type by destination; return their description in the directory."""
     source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
     num_src, num_edges = own.books[source].num_nodes, sum(sizes)
     csc = build_csc(edges.dst, edges.src, own.orig_id[target].numel(), num_src)

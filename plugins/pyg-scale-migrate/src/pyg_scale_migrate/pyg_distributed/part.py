@@ -28,7 +28,7 @@ READ_ONLY = (
 
 
 class PartInfo:
-    """Mixin: a part and the books of its graph. Nothing is read before it is asked for."""
+    """Mixin for a part and the books of its graph. Data is read only when requested."""
 
     def _open(self, root: str | PathLike[str], pid: int) -> None:
         self.directory = GraphDirectory.shared(root)
@@ -43,7 +43,7 @@ class PartInfo:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """The words of PyG's ``META.json``: ``num_parts``, ``is_hetero``, types, ``is_sorted``."""
+        """Entries of PyG's ``META.json``: ``num_parts``, ``is_hetero``, types, ``is_sorted``."""
         meta = self.directory.meta
         return {
             "num_parts": meta.num_parts,
@@ -57,7 +57,8 @@ class PartInfo:
     def node_pb(self) -> Any:
         """The part ``int64`` ``[num_nodes]`` of every node; by node type if there are types.
 
-        Made when it is asked for: 8 bytes a node. :meth:`get_partition_ids_from_nids` needs none.
+        It is made on request, with 8 bytes per node. :meth:`get_partition_ids_from_nids` does not
+        need it.
         """
         found = {name: book.assignment() for name, book in self.directory.books.items()}
         return found if self.is_hetero else found[None]
@@ -68,7 +69,7 @@ class PartInfo:
 
         Raises:
             GraphDirectoryError: If edges have no attributes, so that there is no such book, and
-                parts that would say it are not here.
+                some parts are not on this machine.
         """
         found = {name: self._edge_book(name).to(torch.int64) for name in self.directory.meta.edges}
         return found if self.is_hetero else found[None]
@@ -116,14 +117,14 @@ class PartInfo:
 
 
 class PartGraphStore(PartInfo, LocalGraphStore):
-    """The edges of a part, sorted by destination; ``"coo"`` is the layout that there is.
+    """The edges of a part, sorted by destination, only in the layout ``"coo"``.
 
     Args:
         root: The directory.
         pid: The number of the part.
 
     Raises:
-        GraphDirectoryError: If it is no graph directory, or the part is not on this machine.
+        GraphDirectoryError: If it is not a graph directory, or the part is not on this machine.
         IndexError: If there is no such part.
     """
 
@@ -148,7 +149,7 @@ class PartGraphStore(PartInfo, LocalGraphStore):
         return csc.edge_id.to(torch.int64)
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """The edges that there are."""
+        """The attributes of all edges."""
         return [self._attr(edge_type) for edge_type in self.directory.meta.edges]
 
     def _attr(self, edge_type: EdgeType) -> EdgeAttr:
@@ -175,7 +176,7 @@ class PartGraphStore(PartInfo, LocalGraphStore):
         raise NotImplementedError(f"remove_edge_index: {READ_ONLY}")
 
     def put_edge_id(self, edge_id: Tensor, *args: Any, **kwargs: Any) -> bool:
-        """Refused.
+        """Raise, as the store is read-only.
 
         Raises:
             NotImplementedError: Always.
@@ -183,7 +184,7 @@ class PartGraphStore(PartInfo, LocalGraphStore):
         raise NotImplementedError(f"put_edge_id: {READ_ONLY}")
 
     def remove_edge_id(self, *args: Any, **kwargs: Any) -> bool:
-        """Refused.
+        """Raise, as the store is read-only.
 
         Raises:
             NotImplementedError: Always.
@@ -200,12 +201,12 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
 
     @property
     def node_feat_pb(self) -> Any:
-        """PyG's name of :attr:`node_pb` here."""
+        """PyG's name for :attr:`node_pb`."""
         return self.node_pb
 
     @property
     def edge_feat_pb(self) -> Any:
-        """PyG's name of :attr:`edge_pb` here."""
+        """PyG's name for :attr:`edge_pb`."""
         return self.edge_pb
 
     def get_global_id(self, group_name: Any) -> Tensor | None:
@@ -224,7 +225,7 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
         return any("edge_attr" in edge.attributes for edge in edges)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """The attributes that there are."""
+        """All attributes."""
         meta = self.directory.meta
         found: list[TensorAttr] = [
             LocalTensorAttr(name, attribute)
@@ -256,7 +257,7 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
         raise NotImplementedError(f"remove_tensor: {READ_ONLY}")
 
     def put_global_id(self, global_id: Tensor, group_name: Any) -> bool:
-        """Refused.
+        """Raise, as the store is read-only.
 
         Raises:
             NotImplementedError: Always.
@@ -264,7 +265,7 @@ class PartFeatureStore(PartInfo, LocalFeatureStore):
         raise NotImplementedError(f"put_global_id: {READ_ONLY}")
 
     def remove_global_id(self, group_name: Any) -> bool:
-        """Refused.
+        """Raise, as the store is read-only.
 
         Raises:
             NotImplementedError: Always.

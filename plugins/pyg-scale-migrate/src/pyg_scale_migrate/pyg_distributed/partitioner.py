@@ -15,34 +15,34 @@ from pyg_scale.partitioner import Partitioner as Method
 from pyg_scale.partitioner import partition
 from pyg_scale.store.directory.saving import save
 
-_METHOD = "multilevel"  # as METIS, which PyG takes, but needs nothing else
+_METHOD = "multilevel"  # like METIS, which PyG uses, but without a plugin
 
 
 class Partitioner:
     """Cuts a graph and its features into parts, and writes them as a graph directory.
 
-    As ``torch_geometric.distributed.Partitioner``, but ``root`` becomes a graph directory: plain
-    ``.npy`` files and ``META.json``, no pickle (``docs/graph-directory.md``).
-    :func:`pyg_scale.partition` is the same with more options.
+    It replaces ``torch_geometric.distributed.Partitioner``, but ``root`` becomes a graph directory:
+    plain ``.npy`` files and ``META.json``, no pickle (``docs/graph-directory.md``).
+    :func:`pyg_scale.partition` does the same with more options.
 
     Args:
         data: ``Data`` or ``HeteroData``.
         num_parts: Number of parts, at least 1.
-        root: The directory to be; an empty one may be there.
-        recursive: Whether to cut by recursive bisection: METIS's, which needs
+        root: The directory to write; it may exist if empty.
+        recursive: If True, cut by METIS's recursive bisection, which needs
             ``plugins/pyg-scale-metis``.
         method: The name of a partitioner or an instance; ``"multilevel"`` unless ``recursive``.
-        seed: Of the partitioner.
-        time_attr: The attribute that holds times. Loaders of the parts take the same
-            ``time_attr``, and no other: directories keep in-edges in this order.
+        seed: Seed of the partitioner.
+        time_attr: The attribute that holds times. Loaders of the parts must use the same
+            ``time_attr``, as directories store in-edges in this order.
         weight_attr: The attribute of edges that holds weights, for loaders with the same.
-        index_sets: Named sets of nodes, as of :func:`pyg_scale.save`.
-        overwrite: Whether a graph directory at ``root`` may be replaced.
-        options: Of :func:`pyg_scale.partition`.
+        index_sets: Named sets of nodes, as for :func:`pyg_scale.save`.
+        overwrite: If True, a graph directory at ``root`` may be replaced.
+        options: Options of :func:`pyg_scale.partition`.
 
     Raises:
         TypeError: If ``data`` is something else.
-        ValueError: If ``num_parts`` is below 1, or ``recursive`` goes with another method.
+        ValueError: If ``num_parts`` is below 1, or ``recursive`` is given with another method.
     """
 
     def __init__(
@@ -89,23 +89,23 @@ class Partitioner:
 
     @property
     def node_types(self) -> list[str] | None:
-        """Those of the graph, ``None`` if it has no types."""
+        """The types of the graph; ``None`` if it has none."""
         return self.data.node_types if isinstance(self.data, HeteroData) else None
 
     @property
     def edge_types(self) -> list[tuple[str, str, str]] | None:
-        """Those of the graph, ``None`` if it has no types."""
+        """The types of the graph; ``None`` if it has none."""
         return self.data.edge_types if isinstance(self.data, HeteroData) else None
 
     def generate_partition(self) -> None:
-        """Write the parts. ``root`` is there when it is complete, and not before.
+        """Write the parts. ``root`` appears only when it is complete.
 
         Raises:
             FileExistsError: If something is at ``root``, and ``overwrite`` is not set.
-            UnknownPluginError: If there is no such method; ``recursive`` needs a plugin.
+            UnknownPluginError: If the method does not exist; ``recursive`` needs a plugin.
             ValueError: If there are more parts than nodes, or times or weights do not fit.
-            TypeError: If the graph has something that a directory cannot hold; names it.
-            GraphDirectoryError: If the disk is full or refuses.
+            TypeError: If the graph has an attribute that a directory cannot hold; names it.
+            GraphDirectoryError: If the disk is full or cannot be written to.
         """
         self._make_room()
         self.root.parent.mkdir(parents=True, exist_ok=True)
