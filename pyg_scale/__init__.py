@@ -33,7 +33,7 @@ _SUBMODULES = (
 )
 
 _FUNCTIONS = {
-    "layerwise_inference": "loader.layerwise:layerwise_inference",
+    "layerwise_inference": "inference.layerwise:layerwise_inference",
     "open": "distributed.opening:open_graph",
     "partition": "partitioner:partition",
     "save": "store.directory.saving:save",

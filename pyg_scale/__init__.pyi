@@ -19,7 +19,7 @@ from pyg_scale import store as store
 from pyg_scale import testing as testing
 from pyg_scale import train as train
 from pyg_scale.distributed.opening import open_graph
-from pyg_scale.loader.layerwise import layerwise_inference as layerwise_inference
+from pyg_scale.inference.layerwise import layerwise_inference as layerwise_inference
 from pyg_scale.partitioner import partition as partition
 from pyg_scale.store.directory.saving import save as save
 

@@ -28,10 +28,10 @@ import torch_geometric.sampler.neighbor_sampler as pyg_module
 import torch_geometric.typing
 from torch import Tensor
 
+from pyg_scale.graph.pyg_tensors import PyGTensors, topology_of_tensors
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
-from pyg_scale.store.pyg_tensors import PyGTensors, topology_of_tensors
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 _MISSING = object()

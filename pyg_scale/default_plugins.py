@@ -93,7 +93,7 @@ def pyg_scale_commands() -> dict[str, str]:
     return {
         "build": "pyg_scale.cli.build:main",
         "convert": "pyg_scale.cli.convert:main",
-        "doctor": "pyg_scale.cli.doctor:main",
+        "doctor": "pyg_scale.cli.doctor.command:main",
         "info": "pyg_scale.cli.info:main",
         "partition": "pyg_scale.cli.partition:main",
         "plugins": "pyg_scale.cli.plugins:main",
@@ -104,14 +104,14 @@ def pyg_scale_commands() -> dict[str, str]:
 @hookimpl
 def pyg_scale_checks() -> dict[str, str]:
     return {
-        "torch": "pyg_scale.cli.checks:torch",
-        "torch_geometric": "pyg_scale.cli.checks:torch_geometric",
-        "kernels": "pyg_scale.cli.checks:kernels",
-        "compiler": "pyg_scale.cli.checks:compiler",
-        "cuda": "pyg_scale.cli.checks:cuda_kernels",
+        "torch": "pyg_scale.cli.doctor.checks:torch",
+        "torch_geometric": "pyg_scale.cli.doctor.checks:torch_geometric",
+        "kernels": "pyg_scale.cli.doctor.checks:kernels",
+        "compiler": "pyg_scale.cli.doctor.checks:compiler",
+        "cuda": "pyg_scale.cli.doctor.checks:cuda_kernels",
         "convs": "pyg_scale.nn.check:convs",
-        "pyg-lib": "pyg_scale.cli.checks:pyg_lib",
-        "torch-sparse": "pyg_scale.cli.checks:torch_sparse",
+        "pyg-lib": "pyg_scale.cli.doctor.checks:pyg_lib",
+        "torch-sparse": "pyg_scale.cli.doctor.checks:torch_sparse",
     }
 
 

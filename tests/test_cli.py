@@ -12,8 +12,9 @@ import pytest
 
 import pyg_scale
 from pyg_scale import plugins
-from pyg_scale.cli import checks, main
+from pyg_scale.cli import main
 from pyg_scale.cli.check import module_source
+from pyg_scale.cli.doctor import checks
 from pyg_scale.errors import KernelsError
 from pyg_scale.hookspecs import Check
 from tests import preloaded

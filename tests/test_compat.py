@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 import pyg_scale.loader
 from pyg_scale import compat
 from pyg_scale.datasets import read_npz
-from pyg_scale.store import pyg_tensors
+from pyg_scale.graph import pyg_tensors
 
 pytestmark = pytest.mark.matrix(2)
 

@@ -97,7 +97,8 @@ def test_builtins_are_found_without_looking_at_what_is_installed(monkeypatch):
 def test_listing_imports_neither_torch_nor_pyg():
     code = (
         "import sys, pyg_scale; from pyg_scale import plugins, testing\n"
-        "import pyg_scale.cli.plugins, pyg_scale.cli.doctor, pyg_scale.testing.pytest_plugin\n"
+        "import pyg_scale.cli.plugins, pyg_scale.cli.doctor.command\n"
+        "import pyg_scale.testing.pytest_plugin\n"
         "plugins.entries(); plugins.names('sampler')\n"
         "try: plugins.get('sampler', 'nativ')\n"
         "except LookupError: pass\n"

@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(args: argparse.Namespace) -> int:
     from pyg_scale import plugins
-    from pyg_scale.distributed.graph_server import GraphServer
     from pyg_scale.distributed.opening import open_graph
+    from pyg_scale.distributed.server.graph_server import GraphServer
 
     threads = set(threading.enumerate())
     secret = secret_in(args.secret_file)
@@ -130,7 +130,7 @@ def secret_in(file: str | None) -> str:
         OSError: If the file can be neither read nor created.
     """
     from pyg_scale.comm.secret import read_secret
-    from pyg_scale.distributed.servers import secret_of
+    from pyg_scale.distributed.server.servers import secret_of
 
     if file is None:
         return secret_of(None)

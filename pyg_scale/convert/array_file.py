@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyg_scale.store.directory.array import as_array, npy_header, numpy_dtype, read_npy_header
+from pyg_scale.files.npy import as_array, npy_header, numpy_dtype, read_npy_header
 
 Array = NDArray[Any]
 

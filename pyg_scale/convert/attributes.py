@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayWriter, read_header
 from pyg_scale.convert.journal import Work
+from pyg_scale.files.npy import dtype_name, numpy_dtype, torch_dtype
 from pyg_scale.graph.topology import sortable_time
-from pyg_scale.store.directory.array import dtype_name, numpy_dtype, torch_dtype
 from pyg_scale.store.directory.meta import Attribute
 
 _CHECKPOINT = 1 << 28  # bytes between two entries in the journal

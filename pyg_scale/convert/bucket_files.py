@@ -20,9 +20,9 @@ from pyg_scale.convert.array_file import Array, read_into, write_all
 from pyg_scale.convert.edge_stream import EdgeStream, Position
 from pyg_scale.convert.journal import Work
 from pyg_scale.convert.plan import Plan
+from pyg_scale.files.npy import as_array
 from pyg_scale.graph.topology import sortable_time
 from pyg_scale.ops.edge_buckets import Ranges, edge_buckets
-from pyg_scale.store.directory.array import as_array
 
 BLOCK = 1 << 16
 _CHECKPOINT = 1 << 26  # edges between two entries in the journal

@@ -26,8 +26,10 @@ from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.scan import Scan, check_column
 from pyg_scale.convert.space import check_space, estimate
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.graph.read_data import one_level
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.meta import (
     Attribute,
     EdgeMeta,
@@ -38,8 +40,6 @@ from pyg_scale.store.directory.meta import (
     node_dir,
     set_file,
 )
-from pyg_scale.store.read_data import one_level
-from pyg_scale.store.source import of
 
 
 @dataclass

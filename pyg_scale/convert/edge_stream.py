@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.base import Description, EdgeList, Reader
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType
-from pyg_scale.store.source import of
 
 
 class Source(NamedTuple):

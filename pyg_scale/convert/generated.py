@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
 from pyg_scale.datasets.streamed import LINKS, NODES, StreamedCommunities
+from pyg_scale.files.npy import dtype_name
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.meta import Attribute
 
 _NAMES = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader
-from pyg_scale.store.plain_pickle import load_plain
+from pyg_scale.files.plain_pickle import load_plain
 
 _ROWS = 1 << 16
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader
 from pyg_scale.convert.npy import column_of
 from pyg_scale.convert.npz_member import Member, open_archive
+from pyg_scale.files.npy import as_tensor
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import as_tensor
 from pyg_scale.store.directory.meta import Attribute
 
 _SPLITS = ("train", "val", "test")

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from pyg_scale.convert.array_file import Array
-from pyg_scale.store.directory.array import read_npy_header
+from pyg_scale.files.npy import read_npy_header
 
 _SKIP = 1 << 20
 

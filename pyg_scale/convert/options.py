@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pyg_scale.files.npy import DTYPES, torch_dtype
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.store.directory.array import DTYPES, torch_dtype
 
 INDEX_DTYPES = ("int64", "int32")
 

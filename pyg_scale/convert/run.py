@@ -22,10 +22,10 @@ from pyg_scale.convert.conversion import Conversion
 from pyg_scale.convert.journal import Journal, Work
 from pyg_scale.convert.options import Options, dtype_option, file_identity
 from pyg_scale.errors import UnknownPluginError
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import library
 from pyg_scale.ops.memory import trim
-from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.meta import META, Meta
 

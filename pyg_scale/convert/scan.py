@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.edge_stream import Chunk, EdgeStream
-from pyg_scale.store.source import of
+from pyg_scale.graph.source import of
 
 _MAX_BINS = 1 << 18  # as many counters as stay in a core's cache
 

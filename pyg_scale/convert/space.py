@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pyg_scale.convert.base import Description
 from pyg_scale.convert.edge_stream import EdgeStream
+from pyg_scale.files.npy import numpy_dtype
 from pyg_scale.graph.topology import EdgeType
-from pyg_scale.store.directory.array import numpy_dtype
 from pyg_scale.store.directory.meta import Attribute
 
 _EDGE = 8  # bytes of an edge in the result: neighbour and id

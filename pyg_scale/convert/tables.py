@@ -19,10 +19,10 @@ from pyg_scale.convert.ids import IdMap, collect, in_order, save
 from pyg_scale.convert.table import Table
 from pyg_scale.convert.table_copy import copy_table
 from pyg_scale.errors import UnknownPluginError
+from pyg_scale.files.npy import as_tensor
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import as_tensor
 from pyg_scale.store.directory.meta import Attribute
-from pyg_scale.store.source import of
 
 
 class Tables(Reader):

@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING
 from pyg_scale import lazy
 
 if TYPE_CHECKING:
-    from pyg_scale.distributed.binding import Binding, bind
     from pyg_scale.distributed.context import DistContext, DistRole
-    from pyg_scale.distributed.graph_server import GraphServer
+    from pyg_scale.distributed.launch.binding import Binding, bind
+    from pyg_scale.distributed.launch.spawning import spawn
+    from pyg_scale.distributed.launch.start import get_context, init, shutdown
     from pyg_scale.distributed.opening import open_graph
     from pyg_scale.distributed.options import SamplingOptions
     from pyg_scale.distributed.owners import Owners
     from pyg_scale.distributed.ranks import Ranks
-    from pyg_scale.distributed.spawning import spawn
-    from pyg_scale.distributed.start import get_context, init, shutdown
+    from pyg_scale.distributed.server.graph_server import GraphServer
 
 _HOME = {
-    "Binding": "binding",
+    "Binding": "launch.binding",
     "DistContext": "context",
     "DistRole": "context",
-    "GraphServer": "graph_server",
+    "GraphServer": "server.graph_server",
     "Owners": "owners",
     "Ranks": "ranks",
     "SamplingOptions": "options",
-    "bind": "binding",
-    "get_context": "start",
-    "init": "start",
+    "bind": "launch.binding",
+    "get_context": "launch.start",
+    "init": "launch.start",
     "open_graph": "opening",
-    "shutdown": "start",
-    "spawn": "spawning",
+    "shutdown": "launch.start",
+    "spawn": "launch.spawning",
 }
 
 __all__ = [

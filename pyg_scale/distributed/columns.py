@@ -12,12 +12,12 @@ from pyg_scale.comm import Work
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.errors import CommError, GraphDirectoryError
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.assemble import Places
 from pyg_scale.store.directory.lazy import EDGE_INDEX, read_stored
-from pyg_scale.store.source import of
 
 COLUMN = "column"
 """The request for an attribute of all nodes of a part."""

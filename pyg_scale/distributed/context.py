@@ -104,7 +104,8 @@ class DistContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
-        from pyg_scale.distributed import ranks, start
+        from pyg_scale.distributed import ranks
+        from pyg_scale.distributed.launch import start
 
         failed = is_failure(error)
         if failed:

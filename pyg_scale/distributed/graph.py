@@ -11,12 +11,12 @@ from torch_geometric.data.storage import BaseStorage
 
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.columns import Columns
-from pyg_scale.distributed.features import RankFeatures
-from pyg_scale.distributed.features_supplied import SuppliedFeatures, stored_attributes
+from pyg_scale.distributed.features.store import RankFeatures
+from pyg_scale.distributed.features.supply import SuppliedFeatures, stored_attributes
 from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.router import RankRouter
-from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.base import TopologyOptions
 from pyg_scale.graph.topology import Topology
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.store.directory import GraphDirectory
@@ -63,19 +63,19 @@ class _OverRanks:
         return f"{self.ranks.path} has parts on other ranks, which only this process can reach"
 
     def supply_topology(self, options: TopologyOptions) -> Topology | None:
-        """See :class:`~pyg_scale.graph.source.SuppliesTopology`."""
+        """See :class:`~pyg_scale.graph.base.SuppliesTopology`."""
         return self.__dict__["_over"].topology(self, options)
 
     def supply_features(self) -> FeatureStore | None:
-        """See :class:`~pyg_scale.graph.source.SuppliesFeatures`."""
+        """See :class:`~pyg_scale.graph.base.SuppliesFeatures`."""
         return self.__dict__["_over"].features(self)
 
     def rank_features(self, **options: Any) -> RankFeatures:
         """Features of the graph as it was opened, for the ``feature_store=`` of a loader.
 
         Args:
-            options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`: the cache,
-                the store of local rows, the number of batches in flight.
+            options: Options of :class:`~pyg_scale.distributed.features.store.RankFeatures`: the
+                cache, the store of local rows, the number of batches in flight.
         """
         return self.__dict__["_over"].supplied.make(**options)
 
@@ -94,7 +94,7 @@ def graph_of(directory: GraphDirectory, ranks: Ranks, **options: Any) -> RankDat
     Args:
         directory: The directory.
         ranks: The ranks that have it open.
-        options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`.
+        options: Options of :class:`~pyg_scale.distributed.features.store.RankFeatures`.
     """
     read = Columns(ranks)
     out: RankData | RankHeteroData

@@ -83,7 +83,7 @@ def open_graph(
     context manager.
 
     Sampler servers (``pyg-scale serve``): they sample, and this process has no part of the graph,
-    see :func:`pyg_scale.distributed.served_graph.connect_graph`.
+    see :func:`pyg_scale.distributed.server.served_graph.connect_graph`.
 
     Args:
         path: The directory, or the addresses of servers, ``"tcp://host:port,tcp://host2:port"``.
@@ -109,7 +109,7 @@ def open_graph(
             needs no such cache.
         cache_policy: The choice of rows in the cache: ``"placed"`` (nodes that the partitioner
             listed, then halo nodes), ``"belady"`` or ``"sieve"``; see
-            :class:`~pyg_scale.distributed.features.RankFeatures`.
+            :class:`~pyg_scale.distributed.features.store.RankFeatures`.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
@@ -124,11 +124,11 @@ def open_graph(
     """
     options = {"cache": cache, "cache_ratio": cache_ratio, "policy": cache_policy}
     if options != {"cache": None, "cache_ratio": None, "policy": "placed"}:
-        from pyg_scale.distributed.features_hot import check_cache
+        from pyg_scale.distributed.features.hot import check_cache
 
         check_cache(**options)
     if str(path).startswith(SCHEMES):
-        from pyg_scale.distributed.served_graph import connect_graph, refuse_for_servers
+        from pyg_scale.distributed.server.served_graph import connect_graph, refuse_for_servers
 
         refuse_for_servers(part=part, verify=verify, comm=comm)
         if cache is not None or cache_ratio is not None:
@@ -186,7 +186,7 @@ def open_on_ranks(
         through: See :func:`open_graph`.
         num_threads: See :func:`open_graph`.
         owns_comm: Close ``comm`` with the graph.
-        options: Options of :class:`~pyg_scale.distributed.features.RankFeatures`.
+        options: Options of :class:`~pyg_scale.distributed.features.store.RankFeatures`.
 
     Raises:
         GraphDirectoryError: See :func:`open_graph`.

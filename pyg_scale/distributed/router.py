@@ -23,7 +23,7 @@ from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.records import to_record
 from pyg_scale.distributed.serving import EDGES, TIMES
 from pyg_scale.errors import CommError
-from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.graph.base import TopologyOptions
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.split_rows import split_rows
 from pyg_scale.ops.stitch import Answer, stitch_edges

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_scale.comm.service import Handler
 from pyg_scale.distributed.columns import COLUMN
 from pyg_scale.distributed.described import from_description
-from pyg_scale.distributed.features_served import FEATURES, FeatureAnswers
+from pyg_scale.distributed.features.serve import FEATURES, FeatureAnswers
 from pyg_scale.distributed.messages import Layout
 from pyg_scale.distributed.records import from_record
 from pyg_scale.errors import CommError

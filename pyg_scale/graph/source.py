@@ -1,99 +1,144 @@
-"""The contracts of a graph that is more than PyG's ``Data``: opened, served, or on several ranks.
-
-Each capability is one protocol. Loaders ask for it with ``isinstance``, so that any class with the
-methods takes part; a graph has as many of them as fit.
-"""
+"""The user's graph, in one form for every kind of input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch_geometric.data import FeatureStore
-from torch_geometric.sampler import BaseSampler
+import numpy as np
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from pyg_scale.graph.topology import Topology
+from pyg_scale.graph.topology import EdgeType, NodeType
+
+INDEX_TYPES = (torch.int64, torch.int32)
 
 
-class TopologyOptions(NamedTuple):
-    """The arguments of :func:`~pyg_scale.store.topology_of` that say which topology is meant."""
+@dataclass
+class Edges:
+    """The edges of one type. The id of an edge is its position in them.
 
-    direction: str = "forward"
-    time_attr: str | None = None
-    weight_attr: str | None = None
+    Attributes:
+        layout: ``"coo"``, ``"csr"`` or ``"csc"``.
+        row: Source of each edge ``[num_edges]``; pointers ``[num_src + 1]`` if ``"csr"``.
+        col: Destination of each edge ``[num_edges]``; pointers ``[num_dst + 1]`` if ``"csc"``.
+        is_sorted: True if ``col`` is declared to be sorted, if ``"coo"``.
+        size: Numbers of source and destination nodes, if known.
+    """
+
+    layout: str
+    row: Tensor
+    col: Tensor
     is_sorted: bool = False
-
-
-@runtime_checkable
-class SuppliesTopology(Protocol):
-    """A graph that knows itself how its in-edges are reached, such as one on several ranks."""
-
-    def supply_topology(self, options: TopologyOptions) -> Topology | None:
-        """The topology for some options: always the same one, while somebody holds it.
-
-        Args:
-            options: Which topology.
-
-        Returns:
-            The topology; ``None`` if it is to be read from the graph as from any other.
-
-        Raises:
-            ValueError: If there is none with these options, or the graph was changed.
-        """
-
-
-@runtime_checkable
-class SuppliesFeatures(Protocol):
-    """A graph that knows itself how features are read, such as one on several ranks."""
-
-    def supply_features(self) -> FeatureStore | None:
-        """Features of nodes and edges by original id.
-
-        Returns:
-            A feature store; ``None`` if they are read from the graph as from any other.
-        """
-
-
-@runtime_checkable
-class SuppliesSampler(Protocol):
-    """A graph that is sampled elsewhere, such as by servers, which send features as well."""
-
-    def sampler_for(self, sampler: Any, options: dict[str, Any], sampling: Any) -> BaseSampler:
-        """The sampler of a loader.
-
-        Args:
-            sampler: The name of a sampler.
-            options: The loader's arguments for the sampler.
-            sampling: ``SamplingOptions`` or ``None``: which servers to ask, and how far ahead.
-
-        Raises:
-            TypeError: If the graph cannot be sampled so; likewise for ``ValueError``.
-        """
-
-
-@runtime_checkable
-class NeedsThreads(Protocol):
-    """A graph that other processes may be unable to read."""
+    size: tuple[int | None, int | None] = (None, None)
 
     @property
-    def needs_threads(self) -> str:
-        """The reason why worker processes cannot read the graph; empty if they can."""
-
-
-@runtime_checkable
-class InDirectory(Protocol):
-    """A graph that was opened from a directory, here or on servers."""
+    def num_edges(self) -> int:
+        return (self.col if self.layout == "csr" else self.row).numel()
 
     @property
-    def graph_directory(self) -> Any:
-        """The opened directory: metadata, parts and who has which node."""
+    def index_dtype(self) -> torch.dtype:
+        """The dtype of the node ids."""
+        return (self.col if self.layout == "csr" else self.row).dtype
+
+    def least_size(self) -> tuple[int, int]:
+        """Smallest numbers of source and destination nodes for the edges."""
+        return (_least(self.row, self.layout == "csr"), _least(self.col, self.layout == "csc"))
 
 
-def needs_threads(data: Any) -> str:
-    """The reason why worker processes cannot read a graph; empty if they can."""
-    return data.needs_threads if isinstance(data, NeedsThreads) else ""
+@dataclass
+class GraphSource:
+    """The graph that the user passed.
+
+    Attributes:
+        node_types: ``(None,)`` if homogeneous.
+        edge_types: ``(None,)`` if homogeneous.
+        num_nodes: Number of nodes of each type, ``None`` if only the edges tell.
+        edges: The edges of each type.
+        node_time: Times ``[num_nodes]`` of the node types that have them.
+        edge_time: Times ``[num_edges]`` of the edge types that have them, by edge id.
+        weight: Weights ``[num_edges]`` of the edge types that have them, by edge id.
+        owners: All objects from which this was read, in a fixed order: the same objects, unchanged,
+            mean the same graph.
+        recorded: By ``("time" or "weight", type)``, the names of attributes that were not changed
+            since the edges were grouped with them.
+    """
+
+    node_types: tuple[NodeType, ...]
+    edge_types: tuple[EdgeType, ...]
+    num_nodes: dict[NodeType, int | None]
+    edges: dict[EdgeType, Edges]
+    node_time: dict[NodeType, Tensor] = field(default_factory=dict)
+    edge_time: dict[EdgeType, Tensor] = field(default_factory=dict)
+    weight: dict[EdgeType, Tensor] = field(default_factory=dict)
+    owners: list[Any] = field(default_factory=list)
+    recorded: dict[tuple[str, Any], str] = field(default_factory=dict)
+
+    def add_time(self, kind: NodeType | EdgeType, value: Any, name: str, of_edges: bool) -> None:
+        """Add the times of a node or edge type."""
+        where: dict[Any, Tensor] = self.edge_time if of_edges else self.node_time
+        where[kind] = column(value, f"time_attr={name!r}{of(kind)}")
+        self.owners.append(value)
+
+    def add_weight(self, edge_type: EdgeType, value: Any, name: str) -> None:
+        """Add the weights of an edge type."""
+        self.weight[edge_type] = column(value, f"weight_attr={name!r}{of(edge_type)}")
+        self.owners.append(value)
 
 
-def directory_of(data: Any) -> Any:
-    """The directory from which a graph was opened, or ``None``."""
-    return data.graph_directory if isinstance(data, InDirectory) else None
+def of(kind: NodeType | EdgeType) -> str:
+    """The name of a type in errors, with a leading " of "."""
+    return "" if kind is None else f" of {kind!r}"
+
+
+def column(value: Any, name: str) -> Tensor:
+    """A column of numbers ``[n]`` or ``[n, 1]`` as a contiguous tensor ``[n]`` on the CPU."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor or an array (got {type(value).__name__})")
+    if value.dim() == 2 and value.size(1) == 1:
+        value = value.squeeze(1)
+    if value.dim() != 1 or value.is_complex():
+        raise ValueError(
+            f"{name} must hold one number each, shape [n] or [n, 1] "
+            f"(got {value.dtype} of shape {list(value.shape)})"
+        )
+    flat: Tensor = value.detach().cpu().contiguous()
+    return flat
+
+
+def index_column(value: Any, name: str) -> Tensor:
+    """Node ids or pointers ``[n]`` on the CPU, not copied if they are already on it."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or value.dim() != 1 or value.dtype not in INDEX_TYPES:
+        got = f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else value
+        raise TypeError(f"{name} must be a one-dimensional int64 or int32 tensor (got {got})")
+    return value.detach().cpu()
+
+
+def coo(row: Any, col: Any, name: str, is_sorted: bool = False) -> Edges:
+    """Edges from sources and destinations.
+
+    Raises:
+        TypeError: If they are not integer tensors.
+        ValueError: If they are not of the same length.
+    """
+    edges = Edges("coo", index_column(row, name), index_column(col, name), is_sorted)
+    if edges.row.numel() != edges.col.numel():
+        raise ValueError(
+            f"{name} has {edges.row.numel()} sources and {edges.col.numel()} destinations"
+        )
+    return edges
+
+
+def no_edges() -> Edges:
+    """The edges of a graph that has none."""
+    return Edges("coo", torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+
+def _least(index: Tensor, pointers: bool) -> int:
+    if pointers:
+        return max(0, index.numel() - 1)
+    return int(index.max()) + 1 if index.numel() else 0

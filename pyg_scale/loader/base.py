@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_scale.loader import on_device
-from pyg_scale.loader.affinity import log_memory
-from pyg_scale.loader.ahead import Ahead, Pending
-from pyg_scale.loader.arguments import check_index_samplers, check_workers
-from pyg_scale.loader.epoch import (
+from pyg_scale.loader.batch import on_device
+from pyg_scale.loader.batch.features import Features
+from pyg_scale.loader.batch.pin import move_batch, pin_batch, pins
+from pyg_scale.loader.batch.source import Rows
+from pyg_scale.loader.iterator import EpochIterator, Source
+from pyg_scale.loader.options import SamplingOptions, checked
+from pyg_scale.loader.seeds.epoch import (
     BatchIndex,
     KeyedRandomSampler,
     call_key,
@@ -23,19 +25,17 @@ from pyg_scale.loader.epoch import (
     num_batches,
     to_index,
 )
-from pyg_scale.loader.features import Features
-from pyg_scale.loader.iterator import EpochIterator, Source
-from pyg_scale.loader.look_ahead import LookAhead, announced, features_to_announce
-from pyg_scale.loader.pin import move_batch, pin_batch, pins
-from pyg_scale.loader.pipeline import Borrowed, Inline, Pipeline, WorkerThreads
-from pyg_scale.loader.process import Processes, ProcessPipeline, processes_of
-from pyg_scale.loader.randomness import forked
-from pyg_scale.loader.ring_workers import ring_pipeline
-from pyg_scale.loader.sampling_options import SamplingOptions, checked
-from pyg_scale.loader.source import Rows
-from pyg_scale.loader.split_seeds import check_split_seeds, sharing_of
-from pyg_scale.loader.state import Progress, Resumable
+from pyg_scale.loader.seeds.split import check_split_seeds, sharing_of
+from pyg_scale.loader.seeds.state import Progress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
+from pyg_scale.loader.workers.affinity import log_memory
+from pyg_scale.loader.workers.arguments import check_index_samplers, check_workers
+from pyg_scale.loader.workers.look_ahead import LookAhead, announced, features_to_announce
+from pyg_scale.loader.workers.processes import Processes, ProcessPipeline, processes_of
+from pyg_scale.loader.workers.randomness import forked
+from pyg_scale.loader.workers.remote import Ahead, Pending
+from pyg_scale.loader.workers.ring_workers import ring_pipeline
+from pyg_scale.loader.workers.threads import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"

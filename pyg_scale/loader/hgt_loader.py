@@ -8,7 +8,7 @@ from typing import Any
 
 import torch_geometric.loader
 
-from pyg_scale.graph.source import SuppliesSampler
+from pyg_scale.graph.base import SuppliesSampler
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.sampler.hgt import HGTSampler
 

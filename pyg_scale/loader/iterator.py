@@ -10,10 +10,10 @@ import torch
 from torch_geometric.data.data import BaseData
 
 from pyg_scale.errors import was_interrupted
-from pyg_scale.loader.epoch import Batches, BatchIndex, Passed
-from pyg_scale.loader.pipeline import Failed, SourceError
-from pyg_scale.loader.state import Progress
+from pyg_scale.loader.seeds.epoch import Batches, BatchIndex, Passed
+from pyg_scale.loader.seeds.state import Progress
 from pyg_scale.loader.stats import Counted, Stats
+from pyg_scale.loader.workers.threads import Failed, SourceError
 
 if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader

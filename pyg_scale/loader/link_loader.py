@@ -11,21 +11,21 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader import resolve
-from pyg_scale.loader.affinity import WorkerControls
-from pyg_scale.loader.ahead import Pending, RemoteSampler
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.batch import build
-from pyg_scale.loader.epoch import BatchIndex
-from pyg_scale.loader.features import Features
-from pyg_scale.loader.look_ahead import refuse_processes, requests_of
-from pyg_scale.loader.placing import placed
+from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.batch.features import Features
+from pyg_scale.loader.batch.placing import placed
+from pyg_scale.loader.batch.source import Rows, check_data, features_of
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.sampler_spec import key_of, publish
-from pyg_scale.loader.seed_links import check_labels, seed_links_of
-from pyg_scale.loader.seeds import check_time
-from pyg_scale.loader.source import Rows, check_data, features_of
-from pyg_scale.loader.split_seeds import parts_of_nodes
+from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.seeds.links import check_labels, seed_links_of
+from pyg_scale.loader.seeds.nodes import check_time
+from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.workers.affinity import WorkerControls
+from pyg_scale.loader.workers.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.workers.remote import Pending, RemoteSampler
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_scale.graph.source import directory_of
+from pyg_scale.graph.base import directory_of
 
 
 def warn_if_unplanned(data: Any, sampler: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch_geometric.sampler as pyg
 
 from pyg_scale import plugins
-from pyg_scale.graph.source import SuppliesSampler
-from pyg_scale.loader.randomness import torch_forked
+from pyg_scale.graph.base import SuppliesSampler
+from pyg_scale.loader.workers.randomness import torch_forked
 from pyg_scale.ops import keys
 from pyg_scale.sampler.base import NeighborSampler
 
@@ -61,7 +61,7 @@ def resolve(
         sampler: A name, a class, a sampler without data (takes ``options``), or a sampler.
         data: What the loader was given.
         argument: The argument's name, for messages.
-        sampling: :class:`~pyg_scale.loader.sampling_options.SamplingOptions`, for data that brings
+        sampling: :class:`~pyg_scale.loader.options.SamplingOptions`, for data that brings
             its own sampler.
         options: The loader's arguments for the sampler.
 

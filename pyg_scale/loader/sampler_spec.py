@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_scale.loader.epoch import BatchIndex
-from pyg_scale.loader.sharing import fingerprint
+from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
 
 _OPTIONS = (

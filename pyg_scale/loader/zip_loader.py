@@ -11,12 +11,12 @@ from torch import Tensor
 from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.epoch import BatchIndex, call_key
-from pyg_scale.loader.pin import pin_batch
-from pyg_scale.loader.randomness import torch_forked
+from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.sampler_spec import publish
-from pyg_scale.loader.split_seeds import communicator_of
+from pyg_scale.loader.seeds.epoch import BatchIndex, call_key
+from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.workers.randomness import torch_forked
 from pyg_scale.ops import keys
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale import lazy
+from pyg_scale.files.plain_pickle import load_plain
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.store.plain_pickle import load_plain
-from pyg_scale.store.source import of
 
 
 def read_assignment(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.ops.undirected import Block, facts, sort_rows, undirected
 from pyg_scale.partitioner.base import BALANCES, PartitionGraph
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.source import of
 from pyg_scale.store.topology import topology_of
 
 Train = Tensor | Mapping[NodeType, Tensor] | str

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.topology import CSC, NodeType, Topology
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
@@ -17,7 +18,6 @@ from pyg_scale.partitioner.remote import measure_remote
 from pyg_scale.partitioner.rows import pieces
 from pyg_scale.partitioner.train_nodes import count_train, train_nodes_of
 from pyg_scale.partitioner.whole import directory_of, whole_topology
-from pyg_scale.store.byte_size import byte_size
 
 _EDGES = 1 << 22
 

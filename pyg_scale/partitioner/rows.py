@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import as_array, as_tensor, check_header, numpy_dtype
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
-from pyg_scale.store.directory.array import as_array, as_tensor, check_header, numpy_dtype
 
 
 class RowReader:

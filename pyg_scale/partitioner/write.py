@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from tqdm.auto import tqdm
 
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
@@ -27,7 +28,6 @@ from pyg_scale.partitioner.write_edges import (
 )
 from pyg_scale.partitioner.write_nodes import write_attributes, write_book
 from pyg_scale.partitioner.write_out_edges import write_out_edges
-from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.directory import (
     DirectoryWriter,
     EdgeMeta,
@@ -75,7 +75,7 @@ def write_partition(
             :attr:`~pyg_scale.partitioner.counts.Quality.remote`.
         overwrite: If True, a graph directory at ``path`` may be replaced.
         memory: Bytes to use besides the assignment, such as ``"1GB"``; see
-            :func:`~pyg_scale.store.byte_size.byte_size`.
+            :func:`~pyg_scale.files.byte_size.byte_size`.
 
     Returns:
         The directory, opened.

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.graph.source import directory_of
-from pyg_scale.store.byte_size import byte_size
+from pyg_scale.files.byte_size import byte_size
+from pyg_scale.graph.base import directory_of
 from pyg_scale.store.cache.cached import Cached
 from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.of_parts import by_degree, listed

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import check_header, numpy_dtype, torch_dtype
 from pyg_scale.store.directory import Attribute, GraphDirectory
-from pyg_scale.store.directory.array import check_header, numpy_dtype, torch_dtype
 from pyg_scale.store.directory.meta import attribute_file, edge_dir, node_dir
 from pyg_scale.store.disk_file import DiskFile
 from pyg_scale.store.memory import _key, _name, _rows

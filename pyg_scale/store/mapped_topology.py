@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
-from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.files.tensor_directory import Entry, TensorDirectory
+from pyg_scale.graph.base import TopologyOptions
+from pyg_scale.graph.source import GraphSource
 from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
-from pyg_scale.store.source import GraphSource
-from pyg_scale.store.tensor_directory import Entry, TensorDirectory
 
 
 @runtime_checkable

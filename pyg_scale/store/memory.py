@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 
+from pyg_scale.graph.source import index_column
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.source import index_column
 
 _writing = threading.Lock()
 

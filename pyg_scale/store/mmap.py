@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
+from pyg_scale.files.segment import Segment
+from pyg_scale.files.tensor_directory import TensorDirectory
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.page_faults import no_readahead
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.memory import MemoryFeatureStore
-from pyg_scale.store.segment import Segment
-from pyg_scale.store.tensor_directory import TensorDirectory
 
 _KIND = "tensor"
 

@@ -17,10 +17,13 @@ from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore
 from torch_geometric.data.graph_store import EdgeLayout
 
-from pyg_scale.graph.source import TopologyOptions
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.files.segment import Segment
+from pyg_scale.files.tensor_directory import TensorDirectory
+from pyg_scale.graph.base import TopologyOptions
+from pyg_scale.graph.source import GraphSource, of
 from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.assemble import Places, fill_edge_list
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.reader import GraphDirectory
@@ -33,9 +36,6 @@ from pyg_scale.store.mapped_topology import (
     write_topology,
 )
 from pyg_scale.store.memory import MemoryGraphStore
-from pyg_scale.store.segment import Segment
-from pyg_scale.store.source import GraphSource, of
-from pyg_scale.store.tensor_directory import TensorDirectory
 
 _KIND, _TOPOLOGY = "edges", "topology"
 _KEPT = 8

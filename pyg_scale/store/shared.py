@@ -12,9 +12,9 @@ from typing import Any
 
 from torch_geometric.data import FeatureStore, TensorAttr
 
+from pyg_scale.files.segment import Segment, memory_root
+from pyg_scale.files.tensor_directory import TensorDirectory, file_lock
 from pyg_scale.store.mmap import DirectoryTensors, Mmap
-from pyg_scale.store.segment import Segment, memory_root
-from pyg_scale.store.tensor_directory import TensorDirectory, file_lock
 
 
 class Shared(Mmap):

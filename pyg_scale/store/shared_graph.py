@@ -8,11 +8,11 @@ from typing import Any
 
 from torch_geometric.data import EdgeAttr, GraphStore
 
+from pyg_scale.files.segment import Segment, memory_root
+from pyg_scale.files.tensor_directory import TensorDirectory
 from pyg_scale.graph.topology import Topology
 from pyg_scale.store.mmap_graph import MmapGraph
-from pyg_scale.store.segment import Segment, memory_root
 from pyg_scale.store.shared import make_once, room
-from pyg_scale.store.tensor_directory import TensorDirectory
 
 
 class SharedGraph(MmapGraph):

@@ -16,9 +16,9 @@ from pyg_scale.convert.base import Description, Reader
 from pyg_scale.convert.journal import Journal, Work
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.run import run
+from pyg_scale.files.npy import dtype_name
 from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.directory.array import dtype_name
 
 _ALL = 1 << 40
 _MEMORY = 64 << 20

@@ -285,7 +285,7 @@ class ServerTests:
     def test_a_graph_is_served(self, comm: Any, tmp_path: Any) -> None:
         """Loaders of a client give the same batches as loaders of the graph itself."""
         import pyg_scale
-        from pyg_scale.distributed.graph_server import GraphServer
+        from pyg_scale.distributed.server.graph_server import GraphServer
         from pyg_scale.loader import NeighborLoader
         from pyg_scale.testing import graphs
 

@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from pyg_scale.errors import CheckpointError, GraphDirectoryError
+from pyg_scale.files.npy import open_regular
 from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.store.directory.array import open_regular
 
 FORMAT = 1
 

@@ -20,7 +20,7 @@ import torch
 
 import pyg_scale
 from pyg_scale.comm import connect
-from pyg_scale.distributed.graph_server import GraphServer
+from pyg_scale.distributed.server.graph_server import GraphServer
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.train import Checkpoint
 

@@ -15,8 +15,8 @@ from torch.distributed import HashStore, PrefixStore
 
 from pyg_scale.comm import Communicator, Group, Service, Work
 from pyg_scale.comm.gloo import Gloo
-from pyg_scale.distributed.features import RankFeatures
-from pyg_scale.distributed.features_served import FEATURES, FeatureAnswers
+from pyg_scale.distributed.features.serve import FEATURES, FeatureAnswers
+from pyg_scale.distributed.features.store import RankFeatures
 from pyg_scale.store.directory import GraphDirectory
 
 

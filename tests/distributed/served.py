@@ -9,8 +9,8 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
-from pyg_scale.distributed.graph_server import GraphServer
-from pyg_scale.distributed.served_graph import connect_graph
+from pyg_scale.distributed.server.graph_server import GraphServer
+from pyg_scale.distributed.server.served_graph import connect_graph
 from tests.distributed.network import Network
 
 TOKEN = "a token of sixteen or more"

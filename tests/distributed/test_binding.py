@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pyg_scale.distributed.binding import plan_binding
-from pyg_scale.distributed.cpu_topology import (
+from pyg_scale.distributed.launch.binding import plan_binding
+from pyg_scale.distributed.launch.cpu_topology import (
     cpu_quota,
     format_cpus,
     gpu_node,
     parse_cpus,
     read_topology,
 )
-from pyg_scale.distributed.threads import are_apart, check, complaint, that_fit
+from pyg_scale.distributed.launch.threads import are_apart, check, complaint, that_fit
 
 
 def machine(

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from pyg_scale import comm, distributed
 from pyg_scale.comm import Group
 from pyg_scale.distributed import DistContext, DistRole
-from pyg_scale.distributed import start as starting
-from pyg_scale.distributed.device import check_gpus, choose_backend, choose_device
+from pyg_scale.distributed.launch import start as starting
+from pyg_scale.distributed.launch.device import check_gpus, choose_backend, choose_device
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.testing.ranks import run_ranks
 from tests import preloaded

@@ -14,10 +14,10 @@ import torch
 
 import pyg_scale
 from pyg_scale.cli import main
-from pyg_scale.cli.doctor_dist import report
-from pyg_scale.distributed import pairs
-from pyg_scale.distributed.diagnose import diagnose, name_ranks
-from pyg_scale.distributed.pairs import Pair, measure_pairs, rounds
+from pyg_scale.cli.doctor import pairs
+from pyg_scale.cli.doctor.diagnose import diagnose, name_ranks
+from pyg_scale.cli.doctor.pairs import Pair, measure_pairs, rounds
+from pyg_scale.cli.doctor.ranks import report
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ranks import run_ranks
 from tests import preloaded
@@ -218,7 +218,7 @@ def test_the_report_is_a_matrix_up_to_16_ranks() -> None:
     assert "   0       -    1.00    1.00    1.00" in text
     many = copy.deepcopy(said)
     many["ranks"] = ranks(18)
-    assert "the slowest of 306 ways" in report(many)
+    assert "the slowest of 306 directions" in report(many)
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))

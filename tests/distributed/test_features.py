@@ -13,7 +13,7 @@ from torch_geometric.data import Data, TensorAttr
 
 import pyg_scale
 from pyg_scale.datasets import read_npz
-from pyg_scale.distributed.features import RankFeatures
+from pyg_scale.distributed.features.store import RankFeatures
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from pyg_scale.partitioner import Partition, write_partition

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.distributed.features_served import MAX_TEXT, FeatureAnswers
+from pyg_scale.distributed.features.serve import MAX_TEXT, FeatureAnswers
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store.directory import GraphDirectory
@@ -150,7 +150,7 @@ def test_edges_of_another_part_are_refused(path: Path) -> None:
 
 
 def test_an_answer_may_not_be_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyg_scale.distributed.features_served.MAX_BYTES", 100)
+    monkeypatch.setattr("pyg_scale.distributed.features.serve.MAX_BYTES", 100)
     request = [text([[False, None, 0, ["x"]]]), torch.zeros(6, dtype=torch.int64)]
     with pytest.raises(ValueError, match="120 bytes, more than 100"):
         FeatureAnswers(GraphDirectory(path), [0, 2])(request)

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
-from pyg_scale.distributed.features import RankFeatures
+from pyg_scale.distributed.features.store import RankFeatures
 from pyg_scale.errors import CommError
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from pyg_scale.partitioner import Partition, write_partition

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group, address
-from pyg_scale.distributed import gathering
-from pyg_scale.distributed.launch import Launch
+from pyg_scale.distributed.launch import gathering
+from pyg_scale.distributed.launch.environment import Launch
 from pyg_scale.testing.ranks import run_ranks
 
 NETWORK = (address.ADDRESS, address.INTERFACE, "GLOO_SOCKET_IFNAME")

@@ -14,8 +14,8 @@ import pyg_scale.distributed
 import pyg_scale.loader
 from pyg_scale.datasets import planted_communities
 from pyg_scale.distributed import SamplingOptions
-from pyg_scale.distributed.graph_server import GraphServer
-from pyg_scale.distributed.served_graph import connect_graph
+from pyg_scale.distributed.server.graph_server import GraphServer
+from pyg_scale.distributed.server.served_graph import connect_graph
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from tests.distributed.across import on_ranks, spread
 from tests.distributed.network import Network

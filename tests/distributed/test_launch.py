@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyg_scale.distributed.launch import Launch, read_launch
+from pyg_scale.distributed.launch.environment import Launch, read_launch
 
 TORCHRUN = {
     "RANK": "3",

@@ -57,7 +57,7 @@ def test_what_was_interrupted_goes_on(
 ) -> None:
     model = model_of("sage")
     paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
-    from pyg_scale.loader.layerwise.progress import Progress
+    from pyg_scale.inference.progress import Progress
 
     write, left = Progress.write, [5]
 
@@ -133,7 +133,7 @@ def test_ranks_that_mean_something_else_are_told(folder: Path, tmp_path: Path) -
     for message in messages(other_model):
         assert "rank 1 computes the inference of another model than rank 0" in message
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyg_scale.loader.layerwise.ranks._SEEN_WITHIN", 0.3)
+        patch.setattr("pyg_scale.inference.ranks._SEEN_WITHIN", 0.3)
         for message in messages(other_place):
             assert "rank 1 does not see in its out= what rank 0 wrote" in message
     on_ranks(spread(in_parts(DATA, folder, 3), shares(3, 3)), other_ranks)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import pyg_scale
 from pyg_scale.comm import Communicator
-from pyg_scale.distributed.graph_server import NotAgreed
-from pyg_scale.distributed.servers import Servers, addresses_of
+from pyg_scale.distributed.server.graph_server import NotAgreed
+from pyg_scale.distributed.server.servers import Servers, addresses_of
 from pyg_scale.errors import (
     CommError,
     CommTimeoutError,
@@ -24,7 +24,8 @@ from pyg_scale.errors import (
     RequestError,
     UnknownPluginError,
 )
-from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, wire
+from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
+from pyg_scale.loader.batch import wire
 from tests.distributed.network import Network, until
 from tests.distributed.served import TOKEN, graph, hetero
 from tests.loader.batches import assert_same_batches

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_scale.distributed.slurm import default_port, expand_hosts, expand_tasks, is_step
+from pyg_scale.distributed.launch.slurm import default_port, expand_hosts, expand_tasks, is_step
 
 # A list is made together with what it stands for: text, and names.
 Made = tuple[str, list[str]]

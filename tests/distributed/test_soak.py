@@ -23,8 +23,8 @@ import torch
 import pyg_scale
 from pyg_scale.comm import Fault
 from pyg_scale.errors import CommError, CommTimeoutError, RequestError
-from pyg_scale.loader.ring_workers import WorkerDiedError
-from pyg_scale.loader.sampling_options import SamplingOptions
+from pyg_scale.loader.options import SamplingOptions
+from pyg_scale.loader.workers.ring_workers import WorkerDiedError
 from pyg_scale.testing import graphs
 from tests.distributed.across import in_parts, shares, spread
 from tests.distributed.disturbed import (

@@ -17,8 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pyg_scale.comm import Group
 from pyg_scale.errors import CommTimeoutError
-from pyg_scale.loader.agreement import Agreement
-from pyg_scale.loader.duplicate_seeds import DuplicateSeedCheck
+from pyg_scale.loader.seeds.agreement import Agreement
+from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 
 LIMIT = timedelta(seconds=30)
 
@@ -67,7 +67,7 @@ def test_a_store_that_does_not_answer_is_an_error_in_time(held: tuple[TCPStore, 
 def test_nobody_waits_for_a_warning(
     held: tuple[TCPStore, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyg_scale.loader.duplicate_seeds._SECONDS", 1.0, raising=False)
+    monkeypatch.setattr("pyg_scale.loader.seeds.duplicates._SECONDS", 1.0, raising=False)
     store, process = held
     unsplit = DuplicateSeedCheck("NeighborLoader", Group(store, 1, 2, 2.0), [torch.arange(3)])
     os.kill(process, signal.SIGSTOP)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.loader import NeighborLoader, NodeLoader
-from pyg_scale.loader.batch import build, edge_index_of
+from pyg_scale.loader.batch.build import build, edge_index_of
 from pyg_scale.ops import colptr
 from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.testing import graphs

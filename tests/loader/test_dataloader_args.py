@@ -244,7 +244,7 @@ def test_pinning_comes_last_and_keeps_destination_pointers(
         return batch
 
     monkeypatch.setattr("pyg_scale.loader.base.pins", lambda loader: loader.pin_memory)
-    monkeypatch.setattr("pyg_scale.loader.pin.pin_memory", copy_instead)
+    monkeypatch.setattr("pyg_scale.loader.batch.pin.pin_memory", copy_instead)
     pinned = loader(pin_memory=True, **kwargs)
     for batch in pinned:
         assert colptr.recall(batch.edge_index) is not None

@@ -15,7 +15,7 @@ from torch_geometric.loader import ImbalancedSampler
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.loader.epoch import BatchIndex, batches, call_key, listed_order, order
+from pyg_scale.loader.seeds.epoch import BatchIndex, batches, call_key, listed_order, order
 from pyg_scale.ops import keys
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches

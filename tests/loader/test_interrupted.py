@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 
 import pyg_scale.loader
 from pyg_scale.loader import NeighborLoader, ZipLoader
+from pyg_scale.loader.batch.source import filled
 from pyg_scale.loader.iterator import EpochIterator
-from pyg_scale.loader.source import filled
 from pyg_scale.store import Cached, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same

@@ -16,7 +16,7 @@ from torch_geometric.testing import MyFeatureStore
 
 import pyg_scale
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, ZipLoader
-from pyg_scale.loader.source import filled
+from pyg_scale.loader.batch.source import filled
 from pyg_scale.store import Cached, Disk, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches

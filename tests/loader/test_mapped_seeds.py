@@ -13,7 +13,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_scale.comm.base import Communicator
-from pyg_scale.loader import LinkNeighborLoader, NeighborLoader, epoch
+from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
+from pyg_scale.loader.seeds import epoch
 from pyg_scale.ops import keys
 from tests import preloaded
 from tests.loader.batches import assert_same_batches
@@ -141,7 +142,7 @@ def positions(loader: Any, state: Any = None, count: int = 10**9) -> list[list[i
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tests of computed orders need no millions of seeds."""
     monkeypatch.setattr(epoch, "LISTED", 100)
-    monkeypatch.setattr("pyg_scale.loader.state.LISTED", 100)
+    monkeypatch.setattr("pyg_scale.loader.seeds.state.LISTED", 100)
     monkeypatch.setattr(epoch, "_AT_ONCE", 50)
 
 

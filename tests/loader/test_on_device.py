@@ -25,7 +25,7 @@ from pyg_scale.loader import (
     on_device,
     placing,
 )
-from pyg_scale.loader.on_device import OnDevice, tensors_of
+from pyg_scale.loader.batch.on_device import OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
 from pyg_scale.sampler import CudaSampler

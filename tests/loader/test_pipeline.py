@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from pyg_scale.loader.pipeline import Failed, Inline, Pipeline, WorkerThreads
 from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.workers.threads import Failed, Inline, Pipeline, WorkerThreads
 from pyg_scale.ops.threads import num_threads
 from tests import preloaded
 
@@ -261,7 +261,7 @@ def test_a_delivered_result_is_kept_by_nobody() -> None:
 
 
 def test_threads_that_are_stuck_do_not_hang_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyg_scale.loader.pipeline.JOIN_SECONDS", 0.05)
+    monkeypatch.setattr("pyg_scale.loader.workers.threads.JOIN_SECONDS", 0.05)
     release = threading.Event()
     source = pipeline(lambda item, stats: release.wait(10), num_workers=1)
     assert wait_until(lambda: bool(source._pending[0].worker))
@@ -359,7 +359,7 @@ def test_in_forked_children_threads_that_start_together_may_use_torch_at_once() 
     """Torch makes its pool of threads anew there in the first call that uses it, without a lock."""
     program = (
         "import os, threading, torch\n"
-        "from pyg_scale.loader.pipeline import Pipeline, WorkerThreads\n"
+        "from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads\n"
         "torch.set_num_threads(2)\n"
         "for _ in range(12):\n"
         "    if (pid := os.fork()) == 0:\n"
@@ -379,7 +379,7 @@ def test_in_forked_children_threads_that_start_together_may_use_torch_at_once() 
 
 SCRIPT = """
 import signal, sys, threading, time
-from pyg_scale.loader.pipeline import Pipeline, WorkerThreads
+from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads
 def work(item, stats):
     time.sleep(0.02)
     return item
@@ -404,7 +404,7 @@ def test_the_interpreter_exits_with_an_iterator_alive() -> None:
 def test_a_thread_that_is_busy_at_the_end_does_not_abort_the_process() -> None:
     done = run(
         sys.executable,
-        "import torch, pyg_scale.loader.pipeline as pipeline\n"
+        "import torch, pyg_scale.loader.workers.threads as pipeline\n"
         "pipeline.JOIN_SECONDS = 0.05\n"
         "def compute(item, stats, mm=torch.mm, now=time.monotonic):\n"
         "    end, a = now() + 1.0 * bool(item), torch.rand(300, 300)\n"

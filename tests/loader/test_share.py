@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_scale.loader.by_part import order_by_part
-from pyg_scale.loader.share import (
+from pyg_scale.loader.seeds.by_part import order_by_part
+from pyg_scale.loader.seeds.share import (
     UNEVEN,
     Epoch,
     Ranks,

@@ -95,7 +95,9 @@ def test_without_a_seed_that_of_rank_0_is_everyones(monkeypatch: pytest.MonkeyPa
         own.generator = type("Draws", (), {"get_state": lambda self: None, "next": mine})()
         return [list(own), list(own)]
 
-    monkeypatch.setattr("pyg_scale.loader.state.draw_seed", lambda generator: next(generator.next))
+    monkeypatch.setattr(
+        "pyg_scale.loader.seeds.state.draw_seed", lambda generator: next(generator.next)
+    )
     found = on_ranks(3, work)
     for epoch, seed in enumerate((41, 42)):
         alone = loader(seed=seed)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import pyg_scale.nn
-from pyg_scale.cli.doctor import examine
+from pyg_scale.cli.doctor.command import examine
 from pyg_scale.nn import (
     GATConv,
     GATv2Conv,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_scale.loader.sharing import fingerprint
+from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.ops import mapped_file
 from pyg_scale.ops.mapped_file import in_file, pieces
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale.comm.message import DTYPES
-from pyg_scale.distributed.features_parts import raw_rows
-from pyg_scale.loader.ring import bytes_of
-from pyg_scale.loader.sharing import fingerprint
+from pyg_scale.distributed.features.parts import raw_rows
+from pyg_scale.loader.seeds.sharding import fingerprint
+from pyg_scale.loader.workers.ring import bytes_of
 from pyg_scale.ops.raw_bytes import raw_bytes
 
 EMPTY = torch.arange(1)[1::2]

@@ -145,7 +145,7 @@ def test_the_same_for_any_number_of_threads():
             r"assignment must be int32 or int64 of shape \[4\]",
         ),
         ({"assignment": torch.zeros(4)}, "assignment must be int32 or int64"),
-        ({"assignment": torch.tensor([0, 0, 2, 0])}, "has parts 0 to 2, but capacity is of 2"),
+        ({"assignment": torch.tensor([0, 0, 2, 0])}, "has parts 0 to 2, but capacity has 2"),
         ({"capacity": torch.tensor([4, 4])}, "capacity must be of shape"),
         ({"capacity": torch.ones(2, 1)}, "capacity must be int64"),
         ({"node_weights": torch.ones(4, 2).long()}, "node_weights must be of shape"),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.files.npy import dtype_name
 from pyg_scale.store.directory import (
     Attribute,
     DirectoryWriter,
@@ -17,7 +18,6 @@ from pyg_scale.store.directory import (
     NodeMeta,
     PartitionBook,
 )
-from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir
 
 

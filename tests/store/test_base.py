@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, TensorAttr
 
 import pyg_scale.graph.topology
-from pyg_scale.graph.source import InDirectory, NeedsThreads, directory_of, needs_threads
+from pyg_scale.graph.base import InDirectory, NeedsThreads, directory_of, needs_threads
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops.row_cache import scatter
 from pyg_scale.store import Cached, Disk, MemoryFeatureStore, MemoryGraphStore, base

@@ -230,7 +230,7 @@ def test_a_pickled_store_is_a_reference() -> None:
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyg_scale.store import tensor_directory
+    from pyg_scale.files import tensor_directory
 
     store = Shared()
     store["paper", "x", None] = torch.ones(3)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.belady import MOST
 from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
-from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.hot import hot_lists, hot_of

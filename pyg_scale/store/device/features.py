@@ -12,9 +12,9 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import DeviceError
+from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
 from pyg_scale.store.base import returns_views
-from pyg_scale.store.byte_size import byte_size
 from pyg_scale.store.cache.budget import Rows
 from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
 from pyg_scale.store.device.placement import NOTHING, Key, Place, place

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import DeviceError
-from pyg_scale.store.byte_size import byte_size
+from pyg_scale.files.byte_size import byte_size
 
 _SHARE = 0.5
 _PIECE = 1 << 22  # numbers

@@ -4,7 +4,7 @@
 programs can map. ``docs/graph-directory.md`` specifies the format.
 """
 
-from pyg_scale.store.directory.array import map_array
+from pyg_scale.files.npy import map_array
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.meta import (
     Attribute,

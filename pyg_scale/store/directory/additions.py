@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import dtype_name, npy_header
+from pyg_scale.files.place import Lock, sync
+from pyg_scale.files.plain_pickle import load_plain
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.store.directory.array import dtype_name, npy_header
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.meta import META, Attribute, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, node_dir, set_file
-from pyg_scale.store.directory.place import Lock, sync
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.values import as_plain_tensor
 from pyg_scale.store.directory.writer import refused, write_rows
-from pyg_scale.store.plain_pickle import load_plain
-from pyg_scale.store.source import of
 
 
 def read_tensor(path: str | PathLike[str]) -> Tensor:

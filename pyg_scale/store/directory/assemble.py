@@ -14,11 +14,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.ops.csc import expand_pointers
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.reader import GraphDirectory, Part
-from pyg_scale.store.source import of
 
 _CHUNK = 1 << 23  # edges that are processed at a time
 

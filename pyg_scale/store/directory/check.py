@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from pyg_scale.files.npy import DTYPES, LONGEST_HEADER, num_bytes
 from pyg_scale.store.directory import values
-from pyg_scale.store.directory.array import DTYPES, LONGEST_HEADER, num_bytes
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import (
     META,

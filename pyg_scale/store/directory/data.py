@@ -14,12 +14,12 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.typing import TensorFrame
 
 from pyg_scale.errors import is_failure
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.graph.grouped import GroupedEdges, KnowsEdges
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.shared import shared_attribute, stored_in_edges, with_origin
-from pyg_scale.store.grouped import GroupedEdges, KnowsEdges
 
 _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # PyG counts nodes by these
 

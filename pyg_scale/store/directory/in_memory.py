@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NoReturn
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.array import dtype_name, num_bytes
+from pyg_scale.files.npy import dtype_name, num_bytes
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import FileMeta, Meta
 from pyg_scale.store.directory.reader import GraphDirectory

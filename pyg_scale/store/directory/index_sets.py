@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.store.source import of
 
 Sets = dict[NodeType, dict[str, Tensor]]
 

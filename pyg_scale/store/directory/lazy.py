@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.files.npy import torch_dtype
 from pyg_scale.store.directory import assemble
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.reader import GraphDirectory
 
 EDGE_INDEX = "edge_index"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import check_regular, map_array, open_regular
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
-from pyg_scale.store.directory.array import check_regular, map_array, open_regular
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
@@ -169,7 +169,7 @@ class GraphDirectory:
         return open_regular(name, self.path, self._handle, flags)
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """Map a file of the directory; see :func:`~pyg_scale.store.directory.array.map_array`.
+        """Map a file of the directory; see :func:`~pyg_scale.files.npy.map_array`.
 
         Raises:
             GraphDirectoryError: If ``META.json`` does not list it, or its content does not fit.

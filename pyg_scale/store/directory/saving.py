@@ -14,8 +14,9 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from tqdm.auto import tqdm
 
+from pyg_scale.files.npy import dtype_name
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
-from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.from_stores import data_of_stores
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
@@ -23,7 +24,6 @@ from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, quoted, set_file
 from pyg_scale.store.directory.values import as_plain_tensor, encode
 from pyg_scale.store.directory.writer import DirectoryWriter
-from pyg_scale.store.source import of
 from pyg_scale.store.topology import topology_of
 
 _INT32 = 2**31

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_scale.store.directory.array import DTYPES, dtype_name
+from pyg_scale.files.npy import DTYPES, dtype_name
 from pyg_scale.store.directory.paths import quoted
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.writer import DirectoryWriter

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.store.directory.array import (
+from pyg_scale.files.file_view import FileView
+from pyg_scale.files.npy import (
     as_array,
     as_tensor,
     check_header,
@@ -25,11 +26,10 @@ from pyg_scale.store.directory.array import (
     num_bytes,
     numpy_dtype,
 )
+from pyg_scale.files.place import Lock, restore, sync, take_place
 from pyg_scale.store.directory.checksums import checksums
-from pyg_scale.store.directory.file_view import FileView
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
-from pyg_scale.store.directory.place import Lock, restore, sync, take_place
 
 _CHUNK = 1 << 24
 _MARK = ".writing"

@@ -20,8 +20,9 @@ import torch
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files import place
 from pyg_scale.store import topology_of
-from pyg_scale.store.directory import place, writer
+from pyg_scale.store.directory import writer
 from pyg_scale.testing import graphs
 
 WATCHED = str(Path(writer.__file__).parent)

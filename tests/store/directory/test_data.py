@@ -21,10 +21,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 import pyg_scale
+from pyg_scale.files.npy import npy_header, num_bytes
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Disk, Mmap, topology_of
 from pyg_scale.store.directory import Attribute, EdgeMeta, FileMeta, Meta, NodeMeta
-from pyg_scale.store.directory.array import npy_header, num_bytes
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.testing import graphs
 from tests import preloaded

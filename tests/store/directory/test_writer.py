@@ -18,6 +18,8 @@ import torch
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files.npy import DTYPES, torch_dtype
+from pyg_scale.files.segment import Segment
 from pyg_scale.store import Mmap
 from pyg_scale.store.directory import (
     Attribute,
@@ -28,8 +30,6 @@ from pyg_scale.store.directory import (
     NodeMeta,
     place,
 )
-from pyg_scale.store.directory.array import DTYPES, torch_dtype
-from pyg_scale.store.segment import Segment
 from tests import preloaded
 from tests.store.directory.graphs import bits, everything
 from tests.store.directory.kill import graph as small_graph

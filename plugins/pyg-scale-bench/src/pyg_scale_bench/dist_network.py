@@ -27,7 +27,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.comm import Communicator
-from pyg_scale.distributed.features import RankFeatures
+from pyg_scale.distributed.features.store import RankFeatures
 
 WAYS = ("tcp", "features", "gloo")
 """The ways: plain sockets, rows of features, ``all_to_all`` of gloo."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyg_scale.store.directory.array import read_npy_header
+from pyg_scale.files.npy import read_npy_header
 
 Items = NDArray[Any]
 _DAMAGED = (EOFError, OSError, ValueError, zipfile.BadZipFile, zlib.error)

@@ -14,8 +14,8 @@ from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes
+from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import torch_dtype
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale_ogb.reader import OGBReader
 

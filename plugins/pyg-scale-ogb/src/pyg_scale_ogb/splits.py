@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_scale.store.plain_pickle import load_plain
+from pyg_scale.files.plain_pickle import load_plain
 from pyg_scale_ogb.catalog import Facts, facts_of, folder_of
 from pyg_scale_ogb.table import pieces, read_small
 

@@ -105,7 +105,7 @@ class Redis(FeatureStore):
         is_path = isinstance(graph, str | PathLike)
         tensors = tensors_of(graph) if is_path else None
         if tensors is None:
-            from pyg_scale.loader.source import filled
+            from pyg_scale.loader.batch.source import filled
 
             filled(self, graph)
             return

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
-from pyg_scale.loader.features import HOMOGENEOUS_EDGES
-from pyg_scale.store.directory.array import torch_dtype
+from pyg_scale.files.npy import torch_dtype
+from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES
 from pyg_scale.store.directory.meta import Attribute
 from pyg_scale.store.directory.reader import GraphDirectory, Part
 from pyg_scale_redis.tensors import Key, Spec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.store.plain_pickle import load_plain
+from pyg_scale.files.plain_pickle import load_plain
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -19,7 +19,7 @@ class _Object:
 
 
 def stand_in(module: str, name: str) -> Any:
-    """The stand-in for GLT's own classes, for :mod:`pyg_scale.store.plain_pickle`."""
+    """The stand-in for GLT's own classes, for :mod:`pyg_scale.files.plain_pickle`."""
     if module.partition(".")[0] != "graphlearn_torch":
         return None
     return {

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.files.plain_pickle import iterate_pickles, load_pickle, load_plain
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.plain_pickle import iterate_pickles, load_pickle, load_plain
-from pyg_scale.store.source import of
 from pyg_scale_migrate.glt.book import read_book
 
 _ROWS = 10_000  # GLT's own chunk

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader, ArrayWriter
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader, Workspace
+from pyg_scale.files.npy import as_tensor, dtype_name
+from pyg_scale.files.plain_pickle import load_plain
+from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.store.directory.array import as_tensor, dtype_name
 from pyg_scale.store.directory.meta import Attribute
-from pyg_scale.store.plain_pickle import load_plain
-from pyg_scale.store.source import of
 from pyg_scale_migrate.glt.files import Edges, Layout, books, feature_chunks, read_layout
 
 ENDS = ("rows", "cols")

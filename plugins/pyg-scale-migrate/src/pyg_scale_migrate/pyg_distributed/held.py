@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pyg_scale.files.npy import dtype_name
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory import PartitionBook
-from pyg_scale.store.directory.array import dtype_name
 from pyg_scale_migrate.pyg_distributed.feature_store import OF_EDGES, LocalFeatureStore, places_of
 from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.records import from_record, to_record
+from pyg_scale.files.npy import dtype_name
+from pyg_scale.graph.read_data import one_level
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
 from pyg_scale.store.directory import Attribute, EdgeMeta, Meta, NodeMeta
-from pyg_scale.store.directory.array import dtype_name
 from pyg_scale.store.directory.assemble import Places
 from pyg_scale.store.directory.in_memory import MemoryDirectory
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import PartitionMeta, attribute_file, edge_dir, node_dir
-from pyg_scale.store.read_data import one_level
 from pyg_scale_migrate.pyg_distributed.feature_store import LocalFeatureStore
 from pyg_scale_migrate.pyg_distributed.graph_store import LocalGraphStore
 from pyg_scale_migrate.pyg_distributed.held import Held, HeldEdges, Rows, read_held

@@ -1,0 +1,371 @@
+"""Features of nodes and edges on any rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+
+from pyg_scale.comm import Service
+from pyg_scale.distributed.failover import Health, PartOwners, Search
+from pyg_scale.distributed.features.ahead import RankSchedule, announced_plan
+from pyg_scale.distributed.features.hot import capacity_of, check_cache, hot_rows
+from pyg_scale.distributed.features.local import read_here
+from pyg_scale.distributed.features.parts import Column, Key, PartRows, columns_of, raw_rows
+from pyg_scale.distributed.features.plan import (
+    Plan,
+    checked_rows,
+    index_of,
+    is_single,
+)
+from pyg_scale.distributed.features.requests import RemoteRead
+from pyg_scale.distributed.features.split import Splitter
+from pyg_scale.ops import row_cache
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.base import look_ahead_of
+from pyg_scale.store.cache import Cached
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.reading import count_local
+
+
+class RankFeatures(FeatureStore):
+    """The features of a partitioned directory on any rank, by original ids.
+
+    Rows of local parts are read from the files, which ranks of one machine share. The other rows
+    are requested from the ranks that have them: from all of them at once, each row once, all
+    attributes of the same nodes in one request. Loaders announce the next batches, whose rows are
+    then requested while earlier batches are in use. Groups are as in
+    :class:`~pyg_scale.store.MemoryFeatureStore`. Any number of threads may read; each waits only
+    for its own answers.
+
+    With ``cache`` or ``cache_ratio``, rows of other ranks are kept in memory: see
+    :class:`~pyg_scale.store.cache.Cached` for policies.
+
+    Args:
+        directory: The directory; parts may be missing on this rank.
+        service: The service by which other ranks are asked.
+        owners: The holders of the parts.
+        cache: Bytes of rows of other ranks to keep, or text such as ``"2GB"``.
+        cache_ratio: Instead of ``cache``, a share of all features of the graph, from 0 to 1.
+        policy: ``"placed"`` (those of ``hot``), ``"belady"`` or ``"sieve"``.
+        hot: The nodes to keep for ``"placed"``: original ids by node type, in order of priority.
+            ``None``: those that the partitioner listed, then the halo nodes by their number of
+            local edges.
+        look_ahead: For ``"belady"``.
+        in_flight: Number of batches whose rows are requested at a time, including the one that is
+            read next. With a cache, announced batches are requested four at a time.
+        local: A feature store for local rows, such as :class:`~pyg_scale.store.Disk`; ``None`` for
+            the mapped files.
+        attributes: Names of the attributes to serve, or groups and names; ``None`` for all.
+        health: The ranks that failed recently, shared by all that ask them.
+
+    Raises:
+        KeyError: If an attribute does not exist.
+        ValueError: If arguments contradict each other, or ``local`` does not fit the directory.
+        TypeError: If an argument has a wrong type.
+
+    Example::
+
+        data = pyg_scale.open("parts")  # on every rank
+        features = data.rank_features(cache_ratio=0.2, policy="belady")
+        loader = NeighborLoader(data, [15, 10], feature_store=features)
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        directory: GraphDirectory,
+        service: Service,
+        owners: PartOwners,
+        *,
+        cache: int | str | None = None,
+        cache_ratio: float | None = None,
+        policy: str = "placed",
+        hot: Any = None,
+        look_ahead: int = 15,
+        in_flight: int = 4,
+        local: FeatureStore | None = None,
+        attributes: Sequence[str | Key] | None = None,
+        health: Health | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+            raise ValueError(f"in_flight must be a number of at least 1 (got {in_flight!r})")
+        self.directory, self.service, self.in_flight = directory, service, in_flight
+        self._health = Health(service.timeout) if health is None else health
+        self._owners, self._columns = owners, columns_of(directory, attributes)
+        self._split = Splitter(directory, owners.direct)
+        self._parts = PartRows(directory)
+        self._pid = os.getpid()
+        self.local = local
+        """The store of local rows, unless it is the mapped files."""
+        if local is not None:
+            self._check_local(local)
+        self.cache: Cached | None = None
+        """The cache of rows of other ranks, or ``None``."""
+        self._cached: frozenset[Key] = frozenset()  # attributes that have room in it
+        self.keeps: object = None
+        """An object to be kept alive as long as this store."""
+        here = sorted(owners.direct)
+        self._all_here = len(here) == directory.meta.num_parts
+        check_cache(cache, cache_ratio, policy)
+        capacity = capacity_of(cache, cache_ratio, self._columns.values())
+        if hot is not None and (policy != "placed" or not capacity):
+            raise ValueError("hot= is for a cache with policy='placed': pass cache= too")
+        if capacity and not self._all_here:
+            lists = hot_rows(directory, self._split, here, hot) if policy == "placed" else None
+            same: dict[str, Any] = {"attributes": attributes, "health": self._health}
+            plain = RankFeatures(directory, service, owners, **same)
+            self.cache = Cached(plain, capacity, policy, lists, look_ahead=look_ahead)
+            with self.cache.planning:
+                self._cached = frozenset(self.cache.row_caches())
+
+    def _check_local(self, local: FeatureStore) -> None:
+        if not isinstance(local, FeatureStore):
+            raise TypeError(f"local must be a FeatureStore (got {type(local).__name__})")
+        known = {_key(attr) for attr in local.get_all_tensor_attrs()}
+        for column in self._columns.values():
+            if column.key not in known:
+                raise ValueError(f"local has no {column}: pass attributes= without it")
+            size = local.get_tensor_size(TensorAttr(*column.key))
+            if size is not None and tuple(size) != (column.num_rows, *column.row):
+                raise ValueError(
+                    f"local has {column} of shape {list(size)}, but the directory has "
+                    f"{[column.num_rows, *column.row]}"
+                )
+
+    @property
+    def look_ahead(self) -> int:
+        """Number of batches that loaders should announce before they are read."""
+        of_local = 0 if self.local is None else look_ahead_of(self.local)
+        if self._all_here:
+            return of_local
+        of_cache = 0 if self.cache is None else self.cache.look_ahead
+        return max(of_local, of_cache, self.in_flight - 1)
+
+    def schedule(self) -> RankSchedule:
+        """A schedule for a loader that announces the batches of an iteration."""
+        return RankSchedule(self)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of the cache, see :meth:`~pyg_scale.store.cache.Cached.stats`; else empty."""
+        return {} if self.cache is None else self.cache.stats()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.directory.path)!r}, rank={self.service.rank})"
+
+    # Reading ###############################################################################
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        """Read rows of a tensor; see :meth:`_multi_get_tensor`."""
+        return self._multi_get_tensor([attr])[0]
+
+    def _multi_get_tensor(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
+        """Read rows of several tensors.
+
+        Raises:
+            KeyError: If a tensor does not exist.
+            IndexError: If a row does not exist; names it and the number of rows.
+            CommTimeoutError: If a rank did not answer in time; names it.
+            CommError: If a rank is gone or sent a wrong answer; names it.
+            RuntimeError: If this process was forked: connections stay with its parent.
+        """
+        if self._all_here and self.local is None:
+            return self._read_mapped(attrs)
+        return self._read_planned(attrs)
+
+    def _read_mapped(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
+        """Rows that are all in local parts; those of the same nodes in one call."""
+        out: list[Any] = [None] * len(attrs)
+        same: dict[Any, list[tuple[int, Column]]] = {}
+        for number, attr in enumerate(attrs):
+            column = self._find(attr)
+            if column.of_edges:
+                out[number] = self._read_planned([attr])[0]
+            else:
+                same.setdefault((column.type, id(attr.index)), []).append((number, column))
+        for asked in same.values():
+            attr = attrs[asked[0][0]]
+            index = index_of(attr, asked[0][1].num_rows)
+            found = self._parts.of_nodes([column for _, column in asked], index)
+            for (number, column), value in zip(asked, found, strict=True):
+                count_local(index.numel(), index.numel() * column.row_bytes)
+                out[number] = value[0] if is_single(attr.index) else value
+        return out
+
+    def _read_planned(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
+        plan = announced_plan(self, attrs)
+        if plan is None:
+            plan = self.plan(attrs)
+            self.begin(plan)
+        return self._finish(plan, [is_single(attr.index) for attr in attrs])
+
+    def plan(self, attrs: Sequence[TensorAttr]) -> Plan:
+        """Find the ranks that have the rows of a read, without asking them yet.
+
+        Raises:
+            KeyError: If a tensor does not exist.
+            IndexError: If a row does not exist; names it and the number of rows.
+        """
+        plan, known = Plan(), dict[Any, int]()
+        for attr in attrs:
+            column = self._find(attr)
+            cached = column.key in self._cached
+            same = (column.of_edges, column.type, cached, id(attr.index))
+            number = known.get(same)
+            if number is None:
+                index = index_of(attr, column.num_rows)
+                rows = self._split.split(column.of_edges, column.type, index, ask=not cached)
+                number = known[same] = len(plan.wanted)
+                plan.wanted.append((rows, []))
+                plan.through_cache.append(gather(index, rows.absent) if cached else None)
+            rows, columns = plan.wanted[number]
+            if column not in columns:
+                columns.append(column)
+            plan.place.append((number, column))
+            plan.attrs.append(TensorAttr(*column.key, index=rows.index))
+        return plan
+
+    def begin(self, plan: Plan) -> None:
+        """Request the rows that are not looked up in a cache first; returns at once."""
+        self._check_process(plan)
+        search = Search(self.service.rank, self._owners, self._health, self.service.timeout)
+        plan.asked = RemoteRead(self.service, plan.wanted, search)
+
+    def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
+        out = [plan.coming(number) for number in range(len(plan.wanted))]
+        for number, (rows, columns) in enumerate(plan.wanted):
+            read_here(self._parts, self.local, rows, columns, out[number])
+        if self.cache is not None:
+            self._read_cache(plan, self.cache, out)
+        for number, (_, columns) in enumerate(plan.wanted):
+            for column in columns:
+                self._read_asked(plan, number, column, out[number])
+        values = [out[number][column.key] for number, column in plan.place]
+        return [each[0] if one else each for each, one in zip(values, single, strict=True)]
+
+    def _read_asked(self, plan: Plan, number: int, column: Column, out: dict[Key, Tensor]) -> None:
+        if plan.wanted[number][0].remote:
+            assert plan.asked is not None, "what was planned was begun"
+            plan.asked.write(number, column, raw_rows(out[column.key]))
+
+    def _read_cache(self, plan: Plan, cache: Cached, out: list[dict[Key, Tensor]]) -> None:
+        found = iter(cache.multi_get_tensor(plan.cache_attrs()))
+        for number, ids in enumerate(plan.through_cache):
+            rows, columns = plan.wanted[number]
+            for column in columns if ids is not None and ids.numel() else ():
+                values = checked_rows(next(found), column, rows.absent.numel(), "the cache")
+                if rows.absent.numel() == rows.index.numel():
+                    out[number][column.key] = values
+                else:
+                    target = raw_rows(out[number][column.key])
+                    row_cache.scatter(raw_rows(values), rows.absent, target)
+
+    def read_rows(self, attr: TensorAttr, index: Tensor, position: Tensor, out: Tensor) -> None:
+        """Write row ``index[i]`` of a tensor to ``out[position[i]]``, for a cache over this store.
+
+        Args:
+            attr: The tensor; its own index is ignored.
+            index: Original ids ``int64`` ``[n]``, which exist.
+            position: ``int64`` ``[n]``, without repetition.
+            out: ``uint8`` ``[m, row_bytes]``.
+
+        Raises:
+            CommError: See :meth:`_multi_get_tensor`.
+        """
+        value = self.get_tensor(TensorAttr(*self._find(attr).key, index=index))
+        row_cache.scatter(raw_rows(value), position, out)
+
+    def ask_rows(self, wanted: Sequence[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
+        """Request rows that are needed soon, for a cache over this store; returns at once.
+
+        Args:
+            wanted: Tensors, and original ids ``int64`` ``[n]`` which exist. Tensors with equal ids
+                are requested in one message.
+
+        Returns:
+            For each, a function that waits for the rows and returns them, ``uint8``
+            ``[n, row_bytes]``. Call it once. It raises the errors of :meth:`_multi_get_tensor`.
+        """
+        same: list[Tensor] = []
+        attrs: list[TensorAttr] = []
+        for attr, index in wanted:
+            index = next((known for known in same if torch.equal(known, index)), index)
+            same.append(index)
+            attrs.append(TensorAttr(*self._find(attr).key, index=index))
+        # What a cache of its own may have is read when it is needed.
+        plan = self.plan([attr for attr in attrs if _key(attr) not in self._cached])
+        self.begin(plan)
+        place = iter(plan.place)
+
+        def take(number: int, column: Column) -> Tensor:
+            out = plan.coming(number, column)
+            read_here(self._parts, self.local, plan.wanted[number][0], [column], out)
+            self._read_asked(plan, number, column, out)
+            return raw_rows(out[column.key])
+
+        return [
+            partial(self._read_raw, attr)
+            if _key(attr) in self._cached
+            else partial(take, *next(place))
+            for attr in attrs
+        ]
+
+    def _read_raw(self, attr: TensorAttr) -> Tensor:
+        return raw_rows(self.get_tensor(attr))
+
+    def _find(self, attr: TensorAttr) -> Column:
+        column = self._columns.get(_key(attr))
+        if column is None:
+            known = ", ".join(f"{name!r} of {group!r}" for group, name in self._columns)
+            raise KeyError(f"{_name(attr)} is not in the store, which has: {known or 'nothing'}")
+        return column
+
+    def _check_process(self, plan: Plan) -> None:
+        if self._pid != os.getpid() and any(rows.absent.numel() for rows, _ in plan.wanted):
+            raise RuntimeError(
+                "this process was forked, and cannot request features of other ranks: connections "
+                "stay with the process that made them. Use worker_type='thread' for workers"
+            )
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        column = self._columns.get(_key(attr))
+        return None if column is None else (column.num_rows, *column.row)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """Every attribute with a row per node or edge."""
+        return [self._tensor_attr_cls(group, name) for group, name in self._columns]
+
+    # Writing ###############################################################################
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise NotImplementedError(_READ_ONLY)
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Refused: the files are read only.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(_READ_ONLY)
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise NotImplementedError(_READ_ONLY)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "features of other ranks cannot be sent to another process: connections stay with the "
+            "process that made them. Use worker_type='thread' for workers"
+        )
+
+
+_READ_ONLY = (
+    "the files of a graph directory are read only: pyg_scale.save(data, path) writes another one"
+)

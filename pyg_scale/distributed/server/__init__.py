@@ -1,0 +1,1 @@
+"""Servers that make batches for clients on other machines."""

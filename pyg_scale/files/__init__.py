@@ -1,0 +1,1 @@
+"""Plain files that processes share: arrays, pickles that run nothing, locks, renames."""

@@ -1,0 +1,1 @@
+"""Full-graph inference, layer by layer."""

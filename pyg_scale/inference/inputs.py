@@ -1,0 +1,240 @@
+"""The graph of an inference without its features, and a layer's input as its features."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
+
+from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES
+from pyg_scale.loader.seeds.nodes import num_nodes_of
+from pyg_scale.ops import keys
+from pyg_scale.ops.gather import gather
+from pyg_scale.sampler.choose import Ask
+from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.store.directory.opening import open_graph
+
+
+class Graph:
+    """A graph without types, and its features ``x``.
+
+    Args:
+        given: ``Data``, a path, or ``(FeatureStore, GraphStore)``.
+        edge_attrs: The attributes of edges that layers get.
+
+    Raises:
+        TypeError: If it is something else.
+        NotImplementedError: If it has types.
+        ValueError: If it has no ``x``, or lacks an attribute.
+    """
+
+    def __init__(self, given: Any, edge_attrs: list[str]) -> None:
+        if isinstance(given, str | Path):
+            given = open_graph(given)
+        self.edge_attrs = edge_attrs
+        self._features: FeatureStore | None = None
+        self._sampler: Any = None
+        self._is_pair = False
+        if isinstance(given, HeteroData):
+            _refuse_types()
+        if isinstance(given, Data):
+            self._take_data(given)
+        elif isinstance(given, tuple | list) and len(given) == 2:
+            self._take_stores(*given)
+        else:
+            raise TypeError(
+                "graph must be Data, the path of a graph directory or (FeatureStore, GraphStore) "
+                f"(got {type(given).__name__})"
+            )
+
+    def _take_data(self, data: Data) -> None:
+        supply = getattr(data, "supply_features", None)
+        features = supply() if callable(supply) and "x" in data else None
+        if features is not None:
+            self._take_supplied(features, data)
+            return
+        x = data.x if "x" in data else None
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            raise ValueError("the graph has no features x [num_nodes, channels]")
+        if "edge_index" not in data:
+            raise NotImplementedError(
+                "the graph has no edge_index: give the edges as edge_index instead of adj_t"
+            )
+        for name in self.edge_attrs:
+            if name not in data:
+                raise ValueError(f"the graph has no attribute {name!r} of edges")
+        self.x: Tensor | None = x
+        self.num_nodes = num_nodes_of(data, None)
+        if x.size(0) != self.num_nodes:
+            raise ValueError(f"x has {x.size(0)} rows for {self.num_nodes} nodes")
+        bare = copy.copy(data)
+        for name in list(bare.keys()):
+            if name not in ("edge_index", *self.edge_attrs):
+                del bare[name]
+        bare.num_nodes = self.num_nodes
+        self._data: Any = bare
+
+    def _take_supplied(self, features: FeatureStore, data: Data) -> None:
+        """Of a graph on several ranks, whose features are not in memory."""
+        size = features.get_tensor_size(group_name=None, attr_name="x")
+        if size is None or len(size) < 2:
+            raise ValueError("the graph has no features x [num_nodes, channels]")
+        for name in self.edge_attrs:
+            if name not in data:
+                raise ValueError(f"the graph has no attribute {name!r} of edges")
+        self.x, self._features, self.num_nodes = None, features, num_nodes_of(data, None)
+        bare = copy.copy(data)
+        for name in list(bare.keys()):
+            if name != "edge_index":
+                del bare[name]
+        self._data, self._is_pair = bare, False
+
+    def _take_stores(self, features: Any, graph: Any) -> None:
+        if not isinstance(features, FeatureStore) or not isinstance(graph, GraphStore):
+            raise TypeError(
+                "graph must be (FeatureStore, GraphStore) "
+                f"(got {type(features).__name__}, {type(graph).__name__})"
+            )
+        if any(attr.edge_type is not None for attr in graph.get_all_edge_attrs()):
+            _refuse_types()
+        size = features.get_tensor_size(group_name=None, attr_name="x")
+        if size is None or len(size) < 2:
+            raise ValueError("the feature store has no x [num_nodes, channels] of the group None")
+        self.x, self._features, self._data = None, features, graph
+        self._is_pair = True
+        self.num_nodes = num_nodes_of((features, graph), None)
+        if size[0] != self.num_nodes:
+            raise ValueError(f"x has {size[0]} rows for {self.num_nodes} nodes")
+
+    def sampler(self) -> Any:
+        """Gives all in-edges of nodes; made once."""
+        if self._sampler is None:
+            self._sampler = NativeSampler().bind(
+                self.for_loader(self._features), num_neighbors=[-1]
+            )
+        return self._sampler
+
+    def degree(self, nodes: Tensor) -> Tensor:
+        """Number of in-edges of each node, ``int64`` ``[n]``."""
+        csc = self.sampler().topology.csc.get(None)
+        if csc is not None:
+            return csc.indptr[nodes + 1] - csc.indptr[nodes]
+        (picked,) = self.sampler().expand([Ask(None, 0, -1, 0, nodes, None, None)])
+        return picked.counts
+
+    def sketch(self, nodes: Tensor) -> Iterator[Tensor]:
+        """Some of what the edges are, to tell graphs apart."""
+        csc = self.sampler().topology.csc.get(None)
+        if csc is None:
+            directory = self._data.graph_directory
+            yield torch.tensor([directory.checksum])
+        else:
+            yield csc.indptr[nodes]
+            yield csc.indices[some(csc.num_edges)].to(torch.int64)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the graph."""
+        csc = self.sampler().topology.csc.get(None)
+        return self._data.num_edges if csc is None else csc.num_edges
+
+    def wider_sampler(self) -> Any:
+        """Gives all in-edges of nodes, and a few of their neighbours'."""
+        return NativeSampler().bind(self.for_loader(self._features), num_neighbors=[-1, 10])
+
+    def for_loader(self, inputs: FeatureStore | None) -> Any:
+        """The argument ``data`` of a loader."""
+        return (inputs, self._data) if self._is_pair else self._data
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the features."""
+        if self.x is not None:
+            return gather(self.x, index)
+        assert self._features is not None
+        return self._features.get_tensor(TensorAttr(None, "x", index))
+
+    def width(self) -> tuple[int, ...]:
+        """The shape of a row of the features."""
+        if self.x is not None:
+            return tuple(self.x.shape[1:])
+        assert self._features is not None
+        return tuple(self._features.get_tensor_size(group_name=None, attr_name="x")[1:])
+
+    def edge_rows(self, name: str, index: Tensor) -> Tensor:
+        """An attribute of edges by their ids."""
+        assert self._features is not None
+        return self._features.get_tensor(TensorAttr(HOMOGENEOUS_EDGES, name, index))
+
+    def num_edge_rows(self, name: str) -> int | None:
+        """Number of rows of an attribute of edges."""
+        assert self._features is not None
+        size = self._features.get_tensor_size(group_name=HOMOGENEOUS_EDGES, attr_name=name)
+        return None if size is None else size[0]
+
+
+def some(size: int) -> Tensor:
+    """Up to 4096 of ``size`` positions, always the same."""
+    count = min(size, 4096)
+    if count == size:
+        return torch.arange(size)
+    return keys.bounded(torch.tensor(0xF1A6), torch.arange(count), torch.tensor(size))
+
+
+def _refuse_types() -> None:
+    raise NotImplementedError(
+        "layerwise_inference does not support graphs with node and edge types: compute the types "
+        "with NeighborLoader, or give a homogeneous graph"
+    )
+
+
+class LayerInputs(FeatureStore):
+    """A layer's input as the feature ``x`` of all nodes, in the dtype of the model.
+
+    Args:
+        graph: The graph; its features are the input if ``hidden`` is ``None``.
+        hidden: The output of the layer before, mapped: a tensor, or what several ranks wrote.
+        real: The dtype of the model.
+    """
+
+    def __init__(self, graph: Graph, hidden: Any, real: torch.dtype) -> None:
+        super().__init__()
+        self.__dict__.update(graph=graph, hidden=hidden, real=real)
+
+    def width(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.graph.width() if self.hidden is None else tuple(self.hidden.shape[1:])
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        if attr.attr_name != "x":
+            return self.graph.edge_rows(attr.attr_name, attr.index)
+        if self.hidden is None:
+            rows = self.graph.rows(attr.index)
+        elif isinstance(self.hidden, Tensor):
+            rows = gather(self.hidden, attr.index)
+        else:
+            rows = self.hidden[attr.index]
+        return rows.to(self.real)
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
+        if attr.attr_name != "x":
+            size = self.graph.num_edge_rows(attr.attr_name)
+            return None if size is None else (size,)
+        return (self.graph.num_nodes, *self.width())
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """``x``, and the attributes of edges that are not in the graph itself."""
+        attrs = [TensorAttr(None, "x")]
+        if self.graph._features is not None:
+            attrs += [TensorAttr(HOMOGENEOUS_EDGES, name) for name in self.graph.edge_attrs]
+        return attrs
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        raise NotImplementedError("the input of a layer is read only")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        raise NotImplementedError("the input of a layer is read only")

@@ -1,0 +1,246 @@
+"""Full-graph inference layer by layer, for graphs whose hidden states do not fit in memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyg_scale.inference.exact import check_one_hop
+from pyg_scale.inference.inputs import Graph, LayerInputs
+from pyg_scale.inference.layers import Layers, layers_of
+from pyg_scale.inference.progress import Progress, fingerprint
+from pyg_scale.inference.ranks import InferenceRanks, Rows, together_of
+from pyg_scale.loader.node_loader import NodeLoader
+
+__all__ = ["layerwise_inference"]
+
+
+@torch.no_grad()
+def layerwise_inference(
+    model: torch.nn.Module,
+    graph: Any,
+    out: str | Path,
+    *,
+    batch_size: int = 4096,
+    device: Any = None,
+    num_workers: int = 0,
+    dtype: torch.dtype | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    edge_weight: str | None = None,
+    edge_attr: str | None = None,
+    comm: Any = None,
+) -> Tensor:
+    """Compute ``model(x, edge_index)`` for every node, one layer after the other.
+
+    Each layer is one pass over all nodes with all of their in-edges. It reads the output of the
+    layer before from a mapped file and writes its own into the directory ``out``, so that memory
+    holds one batch at a time. A run that was killed goes on where it was; what is complete is
+    returned at once. (Layer-wise inference as in PyG's ``BasicGNN.inference``, which keeps hidden
+    states in memory and is inexact for ``GCN``.)
+
+    The result is exact: the full-batch forward of the model up to the rounding of sums. Models of
+    PyG's ``BasicGNN`` family (``GraphSAGE``, ``GCN``, ``GIN``, ``GAT``, ``PNA``, ``EdgeCNN``) work
+    with any ``act``, ``jk`` and ``dropout``. ``GCNConv`` gets its normalisation from the degrees in
+    the whole graph. Any other model works that has ``num_layers`` and
+    ``inference_per_layer(layer, x, edge_index, batch_size)``, as PyG's have: from ``x``
+    ``[num_block_nodes, channels]``, whose first ``batch_size`` rows are the nodes that are asked
+    for, to ``[batch_size, channels]``.
+
+    Several ranks that have the graph open together (or share ``comm``) divide the nodes among them.
+    All of them call this, and see the same directory ``out``: on one machine, or on a shared file
+    system.
+
+    A layer that needs more than a node and its in-neighbours is refused: known ones by name (norms
+    over the whole graph, convolutions of several hops), any other because its output for a few
+    nodes changes with what else is in the batch.
+
+    Args:
+        model: The model, in evaluation mode.
+        graph: ``Data``, the path of a graph directory, or ``(FeatureStore, GraphStore)``, without
+            types; features ``x`` ``[num_nodes, channels]``.
+        out: The directory of hidden states and of the result, made if it is not there.
+        batch_size: Nodes at a time.
+        device: Where the model computes; ``None``: where its parameters are. Elsewhere a copy of
+            it does.
+        num_workers: Threads that sample and read ahead.
+        dtype: In which hidden states and the result are kept; ``None``: as computed. A shorter one
+            saves space and rounds what the next layer reads.
+        resume: Go on with what is in ``out``; ``False`` begins anew.
+        progress: Whether to show progress (on a terminal).
+        edge_weight: The attribute of edges to pass as ``edge_weight=`` to the layers.
+        edge_attr: The attribute of edges to pass as ``edge_attr=`` to the layers.
+        comm: A communicator whose ranks do this together, each with the graph; by default that of
+            the graph, if ranks opened it together. ``"local"``: this process alone.
+
+    Returns:
+        ``[num_nodes, out_channels]``, mapped from ``out/output.npy``.
+
+    Raises:
+        TypeError: If the model or the graph is of a kind that is not known here.
+        ValueError: If the model is in training mode or not initialised, an argument does not fit,
+            or ``out`` holds what another model, graph or ``batch_size`` left; if ranks do not
+            compute the same, or see another ``out``.
+        CommTimeoutError: If a rank stops; names it.
+        NotImplementedError: If the graph has types, or a layer cannot be computed exactly from
+            in-neighbours; names the layer.
+    """
+    _check(model, batch_size, num_workers, dtype)
+    given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
+    model, target = _placed(model, device)
+    layers = layers_of(model, edge_weight, edge_attr)
+    made_by = fingerprint(model, given, batch_size, dtype, (edge_weight, edge_attr))
+    ranks = together_of(graph, comm, Path(out), given.num_nodes)
+    if ranks is None:
+        state = Progress(Path(out), made_by)
+    else:
+        if ranks.meet(made_by, resume):
+            return ranks.opened()
+        state = Progress(ranks.folder(), made_by | {"num_nodes": ranks.size})
+    with state.opened(resume):
+        if state.is_done:
+            return state.result()
+        work = _Pass(given, layers, state, batch_size, target, num_workers, dtype, ranks)
+        total = work.size * layers.num_steps
+        done = sum(state.rows(step) for step in range(layers.num_steps))
+        with tqdm(
+            total=total,
+            initial=done,
+            desc="Inference",
+            unit=" nodes",
+            unit_scale=True,
+            disable=None if progress and (ranks is None or ranks.rank == 0) else True,
+            delay=1,
+        ) as bar:
+            for step in range(layers.num_steps):
+                work.run(step, bar)
+        if ranks is None:
+            state.finish(layers.num_steps)
+            return state.result()
+        ranks.result(state, layers.num_steps - 1)
+    return ranks.opened()
+
+
+class _Pass:
+    """One step over all nodes."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        layers: Layers,
+        state: Progress,
+        batch_size: int,
+        device: torch.device,
+        num_workers: int,
+        dtype: torch.dtype | None,
+        ranks: InferenceRanks | None,
+    ) -> None:
+        self._ranks = ranks
+        self.begin = 0 if ranks is None else ranks.begin
+        self.size = graph.num_nodes if ranks is None else ranks.size
+        self._graph, self._layers, self._state = graph, layers, state
+        self._batch_size, self._device, self._dtype = batch_size, device, dtype
+        self._num_workers = num_workers
+
+    def run(self, step: int, bar: Any) -> None:
+        """Complete a step, from where it was."""
+        state, size = self._state, self.size
+        begin = state.rows(step)
+        if begin < size or not (size or state.has(step)):
+            if self._layers.samples(step):
+                self._sampled(step, begin, bar)
+            else:
+                self._by_rows(step, begin, bar)
+            state.flush(step)
+        elif self._ranks is None:
+            return
+        if self._ranks is not None:
+            self._ranks.wait(f"step {step}")
+        state.remove_before(step, keep=self._layers.kept(step))
+
+    def _sampled(self, step: int, begin: int, bar: Any) -> None:
+        hidden = self._input_of(step)
+        if self._layers.is_degree(step):  # reads no features
+            hidden = torch.zeros(1, 1).expand(self._graph.num_nodes, 1)
+        inputs = LayerInputs(self._graph, hidden, self._layers.real)
+        data = self._graph.for_loader(inputs)
+        nodes = torch.arange(self.begin + begin, self.begin + self.size)
+        options: dict[str, Any] = {
+            "feature_store": inputs,
+            "num_workers": self._num_workers,
+            "sampler": range(nodes.numel()),  # nobody else's, and not to be shared
+        }
+        sampler = self._graph.sampler()
+        if begin == 0:
+            check_one_hop(
+                self._graph, self._layers, step, data, inputs, self._block_of, self._globals(step)
+            )
+        loader = NodeLoader(data, sampler, nodes, batch_size=self._batch_size, seed=0, **options)
+        if begin == self.size == 0:  # no node, but a shape
+            self._write(step, 0, self._layers.empty(step, inputs.width(), self._device), bar)
+        for batch in loader:
+            block = self._block_of(batch)
+            rows = self._layers.run(step, block, self._globals(step))
+            self._write(step, begin, rows, bar)
+            begin += rows.size(0)
+
+    def _by_rows(self, step: int, begin: int, bar: Any) -> None:
+        sources = [self._state.array(s) for s in self._layers.inputs(step)]
+        for first in range(begin, max(self.size, 1), self._batch_size):
+            rows = slice(first, first + self._batch_size)
+            xs = [s[rows].to(self._device, self._layers.real) for s in sources]
+            self._write(step, first, self._layers.combine(step, xs), bar)
+
+    def _block_of(self, batch: Any) -> Any:
+        return batch.to(self._device)
+
+    def _globals(self, step: int) -> Tensor | Rows | None:
+        number = self._layers.degree_step(step)
+        return None if number is None else self._of_all(number)
+
+    def _input_of(self, step: int) -> Tensor | Rows | None:
+        before = self._layers.inputs(step)
+        return self._of_all(before[0]) if before else None
+
+    def _of_all(self, step: int) -> Tensor | Rows:
+        """The result of a step for all nodes of the graph."""
+        if self._ranks is None:
+            return self._state.array(step)
+        return self._ranks.rows(self._state, step)
+
+    def _write(self, step: int, begin: int, rows: Tensor, bar: Any) -> None:
+        if self._dtype is not None and not self._layers.is_degree(step):
+            rows = rows.to(self._dtype)
+        self._state.write(step, begin, rows.cpu(), self.size)
+        if self._ranks is not None:
+            self._ranks.beat()
+        bar.update(rows.size(0))
+
+
+def _check(model: Any, batch_size: int, num_workers: int, dtype: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module (got {type(model).__name__})")
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size must be a number >= 1 (got {batch_size!r})")
+    if type(num_workers) is not int or num_workers < 0:
+        raise ValueError(f"num_workers must be a number >= 0 (got {num_workers!r})")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating point torch.dtype (got {dtype!r})")
+    training = [name or "the model" for name, each in model.named_modules() if each.training]
+    if training:
+        raise ValueError(f"{training[0]} is in training mode: call model.eval()")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} is not initialised: call the model once on a batch")
+
+
+def _placed(model: torch.nn.Module, device: Any) -> tuple[torch.nn.Module, torch.device]:
+    here = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device is None or torch.device(device) == here:
+        return model, here
+    return copy.deepcopy(model).to(device), torch.device(device)

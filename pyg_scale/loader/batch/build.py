@@ -1,0 +1,331 @@
+"""A sampled subgraph and its features become a ``Data`` or ``HeteroData``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.typing import TensorFrame
+
+from pyg_scale.loader.batch.adjacency import adjacency_like
+from pyg_scale.loader.batch.features import Features
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import colptr as destination_pointers
+from pyg_scale.ops import memory
+from pyg_scale.ops.gather import gather
+from pyg_scale.store.directory.data import is_waiting, plain_copy, waiting_rows
+
+
+def build(
+    data: Any,
+    out: SamplerOutput | HeteroSamplerOutput,
+    *,
+    permutation: Any = None,
+    features: Features | None = None,
+    custom_cls: Any = None,
+    stats: Stats | None = None,
+    collect: bool = True,
+) -> Data | HeteroData:
+    """Everything of a batch that does not depend on what its seeds were.
+
+    Args:
+        data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
+        out: The sampled subgraph.
+        permutation: PyG's ``BaseSampler.edge_permutation``.
+        features: Where features come from, instead of or besides ``data``.
+        custom_cls: The class of the batch, if ``data`` is a pair of stores.
+        stats: Counts the rows and bytes that were read.
+        collect: Whether to put features and other attributes of nodes and edges on the batch.
+
+    Raises:
+        TypeError: If ``out`` does not fit ``data``.
+    """
+    stats = stats or Stats()
+    source = _Source(features if collect else None, getattr(out, "collected", {}), collect, stats)
+    if isinstance(out, SamplerOutput):
+        if isinstance(data, HeteroData):
+            raise TypeError("the sampler returned a SamplerOutput for a HeteroData")
+        return _homogeneous(data, out, permutation, source, custom_cls)
+    if isinstance(out, HeteroSamplerOutput):
+        if isinstance(data, Data):
+            raise TypeError("the sampler returned a HeteroSamplerOutput for a Data")
+        return _heterogeneous(data, out, permutation or {}, source, custom_cls)
+    raise TypeError(
+        f"a sampler must return a SamplerOutput or a HeteroSamplerOutput (got {type(out).__name__})"
+    )
+
+
+@dataclass
+class _Source:
+    """The source of rows that do not come from the graph.
+
+    Attributes:
+        features: A feature store.
+        collected: Rows that came with what was sampled, by (of edges, type, name).
+        collect: Whether rows are wanted.
+        stats: Counts them.
+    """
+
+    features: Features | None
+    collected: Mapping[tuple[bool, Any, str], Tensor | None]
+    collect: bool
+    stats: Stats
+
+    def names(self, of_edges: bool, group: Any) -> set[str]:
+        """The names that the feature store has of a type."""
+        return set() if self.features is None else self.features.names(of_edges, group)
+
+
+def _homogeneous(
+    data: Any,
+    out: SamplerOutput,
+    permutation: Tensor | None,
+    source: _Source,
+    custom_cls: Any,
+) -> Data:
+    edge = _original(out.edge, permutation)
+    if isinstance(data, Data):
+        batch = plain_copy(data)
+        size = (out.node.numel(), out.node.numel())
+        _take_nodes(data._store, batch._store, None, out.node, source)
+        _take_edges(data._store, batch._store, None, out.row, out.col, edge, size, source)
+    else:
+        batch = custom_cls() if custom_cls is not None else Data()
+        batch.edge_index = edge_index_of(out.row, out.col)
+        batch.num_nodes = out.node.numel()
+    if source.features is not None:
+        for feature in source.features.read({None: out.node}, {None: edge}, source.stats):
+            batch[feature.name] = feature.value
+    if "n_id" not in batch:
+        batch.n_id = out.node
+    if edge is not None and "e_id" not in batch:
+        batch.e_id = edge
+    batch.batch = out.batch
+    batch.num_sampled_nodes = out.num_sampled_nodes
+    batch.num_sampled_edges = out.num_sampled_edges
+    if out.orig_row is not None and out.orig_col is not None:
+        batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
+    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
+        for name, value in extra.items():
+            batch[name] = value
+    _remember(batch._store, getattr(out, "colptr", None))
+    return batch
+
+
+def _heterogeneous(
+    data: Any,
+    out: HeteroSamplerOutput,
+    permutation: Mapping[Any, Tensor | None],
+    source: _Source,
+    custom_cls: Any,
+) -> HeteroData:
+    none = torch.empty(0, dtype=torch.int64)
+    edges = out.edge or {}
+    edge = {t: _original(edges.get(t), permutation.get(t)) for t in out.row}
+    if isinstance(data, HeteroData):
+        batch = plain_copy(data)
+        for node_type in data.node_types:
+            _take_nodes(
+                data[node_type],
+                batch[node_type],
+                node_type,
+                out.node.get(node_type, none),
+                source,
+            )
+        for edge_type in data.edge_types:
+            _take_edges(
+                data[edge_type],
+                batch[edge_type],
+                edge_type,
+                out.row.get(edge_type, none),
+                out.col.get(edge_type, none),
+                edge.get(edge_type, none),
+                tuple(out.node.get(t, none).numel() for t in edge_type[::2]),
+                source,
+            )
+    else:
+        batch = custom_cls() if custom_cls is not None else HeteroData()
+        for node_type, node in out.node.items():
+            batch[node_type].num_nodes = node.numel()
+        for edge_type in out.row:
+            batch[edge_type].edge_index = edge_index_of(out.row[edge_type], out.col[edge_type])
+    if source.features is not None:
+        for feature in source.features.read(out.node, edge, source.stats):
+            batch[feature.type][feature.name] = feature.value
+    for node_type, node in out.node.items():
+        if "n_id" not in batch[node_type]:
+            batch[node_type].n_id = node
+    for edge_type, edge_id in edge.items():
+        if edge_id is not None and "e_id" not in batch[edge_type]:
+            batch[edge_type].e_id = edge_id
+    batch.set_value_dict("batch", out.batch)
+    batch.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
+    batch.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+    if out.orig_row is not None and out.orig_col is not None:
+        for edge_type in out.orig_row:
+            batch[edge_type]._orig_edge_index = torch.stack(
+                [out.orig_row[edge_type], out.orig_col[edge_type]]
+            )
+    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
+        for name, values in extra.items():
+            batch.set_value_dict(name, values)
+    for edge_type, pointers in (getattr(out, "colptr", None) or {}).items():
+        _remember(batch[edge_type], pointers)
+    return batch
+
+
+def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:
+    """Original edge ids, ``int64``."""
+    if edge is None:
+        return None
+    edge = edge.to(torch.int64)
+    return edge if permutation is None else permutation[edge]
+
+
+def _take_nodes(
+    store: BaseStorage, into: BaseStorage, kind: Any, node: Tensor, source: _Source
+) -> None:
+    skip = source.names(False, kind)
+    for key in list(store.keys()):
+        if key == "num_nodes":
+            into.num_nodes = node.numel()
+        elif key in skip:
+            del into[key]
+        elif store.is_node_attr(key):
+            _take_rows(store, into, (False, kind, key), node, source)
+
+
+def _take_edges(
+    store: BaseStorage,
+    into: BaseStorage,
+    kind: Any,
+    row: Tensor,
+    col: Tensor,
+    edge: Tensor | None,
+    size: tuple[int, int],
+    source: _Source,
+) -> None:
+    skip = source.names(True, kind)
+    for key in list(store.keys()):
+        if key == "edge_index":
+            into.edge_index = edge_index_of(row, col)
+            # What is in a file stays there, and what was sampled on a device too.
+            if row.device.type == "cpu" and not is_waiting(store, key):
+                into.edge_index = into.edge_index.to(store[key].device)
+        elif key == "adj_t":
+            into.adj_t = adjacency_like(store[key], row, col, edge, size)
+        elif key in skip:
+            if key in into:
+                del into[key]
+        elif store.is_edge_attr(key):
+            _take_rows(store, into, (True, kind, key), edge, source)
+
+
+def _take_rows(
+    store: BaseStorage,
+    into: BaseStorage,
+    address: tuple[bool, Any, str],
+    index: Tensor | None,
+    source: _Source,
+) -> None:
+    key = address[2]
+    if not source.collect:
+        del into[key]
+        return
+    if index is None:
+        into[key] = None
+        return
+    rows = source.collected.get(address)
+    if rows is None or not is_waiting(store, key):
+        rows = waiting_rows(store, key, index)
+    if rows is None:
+        into[key] = select_rows(store, key, store[key], index, source.stats)
+        return
+    into[key] = rows
+    source.stats.count("fetch", rows=index.numel(), num_bytes=rows.nbytes)
+
+
+def select_rows(store: BaseStorage, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
+    """The rows ``index`` of a feature, along the dimension in which PyG concatenates it.
+
+    Raises:
+        IndexError: If the feature has fewer rows than that.
+        TypeError: If the feature is nothing that has rows.
+    """
+    dim = store._parent().__cat_dim__(key, value, store)
+    if isinstance(value, Tensor):
+        out: Any = _select_tensor(value, index.to(value.device), dim)
+        size = out.numel() * out.element_size()
+    elif isinstance(value, np.ndarray):
+        out = torch.from_numpy(np.take(value, index.cpu().numpy(), axis=dim))
+        size = out.numel() * out.element_size()
+    elif isinstance(value, TensorFrame):
+        out, size = value[index.to(value.device)], 0
+    else:
+        raise TypeError(
+            f"cannot take rows of {key!r}, a {type(value).__name__}: make it a tensor or an array"
+        )
+    stats.count("fetch", rows=index.numel(), num_bytes=size)
+    return out
+
+
+def _select_tensor(value: Tensor, index: Tensor, dim: int) -> Tensor:
+    if (
+        torch.utils.data.get_worker_info() is not None
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and value.dtype in _SHAREABLE
+        and not value.requires_grad
+    ):
+        # In a worker process, straight into shared memory: sending the batch then copies nothing.
+        size = list(value.shape)
+        size[dim] = index.numel()
+        num_bytes = math.prod(size) * value.element_size()
+        storage = value.untyped_storage()._new_shared(num_bytes)
+        shared = value.new_empty(0).set_(storage).view(size)
+        return torch.index_select(value, dim, index, out=shared)
+    return gather(value, index, dim)
+
+
+_SHAREABLE = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
+
+
+def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
+    """``[2, num_edges]`` from its rows; no copy where they already lie one after the other."""
+    size = row.numel()
+    if (
+        size
+        and row.is_contiguous()
+        and col.is_contiguous()
+        and row.dtype == col.dtype
+        and row.untyped_storage().data_ptr() == col.untyped_storage().data_ptr()
+        and col.storage_offset() == row.storage_offset() + size
+    ):
+        return row.as_strided((2, size), (size, 1))
+    if size and row.device.type == "cpu" and row.dtype == col.dtype:
+        return torch.stack([row, col], out=memory.empty([2, size], row.dtype))
+    return torch.stack([row, col])
+
+
+def _remember(store: BaseStorage, pointers: Tensor | None) -> None:
+    if pointers is not None and "edge_index" in store:
+        destination_pointers.remember(store.edge_index, pointers)

@@ -1,0 +1,335 @@
+"""Seeds, epochs, and resuming in the middle of one."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from pyg_scale.loader.seeds import index_state
+from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
+from pyg_scale.loader.seeds.epoch import LISTED, Batches, BatchIndex, batches, batches_of, draw_seed
+from pyg_scale.loader.seeds.index_state import SamplerState
+from pyg_scale.loader.seeds.sharding import SeedSharding
+from pyg_scale.loader.seeds.share import Segment
+
+VERSION = 1
+
+
+class Position(NamedTuple):
+    """The position of an epoch: replaced as a whole, so that nobody sees half a step.
+
+    Attributes:
+        delivered: How many batches were; where ranks share the epoch, by all of them when all have
+            made as many steps as this one.
+        segments: Of ranks with seeds by part: who delivered.
+        index_sampler: Where a user's sampler stands; ``None``: the order is our own.
+    """
+
+    delivered: int = 0
+    segments: tuple[Segment, ...] = ()
+    index_sampler: SamplerState | None = None
+
+    def after(self, batch: BatchIndex) -> Position:
+        """The position after one more batch."""
+        segments, index_sampler = self.segments, self.index_sampler
+        if segments:
+            segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
+        if index_sampler is not None and index_sampler.kind == "state_dict":
+            index_sampler = SamplerState("state_dict", batch.sampler_state)
+        return Position(batch.delivered, segments, index_sampler)
+
+
+class Progress:
+    """The progress of an epoch: its key, the batches delivered, and the origin of its order."""
+
+    def __init__(self, seed: int, epoch: int, position: Position | None = None) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.position = Position() if position is None else position
+        self.finished = False
+        self.generator: torch.Tensor | None = None
+
+    @property
+    def delivered(self) -> int:
+        return self.position.delivered
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.position.segments
+
+    @property
+    def index_sampler(self) -> SamplerState | None:
+        return self.position.index_sampler
+
+
+class Resumable:
+    """The state of a loader's epochs. A base class of the loaders."""
+
+    seed: int | None
+    generator: torch.Generator | None
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    in_order: bool
+    sampler: Any
+    _index_sampler: Any
+    _own_order: bool
+    _shuffle: bool
+    _sharing: SeedSharding | None
+    _unsplit: DuplicateSeedCheck | None
+
+    def _init_epochs(self, seed: int | None) -> None:
+        self.seed = _seed(seed)
+        self._epoch = 0
+        self._pinned = False
+        self._progress: Progress | None = None
+        self._resume: Progress | None = None
+
+    # Epochs ################################################################################
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next iteration starts."""
+        return self._resume.epoch if self._resume is not None else self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch every following iteration is, until this is called again.
+
+        With ``seed=`` the batches of an epoch are always the same, so ``seed=0`` and
+        ``set_epoch(0)`` make validation batches that repeat. A user's own sampler that has
+        ``set_epoch`` is told as well.
+
+        Raises:
+            ValueError: If the number is negative.
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative (got {epoch})")
+        if self._resume is not None and self._resume.epoch != epoch:
+            self._resume = None  # another epoch was asked for than the one to be resumed
+        self._epoch = epoch
+        self._pinned = True
+        if not self._own_order:
+            for sampler in (self._index_sampler, self.sampler):
+                if callable(getattr(sampler, "set_epoch", None)):
+                    sampler.set_epoch(epoch)
+
+    def _shared(self) -> SeedSharding | None:
+        """The sharing of the seeds; ``None`` if each process has its own."""
+        if self._sharing is None or self._sharing.split_by_hand():
+            return None
+        return self._sharing
+
+    def _begin_epoch(self) -> tuple[Progress, Batches]:
+        """The next epoch, or the rest of the one that was loaded."""
+        resumed, self._resume = self._resume, None
+        if resumed is None:
+            seed = draw_seed(self.generator) if self.seed is None else self.seed
+            progress = Progress(seed, self._epoch)
+        else:
+            progress = Progress(resumed.seed, resumed.epoch, resumed.position)
+        sharing = self._shared()
+        if sharing is not None:
+            self._resume = resumed  # if the others do not come, nothing has begun
+            progress.seed = sharing.begin(progress, self.seed is not None)
+            self._resume = None
+            self.seed = None if self.seed is None else progress.seed
+        elif self._unsplit is not None:
+            self._unsplit.look()
+        if self.generator is not None:
+            progress.generator = self.generator.get_state()
+        # A drawn seed is new for every epoch: counting as well would make what follows
+        # torch.manual_seed depend on how often the loader was used before.
+        if not self._pinned and self.seed is not None:
+            self._epoch = progress.epoch + 1
+        self._progress = progress
+        return progress, self._batches(progress, resumed is not None)
+
+    def _batches(self, progress: Progress, resumed: bool) -> Batches:
+        seed, epoch, start = progress.seed, progress.epoch, progress.delivered
+        sharing = self._shared()
+        if sharing is not None:
+            return sharing.batches(
+                progress,
+                len(self.dataset),
+                self.batch_size,
+                drop_last=self.drop_last,
+                shuffle=self._shuffle,
+            )
+        if self._own_order:
+            return batches(
+                len(self.dataset),
+                self.batch_size,
+                drop_last=self.drop_last,
+                shuffle=self._shuffle,
+                seed=seed,
+                epoch=epoch,
+                start=start,
+            )
+        sampler = self._index_sampler
+        if resumed and progress.index_sampler is not None:
+            entries = index_state.resume(sampler, progress.index_sampler, start)
+        else:
+            began = index_state.begin(sampler)
+            progress.position = progress.position._replace(index_sampler=began)
+            entries = iter(sampler)
+        return batches_of(
+            entries,
+            len(self.dataset),
+            seed=seed,
+            epoch=epoch,
+            start=start,
+            snapshot=partial(index_state.snapshot, sampler),
+        )
+
+    # Resuming ##############################################################################
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the iteration that was started last: a few integers.
+
+        Counts the batches that were handed out, not those that workers have ready. With an own
+        ``sampler=``, ``batch_sampler=`` or ``generator=`` its state is included.
+
+        Raises:
+            TypeError: If the state of an own ``sampler=`` or ``batch_sampler=`` cannot be known.
+            ValueError: If ``in_order=False``: what was handed out is then no beginning.
+        """
+        if not self.in_order:
+            raise ValueError("a loader with in_order=False cannot be resumed: leave it out")
+        if not self._own_order:
+            index_state.refuse_unknown(self._index_sampler)
+        progress = self._resume or self._progress
+        if progress is not None and progress.finished:
+            progress = None
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "running": progress is not None,
+            "seed": self.seed,
+            "fixed_seed": self.seed is not None,
+            "epoch": self._epoch,
+            "next_epoch": self._epoch,
+            "pinned": self._pinned,
+            "delivered": 0,
+            **self._identity(),
+        }
+        generator = None if self.generator is None else self.generator.get_state()
+        sampler = None
+        if progress is not None:
+            state["seed"], state["epoch"] = progress.seed, progress.epoch
+            state["delivered"] = progress.delivered
+            if progress.segments:
+                state["shares"] = [each.to_list() for each in progress.segments]
+            generator, sampler = progress.generator, progress.index_sampler
+        elif not self._own_order:
+            sampler = index_state.begin(self._index_sampler)
+        if generator is not None:
+            state["generator"] = generator
+        if sampler is not None:
+            state["sampler"] = tuple(sampler)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration go on where ``state`` was taken.
+
+        The number of workers and their type may differ from then; afterwards everything
+        continues as if it had never been interrupted. An epoch whose last batch was
+        delivered, but whose end was not seen, has nothing left and yields no batch.
+
+        Raises:
+            ValueError: If the state is of another version or of a loader with other seeds or
+                batches.
+        """
+        if state.get("version") != VERSION:
+            raise ValueError(
+                f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
+            )
+        if missing := (_KEYS | self._identity().keys()) - {"by_part", "order"} - state.keys():
+            raise ValueError(
+                f"state must be what state_dict() returned; it lacks {', '.join(sorted(missing))}"
+            )
+        self._refuse_other_loader(state)
+        self.seed = state["seed"] if state["fixed_seed"] else None
+        self._pinned = state["pinned"]
+        self._epoch = state["next_epoch"]
+        self._progress = self._resume = None
+        if self.generator is not None and "generator" in state:
+            self.generator.set_state(state["generator"])
+        saved = SamplerState(*state["sampler"]) if "sampler" in state else None
+        if state["running"]:
+            segments = tuple(map(Segment.from_list, state.get("shares", ())))
+            position = Position(state["delivered"], segments, saved)
+            self._resume = Progress(state["seed"], state["epoch"], position)
+            self._resume.generator = state.get("generator")
+        elif saved is not None:
+            index_state.restore(self._index_sampler, saved)
+
+    def _identity(self) -> dict[str, Any]:
+        """The properties in which loaders with other batches differ."""
+        sharing = self._shared()
+        by_part = 0 if sharing is None else sharing.partition
+        return {
+            "num_seeds": len(self.dataset),
+            "batch_size": self.batch_size or 0,
+            "drop_last": self.drop_last,
+            "shuffle": self._shuffle,
+            **({"by_part": by_part} if by_part else {}),
+            **({"order": _COMPUTED} if self._computes_order(sharing) else {}),
+        }
+
+    def _computes_order(self, sharing: SeedSharding | None) -> bool:
+        """Return True if the seeds of an epoch come in an order that nobody lists."""
+        grouped = sharing is not None and sharing.grouped
+        return self._own_order and self._shuffle and not grouped and len(self.dataset) > LISTED
+
+    def _refuse_other_loader(self, state: dict[str, Any]) -> None:
+        identity = self._identity()
+        if state.get("by_part", 0) != identity.pop("by_part", 0):
+            raise ValueError(
+                "the state was taken from a loader whose seeds were "
+                + ("grouped by part" if "by_part" in state else "not grouped by part")
+                + ", and this one has others, none, or those of another partition: build the "
+                "loader as it was (split_seeds=)"
+            )
+        ordered = identity.pop("order", None)
+        for name, value in identity.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"the state was taken from a loader with {name}={state[name]}, this one has "
+                    f"{name}={value}: its batches are others"
+                )
+        if state["running"] and state.get("order") != ordered:
+            raise ValueError(
+                f"the state is of another order of these {len(self.dataset)} seeds: that of more "
+                f"than {LISTED} shuffled seeds is computed now, and was sorted when the state was "
+                "taken, by an earlier release; begin the epoch again"
+            )
+        if self.seed is not None and (state["fixed_seed"], state["seed"]) != (True, self.seed):
+            was = f"seed={state['seed']}" if state["fixed_seed"] else "no seed="
+            raise ValueError(
+                f"the state was taken with {was}, this loader has seed={self.seed}: leave out "
+                f"seed= to take on what the state says"
+            )
+        if ("sampler" in state) == self._own_order:
+            raise ValueError(
+                "the state was taken from a loader "
+                + ("with" if "sampler" in state else "without")
+                + " a sampler= or batch_sampler= of its own: build the loader as it was"
+            )
+
+
+_COMPUTED = "permuted"
+"""The order of many shuffled seeds; a state without it is of few, or of an older release."""
+_KEYS = {"running", "seed", "fixed_seed", "epoch", "next_epoch", "pinned", "delivered"}
+
+
+def _seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an integer or None (got {seed!r})") from None

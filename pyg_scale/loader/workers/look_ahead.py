@@ -1,0 +1,261 @@
+"""Batches are sampled well before their features are read, so that a store knows what is coming.
+
+Sampling is keyed and costs little; reading may not. A feature store with ``look_ahead`` (and
+``schedule()``, see :class:`pyg_scale.store.cache.Schedule`) is told the rows of so many batches
+before it is asked for them. Two pipelines on the same threads do this: the first one samples, the
+second one fetches what a window between them hands out, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch_geometric.data import TensorAttr
+from torch_geometric.sampler import SamplerOutput
+
+from pyg_scale.errors import was_interrupted
+from pyg_scale.graph.base import needs_threads
+from pyg_scale.loader.batch.build import _original
+from pyg_scale.loader.batch.features import Features
+from pyg_scale.loader.batch.on_device import refuse_processes_on_device
+from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.workers.threads import (
+    Borrowed,
+    Failed,
+    Inline,
+    Pipeline,
+    SourceError,
+    WorkerThreads,
+)
+from pyg_scale.store.base import KeepsInFlight, ReadSchedule
+
+if TYPE_CHECKING:
+    from pyg_scale.loader.base import SubgraphLoader
+
+
+class _Sampled:
+    """A batch between the two stages."""
+
+    def __init__(self, batch: BatchIndex | None) -> None:
+        self.batch = batch
+        self.out: Any = None
+        self.wanted: list[TensorAttr] = []
+        self.error: BaseException | None = None
+        self.stats = Stats()
+
+    def __str__(self) -> str:
+        return str(self.batch)
+
+
+class Window:
+    """Sampled batches, each handed out when those after it are announced.
+
+    Args:
+        sampled: Where they come from.
+        schedule: Where they are announced.
+    """
+
+    def __init__(self, sampled: Inline | Pipeline, schedule: ReadSchedule) -> None:
+        self._sampled = sampled
+        self._schedule = schedule
+        self._ready: deque[_Sampled] = deque()
+        self._ended = False
+
+    def __iter__(self) -> Iterator[_Sampled]:
+        return self
+
+    def __next__(self) -> _Sampled:
+        while not self._ended and not (
+            self._ready and self._schedule.suffices(len(self._ready) - 1)
+        ):
+            self._take()
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
+
+    def _take(self) -> None:
+        try:
+            batch, item, stats = next(self._sampled)
+        except StopIteration:
+            self._ended = True
+            return
+        except SourceError as error:  # raised when it is its turn
+            batch, item, stats = None, Failed(error), Stats()
+        if isinstance(item, Failed):  # no batch came of it
+            failed = _Sampled(batch)
+            failed.error = item.error
+            self._ready.append(failed)
+            return
+        item.stats = stats
+        self._schedule.announce(batch.step, item.wanted)
+        item.wanted = []
+        if item.error is None:
+            item.out._announced = (self._schedule, batch.step)
+        self._ready.append(item)
+
+
+class LookAhead:
+    """The source of an iteration whose batches are announced to the feature store.
+
+    Args:
+        loader: The loader.
+        features: Read from a store with ``look_ahead``.
+        batches: The batches of the epoch.
+        threads: Do the work; ``None`` for this thread.
+        pin: Whether batches are pinned.
+    """
+
+    def __init__(
+        self,
+        loader: SubgraphLoader,
+        features: Features,
+        batches: Iterator[BatchIndex],
+        threads: WorkerThreads | None,
+        pin: bool,
+    ) -> None:
+        self._schedule = features.store.schedule()
+        weakref.finalize(self, self._schedule.close)
+        sample = partial(_sample, loader)
+        under_way = batches_under_way(loader, features)
+        if under_way:
+            # They wait for other ranks more than they work.
+            crew = WorkerThreads(under_way)
+            self._sampled: Any = Pipeline(batches, sample, crew, owned=True, limit=under_way)
+        else:
+            borrowed = None if threads is None else Borrowed(threads)
+            self._sampled = loader._source(batches, sample, borrowed, True)
+        window = Window(self._sampled, self._schedule)
+        self._fetched: Any = loader._source(
+            window, partial(_fetch, loader, pin), threads, loader.in_order
+        )
+
+    def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
+        self._schedule.paused = False
+        try:
+            item, made, stats = next(self._fetched)
+        except StopIteration:
+            self.close()
+            raise
+        return None if item is None else item.batch, made, stats
+
+    def pause(self) -> None:
+        """Let the threads end; a read does not wait for one that may not be made."""
+        self._schedule.paused = True
+        self._fetched.pause()
+        self._sampled.pause()
+
+    def close(self) -> None:
+        """Drop what is under way."""
+        self._schedule.close()
+        self._fetched.close()
+        self._sampled.close()
+
+
+def batches_under_way(loader: SubgraphLoader, features: Features) -> int:
+    """Number of batches that threads of their own sample at a time, 0 for none.
+
+    Where a graph is on several ranks, sampling waits for answers: with few workers, or none, other
+    batches are sampled in the meantime, as many as the feature store has ``in_flight``.
+    """
+    waits = bool(needs_threads(getattr(loader, "data", None)))
+    store = features.store
+    wanted = store.in_flight if waits and isinstance(store, KeepsInFlight) else 1
+    return wanted if wanted > max(1, loader.num_workers) else 0
+
+
+def refuse_processes(loader: SubgraphLoader) -> Features | None:
+    """The features of a loader, if they come from a store with ``look_ahead``.
+
+    Raises:
+        ValueError: If the loader's workers are processes, and that or the graph needs threads.
+    """
+    if loader._target is not None:
+        refuse_processes_on_device(loader)
+    if loader.num_workers > 0 and loader.worker_type != "thread":
+        reason = needs_threads(getattr(loader, "data", None))
+        if reason:
+            raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
+    features: Features | None = getattr(loader, "_features", None)
+    if features is None or not features.look_ahead:
+        return None
+    if loader.num_workers > 0 and loader.worker_type != "thread":
+        raise ValueError(
+            f"{features.store!r} looks ahead, but worker processes would each have a copy of it "
+            "that does not: pass worker_type='thread', or a store with look_ahead=0, of which "
+            "every process then has its own cache"
+        )
+    return features
+
+
+def features_to_announce(loader: SubgraphLoader) -> Features | None:
+    """The features whose rows are announced to their store before they are read, if any are.
+
+    Raises:
+        ValueError: If the loader's workers are processes.
+    """
+    features = refuse_processes(loader)
+    reason = ""
+    if loader._overrides("collate_fn") or loader._overrides("filter_fn"):
+        reason = "collate_fn or filter_fn is its own"
+    elif loader.transform_sampler_output is not None:
+        reason = "transform_sampler_output= may change what is read"
+    if features is None or not reason:
+        return features
+    warnings.warn(
+        f"the feature store of this {type(loader).__name__} is not told of coming batches: "
+        f"{reason}; a store with look_ahead=0 does not wait for it",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return None
+
+
+def _sample(loader: SubgraphLoader, batch: BatchIndex, stats: Stats) -> _Sampled:
+    item = _Sampled(batch)
+    try:
+        item.out = loader._sample_stage(batch, stats)
+        item.wanted = loader._wanted(item.out)
+    except Exception as error:
+        if was_interrupted(error):
+            raise
+        item.error = error
+    return item
+
+
+def _fetch(loader: SubgraphLoader, pin: bool, item: _Sampled, stats: Stats) -> Any:
+    if item.error is not None:
+        raise item.error
+    out, item.out = item.out, None
+    stats.add(item.stats)
+    return loader._after_sampling(out, stats, pin)
+
+
+def announced(out: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it, reads are those that were announced for a sampled batch, if they were."""
+    schedule, step = getattr(out, "_announced", (None, -1))
+    return contextlib.nullcontext() if schedule is None else schedule.serving(step)
+
+
+def requests_of(out: Any, permutation: Any, features: Features) -> list[TensorAttr]:
+    """The requests of a batch to its feature store.
+
+    Args:
+        out: A sampled subgraph.
+        permutation: PyG's ``BaseSampler.edge_permutation``.
+        features: The features.
+    """
+    node: Any
+    edge: Any
+    if isinstance(out, SamplerOutput):
+        node, edge = {None: out.node}, {None: _original(out.edge, permutation)}
+    else:
+        ids, order = out.edge or {}, permutation or {}
+        node, edge = out.node, {t: _original(ids.get(t), order.get(t)) for t in out.row}
+    return [attr for attr, _, _ in features.wanted(node, edge)]
