@@ -64,7 +64,7 @@ def pyg_scale_partitioners() -> dict[str, str]:
     return {
         "fennel": "pyg_scale.partitioner.stream:Fennel",
         "frequency": "pyg_scale.partitioner.frequency:FrequencyPartitioner",
-        "hash": "pyg_scale.partitioner.hash:HashPartitioner",
+        "hash": "pyg_scale.partitioner.random:HashPartitioner",
         "ldg": "pyg_scale.partitioner.stream:LDG",
         "multilevel": "pyg_scale.partitioner.multilevel:MultilevelPartitioner",
         "random": "pyg_scale.partitioner.random:RandomPartitioner",

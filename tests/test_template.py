@@ -12,7 +12,7 @@ import pytest
 import pyg_scale
 from pyg_scale import plugins
 from pyg_scale.cli import main
-from pyg_scale.cli.new import only_hooks, renamed, template
+from pyg_scale.cli.plugins import only_hooks, renamed, template
 from tests import preloaded
 
 ROOT = Path(pyg_scale.__file__).parents[1]

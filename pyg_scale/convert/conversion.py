@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.convert.attributes import (
+    IndexFile,
     Rows,
     copy_index_set,
     copy_rows,
@@ -20,12 +21,11 @@ from pyg_scale.convert.attributes import (
 from pyg_scale.convert.base import Description, Reader
 from pyg_scale.convert.edge_stream import EdgeStream, edge_streams
 from pyg_scale.convert.edges import EdgeWork
-from pyg_scale.convert.index_files import IndexFile
 from pyg_scale.convert.journal import Work
 from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.options import Options
+from pyg_scale.convert.plan import check_space, estimate
 from pyg_scale.convert.scan import Scan, check_column
-from pyg_scale.convert.space import check_space, estimate
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.read_data import one_level
 from pyg_scale.graph.source import of

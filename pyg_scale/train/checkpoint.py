@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import warnings
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +22,6 @@ from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
 from pyg_scale.ops.threads import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
-from pyg_scale.train.random_state import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
 from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
@@ -333,3 +334,34 @@ def _unwrapped(part: Any) -> Any:
 def _is_shared(part: Any) -> bool:
     """Return True if a value is the same on all ranks."""
     return isinstance(part, (nn.Module, torch.optim.Optimizer, LRScheduler))
+
+
+class RandomState:
+    """Has a ``state_dict`` as modules have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of torch's generators: on the CPU and, if CUDA is in use, on its device."""
+        state: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "numpy": np.random.get_state(),
+            "python": random.getstate(),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put them back there."""
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+        if "cuda" not in state:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        else:
+            warnings.warn(
+                "the checkpoint has the state of a CUDA generator, and there is no CUDA here: "
+                "what is drawn differs",
+                stacklevel=2,
+            )

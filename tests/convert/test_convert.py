@@ -310,7 +310,7 @@ def test_too_little_memory_is_said_at_once(tmp_path):
 def test_too_little_disk_is_said_at_once(tmp_path, monkeypatch):
     np.save(tmp_path / "edges.npy", np.zeros((2, 1000), "i4"))
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(pyg_scale.convert.space.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(pyg_scale.convert.plan.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OSError, match="need up to .* GB, there are") as error:
         converted(NpyReader(tmp_path / "edges.npy"), tmp_path / "graph")
     assert error.value.errno == 28

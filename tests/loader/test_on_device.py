@@ -22,9 +22,8 @@ from pyg_scale.loader import (
     NeighborLoader,
     SamplingOptions,
     ZipLoader,
-    on_device,
-    placing,
 )
+from pyg_scale.loader.batch import on_device, placing
 from pyg_scale.loader.batch.on_device import OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_scale.loader.seeds.by_part import order_by_part
 from pyg_scale.loader.seeds.share import (
     UNEVEN,
     Epoch,
@@ -19,6 +18,7 @@ from pyg_scale.loader.seeds.share import (
     deal,
     default_owners,
     num_steps,
+    order_by_part,
 )
 
 COUNTS = st.integers(0, 40)

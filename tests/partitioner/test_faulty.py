@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pyg_scale.partitioner import Partitioner
-from pyg_scale.partitioner.hash import HashPartitioner
-from pyg_scale.partitioner.random import RandomPartitioner
+from pyg_scale.partitioner.random import HashPartitioner, RandomPartitioner
 from pyg_scale.partitioner.range import RangePartitioner
 from pyg_scale.partitioner.stream import Fennel
 from pyg_scale.testing import PartitionerTests

@@ -11,9 +11,8 @@ from pyg_scale import save
 from pyg_scale.datasets import load
 from pyg_scale.partitioner import partition, quality, write_partition
 from pyg_scale.partitioner.cut import assign
-from pyg_scale.partitioner.frequency import FrequencyPartitioner
+from pyg_scale.partitioner.frequency import FrequencyPartitioner, place
 from pyg_scale.partitioner.hotness import sample_prob
-from pyg_scale.partitioner.placement import place
 
 
 def test_everyone_gets_the_part_that_needs_it_most_if_there_is_room():

@@ -10,8 +10,7 @@ from pyg_scale import plugins
 from pyg_scale.ops.random_walk import random_walk
 from pyg_scale.partitioner.balanced_clusters import balanced_clusters
 from pyg_scale.partitioner.base import equal_shares, imbalance
-from pyg_scale.partitioner.random_walk import RandomWalkPartitioner
-from pyg_scale.partitioner.walk_embedding import embed, visits
+from pyg_scale.partitioner.random_walk import RandomWalkPartitioner, embed, visits
 from tests.ops.undirected import barbell, cut_weight, held, planted, random_graph
 from tests.partitioner.graphs import cut_share, partition_graph_of
 
@@ -75,7 +74,7 @@ def test_visits_count_what_walks_visit():
 def test_visits_do_not_depend_on_the_chunks(monkeypatch):
     indptr, indices = random_graph(100, 300, 0)
     found = visits(indptr, indices, 3, 4, 1)
-    monkeypatch.setattr("pyg_scale.partitioner.walk_embedding._CHUNK", 7)
+    monkeypatch.setattr("pyg_scale.partitioner.random_walk._CHUNK", 7)
     for one, other in zip(found, visits(indptr, indices, 3, 4, 1)):
         assert torch.equal(one, other)
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from pyg_scale.store.row_blocks import BLOCK, Held, RowBlocks
+from pyg_scale.store.read_ahead import BLOCK, Held, RowBlocks
 
 
 @pytest.mark.parametrize("row_bytes", [1, 400, BLOCK // 2 + 1, 3 * BLOCK])

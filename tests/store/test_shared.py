@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from pyg_scale.files import segment
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import (
     MemoryFeatureStore,
     MemoryGraphStore,
     Shared,
     SharedGraph,
-    segment,
     topology_of,
 )
 from tests.store.edges import CITES, E, N, assert_is, edge_index

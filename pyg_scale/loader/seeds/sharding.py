@@ -15,7 +15,6 @@ from torch import Tensor
 from pyg_scale.comm import Group
 from pyg_scale.errors import CommError
 from pyg_scale.loader.seeds.agreement import Agreement
-from pyg_scale.loader.seeds.by_part import order_by_part
 from pyg_scale.loader.seeds.epoch import (
     Batches,
     BatchIndex,
@@ -25,7 +24,14 @@ from pyg_scale.loader.seeds.epoch import (
     order,
     seeds_of_batch,
 )
-from pyg_scale.loader.seeds.share import Epoch, Ranks, deal, default_owners, num_steps
+from pyg_scale.loader.seeds.share import (
+    Epoch,
+    Ranks,
+    deal,
+    default_owners,
+    num_steps,
+    order_by_part,
+)
 from pyg_scale.ops import keys
 from pyg_scale.ops.mapped_file import pieces
 from pyg_scale.ops.raw_bytes import raw_bytes

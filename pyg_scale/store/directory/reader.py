@@ -62,7 +62,7 @@ class GraphDirectory:
         ]
         """The parts that this machine has."""
         self.grouped: dict[EdgeType, CSC | None] = {}
-        """In-edges in use, see :mod:`pyg_scale.store.directory.shared`."""
+        """In-edges in use, see :mod:`pyg_scale.store.directory.data`."""
         self.attributes: dict[Any, Tensor] = {}
         """Attributes in use."""
         self.check_lengths()

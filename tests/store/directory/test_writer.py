@@ -18,6 +18,7 @@ import torch
 
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.files import place
 from pyg_scale.files.npy import DTYPES, torch_dtype
 from pyg_scale.files.segment import Segment
 from pyg_scale.store import Mmap
@@ -28,7 +29,6 @@ from pyg_scale.store.directory import (
     GraphDirectory,
     Meta,
     NodeMeta,
-    place,
 )
 from tests import preloaded
 from tests.store.directory.graphs import bits, everything
