@@ -188,7 +188,7 @@ def _check_unchanged(data: Any, directory: GraphDirectory, options: TopologyOpti
         if not _is_stored(store, EDGE_INDEX):
             raise ValueError(f"edges of {directory.path} were changed: {advice}")
     for store in data.node_stores:
-        size = meta.nodes[store._node_type].num_nodes
+        size = meta.nodes[store._key].num_nodes
         if store.num_nodes != size:
             raise ValueError(
                 f"num_nodes of {directory.path} was changed from {size} to {store.num_nodes}: "

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_scale.loader.batch import on_device
+from pyg_scale.graph.base import needs_threads
 from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.pin import move_batch, pin_batch, pins
-from pyg_scale.loader.batch.source import Rows
+from pyg_scale.loader.batch.pin import pin_batch
+from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
+from pyg_scale.loader.batch.source import Rows, features_of
 from pyg_scale.loader.iterator import EpochIterator, Source
 from pyg_scale.loader.options import SamplingOptions, checked
 from pyg_scale.loader.seeds.epoch import (
@@ -25,16 +28,16 @@ from pyg_scale.loader.seeds.epoch import (
     num_batches,
     to_index,
 )
-from pyg_scale.loader.seeds.split import check_split_seeds, sharing_of
+from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
 from pyg_scale.loader.seeds.state import Progress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.loader.workers.affinity import log_memory
 from pyg_scale.loader.workers.arguments import check_index_samplers, check_workers
-from pyg_scale.loader.workers.look_ahead import LookAhead, announced, features_to_announce
-from pyg_scale.loader.workers.processes import Processes, ProcessPipeline, processes_of
+from pyg_scale.loader.workers.look_ahead import LookAhead, announced, batches_under_way
+from pyg_scale.loader.workers.processes import Processes, ProcessPipeline
 from pyg_scale.loader.workers.randomness import forked
-from pyg_scale.loader.workers.remote import Ahead, Pending
-from pyg_scale.loader.workers.ring_workers import ring_pipeline
+from pyg_scale.loader.workers.remote import Ahead, Pending, most_under_way
+from pyg_scale.loader.workers.ring_workers import RingPipeline
 from pyg_scale.loader.workers.threads import Borrowed, Inline, Pipeline, WorkerThreads
 from pyg_scale.ops import keys
 
@@ -54,6 +57,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     transform_sampler_output: Callable[[Any], Any] | None = None
     filter_per_worker: bool = True
     _rows: Rows | None = None
+    _features: Features | None = None
+    _any_sampler = False  # True if the user named none
 
     # Supplied by the subclass ##############################################################
 
@@ -84,6 +89,10 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
     def _parts_of_seeds(self) -> Tensor | None:
         """The part of each seed ``int32`` ``[num_seeds]``; ``None`` where nothing has parts."""
+        raise NotImplementedError
+
+    def _draws(self) -> dict[str, str]:
+        """The options in which ranks that share seeds must agree to draw the same batches."""
         raise NotImplementedError
 
     # Construction ##########################################################################
@@ -121,7 +130,9 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
         self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
-        self._target: on_device.OnDevice | None = on_device.target_of(kwargs, self.sampling)
+        self._placement: Placement = placement_of(
+            kwargs.pop("device", None), kwargs.pop("device_memory", None), self.sampling.to_device
+        )
         if self.sampling.makes_processes(getattr(self, "data", None)):
             worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
@@ -145,7 +156,18 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             kwargs["sampler"] = KeyedRandomSampler(dataset, kwargs.get("generator"))
         DataLoader.__init__(self, dataset, collate_fn=self.collate_fn, **kwargs)
         del self.__dict__["collate_fn"]  # the method does; as an attribute it would be a cycle
-        self._sharing, self._unsplit = sharing_of(self, comm)
+        self._sharing, self._unsplit = SharedSeeds(
+            name=type(self).__name__,
+            data=getattr(self, "data", None),
+            split_seeds=split_seeds,
+            uneven=uneven,
+            split_batches=split_batches,
+            batch_size=self.batch_size,
+            own_order=self._own_order,
+            tensors=self._seed_tensors,
+            parts=self._parts_of_seeds,
+            identity=self._identity,
+        ).among(comm)
 
     @property
     def worker_type(self) -> str:
@@ -175,6 +197,67 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             raise ValueError(f"worker_type='thread' is impossible: {reason}")
         self._needs_processes = bool(reason)
 
+    def _keep(self, sampler: Any, feature_store: Any, links: bool = False) -> Any:
+        """Keep the graph and its features where batches are made of them.
+
+        Args:
+            sampler: A bound sampler.
+            feature_store: See :class:`~pyg_scale.loader.NodeLoader`.
+            links: True if seeds are links.
+
+        Returns:
+            The sampler to use.
+        """
+        self.feature_store = feature_store
+        elsewhere = ""
+        if self.num_workers > 0 and not self._fetches_in_threads:
+            elsewhere = "the loader's threads sample only, and another one makes the batch"
+        sampler, self._features = self._placement.keep(
+            self.data,
+            sampler,
+            features_of(self.data, feature_store, sampler),
+            links=links,
+            any_sampler=self._any_sampler,
+            collect=self.sampling.collect_features,
+            elsewhere=elsewhere,
+        )
+        self._refuse_processes()
+        self._rows = Rows(self.data)
+        return sampler
+
+    def _publish(self) -> None:
+        """Say to the ranks that share the seeds that this one has made its loader.
+
+        Raises:
+            CommError: If the store where the ranks met is gone.
+        """
+        if self._sharing is not None:
+            self._sharing.publish(self._draws())
+
+    def _refuse_processes(self) -> None:
+        """Refuse worker processes where the device, the graph or the features need threads.
+
+        Raises:
+            ValueError: If the loader's workers are processes, and must not be.
+        """
+        if self.num_workers == 0 or self.worker_type == "thread":
+            return
+        if self._placement.device is not None:
+            raise ValueError(
+                f"device= needs threads as workers, which share the device (got "
+                f"worker_type={self.worker_type!r}): pass worker_type='thread', or leave device= "
+                "out and copy batches yourself"
+            )
+        reason = needs_threads(getattr(self, "data", None))
+        if reason:
+            raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
+        if self._features is not None and self._features.look_ahead:
+            raise ValueError(
+                f"{self._features.store!r} looks ahead, but worker processes would each have a "
+                "copy of it that does not: pass worker_type='thread', or a store with "
+                "look_ahead=0, of which every process then has its own cache"
+            )
+
     def check_worker_number_rationality(self) -> None:
         """Torch's warning about too many worker processes; threads need none."""
         if self.worker_type == "process":
@@ -192,7 +275,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         """
         self._check_rows()
         out = self.collate_fn(index)
-        return self._moved(out if self.filter_per_worker else self.filter_fn(out), False)
+        return self._placement.bring(out if self.filter_per_worker else self.filter_fn(out), False)
 
     def _check_rows(self) -> None:
         """Refuse a graph whose numbers of rows were changed after the loader was made."""
@@ -273,18 +356,17 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             with stats.stage("sample"):
                 out = self.collate_fn(batch)
             return (_DONE if self.filter_per_worker else _SAMPLED), out
-        with on_device.beside_training(self):
+        if not self._fetches_in_threads:
+            return _SAMPLED, self._sample_stage(batch, stats)
+        with self._placement.beside_training():
             return self._after_sampling(self._sample_stage(batch, stats), stats, pin)
 
     def _after_sampling(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
         if not self._fetches_in_threads:
             return _SAMPLED, out
-        if self._target is not None:
-            return _FETCHED, self._target.made(partial(self._fetch_stage, out), stats)
-        out = self._fetch_stage(out, stats)
-        if self.transform is None and pin:
-            return _DONE, pin_batch(out, stats)
-        return _FETCHED, out
+        done = pin and self.transform is None
+        out = self._placement.made(partial(self._fetch_stage, out), stats, done)
+        return (_DONE if done else _FETCHED), out
 
     def _process_work(self, batch: BatchIndex) -> tuple[int, tuple[str, Any], Stats]:
         """The work of a worker process for a batch: all of it, or sampling only."""
@@ -298,20 +380,13 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
                 out = self._filter(out, stats)
         return batch.step, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
 
-    def _moved(self, out: Any, pinned: bool) -> Any:
-        """A batch on the device where it is wanted."""
-        if self._target is not None:
-            return self._target.bring(out)
-        device = self.sampling.to_device
-        return out if device is None else move_batch(out, device, pinned)
-
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         """The work of the consumer for a batch."""
-        return self._moved(self._completed(batch, made, stats, pin), pin)
+        return self._placement.bring(self._completed(batch, made, stats, pin), pin)
 
     def _completed(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         stage, out = made
-        if isinstance(out, on_device.Landed):
+        if isinstance(out, Landed):
             out = out.take()
         if stage == _DONE:
             return out
@@ -340,12 +415,39 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         if self._log_memory:
             log_memory(self.num_workers)
         self._check_rows()
-        pin = self._target is None and pins(self)
-        features = features_to_announce(self)
+        self._refuse_processes()
+        pin = self._placement.pins(self)
+        features = self._features_to_announce()
         progress, batches = self._begin_epoch()
         self._epoch_stats = Counted()
         begin = partial(self._begin_source, features=features, progress=progress, pin=pin)
-        return EpochIterator(self, begin, batches, progress, self._epoch_stats, pin)
+        return EpochIterator(
+            self,
+            begin,
+            partial(self._finish, pin=pin),
+            batches,
+            progress,
+            (self._epoch_stats, self._total_stats),
+        )
+
+    def _features_to_announce(self) -> Features | None:
+        """The features whose rows are announced to their store before they are read, if any are."""
+        features = self._features
+        if features is None or not features.look_ahead:
+            return None
+        if self._overrides("collate_fn") or self._overrides("filter_fn"):
+            reason = "collate_fn or filter_fn is its own"
+        elif self.transform_sampler_output is not None:
+            reason = "transform_sampler_output= may change what is read"
+        else:
+            return features
+        warnings.warn(
+            f"the feature store of this {type(self).__name__} is not told of coming batches: "
+            f"{reason}; a store with look_ahead=0 does not wait for it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
 
     def _begin_source(
         self,
@@ -356,14 +458,46 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     ) -> Source:
         """Begin to make batches, where and how this loader does."""
         if self.num_workers > 0 and self.worker_type == "process":
-            return ProcessPipeline(batches, processes_of(self, pin, progress))
+            return ProcessPipeline(batches, self._get_processes(pin, progress))
         if self.num_workers > 0 and self.worker_type == "ring":
-            return ring_pipeline(self, batches, pin)
+            return RingPipeline(
+                batches,
+                self._process_work,
+                num_workers=self.num_workers,
+                ring_bytes=self.sampling.ring_bytes,
+                concurrency=self.sampling.worker_concurrency,
+                prefetch=self.prefetch_factor or 1,
+                timeout=self.timeout,
+                pin=pin and self.filter_per_worker,
+                context=self.multiprocessing_context,
+            )
         threads = self._get_threads() if self.num_workers > 0 else None
+        finish = partial(self._after_sampling, pin=pin)
         if features is not None:
-            return LookAhead(self, features, batches, threads, pin)
+            return LookAhead(
+                features.store.schedule(),
+                batches,
+                self._source,
+                sample=self._sample_stage,
+                wanted=self._wanted,
+                finish=finish,
+                threads=threads,
+                in_order=self.in_order,
+                under_way=batches_under_way(self.data, features, self.num_workers),
+            )
         if self._asks and not self._overrides("collate_fn"):
-            return Ahead(self, batches, threads, pin)
+            return Ahead(
+                batches,
+                self._source,
+                ask=self._ask,
+                sample=self._sample_stage,
+                finish=finish,
+                threads=threads,
+                in_order=self.in_order,
+                size=most_under_way(self.sampling, self.data),
+                buffer_bytes=self.sampling.buffer_bytes,
+                most_used=self.num_workers * (self.prefetch_factor or 1),
+            )
         return self._source(batches, partial(self._work, pin=pin), threads, self.in_order)
 
     def _source(
@@ -372,8 +506,12 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         work: Callable[[Any, Stats], Any],
         threads: WorkerThreads | Borrowed | None,
         in_order: bool,
+        limit: int | None = None,
     ) -> Inline | Pipeline:
-        """The results of ``work`` for ``items``, made by threads or, without any, by this one."""
+        """The results of ``work`` for ``items``, made by threads or, without any, by this one.
+
+        At most ``limit`` of them are ready ahead.
+        """
         if threads is None:
             return Inline(items, work)
         return Pipeline(
@@ -381,7 +519,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             work,
             threads,
             owned=not self.persistent_workers,
-            limit=self.num_workers * (self.prefetch_factor or 1),
+            limit=self.num_workers * (self.prefetch_factor or 1) if limit is None else limit,
             timeout=self.timeout,
             in_order=in_order,
         )
@@ -392,6 +530,20 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         if self._threads is None or self._threads.num_threads != self.num_workers:
             self._threads = WorkerThreads(self.num_workers, self._cores)
         return self._threads
+
+    def _get_processes(self, pin: bool, progress: Progress) -> Processes:
+        """The worker processes: those that are there, or new ones."""
+        if self._processes is not None:
+            if self._processes.usable:
+                return self._processes
+            self._processes.stop()
+        # Torch seeds its workers' generators from this one, so that one draw per epoch is all
+        # that the loader takes from torch's default generator, whatever its workers are.
+        generator = torch.Generator()
+        generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
+        made = Processes(self, self._process_work, pin and self.filter_per_worker, generator)
+        self._processes = made if self.persistent_workers else None
+        return made
 
     def stats(self) -> dict[str, Any]:
         """Seconds, bytes and rows of every stage (:data:`~pyg_scale.loader.stats.STAGES`).
@@ -408,7 +560,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             "epoch": self._epoch_stats.sum.as_dict(),
             "total": self._total_stats.sum.as_dict(),
         }
-        return counted | on_device.device_stats(self)
+        return counted | self._placement.stats(self._features)
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes stay where they are.

@@ -62,27 +62,26 @@ class EpochIterator:
     Args:
         loader: The loader.
         begin: Makes a source of the batches that are left.
+        finish: Does the work of the consumer for a batch.
         batches: All batches of the pass.
         progress: What is told how many were handed out.
-        stats: What is told what they took.
-        pin: Whether the consumer pins them.
+        counted: What is told what they took: the counts of this pass, and of all passes.
     """
 
     def __init__(
         self,
         loader: SubgraphLoader,
         begin: Callable[[Iterator[BatchIndex]], Source],
+        finish: Callable[[BatchIndex, Any, Stats], Any],
         batches: Batches,
         progress: Progress,
-        stats: Counted,
-        pin: bool,
+        counted: tuple[Counted, Counted],
     ) -> None:
         self._loader = loader
-        self._begin = begin
+        self._begin, self._finish = begin, finish
         self._batches = batches
         self._progress = progress
-        self._epoch, self._total = stats, loader._total_stats
-        self._pin = pin
+        self._epoch, self._total = counted
         self._profile_name = f"enumerate(DataLoader)#{type(loader).__name__}.__next__"
         self._passed = Passed(batches.first)
         self._asked_at: Passed | None = None  # where the batch that is being made was asked for
@@ -155,7 +154,7 @@ class EpochIterator:
         if batch is None or isinstance(made, Failed):
             return batch, made, stats
         try:
-            out = self._loader._finish(batch, made, stats, self._pin)
+            out = self._finish(batch, made, stats)
             if self._loader.uneven == "repeat":
                 _mark(out, batch.repeated)
         except Exception as error:

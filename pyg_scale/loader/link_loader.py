@@ -13,18 +13,16 @@ from torch_geometric.loader.utils import infer_filter_per_worker
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
-from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.placing import placed
-from pyg_scale.loader.batch.source import Rows, check_data, features_of
+from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.sampler_spec import key_of, publish
+from pyg_scale.loader.sampler_spec import drawn_by, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
 from pyg_scale.loader.seeds.nodes import check_time
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
-from pyg_scale.loader.workers.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.workers.look_ahead import requests_of
 from pyg_scale.loader.workers.remote import Pending, RemoteSampler
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
@@ -162,19 +160,14 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         check_link_sampler(sampler, neg_sampling)
         warn_if_unplanned(data, sampler)
         self._require_processes(resolve.why_processes(sampler.sample_from_edges))
-        self.link_sampler = sampler
         # The seed links are positives too, also where they are no edges (held-out links).
         self._negatives = neg_sampling
         if neg_sampling is not None and neg_sampling.exclude_positives is not False:
             self._negatives = (
                 neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
             )
-        self.feature_store = feature_store
-        self._features: Features | None = features_of(data, feature_store, sampler)
-        self.link_sampler, self._features = placed(self, sampler, self._features)
-        refuse_processes(self)
-        self._rows = Rows(data)
-        publish(self)
+        self.link_sampler = self._keep(sampler, feature_store, links=True)
+        self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time
@@ -186,6 +179,9 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         edge_type = self.input_data.input_type
         node_type = None if edge_type is None else edge_type[2]
         return parts_of_nodes(self.data, node_type, self.input_data.col)
+
+    def _draws(self) -> dict[str, str]:
+        return drawn_by(self.link_sampler, self.neg_sampling)
 
     def _key_of(self, batch: BatchIndex) -> int:
         return key_of(batch, self.link_sampler, by_place=self.neg_sampling is not None)

@@ -14,17 +14,15 @@ from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
-from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.placing import placed
-from pyg_scale.loader.batch.source import Rows, check_data, features_of
+from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.sampler_spec import key_of, publish
+from pyg_scale.loader.sampler_spec import drawn_by, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
-from pyg_scale.loader.workers.look_ahead import refuse_processes, requests_of
+from pyg_scale.loader.workers.look_ahead import requests_of
 from pyg_scale.loader.workers.remote import Pending, RemoteSampler
 from pyg_scale.sampler.base import NeighborSampler
 
@@ -178,13 +176,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
         self._require_processes(resolve.why_processes(sampler.sample_from_nodes))
-        self.node_sampler = sampler
-        self.feature_store = feature_store
-        self._features: Features | None = features_of(data, feature_store, sampler)
-        self.node_sampler, self._features = placed(self, sampler, self._features)
-        refuse_processes(self)
-        self._rows = Rows(data)
-        publish(self)
+        self.node_sampler = self._keep(sampler, feature_store)
+        self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time
@@ -192,6 +185,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _parts_of_seeds(self) -> Tensor | None:
         return parts_of_nodes(self.data, self.input_data.input_type, self.input_data.node)
+
+    def _draws(self) -> dict[str, str]:
+        return drawn_by(self.node_sampler)
 
     def _sample(self, batch: BatchIndex) -> Any:
         inputs, sampler = self.input_data[batch.index], self.node_sampler

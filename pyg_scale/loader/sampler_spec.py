@@ -27,34 +27,29 @@ _OPTIONS = (
 _NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
 
 
-def drawn_by(loader: Any) -> dict[str, str]:
+def drawn_by(sampler: Any, neg_sampling: Any = None) -> dict[str, str]:
     """The options in which ranks that share seeds must agree to draw the same batches.
 
     Args:
-        loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, or what a ``ZipLoader`` zips.
+        sampler: The sampler of a loader.
+        neg_sampling: Its negative sampling, if it has any.
 
     Returns:
         Arguments and their values as text; those that a sampler has not are left out.
     """
     found: dict[str, str] = {}
-    for number, part in enumerate(getattr(loader, "_parts", ())):
-        drawn = drawn_by(part)
-        found.update({f"loaders[{number}].{name}": value for name, value in drawn.items()})
-    sampler = getattr(loader, "node_sampler", None) or getattr(loader, "link_sampler", None)
-    if sampler is None:
-        return found
     if not type(sampler).__module__.startswith("pyg_scale."):  # of those all draw the same
         found["neighbor_sampler"] = type(sampler).__qualname__
     options: Mapping[str, Any] = getattr(sampler, "options", {})  # where servers sample
     for name in _OPTIONS:
         value = options.get(name, getattr(sampler, name, None))
         if name == "num_neighbors" and isinstance(sampler, NeighborSampler) and value is not None:
-            value = sampler._hops()
+            value = sampler.hops()
         if value is not None:
             found[name] = _text(value)
-    if (negatives := getattr(loader, "neg_sampling", None)) is not None:
+    if neg_sampling is not None:
         for name in _NEGATIVES:
-            found[f"neg_sampling.{name}"] = _text(getattr(negatives, name, None))
+            found[f"neg_sampling.{name}"] = _text(getattr(neg_sampling, name, None))
     return found
 
 
@@ -68,19 +63,6 @@ def key_of(batch: BatchIndex, sampler: Any, by_place: bool = False) -> int:
     """
     by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node and not by_place
     return batch.key if by_node else batch.piece_key
-
-
-def publish(loader: Any) -> None:
-    """Say to the ranks that share the seeds of a loader that this one has made it.
-
-    Args:
-        loader: It, with its sampler.
-
-    Raises:
-        CommError: If the store where the ranks met is gone.
-    """
-    if loader._sharing is not None:
-        loader._sharing.publish(drawn_by(loader))
 
 
 def _text(value: Any) -> str:

@@ -81,6 +81,17 @@ class Stats:
         out["fetch"] |= vars(self._reads)
         return out
 
+    def plain(self) -> dict[str, Any]:
+        """All counts as values that JSON can represent."""
+        return {**vars(self), "_reads": vars(self._reads)}
+
+    @classmethod
+    def from_plain(cls, found: dict[str, Any]) -> Stats:
+        """The counts of :meth:`plain`."""
+        stats = cls()
+        stats.__dict__.update(found | {"_reads": Reads(**found["_reads"])})
+        return stats
+
 
 class Counted:
     """The costs of the batches that were handed out; the sum is replaced, never changed."""

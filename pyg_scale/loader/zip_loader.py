@@ -12,7 +12,7 @@ from torch_geometric.loader.utils import infer_filter_per_worker
 
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.pin import pin_batch
-from pyg_scale.loader.sampler_spec import publish
+from pyg_scale.loader.batch.placement import Placement
 from pyg_scale.loader.seeds.epoch import BatchIndex, call_key
 from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.loader.stats import Stats
@@ -92,7 +92,8 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             shared = any(getattr(part, "_sharing", None) is not None for part in self._parts)
             split_seeds = "global" if shared else None
         if comm is None:
-            comm = next(filter(None, map(communicator_of, self._parts)), None)
+            graphs = (getattr(part, "data", None) for part in self._parts)
+            comm = next(filter(None, map(communicator_of, graphs)), None)
         if kwargs.get("device_memory") is not None:
             raise ValueError("device_memory=: a ZipLoader copies tuples, and keeps no features")
         self._start(
@@ -105,7 +106,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             comm=comm,
             **kwargs,
         )
-        if any(getattr(part, "_target", None) is not None for part in self._parts):
+        if any(part._placement.device is not None for part in self._parts):
             raise ValueError(
                 "one of loaders was given device=: give it to the ZipLoader instead, which copies "
                 "the tuples, and a feature_store=DeviceFeatures(...) to the loaders"
@@ -116,7 +117,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                     f"{type(loader).__name__} draws from torch's global generator, which threads "
                     f"would share: pass worker_type='process' or num_workers=0"
                 )
-        publish(self)
+        self._publish()
 
     def _check_rows(self) -> None:
         for part in self._parts:
@@ -127,6 +128,13 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         for part in self._parts:
             found += part._seed_tensors()
         return found
+
+    def _draws(self) -> dict[str, str]:
+        return {
+            f"loaders[{number}].{name}": value
+            for number, part in enumerate(self._parts)
+            for name, value in part._draws().items()
+        }
 
     def _split(self, batch: BatchIndex) -> Iterator[tuple[Any, BatchIndex]]:
         """Each loader with its batch."""
@@ -195,12 +203,16 @@ class _Foreign:
 
     seed = None
     _needs_processes = True
+    _placement = Placement()
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def _check_rows(self) -> None:
         """PyG's loaders are as they are."""
+
+    def _draws(self) -> dict[str, str]:
+        return {}
 
     def _seed_tensors(self) -> list[Tensor]:
         inputs = getattr(self.loader, "input_data", None)

@@ -177,10 +177,10 @@ class NeighborSampler(pyg.BaseSampler):
         self._check_reach(self.topology)
         if self._num_neighbors is None:
             raise ValueError("num_neighbors is missing: give one number per hop, such as [15, 10]")
-        self._hops()  # refuses wrong edge types and unequal numbers of hops
+        self.hops()  # refuses wrong edge types and unequal numbers of hops
         self._check_supported()
 
-    def _wanted(self) -> dict[str, bool]:
+    def needs(self) -> dict[str, bool]:
         """Those of the :data:`CAPABILITIES` that the arguments ask for."""
         graph = self.topology
         assert graph is not None
@@ -206,7 +206,7 @@ class NeighborSampler(pyg.BaseSampler):
             )
 
     def _check_supported(self) -> None:
-        for name, wanted in self._wanted().items():
+        for name, wanted in self.needs().items():
             if wanted:
                 self._require(name)
 
@@ -228,9 +228,9 @@ class NeighborSampler(pyg.BaseSampler):
     def num_neighbors(self, value: Any) -> None:
         self._num_neighbors = number_of_neighbors(value)
         if self.is_bound:
-            self._hops()
+            self.hops()
 
-    def _hops(self) -> dict[EdgeType, list[int]]:
+    def hops(self) -> dict[EdgeType, list[int]]:
         """Neighbours per hop of every edge type."""
         graph = self.topology
         assert graph is not None and self._num_neighbors is not None

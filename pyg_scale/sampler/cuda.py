@@ -98,7 +98,7 @@ class CudaSampler(NeighborSampler):
             graph = self._graph
             try:
                 batch = _Batch(self._bound(), graph, seed)
-                for hop in range(max(map(len, self._hops().values()), default=0)):
+                for hop in range(max(map(len, self.hops().values()), default=0)):
                     self._expand(graph, batch, hop, key)
                 out = batch.sample()
                 graph.forget(out.node)
@@ -111,7 +111,7 @@ class CudaSampler(NeighborSampler):
         return out
 
     def _expand(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
-        topology, hops = self._bound(), self._hops()
+        topology, hops = self._bound(), self.hops()
         frontier = batch.frontier()
         for edge_type in topology.edge_types:
             drawn = draw_neighbors(

@@ -91,7 +91,7 @@ class HopSampler(NeighborSampler):
         seed_time: Mapping[NodeType, Tensor] | None,
         key: int,
     ) -> Sample:
-        graph, hops = self.topology, self._hops()
+        graph, hops = self.topology, self.hops()
         assert graph is not None
         nodes, time = self._seeds(graph, seed, seed_time)
         edges = {edge_type: _Edges() for edge_type in graph.edge_types}

@@ -60,7 +60,7 @@ class NativeSampler(ReferenceSampler):
             in_parts["local"] = [_or_absent(book.local) for book in books]
             in_parts["offsets"] = [book.offsets for book in books]
             in_parts["times_of_neighbors"] = graph.has_node_time
-        hops = self._hops()
+        hops = self.hops()
         number = {node_type: i for i, node_type in enumerate(graph.node_types)}
         time = seed_time or {}
         out = neighbor_sample(

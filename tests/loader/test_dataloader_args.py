@@ -243,7 +243,7 @@ def test_pinning_comes_last_and_keeps_destination_pointers(
         batch.pinned_with = sorted(name for name, _ in batch)
         return batch
 
-    monkeypatch.setattr("pyg_scale.loader.base.pins", lambda loader: loader.pin_memory)
+    monkeypatch.setattr("pyg_scale.loader.batch.placement.pins", lambda loader: loader.pin_memory)
     monkeypatch.setattr("pyg_scale.loader.batch.pin.pin_memory", copy_instead)
     pinned = loader(pin_memory=True, **kwargs)
     for batch in pinned:

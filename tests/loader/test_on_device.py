@@ -23,8 +23,8 @@ from pyg_scale.loader import (
     SamplingOptions,
     ZipLoader,
 )
-from pyg_scale.loader.batch import on_device, placing
-from pyg_scale.loader.batch.on_device import OnDevice, tensors_of
+from pyg_scale.loader.batch import placement
+from pyg_scale.loader.batch.placement import OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
 from pyg_scale.sampler import CudaSampler
@@ -111,7 +111,7 @@ def test_transforms_run_on_the_device_after_the_copies(recorded: Recorded) -> No
         return batch
 
     loader = NeighborLoader(graphs.hostile(), **HOMO, device="cpu", transform=transform)
-    loader._target = recorded.target
+    loader._placement = recorded.target
     next(iter(loader))
     assert seen == [["record_stream", "record_stream", "cpu"]]
 
@@ -237,7 +237,7 @@ def test_copies_are_on_a_side_stream_and_whoever_takes_the_batch_waits(recorded:
 
 
 def test_a_thread_has_a_stream_of_its_own_until_it_is_done(recorded: Recorded) -> None:
-    copying = recorded.target.copying
+    copying = recorded.target.beside_training
 
     def on_a_thread() -> str:
         found: list[str] = []
@@ -273,10 +273,10 @@ def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypa
         sent[id(there)] = there
         return there
 
-    monkeypatch.setattr(on_device, "send", send)
+    monkeypatch.setattr(placement, "send", send)
     target, stats = OnDevice("cpu"), Stats()
     target.device = torch.device("meta")
-    found = target.bring((batch, "what is no batch"), stats)
+    found = target.made(lambda _: (batch, "what is no batch"), stats).take()
     assert found[0] is batch and found[1] == "what is no batch"
     assert {id(tensor) for tensor in tensors_of(batch)} == sent.keys()
     assert len(sent) == before
@@ -291,7 +291,7 @@ def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypa
 
 def test_worker_threads_of_later_epochs_take_the_same_streams(recorded: Recorded) -> None:
     loader = NeighborLoader(graphs.hostile(), **HOMO, num_workers=1, device="cpu")
-    loader._target = recorded.target
+    loader._placement = recorded.target
     for _ in range(3):
         list(loader)
     assert recorded.streams == 1
@@ -304,7 +304,7 @@ def test_worker_threads_of_later_epochs_take_the_same_streams(recorded: Recorded
 @pytest.fixture
 def like_a_gpu(monkeypatch) -> None:
     """The CPU is a device with kernels."""
-    monkeypatch.setattr(placing, "_no_kernels", lambda device: "")
+    monkeypatch.setattr(placement, "_no_kernels", lambda device: "")
 
 
 @pytest.mark.usefixtures("like_a_gpu")

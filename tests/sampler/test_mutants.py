@@ -104,7 +104,7 @@ class Revisits(ReferenceSampler):
     """Expands all nodes of the batch in every hop, not only the new ones."""
 
     def sample(self, seed, seed_time, key):
-        graph, num_neighbors = self.topology, self._hops()
+        graph, num_neighbors = self.topology, self.hops()
         nodes, time = self._seeds(graph, seed, seed_time)
         edges = {t: hops._Edges() for t in graph.edge_types}
         for hop in range(max(map(len, num_neighbors.values()))):

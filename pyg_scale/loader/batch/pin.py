@@ -21,13 +21,13 @@ def pins(loader: Any) -> bool:
         warnings.warn(
             f"pin_memory_device is deprecated, the current accelerator will be used as the device; "
             f"ignored: pin_memory_device={loader.pin_memory_device!r}",
-            stacklevel=4,
+            stacklevel=5,
         )
     if not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
             "memory won't be used.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return False
     device = torch.accelerator.current_accelerator()

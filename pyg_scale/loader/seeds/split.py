@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,72 +57,107 @@ def check_split_seeds(split_seeds: Any, uneven: Any, split_batches: Any, comm: A
         )
 
 
-def sharing_of(
-    loader: Any, comm: Communicator | None
-) -> tuple[SeedSharding | None, DuplicateSeedCheck | None]:
-    """The sharing of the seeds of a loader or, without any, the check that ranks differ.
+@dataclass(frozen=True)
+class SharedSeeds:
+    """The seeds of a loader, and its arguments about sharing them with other ranks.
 
-    Args:
-        loader: A :class:`~pyg_scale.loader.base.SubgraphLoader`, with its seeds and what it was
-            told about sharing them.
-        comm: See :class:`~pyg_scale.loader.NodeLoader`.
-
-    Raises:
-        ValueError: If the seeds cannot be shared as asked for.
+    Attributes:
+        name: The name of the loader's class.
+        data: The loader's graph.
+        split_seeds: See :class:`~pyg_scale.loader.NodeLoader`.
+        uneven: See there.
+        split_batches: See there.
+        batch_size: The loader's; ``None`` if it makes no batches.
+        own_order: True if the loader has no ``sampler=`` nor ``batch_sampler=``.
+        tensors: Returns the seeds, one row per seed.
+        parts: Returns the part of each seed, ``int32`` ``[num_seeds]``, or ``None``.
+        identity: Returns the properties in which loaders with other batches differ.
     """
-    name, split_batches = type(loader).__name__, loader.split_batches
-    split_seeds, uneven = loader.split_seeds, loader.uneven
-    opened = communicator_of(loader) if comm is None else comm
-    several = opened is not None and opened.world_size > 1
-    if not loader._own_order:
-        if split_seeds or split_batches:
-            said = f"split_seeds={split_seeds!r}" if split_seeds else "split_batches=True"
-            raise ValueError(
-                f"{said} shares out the order of the loader, but sampler= or "
-                "batch_sampler= is an order of its own: leave out one of them (PyTorch Lightning: "
-                "Trainer(use_distributed_sampler=False))"
-            )
-        return None, None
-    if split_batches and loader.batch_size is None:
-        raise ValueError("split_batches=True cuts batches, but batch_size=None makes none")
-    mode = split_seeds
-    if mode is None and (opened is not None or split_batches):
-        mode = "global"
-    if not mode:
-        if mode is None and uneven != "join" and not _may_have_ranks(loader):
-            raise ValueError(
-                f"uneven={uneven!r} is about ranks that share seeds: pass split_seeds='global'"
-            )
-        group = opened.group if opened is not None and several else group_of_torch()
-        if group is None or group.store is None:
+
+    name: str
+    data: Any
+    split_seeds: str | bool | None
+    uneven: str
+    split_batches: bool
+    batch_size: int | None
+    own_order: bool
+    tensors: Callable[[], list[Tensor]]
+    parts: Callable[[], Tensor | None]
+    identity: Callable[[], dict[str, Any]]
+
+    def among(
+        self, comm: Communicator | None
+    ) -> tuple[SeedSharding | None, DuplicateSeedCheck | None]:
+        """The sharing of the seeds or, without any, the check that ranks differ.
+
+        Args:
+            comm: See :class:`~pyg_scale.loader.NodeLoader`.
+
+        Raises:
+            ValueError: If the seeds cannot be shared as asked for.
+        """
+        opened = communicator_of(self.data) if comm is None else comm
+        mode = self._mode(opened)
+        if mode is None:
             return None, None
-        return None, DuplicateSeedCheck(name, group, loader._seed_tensors())
-    part = loader._parts_of_seeds() if mode == "part" else None
-    if mode == "part" and part is None:
-        raise ValueError(
-            f"split_seeds='part' needs seeds of a graph directory, which knows in which part they "
-            f"are (data is {type(getattr(loader, 'data', None)).__name__}): open one with "
-            "pyg_scale.open(), or pass split_seeds='global'"
+        if not mode:
+            several = opened is not None and opened.world_size > 1
+            group = opened.group if opened is not None and several else group_of_torch()
+            if group is None or group.store is None:
+                return None, None
+            return None, DuplicateSeedCheck(self.name, group, self.tensors())
+        part = self.parts() if mode == "part" else None
+        if mode == "part" and part is None:
+            raise ValueError(
+                f"split_seeds='part' needs seeds of a graph directory, which knows in which part "
+                f"they are (data is {type(self.data).__name__}): open one with pyg_scale.open(), "
+                "or pass split_seeds='global'"
+            )
+        group = _group_of(opened)
+        if group.world_size == 1 and (part is None or self.split_batches):
+            return None, None
+        owners = None
+        if part is not None and opened is communicator_of(self.data):
+            owners = getattr(getattr(self.data, "owners", None), "ranks_of", None)
+        options: dict[str, Any] = {"loader": self.name, "split_seeds": mode, "uneven": self.uneven}
+        options |= {"split_batches": self.split_batches, **self.identity()}
+        sharing = SeedSharding(
+            self.name,
+            group,
+            self.uneven,
+            split_batches=self.split_batches,
+            seeds=self.tensors(),
+            options=options,
+            part=part,
+            owners=owners,
         )
-    group = _group_of(opened)
-    if group.world_size == 1 and (part is None or split_batches):
-        return None, None
-    owners = None
-    if part is not None and opened is communicator_of(loader):
-        owners = getattr(getattr(loader.data, "owners", None), "ranks_of", None)
-    options = {"loader": name, "split_seeds": mode, "uneven": uneven}
-    options |= {"split_batches": split_batches, **loader._identity()}
-    sharing = SeedSharding(
-        name,
-        group,
-        uneven,
-        split_batches=split_batches,
-        seeds=loader._seed_tensors(),
-        options=options,
-        part=part,
-        owners=owners,
-    )
-    return sharing, None
+        return sharing, None
+
+    def _mode(self, opened: Communicator | None) -> str | bool | None:
+        """How ranks share: "global", "part", False (not at all); None if nothing can be said."""
+        if not self.own_order:
+            if self.split_seeds or self.split_batches:
+                said = "split_batches=True"
+                if self.split_seeds:
+                    said = f"split_seeds={self.split_seeds!r}"
+                raise ValueError(
+                    f"{said} shares out the order of the loader, but sampler= or batch_sampler= is "
+                    "an order of its own: leave out one of them (PyTorch Lightning: "
+                    "Trainer(use_distributed_sampler=False))"
+                )
+            return None
+        if self.split_batches and self.batch_size is None:
+            raise ValueError("split_batches=True cuts batches, but batch_size=None makes none")
+        if self.split_seeds is not None:
+            return self.split_seeds
+        if opened is not None or self.split_batches:
+            return "global"
+        # The same script shares seeds when it runs on several ranks.
+        if self.uneven != "join" and directory_of(self.data) is None:
+            raise ValueError(
+                f"uneven={self.uneven!r} is about ranks that share seeds: pass split_seeds='global'"
+            )
+        return False
 
 
 def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | None:
@@ -141,15 +178,10 @@ def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | No
     return books[node_type].part_of(nodes).to(torch.int32)
 
 
-def communicator_of(loader: Any) -> Communicator | None:
-    """The communicator of the graph that a loader was given, if ranks opened it together."""
-    found = getattr(getattr(loader, "data", None), "comm", None)
+def communicator_of(data: Any) -> Communicator | None:
+    """The communicator of a graph, if ranks opened it together."""
+    found = getattr(data, "comm", None)
     return found if isinstance(found, Communicator) else None
-
-
-def _may_have_ranks(loader: Any) -> bool:
-    """Return True if the same script shares seeds when it runs on several ranks."""
-    return directory_of(getattr(loader, "data", None)) is not None
 
 
 def _group_of(comm: Communicator | None) -> Group:

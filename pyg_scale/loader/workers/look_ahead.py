@@ -9,12 +9,11 @@ second one fetches what a window between them hands out, in order.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_geometric.data import TensorAttr
 from torch_geometric.sampler import SamplerOutput
@@ -23,7 +22,6 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.graph.base import needs_threads
 from pyg_scale.loader.batch.build import _original
 from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.on_device import refuse_processes_on_device
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.threads import (
@@ -35,9 +33,6 @@ from pyg_scale.loader.workers.threads import (
     WorkerThreads,
 )
 from pyg_scale.store.base import KeepsInFlight, ReadSchedule
-
-if TYPE_CHECKING:
-    from pyg_scale.loader.base import SubgraphLoader
 
 
 class _Sampled:
@@ -105,36 +100,43 @@ class LookAhead:
     """The source of an iteration whose batches are announced to the feature store.
 
     Args:
-        loader: The loader.
-        features: Read from a store with ``look_ahead``.
+        schedule: Announces rows to the feature store.
         batches: The batches of the epoch.
+        source: Makes the results of work for items, by threads or by this one (see
+            :class:`~pyg_scale.loader.base.SubgraphLoader`).
+        sample: Samples a batch.
+        wanted: Returns the rows that a sampled batch will read.
+        finish: Makes a batch of what was sampled.
         threads: Do the work; ``None`` for this thread.
-        pin: Whether batches are pinned.
+        in_order: See ``DataLoader``.
+        under_way: Number of batches that threads of their own sample at a time; 0 for none.
     """
 
     def __init__(
         self,
-        loader: SubgraphLoader,
-        features: Features,
+        schedule: ReadSchedule,
         batches: Iterator[BatchIndex],
+        source: Callable[..., Inline | Pipeline],
+        *,
+        sample: Callable[[BatchIndex, Stats], Any],
+        wanted: Callable[[Any], list[TensorAttr]],
+        finish: Callable[[Any, Stats], Any],
         threads: WorkerThreads | None,
-        pin: bool,
+        in_order: bool,
+        under_way: int,
     ) -> None:
-        self._schedule = features.store.schedule()
-        weakref.finalize(self, self._schedule.close)
-        sample = partial(_sample, loader)
-        under_way = batches_under_way(loader, features)
+        self._schedule = schedule
+        weakref.finalize(self, schedule.close)
+        work = partial(_sample, sample, wanted)
         if under_way:
             # They wait for other ranks more than they work.
             crew = WorkerThreads(under_way)
-            self._sampled: Any = Pipeline(batches, sample, crew, owned=True, limit=under_way)
+            self._sampled: Any = Pipeline(batches, work, crew, owned=True, limit=under_way)
         else:
             borrowed = None if threads is None else Borrowed(threads)
-            self._sampled = loader._source(batches, sample, borrowed, True)
-        window = Window(self._sampled, self._schedule)
-        self._fetched: Any = loader._source(
-            window, partial(_fetch, loader, pin), threads, loader.in_order
-        )
+            self._sampled = source(batches, work, borrowed, True)
+        window = Window(self._sampled, schedule)
+        self._fetched: Any = source(window, partial(_fetch, finish), threads, in_order)
 
     def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         self._schedule.paused = False
@@ -158,70 +160,27 @@ class LookAhead:
         self._sampled.close()
 
 
-def batches_under_way(loader: SubgraphLoader, features: Features) -> int:
+def batches_under_way(data: Any, features: Features, num_workers: int) -> int:
     """Number of batches that threads of their own sample at a time, 0 for none.
 
     Where a graph is on several ranks, sampling waits for answers: with few workers, or none, other
     batches are sampled in the meantime, as many as the feature store has ``in_flight``.
     """
-    waits = bool(needs_threads(getattr(loader, "data", None)))
-    store = features.store
+    waits, store = bool(needs_threads(data)), features.store
     wanted = store.in_flight if waits and isinstance(store, KeepsInFlight) else 1
-    return wanted if wanted > max(1, loader.num_workers) else 0
+    return wanted if wanted > max(1, num_workers) else 0
 
 
-def refuse_processes(loader: SubgraphLoader) -> Features | None:
-    """The features of a loader, if they come from a store with ``look_ahead``.
-
-    Raises:
-        ValueError: If the loader's workers are processes, and that or the graph needs threads.
-    """
-    if loader._target is not None:
-        refuse_processes_on_device(loader)
-    if loader.num_workers > 0 and loader.worker_type != "thread":
-        reason = needs_threads(getattr(loader, "data", None))
-        if reason:
-            raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
-    features: Features | None = getattr(loader, "_features", None)
-    if features is None or not features.look_ahead:
-        return None
-    if loader.num_workers > 0 and loader.worker_type != "thread":
-        raise ValueError(
-            f"{features.store!r} looks ahead, but worker processes would each have a copy of it "
-            "that does not: pass worker_type='thread', or a store with look_ahead=0, of which "
-            "every process then has its own cache"
-        )
-    return features
-
-
-def features_to_announce(loader: SubgraphLoader) -> Features | None:
-    """The features whose rows are announced to their store before they are read, if any are.
-
-    Raises:
-        ValueError: If the loader's workers are processes.
-    """
-    features = refuse_processes(loader)
-    reason = ""
-    if loader._overrides("collate_fn") or loader._overrides("filter_fn"):
-        reason = "collate_fn or filter_fn is its own"
-    elif loader.transform_sampler_output is not None:
-        reason = "transform_sampler_output= may change what is read"
-    if features is None or not reason:
-        return features
-    warnings.warn(
-        f"the feature store of this {type(loader).__name__} is not told of coming batches: "
-        f"{reason}; a store with look_ahead=0 does not wait for it",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return None
-
-
-def _sample(loader: SubgraphLoader, batch: BatchIndex, stats: Stats) -> _Sampled:
+def _sample(
+    sample: Callable[[BatchIndex, Stats], Any],
+    wanted: Callable[[Any], list[TensorAttr]],
+    batch: BatchIndex,
+    stats: Stats,
+) -> _Sampled:
     item = _Sampled(batch)
     try:
-        item.out = loader._sample_stage(batch, stats)
-        item.wanted = loader._wanted(item.out)
+        item.out = sample(batch, stats)
+        item.wanted = wanted(item.out)
     except Exception as error:
         if was_interrupted(error):
             raise
@@ -229,12 +188,12 @@ def _sample(loader: SubgraphLoader, batch: BatchIndex, stats: Stats) -> _Sampled
     return item
 
 
-def _fetch(loader: SubgraphLoader, pin: bool, item: _Sampled, stats: Stats) -> Any:
+def _fetch(finish: Callable[[Any, Stats], Any], item: _Sampled, stats: Stats) -> Any:
     if item.error is not None:
         raise item.error
     out, item.out = item.out, None
     stats.add(item.stats)
-    return loader._after_sampling(out, stats, pin)
+    return finish(out, stats)
 
 
 def announced(out: Any) -> contextlib.AbstractContextManager[None]:

@@ -18,7 +18,6 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.threads import Failed, SourceError
-from pyg_scale.ops import keys
 
 
 class _Itself:
@@ -248,25 +247,3 @@ def _noted(
         if was_interrupted(error):
             raise
         failed.append(error)
-
-
-def processes_of(loader: Any, pin: bool, progress: Any) -> Processes:
-    """The worker processes of a loader: those that it has, or new ones.
-
-    Args:
-        loader: The loader.
-        pin: Whether it pins its batches.
-        progress: The seed and the epoch of what begins.
-    """
-    running: Processes | None = loader._processes
-    if running is not None:
-        if running.usable:
-            return running
-        running.stop()
-    # Torch seeds its workers' generators from this one, so that one draw per epoch is all
-    # that the loader takes from torch's default generator, whatever its workers are.
-    generator = torch.Generator()
-    generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
-    made = Processes(loader, loader._process_work, pin and loader.filter_per_worker, generator)
-    loader._processes = made if loader.persistent_workers else None
-    return made

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.loader.options import SamplingOptions
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.threads import Inline, Pipeline, WorkerThreads
 
 if TYPE_CHECKING:
-    from pyg_scale.loader.base import SubgraphLoader
+    pass
 
 
 class Pending(ABC):
@@ -160,38 +161,38 @@ class Ahead:
     """The source of an iteration whose batches servers sample.
 
     Args:
-        loader: The loader, whose ``_ask`` asks for a batch.
         batches: The batches of the epoch.
+        source: Makes the results of work for items, by threads or by this one (see
+            :class:`~pyg_scale.loader.base.SubgraphLoader`).
+        ask: Asks for a batch.
+        sample: Waits for a batch that was asked for.
+        finish: Makes a batch of what came.
         threads: Make batches of what comes; ``None`` for this thread.
-        pin: Whether batches are pinned.
+        in_order: See ``DataLoader``.
+        size: Number of batches that may have been asked for and not been used.
+        buffer_bytes: How much of them may have come; ``None`` for any.
+        most_used: Number of batches that threads may have ready.
     """
 
     def __init__(
         self,
-        loader: SubgraphLoader,
         batches: Iterator[BatchIndex],
+        source: Callable[..., Inline | Pipeline],
+        *,
+        ask: Callable[[BatchIndex], Pending],
+        sample: Callable[[BatchIndex, Stats, Pending], Any],
+        finish: Callable[[Any, Stats], Any],
         threads: WorkerThreads | None,
-        pin: bool,
+        in_order: bool,
+        size: int,
+        buffer_bytes: int | None,
+        most_used: int,
     ) -> None:
-        size, buffer_bytes = most_under_way(loader), loader.sampling.buffer_bytes
-        ready = size if buffer_bytes is None else 1
-        limit = min(ready, loader.num_workers * (loader.prefetch_factor or 1))
-        self._window = Window(batches, loader._ask, size, buffer_bytes, max(1, limit))
+        limit = min(size if buffer_bytes is None else 1, most_used)
+        self._window = Window(batches, ask, size, buffer_bytes, max(1, limit))
         weakref.finalize(self, self._window.close)
-        work = partial(_finish, loader, pin)
-        self._made: Any
-        if threads is None:
-            self._made = Inline(self._window, work)
-        else:
-            self._made = Pipeline(
-                self._window,
-                work,
-                threads,
-                owned=not loader.persistent_workers,
-                limit=limit,
-                timeout=loader.timeout,
-                in_order=loader.in_order,
-            )
+        work = partial(_made_of, sample, finish)
+        self._made: Any = source(self._window, work, threads, in_order, limit)
 
     def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
         try:
@@ -215,17 +216,20 @@ class Ahead:
         self._made.close()
 
 
-def most_under_way(loader: SubgraphLoader) -> int:
+def most_under_way(options: SamplingOptions, data: Any) -> int:
     """Number of batches for which a loader may have asked servers."""
-    options = loader.sampling
     if options.num_workers is None:
         return options.prefetch_size
-    servers: Any = options.servers_of(None) or loader.data.graph_directory.servers
+    servers: Any = options.servers_of(None) or data.graph_directory.servers
     return min(
         options.prefetch_size, len(servers) * options.num_workers * options.worker_concurrency
     )
 
 
-def _finish(loader: SubgraphLoader, pin: bool, item: _Item, stats: Stats) -> Any:
-    out = loader._sample_stage(item.batch, stats, item.pending)
-    return loader._after_sampling(out, stats, pin)
+def _made_of(
+    sample: Callable[[BatchIndex, Stats, Pending], Any],
+    finish: Callable[[Any, Stats], Any],
+    item: _Item,
+    stats: Stats,
+) -> Any:
+    return finish(sample(item.batch, stats, item.pending), stats)

@@ -243,7 +243,7 @@ class RingPipeline:
         stage, out = wire.unpack(head["text"].encode(), tensors)
         if isinstance(out, SamplerOutput | HeteroSamplerOutput):
             out._batch_key = batch.piece_key
-        stats = _stats(head["stats"])
+        stats = Stats.from_plain(head["stats"])
         stats.add_seconds("wait", time.perf_counter() - start)
         return batch, (stage, pin_batch(out, stats) if self._pin else out), stats
 
@@ -273,21 +273,6 @@ class RingPipeline:
         self._stop()
 
 
-def ring_pipeline(loader: Any, batches: Iterator[BatchIndex], pin: bool) -> RingPipeline:
-    """The source of batches of a loader with ``worker_type="ring"``."""
-    return RingPipeline(
-        batches,
-        loader._process_work,
-        num_workers=loader.num_workers,
-        ring_bytes=loader.sampling.ring_bytes,
-        concurrency=loader.sampling.worker_concurrency,
-        prefetch=loader.prefetch_factor or 1,
-        timeout=loader.timeout,
-        pin=pin and loader.filter_per_worker,
-        context=loader.multiprocessing_context,
-    )
-
-
 def _error(head: dict[str, Any], worker: _Worker) -> Exception:
     """The error of a worker, of the same type if that is a standard one."""
     kind = getattr(builtins, head["error"], None)
@@ -303,18 +288,6 @@ def _error(head: dict[str, Any], worker: _Worker) -> Exception:
         f"making {head['batch']})\n{head['traceback']}"
     )
     return error
-
-
-def _plain_stats(stats: Stats) -> dict[str, Any]:
-    return {**vars(stats), "_reads": vars(stats._reads)}
-
-
-def _stats(found: dict[str, Any]) -> Stats:
-    stats = Stats()
-    reads = found.pop("_reads")
-    stats.__dict__.update(found)
-    stats._reads.__dict__.update(reads)
-    return stats
 
 
 # The process ##############################################################################
@@ -363,7 +336,7 @@ def _make(
         with serial():
             _, (stage, out), stats = work(batch)
         text, tensors = wire.pack((stage, out))
-        return message_of({"text": text.decode(), "stats": _plain_stats(stats)}, tensors)
+        return message_of({"text": text.decode(), "stats": stats.plain()}, tensors)
     except Exception as error:
         head = {
             "error": type(error).__name__,

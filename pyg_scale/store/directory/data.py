@@ -57,6 +57,29 @@ class _Recorded(KnowsEdges):
             if name in names:
                 known[kind].add(name)
 
+    def attach(
+        self,
+        directory: GraphDirectory,
+        values: dict[str, Any],
+        node_type: NodeType = None,
+        edge_type: EdgeType = None,
+    ) -> None:
+        """Become the view of a directory.
+
+        Args:
+            directory: The graph directory.
+            values: The attributes, in order; those of type
+                :class:`~pyg_scale.store.directory.lazy.Entry` are read when they are used.
+            node_type: The type of the nodes.
+            edge_type: The type of the edges.
+        """
+        self._mapping = LazyMapping(values)
+        self._directory = directory
+        if isinstance(self, _OfNodes):
+            self._node_type = node_type
+        if isinstance(self, _OfEdges):
+            self._edge_type = edge_type
+
     def is_as_stored(self) -> bool:
         """True if all tensors with a row per node or edge are present and as in the files."""
         meta = self._directory.meta

@@ -6,8 +6,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from torch_geometric.data.storage import BaseStorage
-
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.data import (
@@ -17,7 +15,7 @@ from pyg_scale.store.directory.data import (
     DirectoryHeteroData,
     DirectoryNodeStorage,
 )
-from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, LazyMapping, Read
+from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, Read
 from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
 from pyg_scale.store.directory.reader import GraphDirectory, Part
 from pyg_scale.store.directory.values import decode
@@ -105,8 +103,7 @@ def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None
         values |= _edge_values(directory, edge, read)
     values |= {name: decode(v, directory) for name, v in meta.graph_attributes.items()}
     store = DirectoryGlobalStorage(_parent=out)
-    _fill(store, directory, values, meta.keys)
-    store._node_type, store._edge_type = None, None
+    store.attach(directory, _listed(values, meta.keys, node))
     out.__dict__["_store"] = store
     out.__dict__["_directory"] = directory
     return out
@@ -118,13 +115,13 @@ def fill_hetero(directory: GraphDirectory, out: H, read: Read | None = None) -> 
     for node_type, node in meta.nodes.items():
         if node.listed:
             store = DirectoryNodeStorage(_parent=out, _key=node_type)
-            _fill(store, directory, _node_values(directory, node, read), node.keys)
-            store._node_type = node_type
+            values = _listed(_node_values(directory, node, read), node.keys, node)
+            store.attach(directory, values, node_type=node_type)
             out._node_store_dict[node_type] = store
     for edge_type, edge in meta.edges.items():
         store = DirectoryEdgeStorage(_parent=out, _key=edge_type)
-        _fill(store, directory, _edge_values(directory, edge, read), edge.keys)
-        store._edge_type = edge_type
+        values = _listed(_edge_values(directory, edge, read), edge.keys)
+        store.attach(directory, values, edge_type=edge_type)
         out._edge_store_dict[edge_type] = store
     for name in meta.graph_attributes if meta.keys is None else meta.keys:
         out._global_store[name] = decode(meta.graph_attributes[name], directory)
@@ -160,12 +157,12 @@ def _entries(
     return out
 
 
-def _fill(
-    store: BaseStorage, directory: GraphDirectory, values: dict[str, Any], keys: list[str] | None
-) -> None:
-    if keys is not None:
-        if "num_nodes" in keys and "num_nodes" not in values:
-            values["num_nodes"] = directory.meta.nodes[store._key].num_nodes
-        values = {name: values[name] for name in keys}
-    store._mapping = LazyMapping(values)
-    store._directory = directory
+def _listed(
+    values: dict[str, Any], keys: list[str] | None, node: NodeMeta | None = None
+) -> dict[str, Any]:
+    """The values in the order of the user's graph, if that is known."""
+    if keys is None:
+        return values
+    if node is not None and "num_nodes" in keys and "num_nodes" not in values:
+        values["num_nodes"] = node.num_nodes
+    return {name: values[name] for name in keys}

@@ -1,0 +1,129 @@
+"""The shape of the source tree: small modules, no circles, and private parts that stay private."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "pyg_scale"
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").is_file(), reason="needs a checkout, not an installed package"
+)
+
+# Of PyG's storages, torch's tensors and process groups: there is no public way to these.
+OF_OTHERS = {"_store", "_mapping", "_key", "_parent", "_version", "_values", "_data", "_timeout"}
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(node: ast.AST, deferred: bool = True) -> Iterator[str]:
+    """Modules of the package that are imported, but for those that only types need."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if not deferred and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            names = [child.module, *(f"{child.module}.{alias.name}" for alias in child.names)]
+            yield from (name for name in names if name in modules())
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names if alias.name in modules())
+        yield from imports(child, deferred)
+
+
+def test_no_small_module_serves_one_sibling_alone() -> None:
+    users: dict[str, set[str]] = defaultdict(set)
+    trees = {name: tree_of(path) for name, path in modules().items()}
+    for folder in ("tests", "plugins", "examples"):
+        trees |= {str(path): tree_of(path) for path in sorted((ROOT / folder).rglob("*.py"))}
+    for user, tree in trees.items():
+        for name in imports(tree):
+            users[name].add(user)
+    found = []
+    for name, path in modules().items():
+        others = users[name] - {name}
+        if path.name == "__init__.py" or len(others) != 1:
+            continue
+        (user,) = others
+        sibling = user in modules() and user.rpartition(".")[0] == name.rpartition(".")[0]
+        if sibling and len(path.read_text(encoding="utf-8").splitlines()) < 100:
+            found.append((name, user))
+    assert not found, "put each of these into the module that uses it"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    needs = {
+        name: {other for other in imports(tree_of(path), deferred=False) if other != name}
+        for name, path in modules().items()
+        if path.name != "__init__.py"
+    }
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name in needs and name not in done:
+            for other in sorted(needs[name]):
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in needs:
+        visit(name, ())
+
+
+def owned(tree: ast.AST) -> set[str]:
+    """Names of attributes that the classes of a module give to their objects."""
+    found = set()
+    for each in ast.walk(tree):
+        if not isinstance(each, ast.ClassDef):
+            continue
+        for part in ast.walk(each):
+            if isinstance(part, ast.FunctionDef):
+                found.add(part.name)
+            elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                found.add(part.target.id)
+            elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+                found.add(part.attr)
+    return found
+
+
+def private_uses(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Private attributes that code outside of a class reads or writes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            continue
+        if isinstance(child, ast.Attribute) and child.attr.startswith("_"):
+            yield child
+        yield from private_uses(child)
+
+
+def test_no_function_reaches_into_the_objects_of_another_module() -> None:
+    owners: dict[str, set[str]] = defaultdict(set)
+    for name, path in modules().items():
+        for attribute in owned(tree_of(path)):
+            owners[attribute].add(name)
+    found = [
+        f"{path.relative_to(ROOT)}:{use.lineno}: {ast.unparse(use)}"
+        for name, path in modules().items()
+        for use in private_uses(tree_of(path))
+        if use.attr in owners and name not in owners[use.attr] and use.attr not in OF_OTHERS
+    ]
+    assert not [line for line in found if "__" not in line.rpartition(".")[2]]
