@@ -155,13 +155,7 @@ class Exchange:
     """
 
     def __init__(self, comm: Communicator, num_bytes: int) -> None:
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=_SECONDS)
-        assert comm.group is not None, "several ranks have a group"
-        # Addresses of an earlier exchange must not be found.
-        store = PrefixStore(f"bench/gloo/{next(_groups)}", comm.group.store)
-        self._group: Any = dist.ProcessGroupGloo(store, comm.rank, comm.world_size, options)
+        self._group = process_group(comm)
         self._sent = torch.ones(num_bytes, dtype=torch.uint8)
         self._received = torch.ones(num_bytes, dtype=torch.uint8)
         self._to, self._from = [0] * comm.world_size, [0] * comm.world_size
@@ -172,6 +166,17 @@ class Exchange:
         """Send this many messages while receiving as many."""
         for _ in range(messages):
             self._group.alltoall_base(self._received, self._sent, self._from, self._to).wait()
+
+
+def process_group(comm: Communicator) -> Any:
+    """A process group of gloo on the loopback; all ranks call it at the same time."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=_SECONDS)
+    assert comm.group is not None, "several ranks have a group"
+    # Addresses of an earlier group must not be found.
+    store = PrefixStore(f"bench/gloo/{next(_groups)}", comm.group.store)
+    return dist.ProcessGroupGloo(store, comm.rank, comm.world_size, options)
 
 
 # A network of a given speed ###############################################################
@@ -204,7 +209,7 @@ def namespace() -> Iterator[list[str]]:
         SystemExit: If it is not possible; has the reason.
     """
     if reason := missing():
-        raise SystemExit(f"pyg-scale bench dist --link: {reason}")
+        raise SystemExit(f"pyg-scale bench: --link: {reason}")
     name = f"pyg-scale-bench-{os.getpid()}"
     _run("ip", "netns", "add", name)
     try:
@@ -238,4 +243,4 @@ def limited(comm: Communicator, speed: str) -> Iterator[None]:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LINK_SECONDS)
     if done.returncode:
-        raise SystemExit(f"pyg-scale bench dist --link: {' '.join(command)}: {done.stderr.strip()}")
+        raise SystemExit(f"pyg-scale bench: --link: {' '.join(command)}: {done.stderr.strip()}")
