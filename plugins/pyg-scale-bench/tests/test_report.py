@@ -51,12 +51,12 @@ def test_a_table_is_told_everywhere(tmp_path: Path) -> None:
 
 
 def test_panels_are_drawn(tmp_path: Path) -> None:
-    bars = [Bar("a", 1.0), Bar("a", 2.0, "PyG", spread=(1.5, 2.5)), Bar("b", 3.0, "stated")]
+    bars = [Bar("a", 1.0), Bar("a", 2.0, "PyG", spread=(1.5, 2.5)), Bar("b", 3.0, note="2×")]
     stages = [Bar("rank 0", 1.0, "sample"), Bar("rank 0", 2.0, "train", begin=1.0)]
     panels = [
         [
             Panel("logarithmic", bars, "ms", log=True),
-            Panel("marked", bars, "s", mark=(4.0, "most")),
+            Panel("marked", bars, "s", mark=(4.0, "most"), large=True),
         ],
         [Panel("stacked", stages, "s", form="", stacked=True), Panel("empty", [], "s")],
     ]

@@ -13,7 +13,6 @@ _COLORS = {
     "sample": "#4a90c9",
     "fetch": "#e08a3c",
     "train": "#5aa469",
-    "stated": "#ffffff",
 }
 _OTHERS = "#b9b9b9"
 _KEY: dict[str, Any] = {
@@ -39,6 +38,7 @@ class Bar:
         side: The side that it belongs to, which determines its colour; others than ours are grey.
         begin: The position of its left end.
         spread: The lowest and the highest measurement, if there are several.
+        note: Text after its length.
     """
 
     row: str
@@ -46,6 +46,7 @@ class Bar:
     side: str = "pyg_scale"
     begin: float = 0.0
     spread: tuple[float, float] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Panel:
         log: True if the axis is logarithmic.
         stacked: True if the bars of a row are in one line, not below each other.
         mark: A length that is drawn as a line, and its label.
+        large: True for thick bars and large text.
     """
 
     title: str
@@ -69,6 +71,7 @@ class Panel:
     log: bool = False
     stacked: bool = False
     mark: tuple[float, str] | None = None
+    large: bool = False
 
     @property
     def rows(self) -> list[str]:
@@ -110,10 +113,11 @@ def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
 def _height(panel: Panel) -> float:
     """Height in inches of the rows of a panel."""
     bars = len(panel.rows) if panel.stacked else len(panel.bars)
-    return 0.1 * len(panel.rows) + 0.2 * bars
+    return (0.1 * len(panel.rows) + 0.2 * bars) * (1.7 if panel.large else 1.0)
 
 
 def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
+    scale = 1.45 if panel.large else 1.0
     top = max(bar.begin + bar.value for bar in panel.bars)
     rows = {row: number for number, row in enumerate(panel.rows)}
     each = {row: [bar.side for bar in panel.bars if bar.row == row] for row in rows}
@@ -126,31 +130,31 @@ def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
         axis.plot([low, high], [place, place], color=_INK, linewidth=1.1 if bar.spread else 0)
         if panel.form:
             end = high * 1.05 if panel.log else high + top * 0.012
-            text = format(bar.value, panel.form)
-            axis.text(end, place, text, va="center", fontsize=7.5, color=_INK)
+            text = f"{format(bar.value, panel.form)}   {bar.note}".rstrip()
+            axis.text(end, place, text, va="center", fontsize=7.5 * scale, color=_INK)
     for side in panel.sides if len(panel.sides) > 1 else []:
         axis.barh(0, 0, **_style(side), label=side)
     if panel.mark:
         top = max(top, panel.mark[0])
         axis.axvline(panel.mark[0], color=_LINE, linestyle="--", zorder=1, label=panel.mark[1])
     if len(panel.sides) > 1 or panel.mark:
-        axis.legend(fontsize=7.5, **_KEY)
-    axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
+        axis.legend(fontsize=7.5 * scale, **_KEY)
+    axis.set_yticks(range(len(rows)), list(rows), fontsize=8 * scale)
     axis.set_ylim(most_rows - 0.45, -0.55)
     if panel.log:
         axis.set_xscale("log")
         axis.margins(x=0.1)
     else:
-        axis.set_xlim(0, top * 1.12 or 1)
-    axis.set_xlabel(panel.unit, fontsize=8)
-    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold", color=_INK)
+        room = 1.25 if any(bar.note for bar in panel.bars) else 1.12
+        axis.set_xlim(0, top * room or 1)
+    axis.set_xlabel(panel.unit, fontsize=8 * scale)
+    axis.set_title(panel.title, loc="left", fontsize=9 * scale, fontweight="bold", color=_INK)
     axis.grid(axis="x", color=_GRID, zorder=0)
-    axis.tick_params(length=0, colors=_INK, labelsize=8)
+    axis.tick_params(length=0, colors=_INK, labelsize=8 * scale)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
 
 
 def _style(side: str) -> dict[str, Any]:
     """The look of the bars of a side."""
-    line = {"edgecolor": "#8a8a8a", "hatch": "////"} if side == "stated" else {}
-    return {"color": _COLORS.get(side, _OTHERS), "linewidth": 0, "zorder": 2, **line}
+    return {"color": _COLORS.get(side, _OTHERS), "linewidth": 0, "zorder": 2}

@@ -44,18 +44,6 @@ _RESIDENT = {
     "bytes_per_batch": "a batch",
 }
 
-# Measured once with pyg-lib 0.9 built from its sources, which cannot be installed from PyPI.
-STATED: dict[str, Any] = {
-    "where": "another machine of the same kind (2 cores), generated products-shaped graph, "
-    "100 fp32 features, batch 1024, [15, 10, 5]",
-    "rows": [
-        ("sampler", "PyG on pyg-lib 0.9, 1 thread", 4.5),
-        ("loader", "PyG on pyg-lib 0.9, 0 workers", 3.0),
-        ("loader", "PyG on pyg-lib 0.9, 2 workers", 3.9),
-    ],
-}
-"""Numbers that are not from this run, shown and marked only for the same graph shape."""
-
 
 def report(found: Mapping[str, Any]) -> Report:
     """The report of the results."""
@@ -77,25 +65,13 @@ def report(found: Mapping[str, Any]) -> Report:
     if found["pyg_says"]:
         lines.append(f"PyG's own loader here: {found['pyg_says']}")
     caption = (
-        f"pyg-scale bench loader: {graph['nodes'] / 1e6:.2g} M nodes, "
-        f"{graph['edges'] / 1e6:.3g} M directed edges, {graph['features']} features, "
-        f"batch {settings['batch_size']}, {settings['num_neighbors']}\n"
+        f"{settings['batch_size']:,} seeds, {settings['num_neighbors']} neighbours, "
+        f"{graph['features']} features a node; {graph['nodes'] / 1e6:.2g} M nodes, "
+        f"{graph['edges'] / 1e6:.3g} M directed edges\n"
         f"{env['cpu']}, {env['cpus']} CPUs, torch {env['versions']['torch']}, "
         f"commit {env['commit'] or 'unknown'}"
     )
-    panels = [[_panel(found, "loader", "Loader")], [_panel(found, "sampler", "Sampling only")]]
-    return Report(found, lines, _tables(found), panels, caption)
-
-
-def stated_applies(found: Mapping[str, Any]) -> bool:
-    """Return True if :data:`STATED` is about a graph and batches like those of this run."""
-    settings, graph = found["settings"], found["graph"]
-    return (
-        settings["data"] is None
-        and (graph["nodes"], graph["edges"], graph["features"]) == (2_400_000, 120_000_000, 100)
-        and settings["batch_size"] == 1024
-        and settings["num_neighbors"] == [15, 10, 5]
-    )
+    return Report(found, lines, _tables(found), [[glance(found)]], caption)
 
 
 # Tables #######################################################################################
@@ -103,11 +79,6 @@ def stated_applies(found: Mapping[str, Any]) -> bool:
 
 def _tables(found: Mapping[str, Any]) -> list[Table]:
     tables = [_group(found, group) for group in GROUPS]
-    if stated_applies(found):
-        rows = [[label, GROUPS[group], f"{rate:.1f}"] for group, label, rate in STATED["rows"]]
-        note = f"Measured on {STATED['where']}."
-        title = "Stated reference, not from this run"
-        tables.append(Table(["", "what", "batches/s"], rows, title, note))
     builds = [
         [b["label"], b["variant"], f"{b['seconds']:.2f}", size(b["peak_bytes"]),
          size(b["kept_bytes"])]
@@ -178,27 +149,37 @@ def _short(text: str, limit: int = 100) -> str:
 # Picture ######################################################################################
 
 
-def _panel(found: Mapping[str, Any], group: str, title: str) -> Panel:
+def glance(found: Mapping[str, Any]) -> Panel:
+    """At most six bars: ours beside PyG's fastest, on the first graph on which PyG ran.
+
+    The rows are sampling, and the loader with the fewest and the most workers.
+    """
     cases = [case for case in found["cases"] if case["rates"]]
-    bars = [
-        Bar(
-            f"{case['label']}  ({case['variant']})",
-            case["batches_per_s"],
-            case["side"],
-            spread=(case["batches_per_s_low"], case["batches_per_s_high"]),
-        )
-        for case in cases
-        if case["group"] == group
-    ]
-    if bars and stated_applies(found):
-        bars += [
-            Bar(f"{label}  (stated, not this run)", rate, "stated")
-            for stated, label, rate in STATED["rows"]
-            if stated == group
-        ]
-    copies = [case["batches_per_s"] for case in cases if case["group"] == "limit"]
-    mark = None
-    if group == "loader" and copies:
-        mark = (max(copies), f"limit {max(copies):.1f}: sampling and a plain copy")
-    unit = "batches per second (median; line from the lowest to the highest round)"
-    return Panel(title, bars, unit, form=".1f", mark=mark)
+    by_pyg = [case for case in cases if case["side"] == PYG and case["group"] == "loader"]
+    variant = (by_pyg or cases)[0]["variant"]
+    here = [case for case in cases if case["variant"] == variant]
+    workers = [case["workers"] for case in here if case["group"] == "loader"]
+    rows = {"Sampling alone,\n1 thread": ("sampler", None)}
+    for number in sorted({min(workers), max(workers)} if workers else ()):
+        rows[f"Loader, features included,\n{_workers(number)}"] = "loader", number
+    bars = []
+    for row, which in rows.items():
+        each = [case for case in here if (case["group"], case["workers"]) == which]
+        theirs = [case for case in each if case["side"] == PYG]
+        best = max(theirs, key=lambda case: case["batches_per_s"], default=None)
+        for case in each:
+            if case["side"] == OURS:
+                more = case["batches_per_s"] / best["batches_per_s"] if best else 0.0
+                bars.append(_bar(row, case, OURS, f"({more:.1f}×)" if best else ""))
+        if best:
+            bars.append(_bar(row, best, best["label"].partition(",")[0]))
+    return Panel("Batches per second", bars, "", form=".1f", large=True)
+
+
+def _bar(row: str, case: Mapping[str, Any], side: str, note: str = "") -> Bar:
+    spread = case["batches_per_s_low"], case["batches_per_s_high"]
+    return Bar(row, case["batches_per_s"], side, spread=spread, note=note)
+
+
+def _workers(number: int) -> str:
+    return "no workers" if number == 0 else f"{number} worker{'s' if number > 1 else ''}"
