@@ -118,7 +118,7 @@ def _height(panel: Panel) -> float:
 
 def _draw(axis: Any, panel: Panel, most_rows: int) -> None:
     scale = 1.45 if panel.large else 1.0
-    top = max(bar.begin + bar.value for bar in panel.bars)
+    top = max(end for bar in panel.bars for end in (bar.begin + bar.value, *(bar.spread or ())))
     rows = {row: number for number, row in enumerate(panel.rows)}
     each = {row: [bar.side for bar in panel.bars if bar.row == row] for row in rows}
     for bar in panel.bars:
