@@ -367,5 +367,10 @@ WAYS: dict[str, type[Way]] = {
 }
 """The ways by name."""
 
-MODULES = {"zmq": "zmq", "zmq-curve": "zmq", "zmq-service": "pyg_scale_zmq", "ucx": "ucxx"}
+MODULES = {
+    "zmq": "zmq",
+    "zmq-curve": "zmq",
+    "zmq-service": "pyg_scale_zmq.listener",
+    "ucx": "ucxx",
+}
 """The modules that ways need, if they need one."""
