@@ -89,6 +89,24 @@ class InDirectory(Protocol):
         """The opened directory: metadata, parts and who has which node."""
 
 
+@runtime_checkable
+class OnRanks(Protocol):
+    """A graph that several ranks opened together."""
+
+    @property
+    def comm(self) -> Any:
+        """The :class:`~pyg_scale.comm.Communicator` of these ranks."""
+
+
+@runtime_checkable
+class HasOwners(Protocol):
+    """A graph in parts that know which ranks answer for them."""
+
+    @property
+    def owners(self) -> Any:
+        """The :class:`~pyg_scale.distributed.Owners`: the ranks that answer for each part."""
+
+
 def needs_threads(data: Any) -> str:
     """The reason why worker processes cannot read a graph; empty if they can."""
     return data.needs_threads if isinstance(data, NeedsThreads) else ""

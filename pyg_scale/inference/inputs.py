@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
 
+from pyg_scale.graph.base import SuppliesFeatures
 from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES
 from pyg_scale.loader.seeds.nodes import num_nodes_of
 from pyg_scale.ops import keys
@@ -53,8 +54,8 @@ class Graph:
             )
 
     def _take_data(self, data: Data) -> None:
-        supply = getattr(data, "supply_features", None)
-        features = supply() if callable(supply) and "x" in data else None
+        supplied = "x" in data and isinstance(data, SuppliesFeatures)
+        features = data.supply_features() if supplied else None
         if features is not None:
             self._take_supplied(features, data)
             return

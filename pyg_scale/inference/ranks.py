@@ -23,6 +23,7 @@ from pyg_scale.files.npy import as_array, map_array, npy_header, num_bytes
 from pyg_scale.files.place import naming
 from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, Progress
 from pyg_scale.loader.seeds.agreement import Agreement
+from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.ops.gather import gather
 
 NOTE = "RANKS.json"
@@ -252,8 +253,8 @@ def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> InferenceRa
     if isinstance(comm, str) and comm == "local":
         return None
     if comm is None:
-        comm = getattr(graph, "comm", None) if not isinstance(graph, str | Path) else None
-        if not isinstance(comm, Communicator):
+        comm = communicator_of(graph)
+        if comm is None:
             return None
     if not isinstance(comm, Communicator):
         raise TypeError(f"comm must be a Communicator or 'local' (got {comm!r})")

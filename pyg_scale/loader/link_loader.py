@@ -24,7 +24,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
 from pyg_scale.loader.workers.look_ahead import requests_of
 from pyg_scale.loader.workers.remote import Pending, RemoteSampler
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import ExcludesPositives, NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
 
 
@@ -274,7 +274,7 @@ def check_link_sampler(sampler: Any, neg_sampling: NegativeSampling | None) -> N
                 f"link_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or "
                 f"use LinkNeighborLoader(neighbor_sampler=...), which does"
             )
-    elif getattr(sampler, "knows_exclude_positives", False):
+    elif isinstance(sampler, ExcludesPositives) and sampler.knows_exclude_positives:
         return
     elif neg_sampling is not None and neg_sampling.exclude_positives is not False:
         raise NotImplementedError(

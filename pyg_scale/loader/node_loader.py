@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
-from pyg_scale.graph.topology import NodeType, Topology
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
@@ -24,7 +24,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
 from pyg_scale.loader.workers.look_ahead import requests_of
 from pyg_scale.loader.workers.remote import Pending, RemoteSampler
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler, graph_of
 
 
 class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoader):
@@ -237,7 +237,7 @@ def _check_bound(sampler: Any) -> None:
 
 def check_has_time(sampler: Any, node_type: NodeType, time: Tensor | None) -> None:
     """Seeds of a temporal graph have times, and others have none."""
-    graph: Topology | None = getattr(sampler, "topology", None)
+    graph = graph_of(sampler)
     if graph is None:
         return
     if time is None and graph.is_temporal and not graph.has_times_of(node_type):

@@ -49,6 +49,34 @@ class DrawsByNode(Protocol):
     draws_by_node: bool
 
 
+@runtime_checkable
+class HasTopology(Protocol):
+    """A sampler that has the graph as a topology.
+
+    Attributes:
+        topology: The graph; ``None`` if the sampler is unbound, or the graph is elsewhere.
+    """
+
+    topology: Topology | None
+
+
+@runtime_checkable
+class ExcludesPositives(Protocol):
+    """A sampler that draws negatives itself, and says whether it can leave out positives.
+
+    Attributes:
+        knows_exclude_positives: True if it follows
+            :attr:`pyg_scale.sampler.NegativeSampling.exclude_positives`.
+    """
+
+    knows_exclude_positives: bool
+
+
+def graph_of(sampler: Any) -> Topology | None:
+    """The graph of a sampler, if it has one as a topology."""
+    return sampler.topology if isinstance(sampler, HasTopology) else None
+
+
 class NeighborSampler(pyg.BaseSampler):
     """Samples neighbours hop by hop. The contract; a subclass implements :meth:`sample`.
 

@@ -7,10 +7,11 @@ which, and :class:`pyg_scale.testing.FeatureStoreTests` checks them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CSC",
+    "AcceptsSome",
     "BuildsFromData",
+    "DeclaresCapacity",
+    "DeclaresDtypes",
+    "DeclaresError",
     "DeclaresReadOnly",
     "DeclaresViews",
     "EdgeType",
@@ -59,6 +64,48 @@ class DeclaresViews(Protocol):
     """
 
     returns_views: bool
+
+
+@runtime_checkable
+class DeclaresDtypes(Protocol):
+    """A store that takes tensors of some dtypes only; putting another one raises ``TypeError``.
+
+    Attributes:
+        dtypes: The dtypes that it takes.
+    """
+
+    dtypes: Collection[torch.dtype]
+
+
+@runtime_checkable
+class DeclaresError(Protocol):
+    """A store whose numbers deviate from those that were put."""
+
+    def error_bound(self, attr_name: str, group_name: Any = None, index: Any = None) -> Tensor:
+        """The largest deviation of rows of a tensor, to broadcast over them."""
+
+
+@runtime_checkable
+class DeclaresCapacity(Protocol):
+    """A store with a cache.
+
+    Attributes:
+        capacity: Largest size of the cache in bytes.
+    """
+
+    capacity: int
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the store was made: ``hits``, ``misses`` (rows read by index), and the
+        ``cached_bytes`` in use."""
+
+
+@runtime_checkable
+class AcceptsSome(Protocol):
+    """A store that leaves some features of a graph where they are, when it is filled by name."""
+
+    def accepts(self, value: Any) -> bool:
+        """Return True if the store takes a tensor or an array."""
 
 
 @runtime_checkable

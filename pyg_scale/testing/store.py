@@ -21,6 +21,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
 
 from pyg_scale.store.base import (
+    DeclaresCapacity,
     LooksAhead,
     RowReader,
     RowRequester,
@@ -81,20 +82,10 @@ INDICES: dict[str, Any] = {
 class FeatureStoreTests:
     """Tests of a feature store that is initially empty.
 
-    Capabilities of :mod:`pyg_scale.store.base` are tested if a store has them:
-    :class:`~pyg_scale.store.base.RowReader`, :class:`~pyg_scale.store.base.RowRequester` and
-    :class:`~pyg_scale.store.base.LooksAhead`. A store declares other features beyond the contract
-    as attributes of its class:
-
-    * ``read_only``: ``put_tensor`` and similar methods raise. Override :meth:`fill` to make such a
-      store.
-    * ``negative_index``: index ``-1`` is the last row; otherwise it is out of range.
-    * ``returns_views``: a whole tensor or a slice may share memory with the store.
-    * ``dtypes``: the dtypes that it accepts; putting another one raises ``TypeError``.
-    * ``capacity``: bytes of a cache. ``stats()`` then counts the rows read by index since the store
-      was made as ``hits`` and ``misses``, and the ``cached_bytes`` in use.
-    * ``error_bound(attr_name, group_name, index)``: the largest deviation of numbers from those
-      that were put, a tensor to broadcast; otherwise they must be equal.
+    The capabilities of :mod:`pyg_scale.store.base` that a store has are tested too, and are what
+    it may do beyond the contract: without ``DeclaresViews`` it returns copies, without
+    ``DeclaresDtypes`` it takes every dtype, without ``DeclaresError`` numbers are equal to those
+    that were put. With ``DeclaresReadOnly``, override :meth:`fill` to make a store.
 
     Example::
 
@@ -207,9 +198,6 @@ class FeatureStoreTests:
     def test_rows_that_do_not_exist(self, feature_store: FeatureStore, index: list[int]) -> None:
         tensor = numbers(ROWS, 2)
         store = self.fill(feature_store, {("user", "x"): tensor})
-        if index == [-1] and getattr(store, "negative_index", False):
-            assert_holds(store, "user", "x", tensor[-1:], torch.tensor(index))
-            return
         with pytest.raises(IndexError) as error:
             store["user", "x", torch.tensor(index)]
         wrong = next(i for i in index if not 0 <= i < ROWS)
@@ -309,7 +297,7 @@ class FeatureStoreTests:
     ) -> None:
         content = {("user", "x"): numbers(2000, 8), ("item", "x"): -numbers(500, 2)}
         store = self.fill(feature_store, content)
-        if not hasattr(store, "capacity"):
+        if not isinstance(store, DeclaresCapacity):
             pytest.skip("the store declares no capacity")
         counts = [read_rows(store, content, seed) for seed in range(12)]
         check_cache(store, sum(counts))

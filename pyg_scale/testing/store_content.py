@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
+from pyg_scale.store.base import DeclaresDtypes, DeclaresError
+
 
 def numbers(*shape: int) -> Tensor:
     """Different numbers that every dtype of the tests holds exactly or rounds alike."""
@@ -22,13 +24,12 @@ def numbers(*shape: int) -> Tensor:
 
 def takes(store: FeatureStore, dtype: torch.dtype) -> bool:
     """Return True if a store accepts a dtype; by default it accepts all."""
-    return dtype in getattr(store, "dtypes", {dtype})
+    return not isinstance(store, DeclaresDtypes) or dtype in store.dtypes
 
 
 def bound_of(store: FeatureStore, group: Any, name: str, index: Any = None) -> Tensor | None:
     """The largest error of rows of a store; ``None`` if they are exact."""
-    bound = getattr(store, "error_bound", None)
-    return None if bound is None else bound(name, group, index)
+    return store.error_bound(name, group, index) if isinstance(store, DeclaresError) else None
 
 
 def assert_holds(

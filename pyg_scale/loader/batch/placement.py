@@ -18,7 +18,7 @@ from pyg_scale.loader.batch.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.batch.source import filled, sizes_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr, fused, library
-from pyg_scale.sampler.base import CAPABILITIES
+from pyg_scale.sampler.base import CAPABILITIES, graph_of
 from pyg_scale.sampler.cuda import CudaSampler
 from pyg_scale.sampler.device_graph import graph_bytes
 from pyg_scale.sampler.native import NativeSampler
@@ -196,7 +196,7 @@ class OnDevice(Placement):
         if given or self.why_copied or not collect:
             return sampler, features
         left = max(0, budget - self.sampling["bytes"])
-        topology = getattr(sampler, "topology", None)
+        topology = graph_of(sampler)
         graph = topology if topology is not None and topology.router is None else None
         store: FeatureStore = (
             filled(MemoryFeatureStore(), data) if features is None else features.store

@@ -14,7 +14,8 @@ from pyg_scale.graph.base import SuppliesFeatures, needs_threads
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds.nodes import num_nodes_of
-from pyg_scale.store.base import BuildsFromData
+from pyg_scale.sampler.base import graph_of
+from pyg_scale.store.base import AcceptsSome, BuildsFromData
 from pyg_scale.store.directory.data import is_waiting
 from pyg_scale.store.mmap import Mmap
 
@@ -118,7 +119,7 @@ def _put(store: FeatureStore, attributes: Any, node_group: Any, edge_group: Any)
             continue
         of_edges = edge_group is not None and attributes.is_edge_attr(name)
         if of_edges or (hasattr(attributes, "is_node_attr") and attributes.is_node_attr(name)):
-            if hasattr(store, "accepts") and not store.accepts(value):
+            if isinstance(store, AcceptsSome) and not store.accepts(value):
                 continue
             group = edge_group if of_edges else node_group
             if not store.put_tensor(value, group_name=group, attr_name=name, index=None):
@@ -135,7 +136,7 @@ def sizes_of(data: Any, sampler: Any) -> tuple[dict[NodeType, int], dict[EdgeTyp
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
         sampler: The sampler, which may know them.
     """
-    topology = getattr(sampler, "topology", None)
+    topology = graph_of(sampler)
     if topology is not None:
         return dict(topology.num_nodes), {t: csc.num_edges for t, csc in topology.csc.items()}
     if isinstance(data, Data):

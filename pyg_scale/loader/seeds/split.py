@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_scale import comm as comms
 from pyg_scale.comm import Communicator, Group
-from pyg_scale.graph.base import directory_of
+from pyg_scale.graph.base import HasOwners, OnRanks, directory_of
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck, group_of_torch
 from pyg_scale.loader.seeds.sharding import SeedSharding
@@ -118,7 +118,7 @@ class SharedSeeds:
             return None, None
         owners = None
         if part is not None and opened is communicator_of(self.data):
-            owners = getattr(getattr(self.data, "owners", None), "ranks_of", None)
+            owners = self.data.owners.ranks_of if isinstance(self.data, HasOwners) else None
         options: dict[str, Any] = {"loader": self.name, "split_seeds": mode, "uneven": self.uneven}
         options |= {"split_batches": self.split_batches, **self.identity()}
         sharing = SeedSharding(
@@ -180,7 +180,7 @@ def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | No
 
 def communicator_of(data: Any) -> Communicator | None:
     """The communicator of a graph, if ranks opened it together."""
-    found = getattr(data, "comm", None)
+    found = data.comm if isinstance(data, OnRanks) else None
     return found if isinstance(found, Communicator) else None
 
 
