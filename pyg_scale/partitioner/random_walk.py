@@ -115,7 +115,7 @@ def visits(
             nodes = torch.arange(begin, min(num_nodes, begin + _CHUNK))
             number = (nodes.view(-1, 1) * walks + torch.arange(walks)).view(-1)
             start = nodes.repeat_interleave(walks)
-            found = random_walk(indptr, indices, start, length, walk=number, key=key)
+            found = random_walk(indptr, indices, start, length, walk=number, key=key).node
             seen = found[:, 1:].reshape(nodes.numel(), walks * length).sort(dim=1).values
             first = torch.ones_like(seen, dtype=torch.bool)
             first[:, 1:] = seen[:, 1:] != seen[:, :-1]

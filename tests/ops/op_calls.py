@@ -383,6 +383,25 @@ def receive() -> Arguments:
     }
 
 
+def walks(**changes: Any) -> Arguments:
+    return {
+        **graph(),
+        "weight_prefix": None,
+        "start": longs(0, 5, 3),
+        "walk": longs(0, 1, 2),
+        "length": 4,
+        "key": 1,
+        "positions": False,
+        "num_threads": 2,
+        **changes,
+    }
+
+
+def biased(**changes: Any) -> Arguments:
+    odds = {"back": 2**61, "near": 2**62, "far": 2**60}
+    return walks(**{"sorted": indices(), "positions": True, **odds, **changes})
+
+
 # Layers #########################################################################################
 
 
@@ -646,14 +665,10 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "pool_trim": dict,
     "prefer_huge_pages": lambda: {"tensor": features(5)},
     "prefer_huge_pages, many": lambda: {"tensor": torch.zeros(1 << 20)},
-    "random_walk": lambda: {
-        **graph(),
-        "start": longs(0, 5, 3),
-        "walk": longs(0, 1, 2),
-        "length": 4,
-        "key": 1,
-        "num_threads": 2,
-    },
+    "random_walk": walks,
+    "random_walk, by weight": lambda: walks(weight_prefix=prefix(), positions=True),
+    "random_walk_biased": biased,
+    "random_walk_biased, by weight": lambda: biased(weight_prefix=prefix(), sorted=None, back=1),
     "refine_partition": lambda: {
         **weighted(),
         "node_weights": of_nodes(),

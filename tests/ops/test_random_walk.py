@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from pyg_scale.ops import keys, library
-from pyg_scale.ops.random_walk import random_walk, random_walk_plain
+from pyg_scale.ops.random_walk import random_walk as walks_of
+from pyg_scale.ops.random_walk import random_walk_plain
 from tests.ops.undirected import random_graph, rows
+
+
+def random_walk(*args, **kwargs):
+    return walks_of(*args, **kwargs).node
 
 
 @pytest.fixture(params=["plain", "compiled"])
@@ -28,7 +33,9 @@ def test_compiled_is_the_meaning(layout):
     }
     start, walk = torch.arange(500) % 50, torch.arange(500) * 7 + 3
     found = random_walk(indptr, layouts[layout], start, 9, walk=walk, key=2**64 - 5)
-    assert torch.equal(found, random_walk_plain(indptr, indices, start, walk, 9, 2**64 - 5))
+    assert torch.equal(
+        found, random_walk_plain(indptr, indices, None, start, walk, 9, 2**64 - 5).node
+    )
     assert found.shape == (500, 10)
 
 
@@ -108,3 +115,13 @@ def test_bad_input():
             random_walk(indptr, indices, one + 2, 1)
         with pytest.raises(ValueError, match="indices: node -4 is out of range"):
             random_walk(indptr, torch.tensor([-4, 0]), one, 1)
+        with pytest.raises(ValueError, match="weight_prefix must rise .* at node 0"):
+            random_walk(indptr, indices, one, 1, weight_prefix=torch.tensor([-4, 1]))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), 1e-309])
+@pytest.mark.parametrize("name", ["p", "q"])
+def test_odds_must_be_positive(name, value):
+    indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+    with pytest.raises(ValueError, match=f"{name} must be a positive, finite number"):
+        random_walk(indptr, indices, torch.zeros(1).long(), 2, **{name: value})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_scale.ops import library
-from tests.ops.op_calls import CALLS, indptr, ints, longs, none
+from tests.ops.op_calls import CALLS, EDGES, indptr, ints, longs, none
 
 pytestmark = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
 
@@ -111,6 +111,17 @@ WRONG = {
         ({"size": LARGE}, "there must be one answer for each"),
     ],
     "random_walk": [({"length": MOST}, "length must be from 0")],
+    "random_walk, by weight": [
+        ({"weight_prefix": torch.full((EDGES,), -2)}, "weight_prefix must rise from 0"),
+    ],
+    "random_walk_biased": [
+        ({"back": 0}, r"back must be from 1 to 2\*\*62"),
+        ({"far": 2**62 + 1}, r"far must be from 1 to 2\*\*62"),
+        ({"sorted": none()}, "sorted must have as many entries as indices"),
+    ],
+    "random_walk_biased, by weight": [
+        ({"weight_prefix": torch.full((EDGES,), -2)}, "weight_prefix must rise from 0"),
+    ],
     "hgt_sample": [({"num_nodes": [MOST]}, "num_nodes must be from 0")],
     "neighbor_sample": [
         ({"num_nodes": [MOST]}, "num_nodes must be from 0"),

@@ -96,7 +96,10 @@ CALLS = {
     "draw_neighbors": draw,
     "breadth_first": lambda indptr: ops.breadth_first(indptr, indices()),
     "is_edge": lambda indptr: ops.is_edge(indptr, indices(), ALL, ALL),
-    "random_walk": lambda indptr: ops.random_walk(indptr, indices(), ALL, ALL, 2, 1, 1),
+    "random_walk": lambda indptr: ops.random_walk(indptr, indices(), None, ALL, ALL, 2, 1, True, 1),
+    "random_walk_biased": lambda indptr: ops.random_walk_biased(
+        indptr, indices(), None, None, ALL, ALL, 2, 1, 1, 2, 3, True, 1
+    ),
     "adjacency_facts": lambda indptr: ops.adjacency_facts(indptr, indices(), 0, 3, 1),
     "undirected_count": lambda indptr: ops.undirected_count(
         indptr, indices(), NONE, 0, 0, 0, 3, torch.zeros(5, dtype=torch.int64)

@@ -63,7 +63,7 @@ def test_the_one_edge_of_a_barbell():
 def test_visits_count_what_walks_visit():
     indptr, indices = random_graph(30, 60, 0)
     pointers, where, share = visits(indptr, indices, 4, 3, 7)
-    walks = random_walk(indptr, indices, torch.arange(30).repeat_interleave(4), 3, key=7)
+    walks = random_walk(indptr, indices, torch.arange(30).repeat_interleave(4), 3, key=7).node
     for node in range(30):
         nodes, count = walks[4 * node : 4 * node + 4, 1:].unique(return_counts=True)
         mine = slice(int(pointers[node]), int(pointers[node + 1]))
