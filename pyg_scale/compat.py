@@ -11,6 +11,10 @@ find pyg-lib: other uses of pyg-lib by PyG do not change. Node and link loaders,
 and temporal (by nodes and by edges), forward and backward sampling work;
 ``subgraph_type="induced"`` and ``HGTLoader`` raise as before, as PyG uses torch-sparse for them.
 
+``torch.ops.pyg.random_walk`` is provided, too: ``torch_geometric.nn.Node2Vec``,
+``torch_geometric.utils.dropout_path`` and ``torch_geometric.transforms.RootedRWSubgraph`` run.
+``torch_geometric.nn.MetaPath2Vec`` needs nothing: its walks are plain torch.
+
 Draws depend on a key from torch's default generator, so that ``torch.manual_seed`` works as with
 pyg-lib. PyG's loaders do not have the other guarantees of ``pyg_scale.loader`` (equal batches for
 any number of workers, resuming, threads, one copy of the graph).
@@ -24,14 +28,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch_geometric.nn.models.node2vec as pyg_node2vec
 import torch_geometric.sampler.neighbor_sampler as pyg_module
 import torch_geometric.typing
+import torch_geometric.utils.dropout as pyg_dropout
 from torch import Tensor
 
 from pyg_scale.graph.pyg_tensors import PyGTensors, topology_of_tensors
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.walks import walk_graph, walk_on
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 _MISSING = object()
@@ -79,6 +86,9 @@ def install(force: bool = False) -> Installed:
             )
         typing = _Overlay(torch_geometric.typing, **dict.fromkeys(_FLAGS, True))
         _set(pyg_module, "torch_geometric", _Overlay(torch_geometric, typing=typing))
+        _set(pyg_dropout, "torch_geometric", _Overlay(torch_geometric, typing=typing))
+        _set(pyg_node2vec, "WITH_PYG_LIB", True)
+        _set(torch.ops.pyg, "random_walk", random_walk)
         _set(torch.ops.pyg, "neighbor_sample", neighbor_sample)
         _set(torch.ops.pyg, "hetero_neighbor_sample", hetero_neighbor_sample)
         _set(pyg_module.NeighborSampler, "__reduce_ex__", _reduce_ex)
@@ -262,6 +272,43 @@ def hetero_neighbor_sample(
         {t: out.num_sampled_nodes[t] for t in node_types},
         {name[edge_type]: out.num_sampled_edges[edge_type] for edge_type in types},
     )
+
+
+def random_walk(
+    rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0
+) -> Tensor:
+    """``torch.ops.pyg.random_walk``, with the walks of :func:`pyg_scale.sampler.random_walk`.
+
+    Args:
+        rowptr: ``[num_nodes + 1]``, where the edges of each node begin.
+        col: ``[num_edges]``, the end of each edge.
+        seed: ``[num_walks]``, the first node of each walk.
+        walk_length: Number of steps.
+        p: The return parameter of node2vec.
+        q: Its in-out parameter.
+
+    Returns:
+        ``[num_walks, walk_length + 1]``, of the dtype and on the device of ``seed``.
+
+    Raises:
+        ValueError: If the pointers do not fit, or ``p`` or ``q`` is not positive.
+        IndexError: If a node does not exist.
+    """
+    graph = topology_of_tensors(
+        PyGTensors(
+            node_types=(None,),
+            edge_types=(None,),
+            rowptr={None: rowptr.cpu()},
+            col={None: col.cpu()},
+            node_time={None: None},
+            edge_time={None: None},
+            weight={None: None},
+        )
+    )
+    key = int(torch.empty((), dtype=torch.int64).random_())
+    edges = walk_graph(graph, rowptr, "compat")
+    found = walk_on(edges, seed, walk_length, p, q, walk=None, key=key, edges=False)
+    return found.node.to(seed.device, seed.dtype)
 
 
 def _sample(

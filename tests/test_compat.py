@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.loader as pyg_loader
+import torch_geometric.nn.models.node2vec as pyg_node2vec
 import torch_geometric.sampler.neighbor_sampler as pyg_module
 import torch_geometric.typing
+import torch_geometric.utils.dropout as pyg_dropout
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import MetaPath2Vec, Node2Vec
+from torch_geometric.transforms import RootedRWSubgraph
+from torch_geometric.utils import coalesce, dropout_path, to_undirected
 
 import pyg_scale.loader
 from pyg_scale import compat
@@ -31,7 +36,10 @@ def state():
     return (
         vars(torch.ops.pyg).get("neighbor_sample"),
         vars(torch.ops.pyg).get("hetero_neighbor_sample"),
+        vars(torch.ops.pyg).get("random_walk"),
         pyg_module.torch_geometric,
+        pyg_dropout.torch_geometric,
+        pyg_node2vec.WITH_PYG_LIB,
         vars(pyg_module.NeighborSampler).get("__reduce_ex__"),
         *(getattr(torch_geometric.typing, flag) for flag in FLAGS),
     )
@@ -344,7 +352,7 @@ def test_bad_seeds_and_weights(data, installed):
 def test_nothing_else_in_pyg_thinks_that_pyg_lib_is_there(installed):
     assert not torch_geometric.typing.WITH_PYG_LIB
     with pytest.raises(ImportError, match="pyg-lib"):
-        torch_geometric.nn.Node2Vec(torch.tensor([[0], [1]]), 2, 2, 1)
+        torch_geometric.nn.fps(torch.rand(3, 2))
 
 
 # Installing #################################################################################
@@ -389,3 +397,89 @@ def test_a_real_pyg_lib_is_replaced_only_when_asked(data, monkeypatch, sign):
     with compat.install(force=True):
         check(next(iter(pyg_loader.NeighborLoader(data, [2], batch_size=5))), data)
     assert torch.ops.pyg.neighbor_sample is real
+
+
+def test_node2vec_walks_along_edges_and_is_reproducible(data, installed):
+    model = Node2Vec(data.edge_index, 8, 6, 4, walks_per_node=2, p=0.5, q=2.0, num_nodes=63)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        runs.append(model.sample(list(range(63))))
+    assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
+    positive = runs[0][0]
+    assert positive.shape == (63 * 2 * 3, 4)
+    joined = torch.zeros(63, 63, dtype=torch.bool)
+    joined[data.edge_index[0], data.edge_index[1]] = True
+    joined |= torch.diag(~joined.any(1))  # a walk stays at a node without edges
+    assert bool(joined[positive[:, :-1], positive[:, 1:]].all())
+    assert not torch.equal(model.pos_sample(torch.arange(63)), model.pos_sample(torch.arange(63)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_node2vec_loaders_and_copies(data, installed, num_workers):
+    model = Node2Vec(data.edge_index, 8, 6, 4)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.manual_seed(1)
+        loader = each.loader(batch_size=20, shuffle=True, num_workers=num_workers)
+        found = [each.loss(*batch).item() for batch in loader]
+        assert len(found) == 3 and all(value > 0 for value in found)
+
+
+def test_node2vec_needs_pyg_lib_where_nothing_is_installed(data):
+    with pytest.raises(ImportError, match="pyg-lib"):
+        Node2Vec(data.edge_index, 8, 6, 4)
+
+
+def test_metapath2vec_runs_and_is_reproducible(hetero, installed):
+    path = [("user", "rates", "item"), ("item", "rev_rates", "user")]
+    edges = {edge_type: hetero[edge_type].edge_index for edge_type in path}
+    sizes = {"user": 40, "item": 25}
+    model = MetaPath2Vec(edges, 8, path, 4, 3, walks_per_node=2, num_nodes_dict=sizes)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        runs.append([batch[0] for batch in model.loader(batch_size=10, shuffle=True)])
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+    assert model.loss(*model._sample(list(range(40)))).item() > 0
+
+
+def test_other_users_of_walks(data, installed):
+    edges = to_undirected(data.edge_index, num_nodes=60)
+    kept, mask = dropout_path(edges, p=0.2, num_nodes=60)
+    assert torch.equal(kept, edges[:, mask]) and 0 < kept.size(1) < edges.size(1)
+    rooted = RootedRWSubgraph(3)(Data(edge_index=edges, num_nodes=60))
+    assert rooted.n_id.numel() > 60
+
+
+def test_walks_do_not_need_sorted_neighbours(data, installed):
+    """The op finds edges by bisection, whatever the order of its input."""
+    row, col = coalesce(data.edge_index, num_nodes=60)
+    rowptr = torch_geometric.index.index2ptr(row, 60)
+    backwards = torch.cat([part.flip(0) for part in col.split(rowptr.diff().tolist())])
+    found = []
+    for neighbors in (col, backwards):
+        torch.manual_seed(4)
+        found.append(torch.ops.pyg.random_walk(rowptr, neighbors, torch.arange(60), 5, 0.3, 3.0))
+    assert torch.equal(*found)
+
+
+def test_node2vec_tells_classes_apart(data_dir, installed):
+    torch.manual_seed(0)
+    real = read_npz(data_dir / "cora.npz")
+    model = Node2Vec(
+        real.edge_index, 32, 10, 5, walks_per_node=4, num_nodes=real.num_nodes, sparse=True
+    )
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.05)
+    for _ in range(8):
+        for positive, negative in model.loader(batch_size=256, shuffle=True):
+            optimizer.zero_grad()
+            model.loss(positive, negative).backward()
+            optimizer.step()
+    z = torch.nn.functional.normalize(model().detach(), dim=1)
+    train = torch.rand(real.num_nodes) < 0.5
+    # the class of the most similar training nodes
+    near = (z[~train] @ z[train].t()).topk(5, dim=1).indices
+    right = real.y[train][near].mode(dim=1).values == real.y[~train]
+    chance = torch.bincount(real.y).max() / real.num_nodes
+    accuracy = float(right.float().mean())
+    assert chance < 0.35 and accuracy > 0.6

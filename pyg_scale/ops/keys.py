@@ -40,6 +40,7 @@ RANDOM_WALK = 18
 CLUSTERING = 19
 ATTENTION_DROPOUT = 20
 PIECE = 21
+WALK = 22
 
 
 def to_signed(word: int) -> int:

@@ -67,7 +67,6 @@ def odds_of(p: float, q: float) -> Odds | None:
             inverse is not.
     """
     for name, value in (("p", p), ("q", q)):
-        value = float(value)
         if not (value > 0 and math.isfinite(value) and 0 < 1 / value < math.inf):
             raise ValueError(f"{name} must be a positive, finite number (got {value})")
     if p == q == 1:

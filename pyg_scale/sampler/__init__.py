@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.negative import NegativeSampling
     from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
     from pyg_scale.sampler.reference import ReferenceSampler
+    from pyg_scale.sampler.walks import random_walk
 
 _HOME = {
     "Chosen": "frontier",
@@ -32,6 +33,7 @@ _HOME = {
     "ReferenceSampler": "reference",
     "Sample": "output",
     "SamplerOutput": "output",
+    "random_walk": "walks",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "ReferenceSampler",
     "Sample",
     "SamplerOutput",
+    "random_walk",
 ]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOME)
