@@ -38,7 +38,8 @@ from pyg_scale.graph.pyg_tensors import PyGTensors, topology_of_tensors
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
-from pyg_scale.sampler.walks import walk_graph, walk_on
+from pyg_scale.sampler.walk_graph import walk_graph
+from pyg_scale.sampler.walks import walk_on
 
 _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 _MISSING = object()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
     from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
+    from pyg_scale.sampler.pagerank import Ranked, ppr
     from pyg_scale.sampler.reference import ReferenceSampler
     from pyg_scale.sampler.walks import random_walk
 
@@ -30,9 +31,11 @@ _HOME = {
     "NativeSampler": "native",
     "NegativeSampling": "negative",
     "NeighborSampler": "base",
+    "Ranked": "pagerank",
     "ReferenceSampler": "reference",
     "Sample": "output",
     "SamplerOutput": "output",
+    "ppr": "pagerank",
     "random_walk": "walks",
 }
 
@@ -46,9 +49,11 @@ __all__ = [
     "NativeSampler",
     "NegativeSampling",
     "NeighborSampler",
+    "Ranked",
     "ReferenceSampler",
     "Sample",
     "SamplerOutput",
+    "ppr",
     "random_walk",
 ]
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-import threading
-import weakref
-from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
-from pyg_scale.graph.topology import CSC, Topology
 from pyg_scale.ops import keys, library
-from pyg_scale.ops.csc import Compressed, build_csc, expand_pointers
 from pyg_scale.ops.random_walk import Walks
 from pyg_scale.ops.random_walk import random_walk as walk_op
 from pyg_scale.sampler.arguments import flag
+from pyg_scale.sampler.walk_graph import WalkGraph, as_data, integer, node_ids, walk_graph
 from pyg_scale.store.topology import topology_of
 
 # Walking ##################################################################################
@@ -92,18 +87,6 @@ def random_walk(
     return found.node, edge_id.masked_fill(stayed, -1)
 
 
-class WalkGraph(NamedTuple):
-    """A graph as walks need it.
-
-    Attributes:
-        csc: The edges of each node along which walks go, by neighbour and edge id.
-        num_nodes: Number of nodes.
-    """
-
-    csc: CSC
-    num_nodes: int
-
-
 def walk_on(
     graph: WalkGraph,
     start: Any,
@@ -115,17 +98,17 @@ def walk_on(
     key: int,
     edges: bool,
 ) -> Walks:
-    """:func:`random_walk` on a graph that was made by :func:`walk_graph`, with a key.
+    """Walk on edges that are grouped already, with a key.
 
-    ``edges`` asks for the positions of edges. The errors are those of :func:`random_walk`.
+    ``edges`` asks for the positions of edges. The rest is as in :func:`random_walk`.
     """
-    length = _integer("walk_length", walk_length)
+    length = integer("walk_length", walk_length)
     if length < 0:
         raise ValueError(f"walk_length must not be negative (got {length})")
     for name, value in (("p", p), ("q", q)):
         if not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number (got {value!r})")
-    first = _nodes("start", start, graph.num_nodes)
+    first = node_ids("start", start, graph.num_nodes)
     if walk is not None and (not isinstance(walk, Tensor) or walk.shape != first.shape):
         raise ValueError(
             f"walk must have a number for each of the {first.numel()} walks: a tensor "
@@ -151,144 +134,36 @@ def walk_on(
 # Arguments ################################################################################
 
 
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer (got {value!r})") from None
-
-
 def _seed(seed: Any) -> int:
     if seed is None:
         return int(torch.empty((), dtype=torch.int64).random_())
-    return _integer("seed", seed)
-
-
-def _nodes(name: str, value: Any, num_nodes: int) -> Tensor:
-    """Node ids ``int64`` ``[n]`` on the CPU, checked."""
-    nodes = torch.as_tensor(value)
-    if nodes.numel() == 0:
-        nodes = nodes.to(torch.int64)
-    if nodes.dim() != 1 or nodes.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"{name} must be node ids, int64 or int32 [n] (got {nodes.dtype} {list(nodes.shape)}; "
-            f"of a mask, mask.nonzero().view(-1))"
-        )
-    nodes = nodes.to("cpu", torch.int64).contiguous()
-    wrong = (nodes < 0) | (nodes >= num_nodes)
-    if bool(wrong.any()):
-        raise IndexError(
-            f"{name}: node {int(nodes[wrong][0])} does not exist, there are {num_nodes}: set "
-            "num_nodes if nodes without edges are missing"
-        )
-    return nodes
-
-
-# The graph ################################################################################
-
-
-class _Held(NamedTuple):
-    topology: Topology
-    graph: WalkGraph
-
-
-_held: MutableMapping[Any, dict[str, _Held]] = weakref.WeakKeyDictionary()
-_held_tensors = WeakTensorKeyDictionary()
-_lock = threading.RLock()
+    return integer("seed", seed)
 
 
 def _graph_of(data: Any, weight: Tensor | str | None, num_nodes: int | None) -> WalkGraph:
-    owner, name = data, weight if isinstance(weight, str) else None
     if isinstance(data, HeteroData):
         raise NotImplementedError(
             "random_walk needs one type of nodes and edges: walk on data.to_homogeneous(), or on "
             "the edge_index of one edge type"
         )
+    graph, owner = as_data(data, num_nodes)
+    name = weight if isinstance(weight, str) else None
     if isinstance(data, Tensor):
-        if data.dim() != 2 or data.size(0) != 2:
-            raise ValueError(f"edge_index must be [2, num_edges] (got {list(data.shape)})")
-        if isinstance(weight, str):
+        if name is not None:
             raise TypeError(
                 f"weight={weight!r}: edge_index has no attributes, give a tensor of weights"
             )
-        if num_nodes is None:
-            num_nodes = int(data.max()) + 1 if data.numel() else 0
-        data = Data(edge_index=data, num_nodes=_integer("num_nodes", num_nodes))
         if weight is not None:
-            data.weight, name = weight, "weight"
-    elif num_nodes is not None:
-        raise ValueError("num_nodes is for an edge_index: set data.num_nodes instead")
-    elif weight is not None and not isinstance(weight, str):
+            graph.weight, name = weight, "weight"
+    elif weight is not None and name is None:
         raise TypeError(
             f"weight must be the name of an attribute of data (got {type(weight).__name__}); "
             "weights of an edge_index are a tensor"
         )
-    elif isinstance(data, tuple | list) and len(data) == 2:
-        owner = data[1]
     try:
-        topology = topology_of(data, direction="backward", weight_attr=name)
+        topology = topology_of(graph, direction="backward", weight_attr=name)
     except ValueError as error:
         raise ValueError(str(error).replace("weight_attr", "weight")) from None
-    if topology.is_hetero or topology.router is not None:
-        raise NotImplementedError(
-            "random_walk needs a graph of one type of nodes and edges that this process has as a "
-            "whole"
-        )
-    return walk_graph(topology, owner, str(name))
-
-
-def walk_graph(topology: Topology, owner: Any, name: str) -> WalkGraph:
-    """The edges along which walks go; made once for as long as ``owner`` is in memory.
-
-    Args:
-        topology: A homogeneous graph. Walks go from a node to the neighbours that its CSC lists.
-        owner: The object from which the topology was made; the topology must not refer to it.
-        name: The name under which it is kept, such as that of the weights.
-    """
-    held: Any = _held_tensors if isinstance(owner, Tensor) else _held
-    with _lock:
-        try:
-            known = held.setdefault(owner, {})
-        except TypeError:  # some stores have no hash
-            known = {}
-        before = known.get(name)
-        if before is None or before.topology is not topology:
-            graph = WalkGraph(_sorted(topology.csc[None]), topology.num_nodes[None])
-            before = known[name] = _Held(topology, graph)
-        return before.graph
-
-
-def _sorted(csc: CSC) -> CSC:
-    """The same edges, those of a node by neighbour and edge id."""
-    num_nodes = csc.indptr.numel() - 1
-    descends = csc.indices[1:] < csc.indices[:-1]
-    starts = csc.indptr[1:-1]
-    descends[starts[(starts > 0) & (starts < csc.num_edges)] - 1] = False
-    indices = csc.indices.contiguous()
-    if not bool(descends.any()):
-        edge_id = None if csc.edge_id is None else csc.edge_id.contiguous()
-        return CSC(csc.indptr, indices, edge_id, weight_prefix=csc.weight_prefix)
-    node = expand_pointers(csc.indptr, csc.num_edges)
-    by_neighbor = build_csc(indices, node, num_nodes, num_nodes)  # keeps the order of ids
-    neighbor = expand_pointers(by_neighbor.indptr, csc.num_edges)
-    by_node = build_csc(by_neighbor.indices, neighbor, num_nodes, num_nodes)
-    position = _ids(by_node)
-    if by_neighbor.edge_id is not None:
-        position = by_neighbor.edge_id[position]
-    position = position.to(torch.int64)
-    prefix = csc.weight_prefix
-    if prefix is not None:  # weights relative to the largest of the node stay what they are
-        own = prefix - torch.cat([prefix.new_zeros(1), prefix])[:-1]
-        first = csc.indptr[:-1][csc.indptr.diff() > 0]
-        own[first] = prefix[first]
-        total = own[position].cumsum(0)
-        before = torch.cat([total.new_zeros(1), total])[csc.indptr[:-1]]
-        prefix = total - before.repeat_interleave(csc.indptr.diff())
-    edge_id = csc.original_id(position)
-    if csc.num_edges < 2**31:
-        edge_id = edge_id.to(torch.int32)
-    return CSC(csc.indptr, by_node.indices.contiguous(), edge_id, weight_prefix=prefix)
-
-
-def _ids(csc: Compressed) -> Tensor:
-    return torch.arange(csc.indices.numel()) if csc.edge_id is None else csc.edge_id
+    if topology.is_hetero:
+        raise NotImplementedError("random_walk needs one type of nodes and edges")
+    return walk_graph(topology, owner, ("backward", name))

@@ -110,6 +110,15 @@ WRONG = {
         ({"counts": [longs(MOST, MOST), longs(2)]}, "counts must not be negative, and add up"),
         ({"size": LARGE}, "there must be one answer for each"),
     ],
+    "ppr": [
+        ({"alpha": 2**46 - 1}, r"alpha must be from 2\*\*46 to 2\*\*62 - 1"),
+        ({"alpha": 2**62}, "alpha must be from"),
+        ({"eps": 0}, r"eps must be from 2\*\*12 to 2\*\*62"),
+        ({"k": -1}, "k must be from 0"),
+        ({"seed": longs(6)}, "seed: node 6 does not exist: there are 6"),
+        ({"indices": torch.full((EDGES,), 9)}, "neighbour 9 does not exist: there are 6"),
+        ({"bounds": none()}, "bounds must hold one number more"),
+    ],
     "random_walk": [({"length": MOST}, "length must be from 0")],
     "random_walk, by weight": [
         ({"weight_prefix": torch.full((EDGES,), -2)}, "weight_prefix must rise from 0"),

@@ -100,6 +100,7 @@ CALLS = {
     "random_walk_biased": lambda indptr: ops.random_walk_biased(
         indptr, indices(), None, None, ALL, ALL, 2, 1, 1, 2, 3, True, 1
     ),
+    "ppr": lambda indptr: ops.ppr(indptr, indices(), ALL, torch.tensor([0, 3]), 2**60, 2**40, 2, 1),
     "adjacency_facts": lambda indptr: ops.adjacency_facts(indptr, indices(), 0, 3, 1),
     "undirected_count": lambda indptr: ops.undirected_count(
         indptr, indices(), NONE, 0, 0, 0, 3, torch.zeros(5, dtype=torch.int64)

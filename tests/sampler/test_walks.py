@@ -8,7 +8,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.ops import keys
 from pyg_scale.sampler import random_walk
-from pyg_scale.sampler import walks as module
+from pyg_scale.sampler import walk_graph as module
 from pyg_scale.testing import statistics
 
 GENERATOR = torch.Generator().manual_seed(0)
