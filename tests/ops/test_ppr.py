@@ -69,6 +69,8 @@ def test_compiled_is_the_meaning(alpha, eps, layout):
     node, score = ppr_plain(indptr, indices, seed, bounds, *whole, 7)
     assert torch.equal(found.node, node)
     assert torch.equal(found.score, score.double() / 2**62)
+    units = torch.ops.pyg_scale.ppr(indptr, layouts[layout], seed, bounds, *whole, 7, 1)[1]
+    assert torch.equal(units, score)  # to the last bit, which float64 does not have
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.15, 0.5])

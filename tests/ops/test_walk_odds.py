@@ -54,7 +54,7 @@ def path(request, monkeypatch):
         pytest.skip("the kernels are not compiled")
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [False, True, "small"])
 @pytest.mark.parametrize(
     ("p", "q"), [(1, 1), (0.5, 2), (3, 1), (1e9, 1e-9), (1e-9, 1e9), (1e9, 1e9), (1e-300, 1e300)]
 )
@@ -63,7 +63,11 @@ def test_compiled_is_the_meaning(weighted, p, q):
         pytest.skip("the kernels are not compiled")
     indptr, indices = directed(50, 300, 1)
     prefix = prefix_of(indptr, indices, weights_of(indices)) if weighted else None
-    start, walk = torch.arange(700) % 50, torch.arange(700) * 7 + 3
+    if weighted == "small":  # sums of few values, so that draws hit them
+        own = torch.arange(indices.numel()) % 3
+        total = own.cumsum(0)
+        prefix = total - (total - own)[indptr[:-1].clamp(max=299)].repeat_interleave(indptr.diff())
+    start, walk = torch.arange(300) % 50, torch.arange(300) * 7 + 3
     key, odds = 2**64 - 5, odds_of(p, q)
     plain = random_walk_plain(indptr, indices, prefix, start, walk, 12, key, odds)
     for column, is_sorted in ((indices, False), (indices.int(), True)):
@@ -123,7 +127,9 @@ def test_zero_weights_keep_a_walk_where_it_is(path):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("p", "q"), [(0.25, 4), (4, 0.25), (1e9, 2), (1, 1e9), (7, 1e-9)])
+@pytest.mark.parametrize(
+    ("p", "q"), [(0.25, 4), (4, 0.25), (1e9, 2), (1, 1e9), (7, 1e-9), (1e-9, 4)]
+)
 def test_second_order_odds(weighted, p, q):
     """Frequencies of what follows each pair of nodes, against the definition in float64."""
     if not library.compiled():
