@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.negative import NegativeSampling
     from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
     from pyg_scale.sampler.pagerank import Ranked, ppr
+    from pyg_scale.sampler.ppr_sampler import PPRSampler
     from pyg_scale.sampler.reference import ReferenceSampler
     from pyg_scale.sampler.walks import random_walk
 
@@ -31,6 +32,7 @@ _HOME = {
     "NativeSampler": "native",
     "NegativeSampling": "negative",
     "NeighborSampler": "base",
+    "PPRSampler": "ppr_sampler",
     "Ranked": "pagerank",
     "ReferenceSampler": "reference",
     "Sample": "output",
@@ -49,6 +51,7 @@ __all__ = [
     "NativeSampler",
     "NegativeSampling",
     "NeighborSampler",
+    "PPRSampler",
     "Ranked",
     "ReferenceSampler",
     "Sample",
