@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +105,7 @@ class _Held(NamedTuple):
     graph: WalkGraph
 
 
-_held: MutableMapping[Any, dict[Any, _Held]] = weakref.WeakKeyDictionary()
+_held: dict[int, tuple[weakref.ref, dict[Any, _Held]]] = {}  # by id: Data has no hash
 _held_tensors = WeakTensorKeyDictionary()
 _lock = threading.RLock()
 
@@ -130,16 +130,32 @@ def walk_graph(
             "as one"
         )
     chosen = topology.edge_types if edge_types is None else tuple(edge_types)
-    held: Any = _held_tensors if isinstance(owner, Tensor) else _held
     with _lock:
-        try:
-            known = held.setdefault(owner, {})
-        except TypeError:  # some stores have no hash
-            known = {}
+        known = _kept_for(owner)
         before = known.get((name, chosen))
         if before is None or before.topology is not topology:
             before = known[name, chosen] = _Held(topology, _joined(topology, chosen))
         return before.graph
+
+
+def _kept_for(owner: Any) -> dict[Any, _Held]:
+    """The graphs that are kept for as long as an object is in memory."""
+    if isinstance(owner, Tensor):
+        return _held_tensors.setdefault(owner, {})
+    number = id(owner)
+    before = _held.get(number)
+    if before is not None and before[0]() is owner:
+        return before[1]
+
+    def forget(reference: weakref.ref) -> None:
+        if number in _held and _held[number][0] is reference:
+            del _held[number]
+
+    try:
+        _held[number] = (weakref.ref(owner, forget), {})
+    except TypeError:  # of an object without weak references nothing can be kept
+        return {}
+    return _held[number][1]
 
 
 def _joined(topology: Topology, edge_types: Sequence[EdgeType]) -> WalkGraph:

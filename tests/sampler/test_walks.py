@@ -113,6 +113,23 @@ def test_edges_changed_in_place_are_seen_and_nothing_is_kept():
     assert len(module._held_tensors) == held - 1
 
 
+def test_the_edges_of_data_are_grouped_once_and_forgotten_with_it():
+    data = Data(edge_index=EDGES.clone(), num_nodes=50)
+    first = random_walk(data, [0], 2, seed=1)
+    ((_, graphs),) = [entry for entry in module._held.values() if entry[0]() is data]
+    (before,) = graphs.values()
+    assert torch.equal(random_walk(data, [0], 2, seed=1), first)
+    assert tuple(graphs.values()) == (before,)
+    data.edge_index = EDGES.flip(0)
+    random_walk(data, [0], 2)
+    (after,) = graphs.values()
+    assert after is not before
+    held = len(module._held)
+    del data
+    gc.collect()
+    assert len(module._held) == held - 1
+
+
 def test_no_walks_and_no_edges():
     none = torch.empty(2, 0, dtype=torch.int64)
     assert random_walk(EDGES, torch.empty(0, dtype=torch.int64), 3).shape == (0, 4)
