@@ -78,8 +78,21 @@ def as_data(data: Any, num_nodes: Any) -> tuple[Any, Any]:
     if data.dim() != 2 or data.size(0) != 2:
         raise ValueError(f"edge_index must be [2, num_edges] (got {list(data.shape)})")
     if num_nodes is None:
-        num_nodes = int(data.max()) + 1 if data.numel() else 0
+        num_nodes = _least_size(data)
     return Data(edge_index=data, num_nodes=integer("num_nodes", num_nodes)), data
+
+
+_sizes = WeakTensorKeyDictionary()
+
+
+def _least_size(edge_index: Tensor) -> int:
+    """The smallest number of nodes for some edges, looked up once while they do not change."""
+    version = -1 if edge_index.is_inference() else edge_index._version
+    before, size = _sizes.get(edge_index, (-1, 0))
+    if version < 0 or before != version:
+        size = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        _sizes[edge_index] = (version, size)
+    return size
 
 
 # Grouping #################################################################################
