@@ -75,11 +75,9 @@ struct WalkGraph {
   int64_t weight(int64_t v, const NodeEdges& edges, int64_t position) const {
     if (!prefix) return 1;
     const int64_t before = position > edges.low ? prefix[position - 1] : 0;
-    const auto own = static_cast<int64_t>(static_cast<uint64_t>(prefix[position]) -
-                                          static_cast<uint64_t>(before));
-    if (before < 0 || own < 0) [[unlikely]]
+    if (before < 0 || prefix[position] < before) [[unlikely]]
       fail_not_rising(v);
-    return own;
+    return prefix[position] - before;
   }
 
   // The first position of node v whose running sum exceeds `sum`.

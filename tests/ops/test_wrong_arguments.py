@@ -130,6 +130,10 @@ WRONG = {
     ],
     "random_walk_biased, by weight": [
         ({"weight_prefix": torch.full((EDGES,), -2)}, "weight_prefix must rise from 0"),
+        (
+            {"weight_prefix": longs(3, 5, 1, 2, 4, -(2**63), 9, 2, 3, 1)},
+            "weight_prefix must rise from 0 within a node, but does not at node 2",
+        ),
     ],
     "hgt_sample": [({"num_nodes": [MOST]}, "num_nodes must be from 0")],
     "neighbor_sample": [
