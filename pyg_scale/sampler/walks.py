@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 from pyg_scale.ops import keys, library
 from pyg_scale.ops.random_walk import Walks
 from pyg_scale.ops.random_walk import random_walk as walk_op
-from pyg_scale.sampler.arguments import flag
+from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.walk_graph import WalkGraph, as_data, integer, node_ids, walk_graph
 from pyg_scale.store.topology import topology_of
 
