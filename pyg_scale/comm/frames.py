@@ -16,7 +16,7 @@ from pyg_scale.comm.landing import Landing
 from pyg_scale.comm.message import DTYPES, announced_bytes, dtype_code
 from pyg_scale.errors import CommError
 from pyg_scale.ops import memory, sockets
-from pyg_scale.ops.sockets import Places, Rows
+from pyg_scale.ops.sockets import GatheredRows, RowPlaces
 
 REQUEST, REPLY, ERROR, BYE = range(4)
 _HEAD = struct.Struct("<4sBBHIQ")  # mark, kind, number of tensors, length of the text, of specs, id
@@ -57,9 +57,9 @@ def send(connection: socket.socket, frame: Frame) -> None:
     if len(frame.tensors) > MAX_TENSORS:
         raise ValueError(f"a message may have {MAX_TENSORS} tensors (got {len(frame.tensors)})")
     text = frame.text.encode()[:MAX_TEXT]
-    specs, payload = [], list[Tensor | Rows]()
+    specs, payload = [], list[Tensor | GatheredRows]()
     for each in frame.tensors:
-        if isinstance(each, Rows):
+        if isinstance(each, GatheredRows):
             shape = each.index.numel(), each.data.size(1)
             specs.append(_SPEC.pack(dtype_code(torch.uint8), 2, shape[0] * shape[1]))
             specs.append(struct.pack("<2Q", *shape))
@@ -104,7 +104,7 @@ def receive(
     said = _exactly(connection, length + size)
     specs = _specs(said[length:], count, max_bytes)
     places = landings(kind, number)
-    tensors, payload, landed = [], list[Tensor | Places](), []
+    tensors, payload, landed = [], list[Tensor | RowPlaces](), []
     for i, (shape, dtype) in enumerate(specs):
         landing = places[i] if i < len(places) else None
         if landing is not None and landing.takes(shape, dtype):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.ops.sockets import Places
+from pyg_scale.ops.sockets import RowPlaces
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Landing:
             their values.
     """
 
-    places: Places
+    places: RowPlaces
     landed: bool = field(default=False, init=False)
 
     def takes(self, shape: tuple[int, ...], dtype: Any) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_scale.comm.base import Work
 from pyg_scale.errors import CommError, CommTimeoutError
-from pyg_scale.ops.sockets import Rows
+from pyg_scale.ops.sockets import GatheredRows
 from pyg_scale.ops.threads import renew_pool_after_fork
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -34,7 +34,7 @@ class AnswersRows(Protocol):
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Answer with tensors."""
 
-    def rows(self, tensors: list[Tensor]) -> Sequence[Tensor | Rows]:
+    def rows(self, tensors: list[Tensor]) -> Sequence[Tensor | GatheredRows]:
         """The same answer, of tensors and of rows still to be chosen."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.array_file import ArrayReader, ArrayWriter, read_header
-from pyg_scale.convert.journal import Work
+from pyg_scale.convert.journal import ConversionWorkspace
 from pyg_scale.files.npy import dtype_name, numpy_dtype, torch_dtype
 from pyg_scale.files.plain_pickle import load_plain
 from pyg_scale.graph.topology import sortable_time
@@ -19,7 +19,7 @@ from pyg_scale.store.directory.meta import Attribute
 _CHECKPOINT = 1 << 28  # bytes between two entries in the journal
 
 
-class Rows:
+class RowStream:
     """A stream of rows and where it goes on: what one attribute is copied from.
 
     Args:
@@ -75,7 +75,7 @@ class Rows:
         return out
 
 
-def copy_rows(rows: Rows, file: Path, work: Work, step: str) -> None:
+def copy_rows(rows: RowStream, file: Path, work: ConversionWorkspace, step: str) -> None:
     """Copy an attribute to its file, in pieces."""
     row_bytes = max(1, _row_bytes(rows.given), _row_bytes(rows.attribute))
     count = max(1, min(work.memory // (6 * row_bytes), (1 << 25) // row_bytes))
@@ -97,7 +97,7 @@ def copy_rows(rows: Rows, file: Path, work: Work, step: str) -> None:
         writer.sync()
 
 
-def link_rows(rows: Rows, source: Path, file: Path) -> None:
+def link_rows(rows: RowStream, source: Path, file: Path) -> None:
     """Make ``file`` a second name of ``source``, which holds exactly these rows.
 
     Raises:
@@ -158,7 +158,7 @@ def copy_index_set(
         raise ValueError(f"{what} has {at} entries, expected {size}")
 
 
-def copy_times(rows: Rows, file: Path, float_time: bool) -> None:
+def copy_times(rows: RowStream, file: Path, float_time: bool) -> None:
     """Copy the times of nodes, as integers in the same order.
 
     Raises:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.array_file import Array, read_into, write_all
-from pyg_scale.convert.edge_stream import EdgeStream, Position
-from pyg_scale.convert.journal import Work
-from pyg_scale.convert.plan import Plan
+from pyg_scale.convert.edge_stream import EdgeStream, StreamPosition
+from pyg_scale.convert.journal import ConversionWorkspace
+from pyg_scale.convert.plan import BucketPlan
 from pyg_scale.files.npy import as_array
 from pyg_scale.graph.topology import sortable_time
 from pyg_scale.ops.edge_buckets import Ranges, edge_buckets
@@ -40,7 +40,7 @@ class BucketFiles:
     """
 
     def __init__(
-        self, folder: Path, key: str, plan: Plan, wide: bool, extra: dict[str, str]
+        self, folder: Path, key: str, plan: BucketPlan, wide: bool, extra: dict[str, str]
     ) -> None:
         self.plan = plan
         self._folder, self._key = folder, key
@@ -164,7 +164,7 @@ def scatter(
     shift: int,
     rows: int,
     extra: Sequence[tuple[str, str]],
-    work: Work,
+    work: ConversionWorkspace,
     step: str,
     *,
     float_time: bool,
@@ -184,10 +184,14 @@ def scatter(
     reached: dict[str, Any] | None = work.journal.reached(step)
     if reached is None:
         files.begin()
-        reached = {"at": Position(), "filled": [0] * len(files.plan.edges), "blocks": 0}
+        reached = {"at": StreamPosition(), "filled": [0] * len(files.plan.edges), "blocks": 0}
     else:
         files.forget_blocks(int(reached["blocks"]))
-    filled, blocks, at = list(reached["filled"]), int(reached["blocks"]), Position(*reached["at"])
+    filled, blocks, at = (
+        list(reached["filled"]),
+        int(reached["blocks"]),
+        StreamPosition(*reached["at"]),
+    )
     ranges = Ranges.of(torch.tensor(files.plan.bounds, dtype=torch.int64), shift)
     wide = files.dtypes["src"].itemsize == 8
     last = at.edges

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyg_scale.convert.attributes import (
     IndexFile,
-    Rows,
+    RowStream,
     copy_index_set,
     copy_rows,
     copy_times,
@@ -21,7 +21,7 @@ from pyg_scale.convert.attributes import (
 from pyg_scale.convert.base import Description, Reader
 from pyg_scale.convert.edge_stream import EdgeStream, edge_streams
 from pyg_scale.convert.edges import EdgeWork
-from pyg_scale.convert.journal import Work
+from pyg_scale.convert.journal import ConversionWorkspace
 from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.plan import check_space, estimate
@@ -55,7 +55,7 @@ class Conversion:
 
     reader: Reader
     root: Path
-    work: Work
+    work: ConversionWorkspace
     options: Options
     description: Description = field(init=False)
     num_nodes: dict[NodeType, int] = field(init=False)
@@ -218,7 +218,7 @@ class Conversion:
                 node_time.close()
         for name, attribute in each.stream.edges.attributes.items():
             read = partial(each.stream.attribute, name)
-            rows = Rows(f"{name!r}{of(edge_type)}", attribute, found.num_edges, read)
+            rows = RowStream(f"{name!r}{of(edge_type)}", attribute, found.num_edges, read)
             file = self.root / attribute_file(edge_dir(edge_type, 0), name)
             step = f"attribute {each.key} {name}"
             self.work.journal.once(step, partial(copy_rows, rows, file, self.work, step))
@@ -237,10 +237,12 @@ class Conversion:
 
     # Nodes #################################################################################
 
-    def _rows(self, node_type: NodeType, name: str, dtype: str | None) -> Rows:
+    def _rows(self, node_type: NodeType, name: str, dtype: str | None) -> RowStream:
         attribute = self.description.nodes[node_type].attributes[name]
         read = partial(self.reader.node_attribute, node_type, name)
-        return Rows(f"{name!r}{of(node_type)}", attribute, self.num_nodes[node_type], read, dtype)
+        return RowStream(
+            f"{name!r}{of(node_type)}", attribute, self.num_nodes[node_type], read, dtype
+        )
 
     def _copy_node_attributes(self, node_type: NodeType, meta: Meta) -> None:
         number = list(self.description.nodes).index(node_type)

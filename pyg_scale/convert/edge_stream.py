@@ -14,7 +14,7 @@ from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import EdgeType
 
 
-class Source(NamedTuple):
+class EdgeSource(NamedTuple):
     """A list of the reader that edges are made of."""
 
     edge_type: EdgeType
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     """True if edges from a node to itself are left out."""
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """The position in a stream: the source, its row, and the edges so far."""
 
     source: int = 0
@@ -32,7 +32,7 @@ class Position(NamedTuple):
     edges: int = 0
 
 
-START = Position()
+START = StreamPosition()
 
 
 class Chunk(NamedTuple):
@@ -45,8 +45,8 @@ class Chunk(NamedTuple):
     """A row of each attribute that was asked for, for each edge."""
     first: int
     """The id of the first edge."""
-    before: Position
-    after: Position
+    before: StreamPosition
+    after: StreamPosition
     kept: Tensor | None
     """A mask of the source's rows, ``bool`` ``[rows]``; ``None`` for all of them."""
 
@@ -65,11 +65,11 @@ class EdgeStream:
 
     reader: Reader
     edge_type: EdgeType
-    sources: tuple[Source, ...]
+    sources: tuple[EdgeSource, ...]
     edges: EdgeList
 
     def chunks(
-        self, rows: int, names: Sequence[str] = (), begin: Position = START
+        self, rows: int, names: Sequence[str] = (), begin: StreamPosition = START
     ) -> Iterator[Chunk]:
         """Read the edges from a position on.
 
@@ -84,13 +84,13 @@ class EdgeStream:
         """
         position = begin
         for number in range(begin.source, len(self.sources)):
-            position = Position(number, position.row, position.edges)
+            position = StreamPosition(number, position.row, position.edges)
             for chunk in self._of_source(position, rows, names):
                 yield chunk
                 position = chunk.after
-            position = Position(number + 1, 0, position.edges)
+            position = StreamPosition(number + 1, 0, position.edges)
 
-    def _of_source(self, begin: Position, rows: int, names: Sequence[str]) -> Iterator[Chunk]:
+    def _of_source(self, begin: StreamPosition, rows: int, names: Sequence[str]) -> Iterator[Chunk]:
         edge_type, reverse, drop_loops = self.sources[begin.source]
         reader, position = self.reader, begin
         streams: list[Iterator[tuple[Tensor, ...]]] = [reader.edges(edge_type, begin.row, rows)]
@@ -113,7 +113,7 @@ class EdgeStream:
             if kept is not None:
                 src, dst = src[kept], dst[kept]
                 extra = [each[kept] for each in extra]
-            after = Position(begin.source, position.row + read, position.edges + src.numel())
+            after = StreamPosition(begin.source, position.row + read, position.edges + src.numel())
             yield Chunk(src, dst, tuple(extra), position.edges, position, after, kept)
             position = after
 
@@ -154,9 +154,9 @@ def edge_streams(
     for edge_type, edges in description.edges.items():
         loops = edge_type is None or edge_type[0] == edge_type[2]
         drop = remove_self_loops and loops
-        sources = [Source(edge_type, False, drop)]
+        sources = [EdgeSource(edge_type, False, drop)]
         if undirected and loops:
-            sources.append(Source(edge_type, True, True))
+            sources.append(EdgeSource(edge_type, True, True))
         unknown = drop or len(sources) > 1
         known = EdgeList(None if unknown else edges.num_edges, edges.index_dtype, edges.attributes)
         streams[edge_type] = EdgeStream(reader, edge_type, tuple(sources), known)
@@ -168,7 +168,9 @@ def edge_streams(
             reverse = (dst, f"rev_{relation}", src)
             if reverse in streams:
                 raise ValueError(f"undirected=True would make a second edge type {reverse!r}")
-            streams[reverse] = EdgeStream(reader, reverse, (Source(edge_type, True, False),), edges)
+            streams[reverse] = EdgeStream(
+                reader, reverse, (EdgeSource(edge_type, True, False),), edges
+            )
     return streams
 
 

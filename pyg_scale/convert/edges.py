@@ -13,11 +13,11 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from pyg_scale.convert.bucket_files import BucketFiles, scatter
-from pyg_scale.convert.edge_stream import EdgeStream, Position
-from pyg_scale.convert.group import GroupedFiles, Piece, group, sorted_pointers
-from pyg_scale.convert.journal import Work
+from pyg_scale.convert.edge_stream import EdgeStream, StreamPosition
+from pyg_scale.convert.group import EdgePiece, GroupedFiles, group, sorted_pointers
+from pyg_scale.convert.journal import ConversionWorkspace
 from pyg_scale.convert.node_time import NodeTime
-from pyg_scale.convert.plan import Plan, make_plan, too_large
+from pyg_scale.convert.plan import BucketPlan, make_plan, too_large
 from pyg_scale.convert.scan import Scan, refine, scan, widened
 from pyg_scale.ops import memory as pool
 from pyg_scale.store.directory.meta import edge_dir
@@ -40,7 +40,7 @@ class EdgeWork:
 
     stream: EdgeStream
     key: str
-    work: Work
+    work: ConversionWorkspace
     time_attr: str | None = None
     weight_attr: str | None = None
     float_time: bool = False
@@ -139,7 +139,9 @@ class EdgeWork:
         if found.is_sorted and not out.by_time and not out.has_weight:
             journal.once(f"group {self.key}", lambda: self._copy_sorted(out))
             return None
-        plan = Plan(**journal.once(f"plan {self.key}", lambda: self._plan(found, out)._asdict()))
+        plan = BucketPlan(
+            **journal.once(f"plan {self.key}", lambda: self._plan(found, out)._asdict())
+        )
         files = self._files(plan, out)
         journal.once(f"distribute {self.key}", lambda: self._scatter(files, found))
         pool.trim()
@@ -151,13 +153,13 @@ class EdgeWork:
         pool.trim()
         return None if identity else out.edge_id_dtype
 
-    def _files(self, plan: Plan, out: GroupedFiles) -> BucketFiles:
+    def _files(self, plan: BucketPlan, out: GroupedFiles) -> BucketFiles:
         wide = out.indices_dtype == "int64"
         return BucketFiles(self.work.folder, self.key, plan, wide, self.extra)
 
-    def _plan(self, found: Scan, out: GroupedFiles) -> Plan:
+    def _plan(self, found: Scan, out: GroupedFiles) -> BucketPlan:
         bins, shift = self._bins(found, out.num_dst)
-        cost = out.cost(self._files(Plan([0, 0], [0], [False]), out).edge_bytes)
+        cost = out.cost(self._files(BucketPlan([0, 0], [0], [False]), out).edge_bytes)
         large = too_large(bins, shift, cost, self.work.memory)
         refined = {}
         if large.numel():
@@ -181,7 +183,9 @@ class EdgeWork:
         """Edges that are sorted by destination already are written as they come."""
         step = f"group {self.key}"
         reached = self.work.journal.reached(step)
-        at, seen = (Position(), 0) if reached is None else (Position(*reached[0]), reached[1])
+        at, seen = (
+            (StreamPosition(), 0) if reached is None else (StreamPosition(*reached[0]), reached[1])
+        )
         last = at.edges
         with ExitStack() as stack:
             bar = stack.enter_context(
@@ -193,7 +197,7 @@ class EdgeWork:
                     for first, pointers in sorted_pointers(chunk.dst, chunk.first, seen, 1 << 16):
                         out.writers["indptr"].write(first, pointers)
                     seen = int(chunk.dst[-1]) + 1
-                    out.write(chunk.first, Piece(chunk.src, chunk.src))
+                    out.write(chunk.first, EdgePiece(chunk.src, chunk.src))
                     bar.update(chunk.dst.numel())
                 if chunk.after.edges - last >= _CHECKPOINT:
                     last = chunk.after.edges

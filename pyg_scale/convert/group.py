@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_scale.convert.array_file import ArrayWriter
 from pyg_scale.convert.bucket_files import BucketFiles
 from pyg_scale.convert.hub import hub_edges
-from pyg_scale.convert.journal import Work
+from pyg_scale.convert.journal import ConversionWorkspace
 from pyg_scale.convert.node_time import NodeTime
 from pyg_scale.convert.plan import Cost
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
@@ -24,7 +24,7 @@ from pyg_scale.ops.edge_buckets import edge_group
 _CHECKPOINT = 1 << 26  # bytes of edges between two entries in the journal
 
 
-class Piece(NamedTuple):
+class EdgePiece(NamedTuple):
     """Edges of consecutive positions of the result."""
 
     indices: Tensor
@@ -82,7 +82,7 @@ class GroupedFiles:
             writer = ArrayWriter(self.folder / f"{name}.npy", dtype, (size,), fresh=fresh)
             self.writers[name] = stack.enter_context(writer)
 
-    def write(self, at: int, piece: Piece) -> None:
+    def write(self, at: int, piece: EdgePiece) -> None:
         """Write edges from position ``at`` on."""
         for name, writer in self.writers.items():
             if name != "indptr":
@@ -97,7 +97,7 @@ class GroupedFiles:
         return {"indices": self.indices_dtype, "edge_id": self.edge_id_dtype}.get(name, "int64")
 
 
-def group(files: BucketFiles, out: GroupedFiles, work: Work, step: str) -> bool:
+def group(files: BucketFiles, out: GroupedFiles, work: ConversionWorkspace, step: str) -> bool:
     """Group every bucket in turn; a bucket's file is deleted when its edges are on the disk.
 
     Returns:
@@ -142,14 +142,14 @@ def group(files: BucketFiles, out: GroupedFiles, work: Work, step: str) -> bool:
 
 def _pieces(
     files: BucketFiles, bucket: int, out: GroupedFiles, memory: int
-) -> Iterator[tuple[Tensor | None, Piece]]:
+) -> Iterator[tuple[Tensor | None, EdgePiece]]:
     """The edges of a bucket in order, with the first piece where each destination's begin."""
     size = files.plan.edges[bucket]
     nodes = files.plan.bounds[bucket + 1] - files.plan.bounds[bucket]
     if files.plan.hub[bucket]:
         pointers = torch.tensor([0, size])
         for number, piece in enumerate(hub_edges(files, bucket, out, memory)):
-            yield pointers if number == 0 else None, Piece(*piece)
+            yield pointers if number == 0 else None, EdgePiece(*piece)
         return
     blocks = files.blocks(bucket)
     dst = torch.from_numpy(files.read(bucket, "dst", 0, size))
@@ -161,10 +161,10 @@ def _pieces(
         first, count = map(torch.from_numpy, blocks)
         indptr, pair = edge_group(dst, src, offset, first, count, nodes)
         del dst, src, offset
-        yield indptr, Piece(none, none)
+        yield indptr, EdgePiece(none, none)
         for begin in range(0, size, step):
             part = pair[begin : begin + step]
-            yield None, Piece(part[:, 0], part[:, 1])
+            yield None, EdgePiece(part[:, 0], part[:, 1])
         return
     time = weight = None
     if out.node_time is not None:
@@ -181,20 +181,20 @@ def _pieces(
         prefix = weight_prefix(csc, weight)
         del weight
     ids = torch.from_numpy(files.edge_ids(bucket, blocks, 0, size))
-    yield csc.indptr, Piece(none, none, none, none)
+    yield csc.indptr, EdgePiece(none, none, none, none)
     for begin in range(0, size, step):
         yield None, _cut(csc, ids, time if out.has_time else None, prefix, begin, step)
 
 
 def _cut(
     csc: Compressed, ids: Tensor, time: Tensor | None, prefix: Tensor | None, begin: int, step: int
-) -> Piece:
+) -> EdgePiece:
     indices = csc.indices[begin : begin + step]
     if csc.edge_id is None:
         local = torch.arange(begin, begin + indices.numel())
     else:
         local = csc.edge_id[begin : begin + step].to(torch.int64)
-    return Piece(
+    return EdgePiece(
         indices,
         ids[local],
         None if time is None else time[local],

@@ -122,7 +122,7 @@ class Journal:
             os.close(folder)
 
 
-class Work:
+class ConversionWorkspace:
     """The :class:`~pyg_scale.convert.base.Workspace` of a conversion.
 
     Args:

@@ -21,7 +21,7 @@ from pyg_scale.store.directory.meta import Attribute
 _LARGEST = 1 << 27  # bytes of a bucket: what is not much larger than a cache is grouped fastest
 
 
-class Plan(NamedTuple):
+class BucketPlan(NamedTuple):
     """Buckets: ranges of destinations whose edges fit into memory, or single nodes."""
 
     bounds: list[int]
@@ -53,7 +53,7 @@ def make_plan(
     num_dst: int,
     cost: Cost,
     memory: int,
-) -> Plan:
+) -> BucketPlan:
     """Cut the destinations into as few ranges as memory allows.
 
     Args:
@@ -79,7 +79,7 @@ def make_plan(
         bounds.append(int(first[end]) if end < first.numel() else num_dst)
         counts.append(int(total[end] - total[at]))
         at = end
-    return Plan(bounds, counts, hub) if counts else Plan([0, num_dst], [0], [False])
+    return BucketPlan(bounds, counts, hub) if counts else BucketPlan([0, num_dst], [0], [False])
 
 
 def _units(

@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale import plugins
 from pyg_scale.convert.base import Reader, suffix
 from pyg_scale.convert.conversion import Conversion
-from pyg_scale.convert.journal import Journal, Work
+from pyg_scale.convert.journal import ConversionWorkspace, Journal
 from pyg_scale.convert.options import Options, dtype_option, file_identity
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.files.byte_size import byte_size
@@ -182,7 +182,7 @@ def run(
             journal.skipped = journal.names()
         else:
             temporary.mkdir(exist_ok=True)
-            work = Work(temporary, memory, journal, quiet)
+            work = ConversionWorkspace(temporary, memory, journal, quiet)
             try:
                 meta = Conversion(reader, root, work, options).run()
             except (ValueError, IndexError, TypeError, NotImplementedError):

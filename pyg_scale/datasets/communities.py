@@ -26,7 +26,7 @@ from pyg_scale.datasets.links import (
     pairs,
     side_of,
 )
-from pyg_scale.datasets.work import CHUNK, Work, generator
+from pyg_scale.datasets.work import CHUNK, ChunkWork, generator
 from pyg_scale.ops.keys import fold
 
 Array = NDArray[Any]
@@ -98,7 +98,7 @@ def planted_communities(
     _check_graph(num_nodes, num_edges, num_classes, num_communities, homophily, exponent)
     _check_one_of("edge_order", edge_order, EDGE_ORDERS)
     _check_one_of("index_dtype", index_dtype, (torch.int64, torch.int32))
-    with Work(progress, num_edges + num_nodes * (1 + num_features)) as work:
+    with ChunkWork(progress, num_edges + num_nodes * (1 + num_features)) as work:
         side = side_of(work, fold(0, seed, 0), num_nodes, num_communities, num_edges // 2, exponent)
         hashed = links(
             work, fold(0, seed, 1), side, side, num_edges // 2, homophily, undirected=True
@@ -162,7 +162,7 @@ def hetero_communities(
         _check_graph(nodes, edges, num_classes, num_classes, homophily, exponent)
     total = num_citations + num_writes + (num_papers + num_authors) * (1 + num_features)
     data = HeteroData()
-    with Work(progress, total) as work:
+    with ChunkWork(progress, total) as work:
         papers, authors, cited = (
             side_of(work, fold(0, seed, key), nodes, num_classes, edges, exponent, community)
             for key, nodes, edges, community in (
@@ -201,7 +201,7 @@ def hetero_communities(
 
 
 def _node_data(
-    work: Work,
+    work: ChunkWork,
     key: int,
     community: Array,
     num_classes: int,

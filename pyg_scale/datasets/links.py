@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pyg_scale.datasets.work import CHUNK, Work, generator
+from pyg_scale.datasets.work import CHUNK, ChunkWork, generator
 
 Array = NDArray[Any]
 
@@ -40,7 +40,7 @@ class Side:
 
 
 def side_of(
-    work: Work,
+    work: ChunkWork,
     key: int,
     num_nodes: int,
     num_communities: int,
@@ -80,7 +80,7 @@ def _stub_counts(u: Array, exponent: float, total: int, cap: float) -> Array:
 
 
 def links(
-    work: Work,
+    work: ChunkWork,
     key: int,
     src: Side,
     dst: Side,
@@ -200,7 +200,7 @@ def unscramble(word: Array) -> Array:
 
 
 def pair_numbers(
-    work: Work, key: int, edge_index: torch.Tensor, convert: Callable[[Array], Array]
+    work: ChunkWork, key: int, edge_index: torch.Tensor, convert: Callable[[Array], Array]
 ) -> torch.Tensor:
     """One number per edge, the same for both directions, whatever the order of the edges."""
     src, dst = edge_index.numpy()

@@ -21,7 +21,7 @@ def generator(key: int, *purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=fold(key, *purpose)))
 
 
-class Work:
+class ChunkWork:
     """Chunks over threads, with one progress bar."""
 
     def __init__(self, progress: bool, total: int):
@@ -35,7 +35,7 @@ class Work:
         renew_pool_after_fork()
         self._pool = ThreadPoolExecutor(torch.get_num_threads(), "pyg_scale-datasets")
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> ChunkWork:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -16,7 +16,7 @@ from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.directory.assemble import Places
+from pyg_scale.store.directory.assemble import FilledPlaces
 from pyg_scale.store.directory.lazy import EDGE_INDEX, read_stored
 
 COLUMN = "column"
@@ -67,7 +67,7 @@ class Columns:
         spec, book = node.attributes[name], directory.books[node_type]
         dtype = torch_dtype(spec.dtype)
         out = torch.empty((node.num_nodes, *spec.row), dtype=dtype)
-        places = Places(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
+        places = FilledPlaces(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
         search, under_way = self._ranks.search(), []
 
         def ask(part: int) -> tuple[int, Work[list[Tensor]] | CommError]:

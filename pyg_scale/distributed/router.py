@@ -26,7 +26,7 @@ from pyg_scale.errors import CommError
 from pyg_scale.graph.base import TopologyOptions
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.split_rows import split_rows
-from pyg_scale.ops.stitch import Answer, stitch_edges
+from pyg_scale.ops.stitch import PartEdges, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.parts import PartsRouter, end_of
@@ -43,9 +43,9 @@ class _Share(NamedTuple):
     position: Tensor  # of the nodes in the whole ask
     take: Tensor | None  # for each position, the index in the share's nodes; None if one to one
 
-    def answer(self, picked: Picked) -> Answer:
+    def answer(self, picked: Picked) -> PartEdges:
         """The rank's answer, as a part of the answer to the whole ask."""
-        return Answer(self.position, self.take, *picked)
+        return PartEdges(self.position, self.take, *picked)
 
 
 class RankRouter:
@@ -100,7 +100,7 @@ class RankRouter:
             for rank, some in shares.items():
                 tensors = self._layout.request(record, [share.ask for share in some])
                 under_way.append((rank, some, _ask(service, rank, EDGES, tensors)))
-        answers: list[list[Answer]] = [[] for _ in asks]
+        answers: list[list[PartEdges]] = [[] for _ in asks]
         local = self._local.expand(sampler, [share.ask for share in own])
         for share, picked in zip(own, local, strict=True):
             answers[share.number].append(share.answer(picked))

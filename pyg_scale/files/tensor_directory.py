@@ -41,7 +41,7 @@ _ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """The content stored under one key.
 
     Attributes:
@@ -61,7 +61,7 @@ class _State:
 
     stamp: Any = None
     next: int = 0
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, TensorEntry] = field(default_factory=dict)
     mapped: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -95,11 +95,11 @@ class TensorDirectory:
 
     # Reading ###############################################################################
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TensorEntry]:
         """The stored entries, in the order in which they were first written. Do not change them."""
         return self._current().entries
 
-    def find(self, key: Any) -> Entry | None:
+    def find(self, key: Any) -> TensorEntry | None:
         """The entry of a key."""
         return self._current().entries.get(_text(key))
 
@@ -171,7 +171,7 @@ class TensorDirectory:
                     name: (_inside(file), str(dtype), tuple(shape))
                     for name, (file, dtype, shape) in each["arrays"].items()
                 }
-                entries[_text(each["key"])] = Entry(each["key"], dict(each["info"]), arrays)
+                entries[_text(each["key"])] = TensorEntry(each["key"], dict(each["info"]), arrays)
             return _State(next=int(found["next"]), entries=entries)
         except GraphDirectoryError:
             raise
@@ -232,7 +232,7 @@ class TensorDirectory:
                     written.append(file)
                     save_array(self.path / file, tensor, durable=self._durable)
                     stored[name] = (file, dtype_name(tensor.dtype), tuple(tensor.shape))
-                entries[_text(key)] = Entry(key, info, stored)
+                entries[_text(key)] = TensorEntry(key, info, stored)
             self._write_index(entries, number + 1)
         except BaseException:
             for file in written:
@@ -242,7 +242,7 @@ class TensorDirectory:
             for file, _, _ in old.arrays.values():
                 (self.path / file).unlink(missing_ok=True)
 
-    def _write_index(self, entries: Mapping[str, Entry], number: int) -> None:
+    def _write_index(self, entries: Mapping[str, TensorEntry], number: int) -> None:
         listed = [{"key": e.key, "info": e.info, "arrays": e.arrays} for e in entries.values()]
         content = {"format": FORMAT, "version": VERSION, "next": number, "entries": listed}
         staged = self.path / f".{INDEX}.partial"

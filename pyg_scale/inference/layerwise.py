@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 from pyg_scale.inference.exact import check_one_hop
 from pyg_scale.inference.inputs import Graph, LayerInputs
 from pyg_scale.inference.layers import Layers, layers_of
-from pyg_scale.inference.progress import Progress, fingerprint
-from pyg_scale.inference.ranks import InferenceRanks, Rows, together_of
+from pyg_scale.inference.progress import InferenceProgress, fingerprint
+from pyg_scale.inference.ranks import InferenceRanks, RankRows, together_of
 from pyg_scale.loader.node_loader import NodeLoader
 
 __all__ = ["layerwise_inference"]
@@ -97,11 +97,11 @@ def layerwise_inference(
     made_by = fingerprint(model, given, batch_size, dtype, (edge_weight, edge_attr))
     ranks = together_of(graph, comm, Path(out), given.num_nodes)
     if ranks is None:
-        state = Progress(Path(out), made_by)
+        state = InferenceProgress(Path(out), made_by)
     else:
         if ranks.meet(made_by, resume):
             return ranks.opened()
-        state = Progress(ranks.folder(), made_by | {"num_nodes": ranks.size})
+        state = InferenceProgress(ranks.folder(), made_by | {"num_nodes": ranks.size})
     with state.opened(resume):
         if state.is_done:
             return state.result()
@@ -133,7 +133,7 @@ class _Pass:
         self,
         graph: Graph,
         layers: Layers,
-        state: Progress,
+        state: InferenceProgress,
         batch_size: int,
         device: torch.device,
         num_workers: int,
@@ -199,15 +199,15 @@ class _Pass:
     def _block_of(self, batch: Any) -> Any:
         return batch.to(self._device)
 
-    def _globals(self, step: int) -> Tensor | Rows | None:
+    def _globals(self, step: int) -> Tensor | RankRows | None:
         number = self._layers.degree_step(step)
         return None if number is None else self._of_all(number)
 
-    def _input_of(self, step: int) -> Tensor | Rows | None:
+    def _input_of(self, step: int) -> Tensor | RankRows | None:
         before = self._layers.inputs(step)
         return self._of_all(before[0]) if before else None
 
-    def _of_all(self, step: int) -> Tensor | Rows:
+    def _of_all(self, step: int) -> Tensor | RankRows:
         """The result of a step for all nodes of the graph."""
         if self._ranks is None:
             return self._state.array(step)

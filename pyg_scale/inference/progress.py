@@ -33,7 +33,7 @@ RESULT = "output.npy"
 _SYNC_SECONDS = 10.0
 
 
-class Progress:
+class InferenceProgress:
     """The progress of an inference.
 
     A line is added to the journal after each batch, once its rows are in the file: a process that

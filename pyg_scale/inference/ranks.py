@@ -21,7 +21,7 @@ from torch import Tensor
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.files.npy import as_array, map_array, npy_header, num_bytes
 from pyg_scale.files.place import naming
-from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, Progress
+from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, InferenceProgress
 from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.ops.gather import gather
@@ -31,7 +31,7 @@ _CHUNK = 1 << 26
 _SEEN_WITHIN = 15.0  # seconds that a network file system may take to show a file
 
 
-class Rows:
+class RankRows:
     """Rows that several ranks wrote, read as one tensor.
 
     Args:
@@ -189,13 +189,15 @@ class InferenceRanks:
         self._agreement.publish(topic, {})
         self._agreement.collect(topic, f"come to {topic!r} of", patient=True)
 
-    def rows(self, state: Progress, step: int) -> Rows:
+    def rows(self, state: InferenceProgress, step: int) -> RankRows:
         """The rows that all ranks wrote in a step."""
-        return Rows([state.piece(step, self.folder(r), size) for r, size in enumerate(self._sizes)])
+        return RankRows(
+            [state.piece(step, self.folder(r), size) for r, size in enumerate(self._sizes)]
+        )
 
     # The result ############################################################################
 
-    def result(self, state: Progress, step: int) -> None:
+    def result(self, state: InferenceProgress, step: int) -> None:
         """Put the last step of all ranks together in one file."""
         dtype, row = state.kind(step)
         staged = self._out / f".{RESULT}.partial"

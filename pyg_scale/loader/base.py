@@ -17,8 +17,8 @@ from pyg_scale.graph.base import needs_threads
 from pyg_scale.loader.batch.features import Features
 from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
-from pyg_scale.loader.batch.source import Rows, features_of
-from pyg_scale.loader.iterator import EpochIterator, Source
+from pyg_scale.loader.batch.source import RowCounts, features_of
+from pyg_scale.loader.iterator import BatchSource, EpochIterator
 from pyg_scale.loader.options import SamplingOptions, checked
 from pyg_scale.loader.seeds.epoch import (
     BatchIndex,
@@ -29,12 +29,12 @@ from pyg_scale.loader.seeds.epoch import (
     to_index,
 )
 from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
-from pyg_scale.loader.seeds.state import Progress, Resumable
+from pyg_scale.loader.seeds.state import EpochProgress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.loader.workers.affinity import log_memory
 from pyg_scale.loader.workers.arguments import check_index_samplers, check_workers
 from pyg_scale.loader.workers.look_ahead import LookAhead, announced, batches_under_way
-from pyg_scale.loader.workers.processes import Processes, ProcessPipeline
+from pyg_scale.loader.workers.processes import ProcessPipeline, WorkerProcesses
 from pyg_scale.loader.workers.randomness import forked
 from pyg_scale.loader.workers.remote import Ahead, Pending, most_under_way
 from pyg_scale.loader.workers.ring_workers import RingPipeline
@@ -56,7 +56,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     transform: Callable[[Any], Any] | None = None
     transform_sampler_output: Callable[[Any], Any] | None = None
     filter_per_worker: bool = True
-    _rows: Rows | None = None
+    _rows: RowCounts | None = None
     _features: Features | None = None
     _any_sampler = False  # True if the user named none
 
@@ -138,7 +138,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self._needs_processes = False
         self._worker_type = worker_type
         self._threads: WorkerThreads | None = None
-        self._processes: Processes | None = None
+        self._processes: WorkerProcesses | None = None
         self._cores: list[list[int]] | None = None
         self._log_memory = False
         self._epoch_stats = Counted()
@@ -222,7 +222,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             elsewhere=elsewhere,
         )
         self._refuse_processes()
-        self._rows = Rows(self.data)
+        self._rows = RowCounts(self.data)
         return sampler
 
     def _publish(self) -> None:
@@ -453,9 +453,9 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self,
         batches: Iterator[BatchIndex],
         features: Features | None,
-        progress: Progress,
+        progress: EpochProgress,
         pin: bool,
-    ) -> Source:
+    ) -> BatchSource:
         """Begin to make batches, where and how this loader does."""
         if self.num_workers > 0 and self.worker_type == "process":
             return ProcessPipeline(batches, self._get_processes(pin, progress))
@@ -531,7 +531,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             self._threads = WorkerThreads(self.num_workers, self._cores)
         return self._threads
 
-    def _get_processes(self, pin: bool, progress: Progress) -> Processes:
+    def _get_processes(self, pin: bool, progress: EpochProgress) -> WorkerProcesses:
         """The worker processes: those that are there, or new ones."""
         if self._processes is not None:
             if self._processes.usable:
@@ -541,7 +541,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         # that the loader takes from torch's default generator, whatever its workers are.
         generator = torch.Generator()
         generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
-        made = Processes(self, self._process_work, pin and self.filter_per_worker, generator)
+        made = WorkerProcesses(self, self._process_work, pin and self.filter_per_worker, generator)
         self._processes = made if self.persistent_workers else None
         return made
 

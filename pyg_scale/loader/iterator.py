@@ -11,7 +11,7 @@ from torch_geometric.data.data import BaseData
 
 from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.seeds.epoch import Batches, BatchIndex, Passed
-from pyg_scale.loader.seeds.state import Progress
+from pyg_scale.loader.seeds.state import EpochProgress
 from pyg_scale.loader.stats import Counted, Stats
 from pyg_scale.loader.workers.threads import Failed, SourceError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """The place where the work of a pass is done: this thread, threads, or processes."""
 
     def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:
@@ -71,10 +71,10 @@ class EpochIterator:
     def __init__(
         self,
         loader: SubgraphLoader,
-        begin: Callable[[Iterator[BatchIndex]], Source],
+        begin: Callable[[Iterator[BatchIndex]], BatchSource],
         finish: Callable[[BatchIndex, Any, Stats], Any],
         batches: Batches,
-        progress: Progress,
+        progress: EpochProgress,
         counted: tuple[Counted, Counted],
     ) -> None:
         self._loader = loader

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.row_cache import Plan, check_rows, first_of_each, tensor_bytes
+from pyg_scale.ops.row_cache import CachePlan, check_rows, first_of_each, tensor_bytes
 
 MOST = 63
 """The largest number of batches after the next one that can be announced at a time."""
@@ -83,7 +83,7 @@ class Belady:
         self.coming[index] |= self._bit(batch)
         self.next[slot[self.next[slot] == NEVER]] = batch
 
-    def plan(self, index: Tensor, now: int = 0) -> Plan:
+    def plan(self, index: Tensor, now: int = 0) -> CachePlan:
         """Plan batch number ``now``, and choose the rows that are kept after it.
 
         Args:
@@ -97,13 +97,13 @@ class Belady:
         self.inserted += plan.fill.numel()
         return plan
 
-    def _compiled(self, index: Tensor, now: int) -> Plan:
+    def _compiled(self, index: Tensor, now: int) -> CachePlan:
         state = (self.slot_of, self.coming, self.owner, self.next, self.visited, self.state)
-        return Plan(*torch.ops.pyg_scale.belady_plan(*state, index, now))
+        return CachePlan(*torch.ops.pyg_scale.belady_plan(*state, index, now))
 
     # The plain meaning #####################################################################
 
-    def _plain(self, index: Tensor, now: int) -> Plan:
+    def _plain(self, index: Tensor, now: int) -> CachePlan:
         check_rows(index, self.slot_of.numel())
         self.coming[index] &= ~self._bit(now)
         slot = self.slot_of[index] - 1
@@ -112,7 +112,7 @@ class Belady:
         self.next[hit] = self._next_use(index[slot >= 0], now)
         miss, again, same = first_of_each(index, (slot < 0).nonzero().view(-1))
         fill, fill_slot = self._keep(index, miss, now)
-        return Plan(slot, miss, fill, fill_slot, again, same)
+        return CachePlan(slot, miss, fill, fill_slot, again, same)
 
     @property
     def _bits(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_scale.ops import library
 
 
-class Plan(NamedTuple):
+class CachePlan(NamedTuple):
     """The plan of a request for rows ``index`` ``[n]``."""
 
     slot_at: Tensor
@@ -44,7 +44,7 @@ def check_rows(index: Tensor, num_rows: int) -> None:
         raise IndexError(f"row {int(wrong[0])} does not exist, there are only {num_rows} rows")
 
 
-def lookup(slot_of: Tensor, index: Tensor) -> Plan:
+def lookup(slot_of: Tensor, index: Tensor) -> CachePlan:
     """The plan that keeps everything as it is.
 
     Raises:
@@ -56,10 +56,10 @@ def lookup(slot_of: Tensor, index: Tensor) -> Plan:
         check_rows(index, slot_of.numel())
         slot_at = slot_of[index].clamp(min=0) - 1
     none = index.new_empty(0)
-    return Plan(slot_at, (slot_at < 0).nonzero().view(-1), none, none.int(), none, none)
+    return CachePlan(slot_at, (slot_at < 0).nonzero().view(-1), none, none.int(), none, none)
 
 
-def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> Plan:
+def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> CachePlan:
     """A plan for slots with fixed rows, which the first request for each row fills.
 
     Args:
@@ -71,14 +71,14 @@ def plan_placed(slot_of: Tensor, loaded: Tensor, index: Tensor) -> Plan:
         IndexError: If a row does not exist.
     """
     if library.compiled():
-        return Plan(*torch.ops.pyg_scale.cache_plan_placed(slot_of, loaded, index))
+        return CachePlan(*torch.ops.pyg_scale.cache_plan_placed(slot_of, loaded, index))
     check_rows(index, slot_of.numel())
     slot = slot_of[index] - 1
     hit = (slot >= 0) & loaded[slot.clamp(min=0).long()].bool()
     miss, again, same = first_of_each(index, (~hit).nonzero().view(-1))
     fill = miss[slot[miss] >= 0]
     loaded[slot[fill].long()] = 1
-    return Plan(slot.masked_fill(~hit, -1), miss, fill, slot[fill], again, same)
+    return CachePlan(slot.masked_fill(~hit, -1), miss, fill, slot[fill], again, same)
 
 
 class Placed:
@@ -97,7 +97,7 @@ class Placed:
         self.slot_of[rows] = torch.arange(1, rows.numel() + 1, dtype=torch.int32)
         self.loaded = torch.zeros(rows.numel(), dtype=torch.uint8)
 
-    def plan(self, index: Tensor, now: int = 0) -> Plan:
+    def plan(self, index: Tensor, now: int = 0) -> CachePlan:
         """The plan of a request for rows ``int64`` ``[n]``; ``now`` is ignored.
 
         Raises:

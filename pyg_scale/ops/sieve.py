@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.row_cache import Plan, check_rows, tensor_bytes
+from pyg_scale.ops.row_cache import CachePlan, check_rows, tensor_bytes
 
 
 class Sieve:
@@ -44,7 +44,7 @@ class Sieve:
         """Size of its tensors in bytes."""
         return tensor_bytes(self)
 
-    def plan(self, index: Tensor, now: int = 0) -> Plan:
+    def plan(self, index: Tensor, now: int = 0) -> CachePlan:
         """The plan of a request for rows ``int64`` ``[n]``; ``now`` is ignored.
 
         Raises:
@@ -54,13 +54,13 @@ class Sieve:
         self.inserted += plan.miss.numel()
         return plan
 
-    def _compiled(self, index: Tensor) -> Plan:
+    def _compiled(self, index: Tensor) -> CachePlan:
         slots = (self.owner, self.newer, self.older, self.visited, self.since, self.state)
-        return Plan(*torch.ops.pyg_scale.sieve_plan(self.slot_of, *slots, index))
+        return CachePlan(*torch.ops.pyg_scale.sieve_plan(self.slot_of, *slots, index))
 
     # The plain meaning #####################################################################
 
-    def _plain(self, index: Tensor) -> Plan:
+    def _plain(self, index: Tensor) -> CachePlan:
         check_rows(index, self.slot_of.numel())
         base = int(self.state[4])
         slot_at = torch.full((index.numel(),), -1, dtype=torch.int32)
@@ -82,7 +82,7 @@ class Sieve:
         into = [int(self.slot_of[int(index[i])]) - 1 for i in fill]
         as_long = [torch.tensor(each, dtype=torch.int64) for each in (miss, fill, again, same)]
         into_slot = torch.tensor(into, dtype=torch.int32)
-        return Plan(slot_at, as_long[0], as_long[1], into_slot, as_long[2], as_long[3])
+        return CachePlan(slot_at, as_long[0], as_long[1], into_slot, as_long[2], as_long[3])
 
     def _brought(self, row: int, number: int) -> bool:
         slot = int(self.slot_of[row]) - 1

@@ -26,7 +26,7 @@ _ABSENT = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
-class Rows:
+class GatheredRows:
     """Rows ``data[index]`` that are gathered while they are sent.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Places:
+class RowPlaces:
     """The places of incoming rows.
 
     Attributes:
@@ -65,7 +65,7 @@ class Places:
     take: Tensor | None
 
 
-def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
+def send(connection: socket.socket, parts: Sequence[Tensor | GatheredRows]) -> None:
     """Send the bytes of tensors, one after the other.
 
     Args:
@@ -79,15 +79,15 @@ def send(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
     if not (connection.gettimeout() is None and library.compiled()):
         _send_plain(connection, parts)
         return
-    data = [each.data if isinstance(each, Rows) else each for each in parts]
-    index = [each.index if isinstance(each, Rows) else _ABSENT for each in parts]
-    rows = [each.index.numel() if isinstance(each, Rows) else -1 for each in parts]
+    data = [each.data if isinstance(each, GatheredRows) else each for each in parts]
+    index = [each.index if isinstance(each, GatheredRows) else _ABSENT for each in parts]
+    rows = [each.index.numel() if isinstance(each, GatheredRows) else -1 for each in parts]
     error = torch.ops.pyg_scale.socket_send(_open(connection), data, index, rows)
     if error:
         raise OSError(error, os.strerror(error))
 
 
-def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None:
+def receive(connection: socket.socket, parts: Sequence[Tensor | RowPlaces]) -> None:
     """Fill tensors, or some of their rows, with incoming bytes.
 
     Args:
@@ -105,7 +105,7 @@ def receive(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None
         return
     out, rows, position, take = [], [], [], []
     for each in parts:
-        places = each if isinstance(each, Places) else Places(each, -1, _ABSENT, None)
+        places = each if isinstance(each, RowPlaces) else RowPlaces(each, -1, _ABSENT, None)
         out.append(places.out)
         rows.append(places.count)
         position.append(places.position)
@@ -127,8 +127,8 @@ def _open(connection: socket.socket) -> int:
 _ENDED = "the connection was closed in the middle of a message"
 
 
-def _send_plain(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> None:
-    tensors = [each.tensor() if isinstance(each, Rows) else each for each in parts]
+def _send_plain(connection: socket.socket, parts: Sequence[Tensor | GatheredRows]) -> None:
+    tensors = [each.tensor() if isinstance(each, GatheredRows) else each for each in parts]
     buffers = [_bytes(tensor) for tensor in tensors if tensor.nbytes]
     while buffers:
         sent = connection.sendmsg(buffers[:_MOST_BUFFERS])
@@ -138,7 +138,7 @@ def _send_plain(connection: socket.socket, parts: Sequence[Tensor | Rows]) -> No
             buffers[0] = buffers[0][sent:]
 
 
-def _receive_plain(connection: socket.socket, parts: Sequence[Tensor | Places]) -> None:
+def _receive_plain(connection: socket.socket, parts: Sequence[Tensor | RowPlaces]) -> None:
     for each in parts:
         if isinstance(each, Tensor):
             read_into(connection, each)

@@ -13,7 +13,7 @@ from pyg_scale.ops import library
 _ABSENT = torch.empty(0, dtype=torch.int64)
 
 
-class Answer(NamedTuple):
+class PartEdges(NamedTuple):
     """The edges of some of the nodes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 def stitch_edges(
-    size: int, answers: Sequence[Answer]
+    size: int, answers: Sequence[PartEdges]
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Merge answers.
 

@@ -21,7 +21,7 @@ from pyg_scale.ops.threads import num_threads
 _CHUNK = 1 << 24  # entries between two steps of the progress bar
 
 
-class Facts(NamedTuple):
+class AdjacencyFacts(NamedTuple):
     """Properties of an adjacency, see :func:`facts`."""
 
     is_sorted: bool
@@ -49,7 +49,7 @@ class Block(NamedTuple):
     """The nodes ``[n]`` themselves, counted within their type; 0, 1, ... if ``None``."""
 
 
-def facts(indptr: Tensor, indices: Tensor) -> Facts:
+def facts(indptr: Tensor, indices: Tensor) -> AdjacencyFacts:
     """Properties of an adjacency, found in one pass over it, without memory of its own.
 
     To find out if every edge has its reverse, it compares the sums of 64-bit hashes of all entries
@@ -74,7 +74,7 @@ def facts(indptr: Tensor, indices: Tensor) -> Facts:
         is_sorted &= ascending
         is_simple &= not (loops or copies)
         out, back = out + of_out, back + of_back
-    return Facts(is_sorted, (out - back) % (1 << 64) == 0, is_simple)
+    return AdjacencyFacts(is_sorted, (out - back) % (1 << 64) == 0, is_simple)
 
 
 def facts_reference(

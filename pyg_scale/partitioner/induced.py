@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned, check_assignment
 from pyg_scale.partitioner.base import Partition
-from pyg_scale.partitioner.rows import Split
+from pyg_scale.partitioner.rows import RowsByPart
 
 _EDGES = ("edge_index", "adj_t", "adj")
 
@@ -88,7 +88,7 @@ def _edges(store: Any, edge_type: EdgeType) -> Tensor:
 
 def _by_part(part: Tensor, num_parts: int) -> list[Tensor]:
     """Positions ``int64`` of each part, ascending."""
-    split = Split(part, num_parts)
+    split = RowsByPart(part, num_parts)
     return list(split.order.split(split.counts.tolist()))
 
 

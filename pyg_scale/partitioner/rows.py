@@ -18,7 +18,7 @@ from pyg_scale.files.npy import as_array, as_tensor, check_header, numpy_dtype
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 
 
-class RowReader:
+class FileRows:
     """Reads rows of a file of a graph directory.
 
     Args:
@@ -132,7 +132,7 @@ def pieces(pointers: Tensor, edges: int) -> Iterator[tuple[int, Tensor, int, int
         yield low, torch.from_numpy(counts), begin, end
 
 
-class Split:
+class RowsByPart:
     """Rows sorted by their part, in their order within a part.
 
     Args:
@@ -153,7 +153,7 @@ class Split:
             writer.append(rows[self.bounds[part] : self.bounds[part + 1]])
 
 
-def ranks(part: Tensor, num_parts: int, rows: int) -> Iterator[tuple[int, Split, Tensor]]:
+def ranks(part: Tensor, num_parts: int, rows: int) -> Iterator[tuple[int, RowsByPart, Tensor]]:
     """``(first row, rows by part, rank of each row within its part)`` of consecutive pieces.
 
     Args:
@@ -163,7 +163,7 @@ def ranks(part: Tensor, num_parts: int, rows: int) -> Iterator[tuple[int, Split,
     """
     seen = np.zeros(num_parts, dtype=np.int64)
     for begin in range(0, part.numel(), rows):
-        split = Split(part[begin : begin + rows], num_parts)
+        split = RowsByPart(part[begin : begin + rows], num_parts)
         rank = torch.empty(split.order.numel(), dtype=torch.int64)
         starts = np.repeat(seen - split.bounds[:-1], split.counts)
         rank[split.order] = torch.from_numpy(np.arange(rank.numel()) + starts)

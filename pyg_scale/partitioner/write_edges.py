@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.partitioner.assigned import Assigned
-from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, pieces
+from pyg_scale.partitioner.rows import FileRows, RowsByPart, RowWriter, pieces
 from pyg_scale.partitioner.write_nodes import Progress, split_rows, writers
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.layout import book_dtype
@@ -27,8 +27,8 @@ COLUMNS = ("indices", "edge_id", "time", "weight_prefix")
 class EdgeFiles:
     """The files of one edge type in a directory of one part."""
 
-    indptr: RowReader
-    columns: dict[str, RowReader] = field(default_factory=dict)
+    indptr: FileRows
+    columns: dict[str, FileRows] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: GraphDirectory, edge_type: EdgeType) -> EdgeFiles:
@@ -42,9 +42,9 @@ class EdgeFiles:
             "weight_prefix": "int64" if edge.has_weight else None,
         }
         return cls(
-            RowReader(source, f"{folder}/indptr.npy", "int64", (size + 1,)),
+            FileRows(source, f"{folder}/indptr.npy", "int64", (size + 1,)),
             {
-                name: RowReader(source, f"{folder}/{name}.npy", dtype, shape)
+                name: FileRows(source, f"{folder}/{name}.npy", dtype, shape)
                 for name, dtype in dtypes.items()
                 if dtype is not None
             },
@@ -128,7 +128,7 @@ def write_in_edges(
     }
     for first, counts, columns in files.chunks(edges_at_once(memory)):
         of_nodes = part[first : first + counts.numel()]
-        split = Split(of_nodes.repeat_interleave(counts), parts)
+        split = RowsByPart(of_nodes.repeat_interleave(counts), parts)
         if node_time is not None:
             when = node_time[columns["indices"].to(torch.int64)]
             columns["time"] = source.meta.sortable(when)
@@ -144,7 +144,7 @@ def write_in_edges(
 
 
 def _write_pointers(
-    indptr: RowReader,
+    indptr: FileRows,
     writer: DirectoryWriter,
     assigned: Assigned,
     edge_type: EdgeType,
@@ -157,7 +157,7 @@ def _write_pointers(
     nodes, rows = len(indptr) - 1, max(1, memory // 128)
     for begin in range(0, nodes, rows):
         degree = indptr.read(begin, min(nodes, begin + rows) + 1).diff()
-        split = Split(assigned.part[end][begin : begin + rows], parts)
+        split = RowsByPart(assigned.part[end][begin : begin + rows], parts)
         degree = degree[split.order]
         for number in range(parts):
             mine = degree[split.bounds[number] : split.bounds[number + 1]].cumsum(0)
@@ -288,7 +288,7 @@ def write_edge_attributes(
     files = []
     for name, spec in edge.attributes.items():
         old = attribute_file(edge_dir(edge.name, 0), name)
-        reader = RowReader(source, old, spec.dtype, (edge.num_edges, *spec.row))
+        reader = FileRows(source, old, spec.dtype, (edge.num_edges, *spec.row))
         out = writers(writer, [attribute_file(f, name) for f in folders], reader, edge.part_edges)
         files.append((reader, out))
     dtype = getattr(torch, book_dtype(num_parts))
@@ -310,7 +310,7 @@ def write_edge_attributes(
         for start in range(0, end - begin, rows) if ids else ():
             here = where[start : start + rows]
             edge_id = torch.arange(begin + start, begin + start + here.numel())
-            Split(here, num_parts).append(edge_id, ids)
+            RowsByPart(here, num_parts).append(edge_id, ids)
         for reader, out in files:
             split_rows(reader, where, num_parts, out, memory // 8, progress, begin)
     for each in [*book, *ids]:

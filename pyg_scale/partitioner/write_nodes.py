@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.partitioner.assigned import Assigned
-from pyg_scale.partitioner.rows import RowReader, RowWriter, Split, ranks
+from pyg_scale.partitioner.rows import FileRows, RowsByPart, RowWriter, ranks
 from pyg_scale.store.directory import DirectoryWriter, GraphDirectory
 from pyg_scale.store.directory.meta import attribute_file, node_dir
 
@@ -67,7 +67,7 @@ def write_attributes(
     node = source.meta.nodes[node_type]
     for name, spec in node.attributes.items():
         shape = (node.num_nodes, *spec.row)
-        reader = RowReader(source, attribute_file(node_dir(node_type, 0), name), spec.dtype, shape)
+        reader = FileRows(source, attribute_file(node_dir(node_type, 0), name), spec.dtype, shape)
         out = writers(
             writer,
             [attribute_file(node_dir(node_type, p), name) for p in range(assigned.num_parts)],
@@ -78,7 +78,7 @@ def write_attributes(
 
 
 def writers(
-    writer: DirectoryWriter, names: list[str], like: RowReader, sizes: list[int]
+    writer: DirectoryWriter, names: list[str], like: FileRows, sizes: list[int]
 ) -> list[RowWriter]:
     """Files for the rows of each part, with the dtype and the row shape of ``like``."""
     dtype = getattr(torch, like.dtype)
@@ -87,7 +87,7 @@ def writers(
 
 
 def split_rows(
-    reader: RowReader,
+    reader: FileRows,
     part: Tensor,
     num_parts: int,
     out: list[RowWriter],
@@ -110,7 +110,7 @@ def split_rows(
     end = begin + part.numel()
     for start, values in reader.chunks(rows, begin, end):
         mine = part[start - begin : start - begin + values.size(0)]
-        Split(mine, num_parts).append(values, out)
+        RowsByPart(mine, num_parts).append(values, out)
         progress(values.numel() * values.element_size())
     if end == len(reader):
         for each in out:

@@ -18,7 +18,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, weight_prefix
 from pyg_scale.partitioner.assigned import Assigned
-from pyg_scale.partitioner.rows import RowWriter, Split, ranks
+from pyg_scale.partitioner.rows import RowsByPart, RowWriter, ranks
 from pyg_scale.partitioner.write_edges import (
     EDGE_BYTES,
     EdgeFiles,
@@ -40,7 +40,7 @@ class _Spill:
     folder: Path
     dtypes: dict[str, np.dtype]
 
-    def append(self, split: Split, columns: dict[str, Tensor]) -> None:
+    def append(self, split: RowsByPart, columns: dict[str, Tensor]) -> None:
         for name, dtype in self.dtypes.items():
             values = columns[name][split.order].numpy().astype(dtype, copy=False)
             for part in np.flatnonzero(split.counts):
@@ -192,7 +192,7 @@ def _distribute(
         elif node_time is not None:
             when = source.meta.sortable(node_time[first:last])
             here["time"] = when.repeat_interleave(counts)
-        spill.append(Split(part[node], assigned.num_parts), here)
+        spill.append(RowsByPart(part[node], assigned.num_parts), here)
         progress(sum(c.numel() * c.element_size() for c in columns.values()))
     return spill, degree
 

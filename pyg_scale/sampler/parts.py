@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, PartsHere, Router, Topology
 from pyg_scale.ops.split_rows import split_rows
-from pyg_scale.ops.stitch import Answer, stitch_edges
+from pyg_scale.ops.stitch import PartEdges, stitch_edges
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
@@ -206,7 +206,7 @@ class PartsRouter:
         answers = []
         for part, place, rows, _ in shares:
             picked = self._answers.answer(sampler, part, ask.at(rows), place)
-            answers.append(Answer(rows, None, *picked))
+            answers.append(PartEdges(rows, None, *picked))
         return Picked(*stitch_edges(ask.node.numel(), answers))
 
     def node_time(self, node_type: NodeType, node: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore
 
-from pyg_scale.files.tensor_directory import Entry, TensorDirectory
+from pyg_scale.files.tensor_directory import TensorDirectory, TensorEntry
 from pyg_scale.graph.base import TopologyOptions
 from pyg_scale.graph.source import GraphSource
 from pyg_scale.graph.topology import CSC, EdgeType, Topology
@@ -198,7 +198,7 @@ def write_topology(directory: TensorDirectory, key: Any, graph: Topology) -> Non
     directory.write(key, arrays, info)
 
 
-def read_topology(directory: TensorDirectory, entry: Entry, store: Any) -> Topology:
+def read_topology(directory: TensorDirectory, entry: TensorEntry, store: Any) -> Topology:
     """Map a topology that :func:`write_topology` wrote."""
     found, info = directory.tensors(entry.key), entry.info
     assert found is not None

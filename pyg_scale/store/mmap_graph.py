@@ -24,7 +24,7 @@ from pyg_scale.graph.base import TopologyOptions
 from pyg_scale.graph.source import GraphSource, of
 from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.store.directory.assemble import Places, fill_edge_list
+from pyg_scale.store.directory.assemble import FilledPlaces, fill_edge_list
 from pyg_scale.store.directory.meta import META
 from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.mapped_topology import (
@@ -330,7 +330,7 @@ class GraphEdges(MutableMapping[Any, Any]):
         edges = torch.empty(2, csc.num_edges, dtype=dtype)
         row, col = edges.flip(0) if self._by_src else edges
         what = f"the edge list{of(attr.edge_type)} of {self._directory.path}"
-        places = Places(csc.num_edges, what)
+        places = FilledPlaces(csc.num_edges, what)
         fill_edge_list(csc, col, row, places)
         places.check()
         return row, col

@@ -13,8 +13,8 @@ from pyg_scale import plugins
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
 from pyg_scale.sampler.output import Sample
-from pyg_scale.testing.graphs import Facts
-from pyg_scale.testing.oracle import Request, verify, verify_edges, verify_nodes
+from pyg_scale.testing.graphs import EdgeLists
+from pyg_scale.testing.oracle import SampleRequest, verify, verify_edges, verify_nodes
 
 Seeds = Sequence[int] | Mapping[Any, Sequence[int]]
 """Node ids of the only type, or a dictionary by type."""
@@ -81,7 +81,7 @@ def ask(
     key: int = 0,
     time: Seeds | None = None,
     **options: Any,
-) -> tuple[Sample, Request]:
+) -> tuple[Sample, SampleRequest]:
     """Bind, sample and check the result; skips the test if the sampler does not support it."""
     bound = bind(sampler, data, num_neighbors, **options)
     sample = draw(bound, seeds, key, time)
@@ -106,9 +106,9 @@ def requested(
     *,
     time: Seeds | None = None,
     **options: Any,
-) -> Request:
+) -> SampleRequest:
     """The request of a call."""
-    facts = Facts.of(data, options.get("time_attr"), options.get("weight_attr"))
+    facts = EdgeLists.of(data, options.get("time_attr"), options.get("weight_attr"))
     if options.get("sample_direction") == "backward":
         facts = facts.reversed()
     temporal = bool(facts.node_time or facts.edge_time)
@@ -128,7 +128,7 @@ def requested(
         if isinstance(num_neighbors, Mapping)
         else {edge_type: list(num_neighbors) for edge_type in facts.edges}
     )
-    return Request(
+    return SampleRequest(
         facts=facts,
         seeds={t: list(s) for t, s in by_type(seeds).items()},
         hops=hops,

@@ -183,7 +183,7 @@ class GraphStoreTests:
         self, graph_store: GraphStore, graph: Any, layout: str
     ) -> None:
         data: Data | HeteroData = graph()
-        facts = graphs.Facts.of(data)
+        facts = graphs.EdgeLists.of(data)
         features, _ = graphs.stores(data)
         seeds = {t: torch.arange(3) for t in facts.num_nodes}
         if layout != "coo":  # ids are then in the order of the rows or columns
@@ -246,11 +246,11 @@ def as_list(pair: tuple[Tensor, Tensor], layout: str) -> Tensor:
     return torch.stack([row, col])
 
 
-def in_order(facts: graphs.Facts, layout: str) -> graphs.Facts:
+def in_order(facts: graphs.EdgeLists, layout: str) -> graphs.EdgeLists:
     """The graph with its edges numbered in the order of the rows or columns."""
     by = int(layout == "csc")
     edges = {}
     for t, pair in facts.edges.items():
         order = pair[by].argsort(stable=True)
         edges[t] = (pair[0][order], pair[1][order])
-    return graphs.Facts(facts.num_nodes, edges)
+    return graphs.EdgeLists(facts.num_nodes, edges)

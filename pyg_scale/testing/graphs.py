@@ -169,7 +169,7 @@ def stores(data: Data | HeteroData) -> tuple[FeatureStore, GraphStore]:
         for name, value in store.items():
             if isinstance(value, Tensor) and store.is_node_attr(name):
                 features.put_tensor(value, group_name=group, attr_name=name, index=None)
-    facts = Facts.of(data)
+    facts = EdgeLists.of(data)
     for edge_type, (source, destination) in facts.edges.items():
         size = (
             facts.num_nodes[facts.source_type(edge_type)],
@@ -180,7 +180,7 @@ def stores(data: Data | HeteroData) -> tuple[FeatureStore, GraphStore]:
 
 
 @dataclass
-class Facts:
+class EdgeLists:
     """A graph as plain edge lists, which the kit compares with samples.
 
     Attributes:
@@ -203,7 +203,7 @@ class Facts:
         data: Data | HeteroData,
         time_attr: str | None = None,
         weight_attr: str | None = None,
-    ) -> Facts:
+    ) -> EdgeLists:
         """Read a graph, with the attributes that a sampler is given."""
         nodes = (
             {t: data[t] for t in data.node_types} if isinstance(data, HeteroData) else {None: data}
@@ -227,7 +227,7 @@ class Facts:
             {t: s[weight_attr] for t, s in edges.items() if weight_attr in s},
         )
 
-    def reversed(self) -> Facts:
+    def reversed(self) -> EdgeLists:
         """The graph with every edge reversed; types keep their names."""
         edges = {t: (dst, src) for t, (src, dst) in self.edges.items()}
         return Turned(self.num_nodes, edges, self.node_time, self.edge_time, self.weight)
@@ -278,7 +278,7 @@ class Facts:
         return None
 
 
-class Turned(Facts):
+class Turned(EdgeLists):
     """A graph with reversed edges."""
 
     def source_type(self, edge_type: EdgeType) -> NodeType:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.sampler.output import Sample
-from pyg_scale.testing.graphs import Facts
+from pyg_scale.testing.graphs import EdgeLists
 
 
 @dataclass
-class Request:
+class SampleRequest:
     """A request to a sampler.
 
     Attributes:
@@ -29,7 +29,7 @@ class Request:
         exact_count: The declaration of the sampler.
     """
 
-    facts: Facts
+    facts: EdgeLists
     seeds: Mapping[NodeType, list[int]]
     hops: Mapping[EdgeType, list[int]]
     times: list[int] | None = None
@@ -43,7 +43,7 @@ class Request:
         return max(map(len, self.hops.values()), default=0)
 
 
-def verify(sample: Sample, request: Request) -> None:
+def verify(sample: Sample, request: SampleRequest) -> None:
     """Fail unless a directional sample fulfils a request, naming the first fault."""
     verify_nodes(sample, request)
     verify_edges(sample, request)
@@ -54,7 +54,7 @@ def verify(sample: Sample, request: Request) -> None:
         _verify_expansion(sample, request, edge_type, begin, end)
 
 
-def verify_nodes(sample: Sample, request: Request) -> None:
+def verify_nodes(sample: Sample, request: SampleRequest) -> None:
     """Check that seeds come first and in order, and that each other node occurs once."""
     facts, position = request.facts, 0
     assert set(sample.node) == set(facts.num_nodes), "every node type must be a key of node"
@@ -80,7 +80,7 @@ def verify_nodes(sample: Sample, request: Request) -> None:
             position += number
 
 
-def verify_edges(sample: Sample, request: Request, both_ways: bool = False) -> None:
+def verify_edges(sample: Sample, request: SampleRequest, both_ways: bool = False) -> None:
     """Check that every edge is an edge of the graph with the same ends.
 
     Args:
@@ -129,7 +129,7 @@ def verify_edges(sample: Sample, request: Request, both_ways: bool = False) -> N
             assert values.size(0) == sample.node[node_type].numel(), f"node_attrs[{name!r}]"
 
 
-def _verify_lookup(sample: Sample, request: Request, edge_type: EdgeType) -> None:
+def _verify_lookup(sample: Sample, request: SampleRequest, edge_type: EdgeType) -> None:
     """Check that neighbours are first rows of their nodes, in the expanded node's component."""
     facts = request.facts
     source_type = facts.source_type(edge_type)
@@ -163,7 +163,7 @@ def _verify_pointers(sample: Sample) -> None:
 
 
 def _hops_of_rows(
-    sample: Sample, request: Request
+    sample: Sample, request: SampleRequest
 ) -> tuple[dict[NodeType, list[int]], dict[NodeType, list[int]]]:
     """Check the numbers per hop; return the bounds of the rows of each hop."""
     begin, end = {}, {}
@@ -193,7 +193,7 @@ def _edges_of_hop(sample: Sample, edge_type: EdgeType, hop: int) -> slice:
 
 def _verify_order(
     sample: Sample,
-    request: Request,
+    request: SampleRequest,
     begin: Mapping[NodeType, list[int]],
     end: Mapping[NodeType, list[int]],
 ) -> None:
@@ -218,7 +218,7 @@ def _verify_order(
 
 def _verify_expansion(
     sample: Sample,
-    request: Request,
+    request: SampleRequest,
     edge_type: EdgeType,
     begin: Mapping[NodeType, list[int]],
     end: Mapping[NodeType, list[int]],
@@ -246,7 +246,7 @@ def _verify_expansion(
 
 
 def _verify_choice(
-    request: Request,
+    request: SampleRequest,
     edge_type: EdgeType,
     hop: int,
     node: int,

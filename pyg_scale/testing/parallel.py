@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from pyg_scale.parallel import Parallel, is_parallel_module, wrap
-from pyg_scale.testing.processes import Processes
+from pyg_scale.testing.processes import WaitingProcesses
 
 CHANNELS, CLASSES = 5, 4
 TOLERANCE = 1e-12
@@ -105,12 +105,14 @@ class ParallelTests:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def ranks(cls) -> Iterator[Processes]:
+    def ranks(cls) -> Iterator[WaitingProcesses]:
         """The processes, started once for the class."""
-        with Processes(max(cls.world_sizes)) as started:
+        with WaitingProcesses(max(cls.world_sizes)) as started:
             yield started
 
-    def on_ranks(self, ranks: Processes, parallel: Parallel, seeds: Seeds, **how: Any) -> None:
+    def on_ranks(
+        self, ranks: WaitingProcesses, parallel: Parallel, seeds: Seeds, **how: Any
+    ) -> None:
         """Train on the ranks of ``seeds`` and in one process, and compare."""
         if len(seeds) not in self.world_sizes:
             pytest.skip(f"there cannot be {len(seeds)} ranks")

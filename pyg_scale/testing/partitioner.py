@@ -115,7 +115,7 @@ class PartitionerTests:
             found = partition(graphs.hetero(), 2, partitioner)
         except ValueError as refused:
             pytest.skip(f"refused: {refused}")
-        sizes = graphs.Facts.of(graphs.hetero()).num_nodes
+        sizes = graphs.EdgeLists.of(graphs.hetero()).num_nodes
         assert isinstance(found, dict)
         assert {t: p.numel() for t, p in found.items()} == sizes
         assert list(found) == list(sizes), "types must stay in their order"
@@ -260,7 +260,7 @@ def view(
     """
     train = None
     if "train" in balance and "train_mask" not in data:
-        facts = graphs.Facts.of(data)
+        facts = graphs.EdgeLists.of(data)
         train = {t: torch.arange(0, n, 2) for t, n in facts.num_nodes.items()}
     graph = partition_graph(data, balance=balance, train=train)
     if partitioner.needs_sorted:

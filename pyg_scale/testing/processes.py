@@ -19,7 +19,7 @@ import torch.distributed as dist
 _PRELOADED = ["torch", "torch.distributed", "torch_geometric.nn", "pyg_scale.comm"]
 
 
-class Processes:
+class WaitingProcesses:
     """Processes that wait for work.
 
     They are forked from a process that has loaded only torch, so that a start takes the time of one
@@ -125,7 +125,7 @@ class Processes:
             connection.close()
         self._running = []
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> WaitingProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.convert.base import Description, Reader
-from pyg_scale.convert.journal import Journal, Work
+from pyg_scale.convert.journal import ConversionWorkspace, Journal
 from pyg_scale.convert.options import Options
 from pyg_scale.convert.run import run
 from pyg_scale.files.npy import dtype_name
@@ -40,7 +40,9 @@ class ReaderTests:
         """The description of the prepared reader."""
         folder = tmp_path / "workspace"
         folder.mkdir()
-        reader.prepare(Work(folder, _MEMORY, Journal(folder / "steps.json", None), quiet=True))
+        reader.prepare(
+            ConversionWorkspace(folder, _MEMORY, Journal(folder / "steps.json", None), quiet=True)
+        )
         yield reader.describe()
         reader.close()
 

@@ -22,7 +22,7 @@ from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ask import ask, bind, draw, unbound
 from pyg_scale.testing.draws import DrawTests, assert_equal
-from pyg_scale.testing.oracle import Request, edge_list, first_rows, identities
+from pyg_scale.testing.oracle import SampleRequest, edge_list, first_rows, identities
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -112,7 +112,7 @@ def _in_parts(data: Data | HeteroData, folder: Path, **attrs: Any) -> GraphDirec
     generator = torch.Generator().manual_seed(3)
     assignment = {
         t: torch.randint(3, (size,), generator=generator).int()
-        for t, size in graphs.Facts.of(data).num_nodes.items()
+        for t, size in graphs.EdgeLists.of(data).num_nodes.items()
     }
     partition = Partition(assignment, 3, "random")
     return write_partition(folder / "whole", partition, folder / "parts")
@@ -360,7 +360,7 @@ class SamplerTests(DrawTests, AcrossPartsTests):
         assert both.edge[buys] is None
 
 
-def _among(sample: Any, request: Request, edge_type: Any) -> list[tuple[int, int, int]]:
+def _among(sample: Any, request: SampleRequest, edge_type: Any) -> list[tuple[int, int, int]]:
     """All edges of a type among the nodes of a sample, for every row of the destination."""
     facts = request.facts
     source_type, destination_type = facts.source_type(edge_type), facts.destination_type(edge_type)

@@ -43,7 +43,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of a piece of a tensor."""
 
     file: str
@@ -93,7 +93,7 @@ class Writer(StorageWriter):
                 data = raw_bytes(tensor).numpy().data
                 out.write(data)
                 crc = zlib.crc32(data, crc)
-                place = Place(name, offset, data.nbytes, tensor.dtype, tensor.shape)
+                place = TensorPlace(name, offset, data.nbytes, tensor.dtype, tensor.shape)
                 results.append(WriteResult(item.index, data.nbytes, place))
                 offset += data.nbytes
             out.flush()
@@ -137,7 +137,7 @@ class Reader(StorageReader):
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = Path(folder)
         self.states: dict[int, Any] = {}
-        self._places: dict[MetadataIndex, Place] = {}
+        self._places: dict[MetadataIndex, TensorPlace] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         if checkpoint_id is not None:
@@ -169,7 +169,7 @@ class Reader(StorageReader):
     ) -> None:
         offsets, shape = torch.Size(chunk["offsets"]), torch.Size(chunk["shape"])
         index = MetadataIndex(name, offsets)
-        place = Place(chunk["file"], chunk["offset"], chunk["bytes"], dtype, shape)
+        place = TensorPlace(chunk["file"], chunk["offset"], chunk["bytes"], dtype, shape)
         if place.num_bytes != math.prod(shape) * dtype.itemsize or Path(place.file).name != (
             place.file
         ):
@@ -231,7 +231,7 @@ class Reader(StorageReader):
         return Path(checkpoint_id).is_dir()
 
 
-def _read(source: Any, place: Place, path: Path) -> Tensor:
+def _read(source: Any, place: TensorPlace, path: Path) -> Tensor:
     source.seek(place.offset)
     data = bytearray(place.num_bytes)
     if source.readinto(data) != place.num_bytes:

@@ -19,7 +19,7 @@ from pyg_scale.comm.handshake import introduce
 from pyg_scale.comm.landing import Landing, Landings
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
-from pyg_scale.ops.sockets import Places, Rows
+from pyg_scale.ops.sockets import GatheredRows, RowPlaces
 from pyg_scale.testing.ranks import run_ranks
 
 
@@ -108,7 +108,7 @@ X = torch.arange(600, dtype=torch.int16).view(torch.uint8).view(100, 12)
 
 def landing(count: int, row_bytes: int = 12) -> Landing:
     out = torch.zeros(100, row_bytes, dtype=torch.uint8)
-    return Landing(Places(out, count, torch.arange(count).flip(0), None))
+    return Landing(RowPlaces(out, count, torch.arange(count).flip(0), None))
 
 
 @pytest.mark.parametrize("timeout", [None, 10.0])
@@ -118,7 +118,7 @@ def test_rows_are_chosen_as_they_go_and_land_as_they_come(timeout: float | None)
         end.settimeout(timeout)
     index = torch.arange(0, 100, 3)
     wanted, other_count, other_size = landing(34), landing(33), landing(34, 11)
-    sent = Frame(REPLY, 5, "", [torch.arange(3), *[Rows(X, index)] * 3, torch.ones(2)])
+    sent = Frame(REPLY, 5, "", [torch.arange(3), *[GatheredRows(X, index)] * 3, torch.ones(2)])
     asked = []
 
     def landings(kind: int, number: int) -> list[Landing | None]:
@@ -147,10 +147,10 @@ def test_answers_land_and_what_is_withdrawn_does_not() -> None:
         def __call__(self, got: list[torch.Tensor]) -> list[torch.Tensor]:
             return [each.tensor() for each in self.rows(got)]
 
-        def rows(self, got: list[torch.Tensor]) -> list[Rows]:
+        def rows(self, got: list[torch.Tensor]) -> list[GatheredRows]:
             if got[0].numel() == 5:
                 assert late.wait(20)
-            return [Rows(X, got[0])]
+            return [GatheredRows(X, got[0])]
 
     def work(group: Group) -> None:
         with Gloo.join(group) as comm:

@@ -57,11 +57,11 @@ def test_what_was_interrupted_goes_on(
 ) -> None:
     model = model_of("sage")
     paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
-    from pyg_scale.inference.progress import Progress
+    from pyg_scale.inference.progress import InferenceProgress
 
-    write, left = Progress.write, [5]
+    write, left = InferenceProgress.write, [5]
 
-    def fails(self: Progress, *args: Any) -> None:
+    def fails(self: InferenceProgress, *args: Any) -> None:
         left[0] -= 1
         if left[0] == 0:
             raise OSError("no space left on device")
@@ -71,14 +71,16 @@ def test_what_was_interrupted_goes_on(
         return layerwise_inference(model, data, tmp_path / "out", batch_size=17)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "write", fails)
+        patch.setattr(InferenceProgress, "write", fails)
         with pytest.raises(ExceptionGroup) as error:
             on_ranks(paths, work, timeout=5.0)
     kinds = {type(each) for each in error.value.exceptions}
     assert OSError in kinds and kinds <= {OSError, CommError, CommTimeoutError}
     rows: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "write", lambda s, *a: (rows.append(a[2].size(0)), write(s, *a))[1])
+        patch.setattr(
+            InferenceProgress, "write", lambda s, *a: (rows.append(a[2].size(0)), write(s, *a))[1]
+        )
         found = on_ranks(paths, work)[0]
     assert sum(rows) < 2 * 90
     with torch.no_grad():

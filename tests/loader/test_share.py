@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyg_scale.loader.seeds.share import (
     UNEVEN,
     Epoch,
-    Ranks,
-    Segment,
+    EpochSegment,
+    SharingRanks,
     Turn,
     deal,
     default_owners,
@@ -26,19 +26,19 @@ WORLDS = st.integers(1, 6)
 QUICK = settings(deadline=None, max_examples=40)
 
 
-def turns(epoch: Epoch, ranks: Ranks, uneven: str = "join") -> list[list[Turn]]:
+def turns(epoch: Epoch, ranks: SharingRanks, uneven: str = "join") -> list[list[Turn]]:
     return [list(epoch.turns(ranks, rank, uneven)) for rank in range(ranks.world_size)]
 
 
-def owners_of(num_parts: int, world_size: int, drawn: Sequence[int]) -> Ranks:
+def owners_of(num_parts: int, world_size: int, drawn: Sequence[int]) -> SharingRanks:
     lists = [tuple(sorted({d % world_size for d in drawn[p::num_parts]})) for p in range(num_parts)]
-    return Ranks(world_size, tuple(lists))
+    return SharingRanks(world_size, tuple(lists))
 
 
 @QUICK
 @given(COUNTS, WORLDS)
 def test_without_parts_ranks_take_turns(count: int, world_size: int) -> None:
-    for rank, mine in enumerate(turns(Epoch(count), Ranks(world_size))):
+    for rank, mine in enumerate(turns(Epoch(count), SharingRanks(world_size))):
         assert [turn.number for turn in mine] == list(range(rank, count, world_size))
         assert len(mine) == num_steps(count, world_size, rank, "join")
 
@@ -77,15 +77,15 @@ def test_with_parts_every_batch_goes_to_one_rank(
 
 def test_owners_get_their_parts_where_these_are_equal() -> None:
     part = torch.tensor([0, 1, 2, 3] * 5)
-    for rank, mine in enumerate(turns(Epoch(20, part), Ranks(2, default_owners(4, 2)))):
+    for rank, mine in enumerate(turns(Epoch(20, part), SharingRanks(2, default_owners(4, 2)))):
         assert {int(part[t.number]) % 2 for t in mine} == {rank}
-    shared = turns(Epoch(20, part % 2), Ranks(4, default_owners(2, 4)))
+    shared = turns(Epoch(20, part % 2), SharingRanks(4, default_owners(2, 4)))
     assert [{int(part[t.number]) % 2 for t in mine} for mine in shared] == [{0}, {1}, {0}, {1}]
 
 
 def test_a_part_that_nobody_owns_fills_the_others_up() -> None:
     part = torch.tensor([0, 2, 2, 1, 2, 0])
-    dealt = deal(torch.arange(6), Ranks(2, ((1,), (0,), ())), part)
+    dealt = deal(torch.arange(6), SharingRanks(2, ((1,), (0,), ())), part)
     assert dealt.tolist() == [[1, 0], [2, 4], [3, 5]]
 
 
@@ -93,7 +93,7 @@ def test_a_part_that_nobody_owns_fills_the_others_up() -> None:
 @given(COUNTS, WORLDS, st.booleans())
 def test_uneven_ends(count: int, world_size: int, parts: bool) -> None:
     part = torch.arange(count) * 7 % 3 if parts else None
-    ranks = Ranks(world_size, default_owners(3, world_size) if parts else ())
+    ranks = SharingRanks(world_size, default_owners(3, world_size) if parts else ())
     found = {uneven: turns(Epoch(count, part), ranks, uneven) for uneven in UNEVEN}
     for uneven, dealt in found.items():
         lengths = [len(mine) for mine in dealt]
@@ -111,7 +111,7 @@ def test_uneven_ends(count: int, world_size: int, parts: bool) -> None:
 
 
 def test_what_is_repeated_is_what_torch_would_repeat() -> None:
-    (_, one, two) = turns(Epoch(7), Ranks(3), "repeat")
+    (_, one, two) = turns(Epoch(7), SharingRanks(3), "repeat")
     assert (one[-1].number, two[-1].number) == (0, 1)
 
 
@@ -131,7 +131,7 @@ def test_an_epoch_is_gone_on_with_by_other_ranks(
     delivered, segments = 0, ()
     seen: list[int] = []
     for world_size, steps in [*plan, (1, 10**6)]:
-        ranks = Ranks(world_size, default_owners(4, world_size) if parts else ())
+        ranks = SharingRanks(world_size, default_owners(4, world_size) if parts else ())
         epoch = Epoch(count, part, delivered, segments).joined_by(ranks)
         begun = epoch.segments[-1].steps if parts else 0
         made = [mine[:steps] for mine in turns(epoch, ranks)]
@@ -143,8 +143,8 @@ def test_an_epoch_is_gone_on_with_by_other_ranks(
             assert delivered == len(seen)
         if parts:
             done = begun if last is None else last.step + 1
-            segments = (*epoch.segments[:-1], Segment(ranks, done))
-            assert [Segment.from_list(each.to_list()) for each in segments] == list(segments)
+            segments = (*epoch.segments[:-1], EpochSegment(ranks, done))
+            assert [EpochSegment.from_list(each.to_list()) for each in segments] == list(segments)
     assert sorted(seen) == list(range(count))
 
 
@@ -154,10 +154,10 @@ def test_the_same_ranks_go_on_as_if_nothing_had_happened(
     count: int, world_size: int, steps: int, parts: bool, uneven: str
 ) -> None:
     part = torch.arange(count) * 5 % 3 if parts else None
-    ranks = Ranks(world_size, default_owners(3, world_size) if parts else ())
+    ranks = SharingRanks(world_size, default_owners(3, world_size) if parts else ())
     whole = turns(Epoch(count, part).joined_by(ranks), ranks, uneven)
     steps = min(steps, count // world_size)
-    epoch = Epoch(count, part, steps * world_size, (Segment(ranks, steps),) if parts else ())
+    epoch = Epoch(count, part, steps * world_size, (EpochSegment(ranks, steps),) if parts else ())
     for rank, mine in enumerate(turns(epoch, ranks, uneven)):
         rest = whole[rank][steps:]
         assert [(t.number, t.delivered, t.repeated) for t in mine] == [
@@ -194,4 +194,4 @@ def test_one_part_changes_nothing() -> None:
 
 def test_a_segment_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="does not say which ranks"):
-        Segment.from_list([2, 3])
+        EpochSegment.from_list([2, 3])

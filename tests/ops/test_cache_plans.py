@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyg_scale.ops import library, row_cache
 from pyg_scale.ops.belady import Belady
-from pyg_scale.ops.row_cache import Placed, Plan
+from pyg_scale.ops.row_cache import CachePlan, Placed
 from pyg_scale.ops.sieve import Sieve
 from tests.store.cache.oracles import WindowedCache, fewest_misses, min_misses, sieve_misses
 
@@ -121,7 +121,7 @@ def test_plans_with_and_without_kernels_are_the_same(
             if name == "belady" and now + 1 < len(asked):
                 policy.announce(asked[now + 1], now + 1)
             plans.append(policy.plan(index, now))
-        for field, left, right in zip(Plan._fields, *plans):
+        for field, left, right in zip(CachePlan._fields, *plans):
             assert left.dtype == right.dtype and torch.equal(left, right), field
         for field, left in vars(ours).items():
             right = vars(plain)[field]

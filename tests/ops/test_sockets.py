@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.sockets import Places, Rows, receive, send
+from pyg_scale.ops.sockets import GatheredRows, RowPlaces, receive, send
 
 
 @pytest.fixture(params=["never", "require"], autouse=True)
@@ -58,8 +58,12 @@ def test_rows_go_where_they_belong(
     expected[position] = x[index]
     first, last = torch.arange(5), torch.randn(100_000)
     got_first, got_last = torch.empty_like(first), torch.empty_like(last)
-    places = Places(out, index.numel(), position, None)
-    for rows in (Rows(x, index), Rows(x, index.int()), Rows(x, index).tensor()):
+    places = RowPlaces(out, index.numel(), position, None)
+    for rows in (
+        GatheredRows(x, index),
+        GatheredRows(x, index.int()),
+        GatheredRows(x, index).tensor(),
+    ):
         out.zero_()
         through(ends, [first, rows, last], [got_first, places, got_last])
         assert torch.equal(out, expected)
@@ -71,7 +75,7 @@ def test_a_row_that_goes_to_several_places(ends: tuple[socket.socket, socket.soc
     take = torch.randint(2000, (5000,), generator=torch.Generator().manual_seed(2)).sort().values
     position = torch.randperm(6000, generator=torch.Generator().manual_seed(3))[:5000]
     out = torch.zeros(6000, 300, dtype=torch.uint8)
-    through(ends, [x], [Places(out, 2000, position, take)])
+    through(ends, [x], [RowPlaces(out, 2000, position, take)])
     assert torch.equal(out[position], x[take])
     assert int(out.count_nonzero()) == int(x[take].count_nonzero()), "nothing else was written"
 
@@ -79,7 +83,7 @@ def test_a_row_that_goes_to_several_places(ends: tuple[socket.socket, socket.soc
 def test_the_first_rows_in_order(ends: tuple[socket.socket, socket.socket]) -> None:
     x, out = matrix(700, 9), torch.zeros(900, 9, dtype=torch.uint8)
     none = torch.empty(0, dtype=torch.int64)
-    through(ends, [x], [Places(out, 700, none, None)])
+    through(ends, [x], [RowPlaces(out, 700, none, None)])
     assert torch.equal(out[:700], x) and not out[700:].any()
 
 
@@ -88,7 +92,7 @@ def test_nothing_is_sent_of_rows_that_do_not_exist(
     ends: tuple[socket.socket, socket.socket], wrong: int
 ) -> None:
     with pytest.raises(IndexError, match=str(wrong)):
-        send(ends[0], [torch.arange(3), Rows(matrix(10, 4), torch.tensor([1, wrong]))])
+        send(ends[0], [torch.arange(3), GatheredRows(matrix(10, 4), torch.tensor([1, wrong]))])
     ends[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         ends[1].recv(1)
@@ -114,7 +118,7 @@ def test_places_that_do_not_exist(
     out = torch.zeros(9, 4, dtype=torch.uint8)
     taken = None if take is None else torch.tensor(take)
     with pytest.raises(ValueError, match="a position is out of range|take must ascend"):
-        receive(ends[1], [Places(out, 3, torch.tensor(position), taken)])
+        receive(ends[1], [RowPlaces(out, 3, torch.tensor(position), taken)])
 
 
 def test_connections_that_end(ends: tuple[socket.socket, socket.socket]) -> None:

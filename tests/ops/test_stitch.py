@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.stitch import Answer, stitch_edges
+from pyg_scale.ops.stitch import PartEdges, stitch_edges
 
 NONE = torch.empty(0, dtype=torch.int64)
 
@@ -24,11 +24,13 @@ def edges_of(node: int) -> list[int]:
     return [node * 10 + i for i in range(node % 4)]
 
 
-def answer(position: Tensor, nodes: list[int], take: Tensor | None, dtype: torch.dtype) -> Answer:
+def answer(
+    position: Tensor, nodes: list[int], take: Tensor | None, dtype: torch.dtype
+) -> PartEdges:
     edges = [edge for node in nodes for edge in edges_of(node)]
     found = torch.tensor(edges, dtype=dtype)
     counts = torch.tensor([len(edges_of(node)) for node in nodes], dtype=torch.int64)
-    return Answer(position, take, counts, found, found + 5, {})
+    return PartEdges(position, take, counts, found, found + 5, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -17,12 +17,12 @@ from pyg_scale import parallel
 from pyg_scale.errors import UnknownPluginError
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.seed_weights import mean_unread
-from pyg_scale.testing.processes import Processes
+from pyg_scale.testing.processes import WaitingProcesses
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Processes]:
-    with Processes(2) as started:
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(2) as started:
         yield started
 
 

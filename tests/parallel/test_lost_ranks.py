@@ -18,14 +18,14 @@ from torch import nn
 from pyg_scale import parallel
 from pyg_scale.comm import roll_call
 from pyg_scale.errors import CommError, CommTimeoutError
-from pyg_scale.testing.processes import Processes
+from pyg_scale.testing.processes import WaitingProcesses
 
 SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Processes]:
-    with Processes(4) as started:
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(4) as started:
         yield started
 
 
@@ -97,7 +97,7 @@ _slow = pytest.mark.slow
         *(pytest.param(each, marks=_slow) for each in ("backward", "forward", "join", "static")),
     ],
 )
-def test_a_rank_that_is_killed_is_named(ranks: Processes, where: str) -> None:
+def test_a_rank_that_is_killed_is_named(ranks: WaitingProcesses, where: str) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         ranks.run(lose_rank_2, "killed", where)
     (error,) = raised.value.exceptions
@@ -106,5 +106,5 @@ def test_a_rank_that_is_killed_is_named(ranks: Processes, where: str) -> None:
 
 @_slow
 @pytest.mark.parametrize("where", ["backward", "join"])
-def test_a_rank_that_is_late_is_named_and_told(ranks: Processes, where: str) -> None:
+def test_a_rank_that_is_late_is_named_and_told(ranks: WaitingProcesses, where: str) -> None:
     ranks.run(lose_rank_2, "late", where)

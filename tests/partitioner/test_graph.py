@@ -19,7 +19,7 @@ def pairs(graph):
 
 def expected(data):
     """Both directions of every edge, without loops, with the nodes of all types numbered."""
-    facts = graphs.Facts.of(data)
+    facts = graphs.EdgeLists.of(data)
     first, total = {}, 0
     for node_type, size in facts.num_nodes.items():
         first[node_type] = total

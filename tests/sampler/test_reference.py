@@ -147,7 +147,7 @@ def compare(data, seeds, num_neighbors, hops, case, direction="forward", key=KEY
     sampler = ReferenceSampler().bind(
         data, num_neighbors=num_neighbors, sample_direction=direction, **case
     )
-    facts = graphs.Facts.of(data, case.get("time_attr"), case.get("weight_attr"))
+    facts = graphs.EdgeLists.of(data, case.get("time_attr"), case.get("weight_attr"))
     facts = facts.reversed() if direction == "backward" else facts
     time = times = None
     if "time_attr" in case:
@@ -187,7 +187,7 @@ def test_follows_the_specification_with_types(case):
 
 @pytest.mark.parametrize("data", [graphs.hostile(), graphs.hetero()], ids=["homo", "hetero"])
 def test_follows_the_specification_backward(data):
-    types = list(graphs.Facts.of(data).edges)
+    types = list(graphs.EdgeLists.of(data).edges)
     seeds = {None if types == [None] else "user": [0, 3, 17]}
     compare(data, seeds, [3, 2], {t: [3, 2] for t in types}, {}, "backward")
 
@@ -229,10 +229,10 @@ def scalar_induced(facts, nodes, row_of, disjoint, times):
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[7], CASES[8]], ids=case_name)
 @pytest.mark.parametrize("data", [graphs.hostile(), graphs.hetero()], ids=["homo", "hetero"])
 def test_induced(data, case):
-    types = list(graphs.Facts.of(data).edges)
+    types = list(graphs.EdgeLists.of(data).edges)
     seeds = {None if types == [None] else "user": [0, 8, 0, 17]}
     sampler = ReferenceSampler().bind(data, num_neighbors=[3, 2], subgraph_type="induced", **case)
-    facts = graphs.Facts.of(data, case.get("time_attr"))
+    facts = graphs.EdgeLists.of(data, case.get("time_attr"))
     times = [7, 3, 5, 4] if "time_attr" in case else None
     out = sampler.sample_checked(
         {t: torch.tensor(s) for t, s in seeds.items()},
@@ -312,4 +312,4 @@ def test_extra_tensors_are_never_dropped_silently(subgraph_type):
 def test_a_fan_out_beyond_all_degrees_costs_nothing():
     sampler = ReferenceSampler().bind(graphs.hostile(), num_neighbors=[10**9])
     out = sampler.sample_checked({None: torch.tensor([0])}, None, KEY)
-    assert out.row[None].numel() == graphs.Facts.of(graphs.hostile()).edges[None][1].eq(0).sum()
+    assert out.row[None].numel() == graphs.EdgeLists.of(graphs.hostile()).edges[None][1].eq(0).sum()

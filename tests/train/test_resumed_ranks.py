@@ -15,14 +15,14 @@ from torch_geometric.nn import GraphSAGE
 from pyg_scale import parallel
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.testing.processes import Processes
+from pyg_scale.testing.processes import WaitingProcesses
 
 EPOCHS = 2
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Processes]:
-    with Processes(4) as started:
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(4) as started:
         yield started
 
 
@@ -85,7 +85,7 @@ def stopped(at: Sequence[int], options: dict[str, Any]) -> tuple[list[int], bool
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
-def test_stopped_after_any_step(ranks: Processes, world_size: int) -> None:
+def test_stopped_after_any_step(ranks: WaitingProcesses, world_size: int) -> None:
     assert ranks.run(stopped, range(1, 8), {}, world_size=world_size) == [([], True)] * world_size
 
 
@@ -99,5 +99,5 @@ def test_stopped_after_any_step(ranks: Processes, world_size: int) -> None:
     ],
     ids=str,
 )
-def test_stopped_with_options(ranks: Processes, options: dict[str, Any]) -> None:
+def test_stopped_with_options(ranks: WaitingProcesses, options: dict[str, Any]) -> None:
     assert ranks.run(stopped, [1, 4], options, world_size=3) == [([], True)] * 3

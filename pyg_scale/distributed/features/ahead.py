@@ -14,7 +14,7 @@ from torch_geometric.data import TensorAttr
 from pyg_scale.store.base import look_ahead_of
 
 if TYPE_CHECKING:
-    from pyg_scale.distributed.features.plan import Plan
+    from pyg_scale.distributed.features.plan import ReadPlan
     from pyg_scale.distributed.features.store import RankFeatures
 
 
@@ -30,7 +30,7 @@ class RankSchedule:
 
     def __init__(self, store: RankFeatures) -> None:
         self._store = store
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, ReadPlan] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._of_local = _schedule_of(store.local)
@@ -80,7 +80,7 @@ class RankSchedule:
                 with self._lock:
                     self._plans.pop(batch, None)
 
-    def take(self, batch: int, attrs: Sequence[TensorAttr]) -> Plan | None:
+    def take(self, batch: int, attrs: Sequence[TensorAttr]) -> ReadPlan | None:
         """Take the plan of a batch, if it was announced with these attributes."""
         with self._lock:
             plan = self._plans.pop(batch, None)
@@ -116,7 +116,7 @@ class _Serving(threading.local):
 _serving = _Serving()
 
 
-def announced_plan(store: object, attrs: Sequence[TensorAttr]) -> Plan | None:
+def announced_plan(store: object, attrs: Sequence[TensorAttr]) -> ReadPlan | None:
     """The plan of this thread's current read, if it was announced to the store."""
     now = _serving.now
     if now is None or now[0]._store is not store:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.features.parts import Column
+from pyg_scale.distributed.features.parts import FeatureColumn
 from pyg_scale.distributed.features.split import Splitter
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.store.cache.cached import POLICIES
@@ -30,7 +30,7 @@ def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
 
 
 def capacity_of(
-    cache: int | str | None, cache_ratio: float | None, columns: Iterable[Column]
+    cache: int | str | None, cache_ratio: float | None, columns: Iterable[FeatureColumn]
 ) -> int:
     """Size of a cache in bytes, 0 for none.
 

@@ -23,7 +23,7 @@ Key = tuple[Any, str]
 
 
 @dataclass(frozen=True)
-class Column:
+class FeatureColumn:
     """One attribute of the nodes or edges of a type.
 
     Attributes:
@@ -66,19 +66,19 @@ def described(of_edges: bool, kind: NodeType | EdgeType) -> str:
 
 def columns_of(
     directory: GraphDirectory, attributes: Sequence[str | Key] | None = None
-) -> dict[Key, Column]:
+) -> dict[Key, FeatureColumn]:
     """All attributes with a row per node or edge, or those selected by name, or group and name.
 
     Raises:
         KeyError: If an attribute does not exist.
     """
-    found: dict[Key, Column] = {}
+    found: dict[Key, FeatureColumn] = {}
     wanted = None if attributes is None else set(attributes)
 
     def add(of_edges: bool, kind: Any, rows: int, named: dict[str, Attribute]) -> None:
         for name, spec in named.items():
             dtype = torch_dtype(spec.dtype)
-            column = Column(of_edges, kind, name, rows, tuple(spec.row), dtype)
+            column = FeatureColumn(of_edges, kind, name, rows, tuple(spec.row), dtype)
             if wanted is None or name in wanted or column.key in wanted:
                 found[column.key] = column
 
@@ -116,7 +116,7 @@ class PartRows:
         self._raw: dict[tuple[Key, int], Tensor] = {}
         self._edge_ids: dict[tuple[EdgeType, int], Tensor | None] = {}
 
-    def raw(self, column: Column, part: int) -> Tensor:
+    def raw(self, column: FeatureColumn, part: int) -> Tensor:
         """All rows of a part, ``uint8`` ``[n, row_bytes]``.
 
         Raises:
@@ -132,7 +132,7 @@ class PartRows:
             self._raw[column.key, part] = known
         return known
 
-    def of_nodes(self, columns: Sequence[Column], index: Tensor) -> list[Tensor]:
+    def of_nodes(self, columns: Sequence[FeatureColumn], index: Tensor) -> list[Tensor]:
         """Rows of nodes by original id; all their parts must be local.
 
         Args:

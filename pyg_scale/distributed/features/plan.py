@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.distributed.features.parts import Column, Key
+from pyg_scale.distributed.features.parts import FeatureColumn, Key
 from pyg_scale.distributed.features.requests import RemoteRead
-from pyg_scale.distributed.features.split import Rows
+from pyg_scale.distributed.features.split import RowsByRank
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.memory import _name, _rows
 
 
 @dataclass
-class Plan:
+class ReadPlan:
     """The plan of a read.
 
     Attributes:
@@ -32,12 +32,12 @@ class Plan:
     """
 
     attrs: list[TensorAttr] = field(default_factory=list)
-    wanted: list[tuple[Rows, list[Column]]] = field(default_factory=list)
-    place: list[tuple[int, Column]] = field(default_factory=list)
+    wanted: list[tuple[RowsByRank, list[FeatureColumn]]] = field(default_factory=list)
+    place: list[tuple[int, FeatureColumn]] = field(default_factory=list)
     through_cache: list[Tensor | None] = field(default_factory=list)
     asked: RemoteRead | None = None
 
-    def coming(self, number: int, column: Column | None = None) -> dict[Key, Tensor]:
+    def coming(self, number: int, column: FeatureColumn | None = None) -> dict[Key, Tensor]:
         """Take the tensors to which requested rows are written as they arrive.
 
         Args:
@@ -68,7 +68,7 @@ class Plan:
         ]
 
 
-def here_of(rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+def here_of(rows: RowsByRank) -> Iterator[tuple[Tensor, Tensor]]:
     """``(positions, original ids)`` of the rows in local parts, if any."""
     count = rows.index.numel()
     if rows.absent.numel() == count:
@@ -110,7 +110,7 @@ def is_single(index: Any) -> bool:
     return isinstance(index, int | np.integer) or getattr(index, "ndim", 1) == 0
 
 
-def checked_rows(value: Any, column: Column, count: int, whose: str) -> Tensor:
+def checked_rows(value: Any, column: FeatureColumn, count: int, whose: str) -> Tensor:
     """The rows that a store returned, contiguous.
 
     Raises:

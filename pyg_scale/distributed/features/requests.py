@@ -17,12 +17,12 @@ from torch import Tensor
 from pyg_scale.comm import Service, Work
 from pyg_scale.comm.landing import Landing
 from pyg_scale.distributed.failover import Search
-from pyg_scale.distributed.features.parts import Column, Key, raw_rows
-from pyg_scale.distributed.features.serve import FEATURES, Entry, request_of
-from pyg_scale.distributed.features.split import Piece, Rows
+from pyg_scale.distributed.features.parts import FeatureColumn, Key, raw_rows
+from pyg_scale.distributed.features.serve import FEATURES, ServedRows, request_of
+from pyg_scale.distributed.features.split import RemoteRows, RowsByRank
 from pyg_scale.errors import CommError
 from pyg_scale.ops import memory, row_cache
-from pyg_scale.ops.sockets import Places
+from pyg_scale.ops.sockets import RowPlaces
 from pyg_scale.store.reading import count_remote
 
 MAX_TENSORS = 250
@@ -46,14 +46,14 @@ class RemoteRead:
     def __init__(
         self,
         service: Service,
-        wanted: Sequence[tuple[Rows, Sequence[Column]]],
+        wanted: Sequence[tuple[RowsByRank, Sequence[FeatureColumn]]],
         search: Search,
     ) -> None:
         self._service, self._wanted, self._search = service, wanted, search
         self.out: dict[tuple[int, Key], Tensor] = {}
         self._places: dict[tuple[int, Key], Tensor] = {}  # the same memory
         self._lock = threading.Lock()
-        self._found: dict[tuple[int, Key], list[tuple[Tensor, Piece]]] = {}
+        self._found: dict[tuple[int, Key], list[tuple[Tensor, RemoteRows]]] = {}
         self._error: CommError | None = None
         self._coming: list[tuple[Work[list[Tensor]] | CommError, int, list[_Part]]] = []
         parts = []
@@ -93,11 +93,11 @@ class RemoteRead:
                 count = self._wanted[part.number][0].index.numel()
                 self.out[key] = memory.empty([count, *column.row], column.dtype)
                 self._places[key] = raw_rows(self.out[key])
-            places = Places(self._places[key], piece.ids.numel(), piece.position, piece.take)
+            places = RowPlaces(self._places[key], piece.ids.numel(), piece.position, piece.take)
             part.landings.append(Landing(places))
         return part.landings
 
-    def write(self, number: int, column: Column, out: Tensor) -> None:
+    def write(self, number: int, column: FeatureColumn, out: Tensor) -> None:
         """Wait for the answers, and write the rows of an attribute; once for each.
 
         Args:
@@ -162,13 +162,13 @@ class _Part:
     """A piece, and its attributes that are requested in one message."""
 
     number: int
-    piece: Piece
-    columns: tuple[Column, ...]
+    piece: RemoteRows
+    columns: tuple[FeatureColumn, ...]
     landings: list[Landing] = field(default_factory=list)
 
-    def entry(self) -> Entry:
+    def entry(self) -> ServedRows:
         first, names = self.columns[0], tuple(column.name for column in self.columns)
-        return Entry(first.of_edges, first.type, self.piece.part, names, self.piece.ids)
+        return ServedRows(first.of_edges, first.type, self.piece.part, names, self.piece.ids)
 
 
 def _messages(parts: Sequence[_Part]) -> list[list[_Part]]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.features.parts import Column, PartRows, columns_of, described
+from pyg_scale.distributed.features.parts import FeatureColumn, PartRows, columns_of, described
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.ops.sockets import Rows
+from pyg_scale.ops.sockets import GatheredRows
 from pyg_scale.store.directory import GraphDirectory
 
 FEATURES = "features"
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 34
 """Largest size of an answer in bytes."""
 
 
-class Entry(NamedTuple):
+class ServedRows(NamedTuple):
     """Rows of one type and part, and the attributes to read.
 
     Attributes:
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     ids: Tensor
 
 
-def request_of(entries: Sequence[Entry]) -> list[Tensor]:
+def request_of(entries: Sequence[ServedRows]) -> list[Tensor]:
     """The tensors of a request.
 
     Raises:
@@ -87,7 +87,7 @@ class FeatureAnswers:
         """
         return [rows.tensor() for rows in self.rows(tensors)]
 
-    def rows(self, tensors: list[Tensor]) -> list[Rows]:
+    def rows(self, tensors: list[Tensor]) -> list[GatheredRows]:
         """The same rows, to be chosen while they are sent."""
         entries = [self._checked(entry) for entry in _entries(tensors)]
         size = sum(ids.numel() * c.row_bytes for _, columns, ids in entries for c in columns)
@@ -99,10 +99,10 @@ class FeatureAnswers:
             if columns[0].of_edges:
                 place = self._rows.place_of_edges(columns[0].type, part, ids)  # type: ignore[arg-type]
             for column in columns:
-                out.append(Rows(self._rows.raw(column, part), place))
+                out.append(GatheredRows(self._rows.raw(column, part), place))
         return out
 
-    def _checked(self, entry: Entry) -> tuple[int, list[Column], Tensor]:
+    def _checked(self, entry: ServedRows) -> tuple[int, list[FeatureColumn], Tensor]:
         what = described(entry.of_edges, entry.type)
         columns = []
         for name in entry.names:
@@ -131,7 +131,7 @@ class FeatureAnswers:
         return entry.part, columns, ids
 
 
-def _entries(tensors: Sequence[Tensor]) -> list[Entry]:
+def _entries(tensors: Sequence[Tensor]) -> list[ServedRows]:
     if not tensors or tensors[0].dtype != torch.uint8 or tensors[0].dim() != 1:
         raise ValueError("a request for features must begin with a text")
     if tensors[0].numel() > MAX_TEXT:
@@ -145,7 +145,7 @@ def _entries(tensors: Sequence[Tensor]) -> list[Entry]:
     return [_entry(plain, ids) for plain, ids in zip(found, tensors[1:])]
 
 
-def _entry(plain: Any, ids: Tensor) -> Entry:
+def _entry(plain: Any, ids: Tensor) -> ServedRows:
     if not isinstance(plain, list) or len(plain) != 4:
         raise ValueError("an entry of a request for features must have four fields")
     of_edges, kind, part, names = plain
@@ -161,7 +161,7 @@ def _entry(plain: Any, ids: Tensor) -> Entry:
     )
     if not right:
         raise ValueError("an entry of a request for features has fields of wrong types")
-    return Entry(of_edges, kind, part, tuple(names), ids)
+    return ServedRows(of_edges, kind, part, tuple(names), ids)
 
 
 def _is_edge_type(kind: Any) -> bool:

@@ -17,7 +17,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass
-class Piece:
+class RemoteRows:
     """Distinct rows of one part that another rank has.
 
     Attributes:
@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass
-class Rows:
+class RowsByRank:
     """Rows of one type, by the rank that has them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
     index: Tensor
     local: list[tuple[int, Tensor | None, Tensor]] = field(default_factory=list)
     absent: Tensor = field(default_factory=lambda: _NONE)
-    remote: list[Piece] = field(default_factory=list)
+    remote: list[RemoteRows] = field(default_factory=list)
 
 
 class Splitter:
@@ -85,7 +85,7 @@ class Splitter:
             found[slice(None) if position is None else position] = True
         return found
 
-    def split(self, of_edges: bool, kind: Any, index: Tensor, *, ask: bool = True) -> Rows:
+    def split(self, of_edges: bool, kind: Any, index: Tensor, *, ask: bool = True) -> RowsByRank:
         """Split rows by the rank that has them.
 
         Args:
@@ -97,7 +97,7 @@ class Splitter:
         Raises:
             GraphDirectoryError: If the directory does not say which part has an edge.
         """
-        rows = Rows(of_edges, kind, index)
+        rows = RowsByRank(of_edges, kind, index)
         if not index.numel():
             return rows
         part, local, offsets, narrow = self._book(of_edges, kind)
@@ -114,7 +114,7 @@ class Splitter:
                 continue
             absent.append(share.position)
             if ask:
-                rows.remote.append(Piece(share.group, share.ids, share.position, share.take))
+                rows.remote.append(RemoteRows(share.group, share.ids, share.position, share.take))
         if absent:
             rows.absent = absent[0] if len(absent) == 1 else torch.cat(absent)
         return rows

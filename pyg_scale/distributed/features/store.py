@@ -15,16 +15,16 @@ from pyg_scale.comm import Service
 from pyg_scale.distributed.failover import Health, PartOwners, Search
 from pyg_scale.distributed.features.ahead import RankSchedule, announced_plan
 from pyg_scale.distributed.features.hot import capacity_of, check_cache, hot_rows
-from pyg_scale.distributed.features.parts import Column, Key, PartRows, columns_of, raw_rows
+from pyg_scale.distributed.features.parts import FeatureColumn, Key, PartRows, columns_of, raw_rows
 from pyg_scale.distributed.features.plan import (
-    Plan,
+    ReadPlan,
     checked_rows,
     here_of,
     index_of,
     is_single,
 )
 from pyg_scale.distributed.features.requests import RemoteRead
-from pyg_scale.distributed.features.split import Rows, Splitter
+from pyg_scale.distributed.features.split import RowsByRank, Splitter
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.base import look_ahead_of
@@ -184,7 +184,7 @@ class RankFeatures(FeatureStore):
     def _read_mapped(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
         """Rows that are all in local parts; those of the same nodes in one call."""
         out: list[Any] = [None] * len(attrs)
-        same: dict[Any, list[tuple[int, Column]]] = {}
+        same: dict[Any, list[tuple[int, FeatureColumn]]] = {}
         for number, attr in enumerate(attrs):
             column = self._find(attr)
             if column.of_edges:
@@ -207,14 +207,14 @@ class RankFeatures(FeatureStore):
             self.begin(plan)
         return self._finish(plan, [is_single(attr.index) for attr in attrs])
 
-    def plan(self, attrs: Sequence[TensorAttr]) -> Plan:
+    def plan(self, attrs: Sequence[TensorAttr]) -> ReadPlan:
         """Find the ranks that have the rows of a read, without asking them yet.
 
         Raises:
             KeyError: If a tensor does not exist.
             IndexError: If a row does not exist; names it and the number of rows.
         """
-        plan, known = Plan(), dict[Any, int]()
+        plan, known = ReadPlan(), dict[Any, int]()
         for attr in attrs:
             column = self._find(attr)
             cached = column.key in self._cached
@@ -233,13 +233,13 @@ class RankFeatures(FeatureStore):
             plan.attrs.append(TensorAttr(*column.key, index=rows.index))
         return plan
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: ReadPlan) -> None:
         """Request the rows that are not looked up in a cache first; returns at once."""
         self._check_process(plan)
         search = Search(self.service.rank, self._owners, self._health, self.service.timeout)
         plan.asked = RemoteRead(self.service, plan.wanted, search)
 
-    def _finish(self, plan: Plan, single: Sequence[bool]) -> list[Tensor]:
+    def _finish(self, plan: ReadPlan, single: Sequence[bool]) -> list[Tensor]:
         out = [plan.coming(number) for number in range(len(plan.wanted))]
         for number, (rows, columns) in enumerate(plan.wanted):
             read_here(self._parts, self.local, rows, columns, out[number])
@@ -251,12 +251,14 @@ class RankFeatures(FeatureStore):
         values = [out[number][column.key] for number, column in plan.place]
         return [each[0] if one else each for each, one in zip(values, single, strict=True)]
 
-    def _read_asked(self, plan: Plan, number: int, column: Column, out: dict[Key, Tensor]) -> None:
+    def _read_asked(
+        self, plan: ReadPlan, number: int, column: FeatureColumn, out: dict[Key, Tensor]
+    ) -> None:
         if plan.wanted[number][0].remote:
             assert plan.asked is not None, "what was planned was begun"
             plan.asked.write(number, column, raw_rows(out[column.key]))
 
-    def _read_cache(self, plan: Plan, cache: Cached, out: list[dict[Key, Tensor]]) -> None:
+    def _read_cache(self, plan: ReadPlan, cache: Cached, out: list[dict[Key, Tensor]]) -> None:
         found = iter(cache.multi_get_tensor(plan.cache_attrs()))
         for number, ids in enumerate(plan.through_cache):
             rows, columns = plan.wanted[number]
@@ -305,7 +307,7 @@ class RankFeatures(FeatureStore):
         self.begin(plan)
         place = iter(plan.place)
 
-        def take(number: int, column: Column) -> Tensor:
+        def take(number: int, column: FeatureColumn) -> Tensor:
             out = plan.coming(number, column)
             read_here(self._parts, self.local, plan.wanted[number][0], [column], out)
             self._read_asked(plan, number, column, out)
@@ -321,14 +323,14 @@ class RankFeatures(FeatureStore):
     def _read_raw(self, attr: TensorAttr) -> Tensor:
         return raw_rows(self.get_tensor(attr))
 
-    def _find(self, attr: TensorAttr) -> Column:
+    def _find(self, attr: TensorAttr) -> FeatureColumn:
         column = self._columns.get(_key(attr))
         if column is None:
             known = ", ".join(f"{name!r} of {group!r}" for group, name in self._columns)
             raise KeyError(f"{_name(attr)} is not in the store, which has: {known or 'nothing'}")
         return column
 
-    def _check_process(self, plan: Plan) -> None:
+    def _check_process(self, plan: ReadPlan) -> None:
         if self._pid != os.getpid() and any(rows.absent.numel() for rows, _ in plan.wanted):
             raise RuntimeError(
                 "this process was forked, and cannot request features of other ranks: connections "
@@ -374,8 +376,8 @@ _READ_ONLY = (
 def read_here(
     parts: PartRows,
     store: FeatureStore | None,
-    rows: Rows,
-    columns: Sequence[Column],
+    rows: RowsByRank,
+    columns: Sequence[FeatureColumn],
     out: dict[Key, Tensor],
 ) -> None:
     """Read the local ones of some rows.
@@ -407,18 +409,18 @@ def read_here(
         count_local(here, here * column.row_bytes)
 
 
-def _made(column: Column, count: int, out: dict[Key, Tensor]) -> Tensor:
+def _made(column: FeatureColumn, count: int, out: dict[Key, Tensor]) -> Tensor:
     if column.key not in out:
         out[column.key] = memory.empty([count, *column.row], column.dtype)
     return out[column.key]
 
 
-def _place(parts: PartRows, rows: Rows, part: int, ids: Tensor) -> Tensor:
+def _place(parts: PartRows, rows: RowsByRank, part: int, ids: Tensor) -> Tensor:
     return parts.place_of_edges(rows.type, part, ids) if rows.of_edges else ids  # type: ignore[arg-type]
 
 
 def _read_store(
-    store: FeatureStore, rows: Rows, columns: Sequence[Column], out: dict[Key, Tensor]
+    store: FeatureStore, rows: RowsByRank, columns: Sequence[FeatureColumn], out: dict[Key, Tensor]
 ) -> None:
     for column in columns:
         _made(column, rows.index.numel(), out)

@@ -152,7 +152,7 @@ def _ends(edge_type: EdgeType) -> tuple[NodeType, NodeType]:
     return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
 
 
-class Rows:
+class RowCounts:
     """Number of edges of a graph, and of rows of each attribute, when a loader is made.
 
     Args:

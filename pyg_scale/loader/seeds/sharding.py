@@ -26,7 +26,7 @@ from pyg_scale.loader.seeds.epoch import (
 )
 from pyg_scale.loader.seeds.share import (
     Epoch,
-    Ranks,
+    SharingRanks,
     deal,
     default_owners,
     num_steps,
@@ -65,11 +65,11 @@ class SeedSharding:
     ) -> None:
         self.rank, self.uneven, self.part = group.rank, uneven, part
         self.split_batches = split_batches
-        self.ranks = Ranks(group.world_size)
+        self.ranks = SharingRanks(group.world_size)
         if part is not None:
             known = default_owners(int(part.max()) + 1 if part.numel() else 1, group.world_size)
             given = known if owners is None else tuple(tuple(map(int, each)) for each in owners)
-            self.ranks = Ranks(group.world_size, given)
+            self.ranks = SharingRanks(group.world_size, given)
         self._name = name
         self._epochs = 0
         self._warned = False
@@ -125,7 +125,7 @@ class SeedSharding:
         """Begin an epoch, or the rest of one, all ranks together.
 
         Args:
-            progress: A :class:`~pyg_scale.loader.seeds.state.Progress`: where this rank stands.
+            progress: The progress of this rank.
             seed_given: Whether its seed is that of the user.
 
         Returns:
@@ -229,7 +229,7 @@ class SeedSharding:
         """The batches of this rank, from where an epoch stands.
 
         Args:
-            progress: A :class:`~pyg_scale.loader.seeds.state.Progress`; told who delivers the rest.
+            progress: The progress of this rank; told who delivers the rest.
             num_seeds: How many seeds the loader has.
             batch_size: Seeds per batch, or ``None`` for one.
             drop_last: Whether to leave out a last batch that is not full.

@@ -17,7 +17,7 @@ UNEVEN = ("join", "drop", "repeat")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class SharingRanks:
     """The ranks that share an epoch.
 
     Attributes:
@@ -30,7 +30,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Segment:
+class EpochSegment:
     """Steps of an epoch that one set of ranks made, or makes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Segment:
         steps: How many steps they made.
     """
 
-    ranks: Ranks
+    ranks: SharingRanks
     steps: int = 0
 
     def to_list(self) -> list[object]:
@@ -46,7 +46,7 @@ class Segment:
         return [self.ranks.world_size, self.steps, [list(each) for each in self.ranks.owners]]
 
     @classmethod
-    def from_list(cls, found: Sequence[object]) -> Segment:
+    def from_list(cls, found: Sequence[object]) -> EpochSegment:
         """The reverse.
 
         Raises:
@@ -55,7 +55,7 @@ class Segment:
         try:
             world_size, steps, owners = found
             parts = tuple(tuple(int(rank) for rank in each) for each in owners)  # type: ignore
-            return cls(Ranks(int(world_size), parts), int(steps))  # type: ignore[call-overload]
+            return cls(SharingRanks(int(world_size), parts), int(steps))  # type: ignore[call-overload]
         except (TypeError, ValueError):
             raise ValueError(f"{found!r} does not say which ranks made how many steps") from None
 
@@ -91,15 +91,15 @@ class Epoch:
     count: int
     part: Tensor | None = None
     delivered: int = 0
-    segments: tuple[Segment, ...] = field(default=())
+    segments: tuple[EpochSegment, ...] = field(default=())
 
-    def joined_by(self, ranks: Ranks) -> Epoch:
+    def joined_by(self, ranks: SharingRanks) -> Epoch:
         """The same epoch, to be gone on with by these ranks."""
         if self.part is None or (self.segments and self.segments[-1].ranks == ranks):
             return self
-        return replace(self, segments=(*self.segments, Segment(ranks)))
+        return replace(self, segments=(*self.segments, EpochSegment(ranks)))
 
-    def turns(self, ranks: Ranks, rank: int, uneven: str) -> Turns:
+    def turns(self, ranks: SharingRanks, rank: int, uneven: str) -> RemainingBatches:
         """The batches that a rank has still to deliver, in order.
 
         Args:
@@ -108,9 +108,9 @@ class Epoch:
             uneven: One of :data:`UNEVEN`.
         """
         numbers, begin, before = self._left(ranks)
-        return Turns(self, ranks, rank, uneven, numbers, begin, before)
+        return RemainingBatches(self, ranks, rank, uneven, numbers, begin, before)
 
-    def _left(self, ranks: Ranks) -> tuple[Tensor, int, int]:
+    def _left(self, ranks: SharingRanks) -> tuple[Tensor, int, int]:
         """Batches to deal, how many steps of that were made, and what was delivered before."""
         if self.part is None:
             return torch.arange(self.delivered, self.count), 0, self.delivered
@@ -122,7 +122,7 @@ class Epoch:
         return left.nonzero().view(-1), epoch.segments[-1].steps, self.count - int(left.sum())
 
 
-class Turns:
+class RemainingBatches:
     """The batches that a rank has still to deliver, by step; see :meth:`Epoch.turns`.
 
     Args:
@@ -138,7 +138,7 @@ class Turns:
     def __init__(
         self,
         epoch: Epoch,
-        ranks: Ranks,
+        ranks: SharingRanks,
         rank: int,
         uneven: str,
         numbers: Tensor,
@@ -178,7 +178,7 @@ class Turns:
         return number % self._count
 
 
-def deal(numbers: Tensor, ranks: Ranks, part: Tensor | None) -> Tensor:
+def deal(numbers: Tensor, ranks: SharingRanks, part: Tensor | None) -> Tensor:
     """Deal out batches, each to one rank, as many to each as to the others.
 
     Where ``n % world_size`` ranks get one more, these are the first ones. Without parts, ranks take
@@ -209,7 +209,7 @@ def deal(numbers: Tensor, ranks: Ranks, part: Tensor | None) -> Tensor:
     return dealt.view(steps, world_size)
 
 
-def _owner(part: Tensor, ranks: Ranks) -> Tensor:
+def _owner(part: Tensor, ranks: SharingRanks) -> Tensor:
     """For batches of parts ``[n]``, the rank each should go to; ``world_size`` for none."""
     several = max(map(len, ranks.owners))
     if not several:

@@ -14,12 +14,12 @@ from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 from pyg_scale.loader.seeds.epoch import LISTED, Batches, BatchIndex, batches, batches_of, draw_seed
 from pyg_scale.loader.seeds.index_state import SamplerState
 from pyg_scale.loader.seeds.sharding import SeedSharding
-from pyg_scale.loader.seeds.share import Segment
+from pyg_scale.loader.seeds.share import EpochSegment
 
 VERSION = 1
 
 
-class Position(NamedTuple):
+class EpochPosition(NamedTuple):
     """The position of an epoch: replaced as a whole, so that nobody sees half a step.
 
     Attributes:
@@ -30,26 +30,26 @@ class Position(NamedTuple):
     """
 
     delivered: int = 0
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[EpochSegment, ...] = ()
     index_sampler: SamplerState | None = None
 
-    def after(self, batch: BatchIndex) -> Position:
+    def after(self, batch: BatchIndex) -> EpochPosition:
         """The position after one more batch."""
         segments, index_sampler = self.segments, self.index_sampler
         if segments:
             segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
         if index_sampler is not None and index_sampler.kind == "state_dict":
             index_sampler = SamplerState("state_dict", batch.sampler_state)
-        return Position(batch.delivered, segments, index_sampler)
+        return EpochPosition(batch.delivered, segments, index_sampler)
 
 
-class Progress:
+class EpochProgress:
     """The progress of an epoch: its key, the batches delivered, and the origin of its order."""
 
-    def __init__(self, seed: int, epoch: int, position: Position | None = None) -> None:
+    def __init__(self, seed: int, epoch: int, position: EpochPosition | None = None) -> None:
         self.seed = seed
         self.epoch = epoch
-        self.position = Position() if position is None else position
+        self.position = EpochPosition() if position is None else position
         self.finished = False
         self.generator: torch.Tensor | None = None
 
@@ -58,7 +58,7 @@ class Progress:
         return self.position.delivered
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[EpochSegment, ...]:
         return self.position.segments
 
     @property
@@ -86,8 +86,8 @@ class Resumable:
         self.seed = _seed(seed)
         self._epoch = 0
         self._pinned = False
-        self._progress: Progress | None = None
-        self._resume: Progress | None = None
+        self._progress: EpochProgress | None = None
+        self._resume: EpochProgress | None = None
 
     # Epochs ################################################################################
 
@@ -124,14 +124,14 @@ class Resumable:
             return None
         return self._sharing
 
-    def _begin_epoch(self) -> tuple[Progress, Batches]:
+    def _begin_epoch(self) -> tuple[EpochProgress, Batches]:
         """The next epoch, or the rest of the one that was loaded."""
         resumed, self._resume = self._resume, None
         if resumed is None:
             seed = draw_seed(self.generator) if self.seed is None else self.seed
-            progress = Progress(seed, self._epoch)
+            progress = EpochProgress(seed, self._epoch)
         else:
-            progress = Progress(resumed.seed, resumed.epoch, resumed.position)
+            progress = EpochProgress(resumed.seed, resumed.epoch, resumed.position)
         sharing = self._shared()
         if sharing is not None:
             self._resume = resumed  # if the others do not come, nothing has begun
@@ -149,7 +149,7 @@ class Resumable:
         self._progress = progress
         return progress, self._batches(progress, resumed is not None)
 
-    def _batches(self, progress: Progress, resumed: bool) -> Batches:
+    def _batches(self, progress: EpochProgress, resumed: bool) -> Batches:
         seed, epoch, start = progress.seed, progress.epoch, progress.delivered
         sharing = self._shared()
         if sharing is not None:
@@ -260,9 +260,9 @@ class Resumable:
             self.generator.set_state(state["generator"])
         saved = SamplerState(*state["sampler"]) if "sampler" in state else None
         if state["running"]:
-            segments = tuple(map(Segment.from_list, state.get("shares", ())))
-            position = Position(state["delivered"], segments, saved)
-            self._resume = Progress(state["seed"], state["epoch"], position)
+            segments = tuple(map(EpochSegment.from_list, state.get("shares", ())))
+            position = EpochPosition(state["delivered"], segments, saved)
+            self._resume = EpochProgress(state["seed"], state["epoch"], position)
             self._resume.generator = state.get("generator")
         elif saved is not None:
             index_state.restore(self._index_sampler, saved)

@@ -49,7 +49,7 @@ class _Sampled:
         return str(self.batch)
 
 
-class Window:
+class AnnouncedWindow:
     """Sampled batches, each handed out when those after it are announced.
 
     Args:
@@ -135,7 +135,7 @@ class LookAhead:
         else:
             borrowed = None if threads is None else Borrowed(threads)
             self._sampled = source(batches, work, borrowed, True)
-        window = Window(self._sampled, schedule)
+        window = AnnouncedWindow(self._sampled, schedule)
         self._fetched: Any = source(window, partial(_fetch, finish), threads, in_order)
 
     def __next__(self) -> tuple[BatchIndex | None, Any, Stats]:

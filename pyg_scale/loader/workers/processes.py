@@ -40,7 +40,7 @@ class _Feed:
         raise TypeError("the number of batches is that of the loader")
 
 
-class Work:
+class WeakWork:
     """A method of an object that it does not keep alive; a copy in another process does.
 
     An error of it is its result: what torch raises by itself is then none of a batch.
@@ -65,7 +65,7 @@ class Work:
         return getattr, (method.__self__, method.__name__)
 
 
-class Processes:
+class WorkerProcesses:
     """Torch's iterator over worker processes, with what it reads of a loader.
 
     Args:
@@ -85,7 +85,7 @@ class Processes:
         self._feed = _Feed()
         self._loader = SimpleNamespace(
             dataset=_Itself(),
-            collate_fn=Work(work),
+            collate_fn=WeakWork(work),
             generator=generator,
             pin_memory=pin,
             _dataset_kind=_DatasetKind.Map,
@@ -198,7 +198,7 @@ class ProcessPipeline:
 
     # No cycles: torch ends its workers properly only if its iterator dies of its last reference.
 
-    def __init__(self, batches: Iterator[BatchIndex], processes: Processes) -> None:
+    def __init__(self, batches: Iterator[BatchIndex], processes: WorkerProcesses) -> None:
         self._me = object()
         self._sent: dict[int, BatchIndex] = {}
         self._failed: list[Exception] = []

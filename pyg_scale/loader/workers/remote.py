@@ -72,7 +72,7 @@ class _Item:
         return str(self.batch)
 
 
-class Window:
+class RequestWindow:
     """Asks for batches, so many ahead of the one that is used.
 
     Args:
@@ -189,7 +189,7 @@ class Ahead:
         most_used: int,
     ) -> None:
         limit = min(size if buffer_bytes is None else 1, most_used)
-        self._window = Window(batches, ask, size, buffer_bytes, max(1, limit))
+        self._window = RequestWindow(batches, ask, size, buffer_bytes, max(1, limit))
         weakref.finalize(self, self._window.close)
         work = partial(_made_of, sample, finish)
         self._made: Any = source(self._window, work, threads, in_order, limit)

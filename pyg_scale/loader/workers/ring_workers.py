@@ -31,7 +31,7 @@ from pyg_scale.loader.batch import wire
 from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.processes import Work
+from pyg_scale.loader.workers.processes import WeakWork
 from pyg_scale.loader.workers.ring import (
     HEAD,
     READ,
@@ -206,7 +206,7 @@ class RingPipeline:
         self._workers: list[_Worker] = []
         self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())
         for number in range(num_workers):
-            self._workers.append(_Worker(made, number, Work(work), ring_bytes, concurrency))
+            self._workers.append(_Worker(made, number, WeakWork(work), ring_bytes, concurrency))
         self._turn: deque[_Worker] = deque()
         self._given = 0
         self._limit = num_workers * max(prefetch, concurrency)

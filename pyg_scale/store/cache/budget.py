@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """The rows of one tensor of a store."""
 
     num_rows: int
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
         return size
 
 
-def slots_of(tensors: Mapping[tuple[Any, str], Rows], capacity: int) -> dict[Any, int]:
+def slots_of(tensors: Mapping[tuple[Any, str], TensorRows], capacity: int) -> dict[Any, int]:
     """Number of slots for each tensor, such that their rows have at most ``capacity`` bytes.
 
     A read of a short row costs about as much as one of a long row, so the shortest rows come first:

@@ -24,10 +24,10 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.ops.row_cache import Placed
 from pyg_scale.ops.sieve import Sieve
 from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
-from pyg_scale.store.cache.budget import Rows, slots_of
+from pyg_scale.store.cache.budget import TensorRows, slots_of
 from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.hot import hot_lists, hot_of
-from pyg_scale.store.cache.row_cache import Policy, Request, RowCache
+from pyg_scale.store.cache.row_cache import Policy, RowCache, RowRequest
 from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_hits
@@ -249,7 +249,7 @@ class Cached(FeatureStore):
             with self._writing:  # after a write meanwhile: never mix rows of two versions
                 pass
 
-    def _request(self, cache: RowCache, key: Key, index: Tensor) -> Request:
+    def _request(self, cache: RowCache, key: Key, index: Tensor) -> RowRequest:
         served = being_served(self)
         if served is not None:
             schedule, batch = served
@@ -261,7 +261,9 @@ class Cached(FeatureStore):
             return cache.peek(index)
         return cache.request(index)
 
-    def _serve(self, cache: RowCache, rows: Rows, request: Request, attr: TensorAttr) -> Tensor:
+    def _serve(
+        self, cache: RowCache, rows: TensorRows, request: RowRequest, attr: TensorAttr
+    ) -> Tensor:
         count = request.index.numel()
         out = memory.empty([count, *rows.row], rows.dtype)
         if count == 0:
@@ -278,7 +280,7 @@ class Cached(FeatureStore):
         return out
 
     def _read(
-        self, attr: TensorAttr, rows: Rows, wanted: Tensor, position: Tensor, out: Tensor
+        self, attr: TensorAttr, rows: TensorRows, wanted: Tensor, position: Tensor, out: Tensor
     ) -> None:
         value = self._from_store(attr, wanted)
         value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -369,7 +371,9 @@ class Cached(FeatureStore):
             if size is not None:
                 none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
                 none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
-                rows[self.key_of(attr)] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+                rows[self.key_of(attr)] = TensorRows(
+                    int(size[0]), tuple(none.shape[1:]), none.dtype
+                )
         self._state = State(rows, self.capacity, self.policy, self._hot, self._look_ahead)
         return self._state
 
@@ -417,7 +421,7 @@ class State:
 
     def __init__(
         self,
-        rows: Mapping[Key, Rows],
+        rows: Mapping[Key, TensorRows],
         capacity: int,
         policy: str,
         hot: Mapping[Any, Tensor] | None,
@@ -443,6 +447,6 @@ def _policy(num_rows: int, slots: int, name: str, listed: Tensor | None, look_ah
     return Sieve(num_rows, slots) if name == "sieve" else Belady(num_rows, slots, look_ahead)
 
 
-def _listed(hot: Mapping[Any, Tensor], key: Key, rows: Rows) -> Tensor:
+def _listed(hot: Mapping[Any, Tensor], key: Key, rows: TensorRows) -> Tensor:
     ids = hot_of(hot, key[0])
     return torch.empty(0, dtype=torch.int64) if ids is None else ids[ids < rows.num_rows]

@@ -32,7 +32,7 @@ class Policy(Protocol):
     def evictions(self) -> int:
         """Number of rows evicted so far."""
 
-    def plan(self, index: Tensor, now: int = 0) -> row_cache.Plan:
+    def plan(self, index: Tensor, now: int = 0) -> row_cache.CachePlan:
         """Plan a request for rows ``int64`` ``[n]``."""
 
     def index_bytes(self) -> int:
@@ -45,7 +45,7 @@ def never() -> bool:
 
 
 @dataclass
-class Request:
+class RowRequest:
     """A request for rows, and its plan.
 
     Attributes:
@@ -58,7 +58,7 @@ class Request:
     """
 
     index: Tensor
-    plan: row_cache.Plan
+    plan: row_cache.CachePlan
     turn: int | None = None
     given_up: Callable[[], bool] = field(default=never)
     together: tuple[CoalescedRead, int] | None = None
@@ -89,29 +89,31 @@ class RowCache:
         self._planning = threading.Lock()
         self._slots = threading.Lock()
 
-    def request(self, index: Tensor, now: int = 0, given_up: Callable[[], bool] = never) -> Request:
+    def request(
+        self, index: Tensor, now: int = 0, given_up: Callable[[], bool] = never
+    ) -> RowRequest:
         """Plan a request that may change the cached rows; it must be served or dropped.
 
         Raises:
             IndexError: If a row does not exist.
         """
         with self._planning:
-            made = Request(index, self.policy.plan(index, now), self._turns.take(), given_up)
+            made = RowRequest(index, self.policy.plan(index, now), self._turns.take(), given_up)
             self._count(made)
             return made
 
-    def peek(self, index: Tensor) -> Request:
+    def peek(self, index: Tensor) -> RowRequest:
         """Make a request that uses cached rows and changes none.
 
         Raises:
             IndexError: If a row does not exist.
         """
         with self._planning:
-            made = Request(index, row_cache.lookup(self.policy.slot_of, index))
+            made = RowRequest(index, row_cache.lookup(self.policy.slot_of, index))
             self._count(made)
             return made
 
-    def serve(self, request: Request, out: Tensor, read: Read) -> None:
+    def serve(self, request: RowRequest, out: Tensor, read: Read) -> None:
         """Write the rows of a request to ``out``.
 
         Args:
@@ -135,13 +137,13 @@ class RowCache:
         finally:
             self.drop(request)
 
-    def _brought(self, request: Request, out: Tensor, read: Read) -> bool:
+    def _brought(self, request: RowRequest, out: Tensor, read: Read) -> bool:
         if request.together is None:
             return False
         shared, number = request.together
         return shared.bring(number, request.plan.miss, out, read, request.given_up)
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: RowRequest) -> None:
         """End a request that was served or never will be."""
         if request.together is not None:
             shared, number = request.together
@@ -149,7 +151,7 @@ class RowCache:
         if request.turn is not None:
             self._turns.done(request.turn)
 
-    def _fill(self, request: Request, late: Tensor, out: Tensor, in_turn: bool) -> None:
+    def _fill(self, request: RowRequest, late: Tensor, out: Tensor, in_turn: bool) -> None:
         self.late += late.numel()
         index, plan = request.index, request.plan
         position, slot = plan.fill, plan.fill_slot
@@ -165,7 +167,7 @@ class RowCache:
         mine = self.policy.slot_of[index[position]] - 1 == slot
         return position[mine], slot[mine]
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: RowRequest) -> None:
         self.hits += request.hits
         self.misses += request.plan.miss.numel()
 

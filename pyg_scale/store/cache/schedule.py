@@ -21,7 +21,7 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.cache.coalesced_read import CoalescedRead
-from pyg_scale.store.cache.row_cache import Request, RowCache
+from pyg_scale.store.cache.row_cache import RowCache, RowRequest
 
 if TYPE_CHECKING:
     from pyg_scale.store.cache.cached import Cached
@@ -68,7 +68,7 @@ class Schedule:
         """For each tensor, the number of announced batches that its cache was told of."""
         self._began = -1
         """The first batch of the group that was planned last."""
-        self._requests: dict[int, dict[Key, tuple[RowCache, Request]]] = {}
+        self._requests: dict[int, dict[Key, tuple[RowCache, RowRequest]]] = {}
         self._caches: dict[Key, RowCache] = {}
 
     def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
@@ -129,7 +129,7 @@ class Schedule:
                 self._store.forget_all()
             raise
 
-    def request(self, batch: int, key: Key, index: Tensor) -> Request | None:
+    def request(self, batch: int, key: Key, index: Tensor) -> RowRequest | None:
         """The plan for a read of a batch; ``None`` if it was not announced with these rows.
 
         The caller holds the store's lock.
@@ -191,7 +191,7 @@ class Schedule:
             [(TensorAttr(*key), each) for key, each in shared.items() if each.num_rows]
         )
 
-    def _plan_next(self) -> dict[Key, tuple[RowCache, Request]]:
+    def _plan_next(self) -> dict[Key, tuple[RowCache, RowRequest]]:
         self._refresh()
         self._foresee()
         number, rows = self._announced.popleft()
@@ -242,7 +242,7 @@ class Schedule:
         return self.closed or self.paused
 
 
-def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | None) -> bool:
+def _has_room(group: list[dict[Key, tuple[RowCache, RowRequest]]], limit: int | None) -> bool:
     """Return True if the missing rows of these batches and one more like them fit the limit."""
     if limit is None:
         return True
@@ -255,7 +255,7 @@ def _has_room(group: list[dict[Key, tuple[RowCache, Request]]], limit: int | Non
 
 
 def _join(
-    group: list[dict[Key, tuple[RowCache, Request]]], at_least: int = 2
+    group: list[dict[Key, tuple[RowCache, RowRequest]]], at_least: int = 2
 ) -> dict[Key, CoalescedRead]:
     """Join the reads of the missing rows of a few batches, if at least so many have a tensor."""
     found = {}

@@ -15,10 +15,10 @@ from pyg_scale.errors import DeviceError
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
 from pyg_scale.store.base import returns_views
-from pyg_scale.store.cache.budget import Rows
+from pyg_scale.store.cache.budget import TensorRows
 from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
-from pyg_scale.store.device.placement import NOTHING, Key, Place, place
-from pyg_scale.store.device.table import Split, Table
+from pyg_scale.store.device.placement import NOTHING, DeviceShare, Key, place
+from pyg_scale.store.device.table import DeviceSplit, DeviceTable
 from pyg_scale.store.device.target import budget_of, device_of
 from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_device
@@ -153,7 +153,7 @@ class DeviceFeatures(FeatureStore):
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
         """Like :meth:`_get_tensor`, with one request to the underlying store."""
         found: list[Any] = [None] * len(attrs)
-        waiting: list[tuple[int, Table, Tensor, Split]] = []
+        waiting: list[tuple[int, DeviceTable, Tensor, DeviceSplit]] = []
         asked: list[TensorAttr] = []
         on_host: dict[int, Tensor] = {}  # an index of several tensors is copied once
         for i, attr in enumerate(attrs):
@@ -210,9 +210,9 @@ class DeviceFeatures(FeatureStore):
 
     # Placing ###############################################################################
 
-    def _place(self, graph: Any) -> dict[Key, Table]:
+    def _place(self, graph: Any) -> dict[Key, DeviceTable]:
         """Decide the place of each tensor, and copy rows to the device."""
-        rows: dict[Key, Rows] = {}
+        rows: dict[Key, TensorRows] = {}
         there: dict[Key, Tensor] = {}  # already on the device
         candidates: dict[Key, Tensor] = {}
         for attr in self.store.get_all_tensor_attrs():
@@ -222,7 +222,7 @@ class DeviceFeatures(FeatureStore):
             key, whole = _key(attr), self._view(attr)
             none = self.store.get_tensor(_asking(attr, torch.empty(0, dtype=torch.int64)))
             none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
-            rows[key] = Rows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+            rows[key] = TensorRows(int(size[0]), tuple(none.shape[1:]), none.dtype)
             if whole is not None and whole.device == self.device and self.device.type == "cuda":
                 there[key] = whole
             elif whole is not None:
@@ -240,15 +240,15 @@ class DeviceFeatures(FeatureStore):
         found = {}
         for key, each in rows.items():
             if key in there:
-                whole_place = Place(each.num_rows, True, 0)
-                found[key] = Table(
+                whole_place = DeviceShare(each.num_rows, True, 0)
+                found[key] = DeviceTable(
                     each, whole_place, self.device, None, self._reader(key), None, there[key]
                 )
                 continue
             where = places.get(key, NOTHING)
             mapped = None if where.whole else self._map(key, mappable.get(key))
             ids = hot[key][: where.rows] if where.rows and not where.whole else None
-            found[key] = Table(each, where, self.device, ids, self._reader(key), mapped)
+            found[key] = DeviceTable(each, where, self.device, ids, self._reader(key), mapped)
         return found
 
     def _view(self, attr: TensorAttr) -> Tensor | None:
@@ -279,7 +279,7 @@ class DeviceFeatures(FeatureStore):
             self._reasons[key] = str(error)
             return None
 
-    def _check_hot(self, rows: dict[Key, Rows]) -> None:
+    def _check_hot(self, rows: dict[Key, TensorRows]) -> None:
         for key, each in rows.items() if self._lists else ():
             ids = hot_of(self._lists or {}, key[0])
             if ids is not None and ids.numel() and int(ids.max()) >= each.num_rows:
@@ -288,7 +288,7 @@ class DeviceFeatures(FeatureStore):
                     f"{each.num_rows} rows"
                 )
 
-    def _hot_ids(self, graph: Any, rows: dict[Key, Rows]) -> dict[Key, Tensor]:
+    def _hot_ids(self, graph: Any, rows: dict[Key, TensorRows]) -> dict[Key, Tensor]:
         """The listed ids of each tensor, in order of priority."""
         lists = self._lists
         if lists is None:
@@ -325,7 +325,9 @@ def _as_rows(index: Any) -> Tensor | None:
     return index.to(torch.int64).contiguous()
 
 
-def _like(value: Any, rows: Rows, count: int, attr: TensorAttr, store: FeatureStore) -> Tensor:
+def _like(
+    value: Any, rows: TensorRows, count: int, attr: TensorAttr, store: FeatureStore
+) -> Tensor:
     tensor: Tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if tuple(tensor.shape) != (count, *rows.row) or tensor.dtype != rows.dtype:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyg_scale.store.cache.budget import Rows
+from pyg_scale.store.cache.budget import TensorRows
 
 Key = tuple[Any, str]
 """A group and a name; the group of edges is a tuple."""
@@ -16,7 +16,7 @@ GRAIN = 512
 _SLOT_BYTES = 4
 
 
-class Place(NamedTuple):
+class DeviceShare(NamedTuple):
     """The share of a tensor that is on the device.
 
     Attributes:
@@ -30,15 +30,15 @@ class Place(NamedTuple):
     num_bytes: int
 
 
-NOTHING = Place(0, False, 0)
+NOTHING = DeviceShare(0, False, 0)
 
 
 def place(
-    tensors: Mapping[Key, Rows],
+    tensors: Mapping[Key, TensorRows],
     budget: int,
     listed: Mapping[Key, int],
     looked_up_there: frozenset[Key] = frozenset(),
-) -> dict[Key, Place]:
+) -> dict[Key, DeviceShare]:
     """Divide a budget among tensors.
 
     If all tensors fit, all are placed as a whole, which needs no lookup of rows. Otherwise tensors
@@ -78,15 +78,15 @@ def allotted(num_bytes: int) -> int:
     return -(-num_bytes // GRAIN) * GRAIN
 
 
-def _whole(rows: Rows) -> Place:
-    return Place(rows.num_rows, True, allotted(rows.num_rows * rows.row_bytes))
+def _whole(rows: TensorRows) -> DeviceShare:
+    return DeviceShare(rows.num_rows, True, allotted(rows.num_rows * rows.row_bytes))
 
 
-def _part(rows: Rows, share: int, listed: int, table: int) -> Place:
+def _part(rows: TensorRows, share: int, listed: int, table: int) -> DeviceShare:
     if not rows.row_bytes:
         return NOTHING
     space = (share - allotted(table)) // GRAIN * GRAIN
     count = min(listed, space // rows.row_bytes) if space > 0 else 0
     if count <= 0:
         return NOTHING
-    return Place(count, False, allotted(count * rows.row_bytes) + allotted(table))
+    return DeviceShare(count, False, allotted(count * rows.row_bytes) + allotted(table))

@@ -13,8 +13,8 @@ from tqdm import tqdm
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.gather_cached import gather_cached
 from pyg_scale.ops.mapped_rows import MappedRows
-from pyg_scale.store.cache.budget import Rows
-from pyg_scale.store.device.placement import Place
+from pyg_scale.store.cache.budget import TensorRows
+from pyg_scale.store.device.placement import DeviceShare
 from pyg_scale.store.device.target import host_rows, send, send_large
 
 Read = Callable[[Tensor], Tensor]
@@ -23,7 +23,7 @@ Read = Callable[[Tensor], Tensor]
 _CHUNK_BYTES = 64 << 20
 
 
-class Split(NamedTuple):
+class DeviceSplit(NamedTuple):
     """The places of the rows of a request.
 
     Attributes:
@@ -36,7 +36,7 @@ class Split(NamedTuple):
     missing: Tensor
 
 
-class Table:
+class DeviceTable:
     """Reads rows of one tensor to a device. Immutable, for any number of threads.
 
     Args:
@@ -51,8 +51,8 @@ class Table:
 
     def __init__(
         self,
-        rows: Rows,
-        place: Place,
+        rows: TensorRows,
+        place: DeviceShare,
         device: torch.device,
         hot: Tensor | None,
         read: Read,
@@ -98,7 +98,7 @@ class Table:
                 f"index[{at}] is {int(index[at])}, but there are only {self.rows.num_rows} rows"
             )
 
-    def split(self, index: Tensor) -> Split | None:
+    def split(self, index: Tensor) -> DeviceSplit | None:
         """Find the rows that must be read on the host; ``None`` if the device reads all itself.
 
         Args:
@@ -113,9 +113,9 @@ class Table:
             place = gather(self._slot_of, index).numpy().astype(np.int64)
         missing = np.flatnonzero(place < 0)
         place[missing] = -1 - np.arange(missing.size)
-        return Split(torch.from_numpy(place), torch.from_numpy(index.numpy()[missing]))
+        return DeviceSplit(torch.from_numpy(place), torch.from_numpy(index.numpy()[missing]))
 
-    def hits(self, index: Tensor, split: Split | None) -> int:
+    def hits(self, index: Tensor, split: DeviceSplit | None) -> int:
         """Number of the rows that are on the device.
 
         Args:
@@ -128,7 +128,7 @@ class Table:
             return index.numel() if self.place.whole else 0
         return int(np.count_nonzero(gather(self._slot_of, index).numpy() >= 0))
 
-    def take(self, index: Tensor, split: Split | None, staged: Tensor | None) -> Tensor:
+    def take(self, index: Tensor, split: DeviceSplit | None, staged: Tensor | None) -> Tensor:
         """Return the rows ``[n, ...]`` on the device.
 
         Args:

@@ -23,7 +23,7 @@ from pyg_scale.store.directory.reader import GraphDirectory, Part
 _CHUNK = 1 << 23  # edges that are processed at a time
 
 
-class Places:
+class FilledPlaces:
     """The places of a result that is joined by ids: each must be filled exactly once.
 
     Otherwise the result would contain uninitialised memory.
@@ -82,7 +82,7 @@ def node_attribute(directory: GraphDirectory, node_type: NodeType, name: str) ->
     node = meta.nodes[node_type]
     spec = node.attributes[name]
     out = torch.empty((node.num_nodes, *spec.row), dtype=torch_dtype(spec.dtype))
-    places = Places(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
+    places = FilledPlaces(node.num_nodes, f"{name!r}{of(node_type)} of {directory.path}")
     for part in parts:
         values = part.node_attribute(node_type, name)
         _put_rows(out, part.orig_id(node_type), values, places)
@@ -99,7 +99,7 @@ def edge_attribute(directory: GraphDirectory, edge_type: EdgeType, name: str) ->
     edge = meta.edges[edge_type]
     spec = edge.attributes[name]
     out = torch.empty((edge.num_edges, *spec.row), dtype=torch_dtype(spec.dtype))
-    places = Places(edge.num_edges, f"{name!r}{of(edge_type)} of {directory.path}")
+    places = FilledPlaces(edge.num_edges, f"{name!r}{of(edge_type)} of {directory.path}")
     for part in parts:
         ids = part.edge_ids(edge_type)
         values = part.edge_attribute(edge_type, name)
@@ -108,7 +108,7 @@ def edge_attribute(directory: GraphDirectory, edge_type: EdgeType, name: str) ->
     return out
 
 
-def _put_rows(out: Tensor, index: Tensor, values: Tensor, places: Places) -> None:
+def _put_rows(out: Tensor, index: Tensor, values: Tensor, places: FilledPlaces) -> None:
     """Do ``out[index] = values``, some rows at a time and for every dtype."""
     row = values[:1].numel() * values.element_size()
     step = max(1, (1 << 26) // max(1, row))
@@ -136,7 +136,7 @@ def edge_list(directory: GraphDirectory, edge_type: EdgeType) -> Tensor:
     end = directory.meta.grouped_by(edge_type)
     by_src = (edge_type is not None and end != edge_type[2]) or _is_by_src(directory)
     grouped, other = (out[0], out[1]) if by_src else (out[1], out[0])
-    places = Places(edge.num_edges, f"the edge list{of(edge_type)} of {directory.path}")
+    places = FilledPlaces(edge.num_edges, f"the edge list{of(edge_type)} of {directory.path}")
     what = "Making the edge list"
     with tqdm(total=edge.num_edges, desc=what, unit_scale=True, disable=None, delay=2) as bar:
         for number in range(directory.meta.num_parts):
@@ -152,7 +152,7 @@ def fill_edge_list(
     csc: CSC,
     grouped: Tensor,
     other: Tensor,
-    places: Places,
+    places: FilledPlaces,
     names: Tensor | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> None:
@@ -227,7 +227,7 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
     end = directory.meta.grouped_by(edge_type)
     indptr = torch.zeros(directory.meta.nodes[end].num_nodes + 1, dtype=torch.int64)
     held = [(part.orig_id(end), part.csc(edge_type)) for part in parts]
-    nodes = Places(indptr.numel() - 1, f"the nodes{of(end)} of {directory.path}")
+    nodes = FilledPlaces(indptr.numel() - 1, f"the nodes{of(end)} of {directory.path}")
     for names, csc in held:
         nodes.fill(names)
         indptr[names + 1] = csc.indptr.diff()
@@ -241,7 +241,7 @@ def _joined(directory: GraphDirectory, parts: list[Part], edge_type: EdgeType) -
         ("weight_prefix", torch.int64 if edge.has_weight else None),
     ):
         columns[name] = None if dtype is None else torch.empty(edge.num_edges, dtype=dtype)
-    places = Places(edge.num_edges, f"the in-edges{of(edge_type)} of {directory.path}")
+    places = FilledPlaces(edge.num_edges, f"the in-edges{of(edge_type)} of {directory.path}")
     what = "Joining the parts"
     with tqdm(total=edge.num_edges, desc=what, unit_scale=True, disable=None, delay=2) as bar:
         for names, csc in held:

@@ -21,7 +21,7 @@ from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.grouped import GroupedEdges, KnowsEdges
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory import assemble
-from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, LazyMapping
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, LazyMapping
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
 
@@ -69,7 +69,7 @@ class _Recorded(KnowsEdges):
         Args:
             directory: The graph directory.
             values: The attributes, in order; those of type
-                :class:`~pyg_scale.store.directory.lazy.Entry` are read when they are used.
+                :class:`~pyg_scale.store.directory.lazy.LazyAttribute` are read when they are used.
             node_type: The type of the nodes.
             edge_type: The type of the edges.
         """
@@ -417,7 +417,7 @@ def stored_in_edges(directory: GraphDirectory, edge_type: EdgeType) -> CSC | Non
         return directory.grouped[edge_type]
 
 
-def shared_attribute(directory: GraphDirectory, entry: Entry) -> Tensor:
+def shared_attribute(directory: GraphDirectory, entry: LazyAttribute) -> Tensor:
     """An attribute as it is stored; the same object for graphs that were opened separately.
 
     That of several parts is the entry's own, which takes memory.

@@ -24,7 +24,7 @@ Read = Callable[[GraphDirectory, bool, Any, str], Tensor]
 """Reads an attribute; its arguments are those of :func:`read_stored`."""
 
 
-class Entry:
+class LazyAttribute:
     """One attribute of a type in a directory.
 
     Args:
@@ -114,11 +114,11 @@ class Entry:
     def __deepcopy__(self, memo: Any) -> Any:
         waits = self._read is not None and not self.made
         if self.intact and (waits or self.address[2] == EDGE_INDEX):
-            return Entry(self._directory, *self.address, self._read)
+            return LazyAttribute(self._directory, *self.address, self._read)
         return copy.deepcopy(self.get(), memo)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Entry, (self._directory, *self.address, self._read)
+        return LazyAttribute, (self._directory, *self.address, self._read)
 
 
 def read_stored(directory: GraphDirectory, of_edges: bool, kind: Any, name: str) -> Tensor:
@@ -144,18 +144,18 @@ class LazyMapping(MutableMapping[str, Any]):
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> LazyAttribute | None:
         """The entry of that name, unless it was replaced."""
         value = self._values.get(name)
-        return value if type(value) is Entry else None
+        return value if type(value) is LazyAttribute else None
 
     def sketch(self) -> dict[str, Any]:
         """All values; entries that were not read have no content."""
-        return {k: v.sketch() if type(v) is Entry else v for k, v in self._values.items()}
+        return {k: v.sketch() if type(v) is LazyAttribute else v for k, v in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
         value = self._values[name]
-        return value.get() if type(value) is Entry else value
+        return value.get() if type(value) is LazyAttribute else value
 
     def __setitem__(self, name: str, value: Any) -> None:
         entry = self.entry(name)
@@ -185,6 +185,7 @@ class LazyMapping(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {
-            k: v.get() if type(v) is Entry and not v.intact else v for k, v in self._values.items()
+            k: v.get() if type(v) is LazyAttribute and not v.intact else v
+            for k, v in self._values.items()
         }
         return LazyMapping, (values,)

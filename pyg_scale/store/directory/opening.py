@@ -15,7 +15,7 @@ from pyg_scale.store.directory.data import (
     DirectoryHeteroData,
     DirectoryNodeStorage,
 )
-from pyg_scale.store.directory.lazy import EDGE_INDEX, Entry, Read
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, Read
 from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
 from pyg_scale.store.directory.reader import GraphDirectory, Part
 from pyg_scale.store.directory.values import decode
@@ -94,7 +94,7 @@ def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None
     Args:
         directory: A graph without types.
         out: The ``Data``.
-        read: Reads attributes, see :class:`~pyg_scale.store.directory.lazy.Entry`.
+        read: Reads attributes, see :class:`~pyg_scale.store.directory.lazy.LazyAttribute`.
     """
     meta = directory.meta
     node, edge = meta.nodes[None], meta.edges.get(None)
@@ -148,8 +148,8 @@ def _entries(
     kind: NodeType | EdgeType,
     names: Any,
     read: Read | None,
-) -> dict[str, Entry]:
-    out = {name: Entry(directory, of_edges, kind, name, read) for name in names}
+) -> dict[str, LazyAttribute]:
+    out = {name: LazyAttribute(directory, of_edges, kind, name, read) for name in names}
     if directory.meta.num_parts == 1 and read is None:
         for name, entry in out.items():
             if name != EDGE_INDEX:

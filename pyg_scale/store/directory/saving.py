@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from pyg_scale.files.npy import dtype_name
 from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
-from pyg_scale.store.directory.assemble import Places, fill_edge_list
+from pyg_scale.store.directory.assemble import FilledPlaces, fill_edge_list
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
@@ -284,7 +284,7 @@ def _of(data: Any, kind: Any) -> Any:
 
 def _edge_list(csc: CSC, dtype: torch.dtype) -> Tensor:
     out = torch.empty(2, csc.num_edges, dtype=dtype)
-    places = Places(csc.num_edges, "the edge list of the graph store")
+    places = FilledPlaces(csc.num_edges, "the edge list of the graph store")
     fill_edge_list(csc, out[1], out[0], places)
     places.check()
     return out

@@ -17,7 +17,7 @@ from torch_geometric.testing import MyFeatureStore
 
 from pyg_scale.store import Cached, MemoryFeatureStore
 from pyg_scale.store.cache import by_degree, turns
-from pyg_scale.store.cache.budget import Rows, slots_of
+from pyg_scale.store.cache.budget import TensorRows, slots_of
 from pyg_scale.testing import graphs
 
 X = torch.arange(100 * 4.0).view(100, 4)  # 16 bytes a row
@@ -238,10 +238,10 @@ def test_writes_in_the_middle_of_an_iteration(source: Counting) -> None:
 
 def test_shorter_rows_come_first() -> None:
     rows = {
-        ("paper", "x"): Rows(1000, (100,), torch.float32),
-        ("paper", "y"): Rows(1000, (), torch.int64),
-        ("author", "mask"): Rows(10**6, (), torch.int8),
-        (("paper", "cites", "paper"), "weight"): Rows(10**5, (), torch.int8),
+        ("paper", "x"): TensorRows(1000, (100,), torch.float32),
+        ("paper", "y"): TensorRows(1000, (), torch.int64),
+        ("author", "mask"): TensorRows(10**6, (), torch.int8),
+        (("paper", "cites", "paper"), "weight"): TensorRows(10**5, (), torch.int8),
     }
     of_author, of_y, of_x = 50_000, 1000, 42_000 // 400
     assert list(slots_of(rows, 100_000).values()) == [of_x, of_y, of_author, 0]
@@ -249,7 +249,7 @@ def test_shorter_rows_come_first() -> None:
         slots = slots_of(rows, capacity)
         assert sum(slots[k] * rows[k].row_bytes for k in rows) <= capacity
     assert slots == {key: each.num_rows for key, each in rows.items()}
-    assert slots_of({(None, "x"): Rows(5, (0,), torch.float32)}, 100) == {(None, "x"): 0}
+    assert slots_of({(None, "x"): TensorRows(5, (0,), torch.float32)}, 100) == {(None, "x"): 0}
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ import itertools
 import pytest
 import torch
 
-from pyg_scale.store.cache.budget import Rows
-from pyg_scale.store.device.placement import GRAIN, Place, allotted, place
+from pyg_scale.store.cache.budget import TensorRows
+from pyg_scale.store.device.placement import GRAIN, DeviceShare, allotted, place
 
 X, Y, BIG = ("paper", "x"), ("paper", "y"), ("author", "x")
 EDGES = (("paper", "cites", "paper"), "edge_attr")
 TENSORS = {
-    X: Rows(10_000, (16,), torch.float32),
-    Y: Rows(10_000, (), torch.int64),
-    BIG: Rows(3_000, (128,), torch.float32),
-    EDGES: Rows(40_000, (2,), torch.float32),
+    X: TensorRows(10_000, (16,), torch.float32),
+    Y: TensorRows(10_000, (), torch.int64),
+    BIG: TensorRows(3_000, (128,), torch.float32),
+    EDGES: TensorRows(40_000, (2,), torch.float32),
 }
 SIZES = {key: rows.num_rows * rows.row_bytes for key, rows in TENSORS.items()}
 LISTED = {X: 10_000, Y: 10_000, BIG: 3_000}
@@ -27,27 +27,28 @@ def test_all_that_fits_is_there() -> None:
     for budget in (total, 10 * total):
         found = place(TENSORS, budget, {})
         assert found == {
-            key: Place(rows.num_rows, True, allotted(SIZES[key])) for key, rows in TENSORS.items()
+            key: DeviceShare(rows.num_rows, True, allotted(SIZES[key]))
+            for key, rows in TENSORS.items()
         }
     assert not all(each.whole for each in place(TENSORS, total - 1, LISTED).values())
 
 
 def test_memory_is_given_out_in_pieces() -> None:
     assert [allotted(size) for size in (0, 1, 512, 513, 10_240)] == [0, 512, 512, 1024, 10_240]
-    tensors = {X: Rows(100, (1,), torch.float32)}
-    assert place(tensors, 511, {X: 100})[X] == Place(0, False, 0)
-    assert place(tensors, 512, {})[X] == Place(100, True, 512)
-    assert place({X: Rows(1000, (1,), torch.float32)}, 1535, {X: 1000})[X] == Place(
+    tensors = {X: TensorRows(100, (1,), torch.float32)}
+    assert place(tensors, 511, {X: 100})[X] == DeviceShare(0, False, 0)
+    assert place(tensors, 512, {})[X] == DeviceShare(100, True, 512)
+    assert place({X: TensorRows(1000, (1,), torch.float32)}, 1535, {X: 1000})[X] == DeviceShare(
         256, False, 1024
     )
 
 
 def test_nothing_fits_into_nothing() -> None:
     found = place(TENSORS, 0, LISTED)
-    assert set(found.values()) == {Place(0, False, 0)}
+    assert set(found.values()) == {DeviceShare(0, False, 0)}
     assert place({}, 100, {}) == {}
-    assert place({X: Rows(0, (4,), torch.float32)}, 0, {})[X] == Place(0, True, 0)
-    assert place({X: Rows(5, (0,), torch.float32)}, 0, {})[X] == Place(5, True, 0)
+    assert place({X: TensorRows(0, (4,), torch.float32)}, 0, {})[X] == DeviceShare(0, True, 0)
+    assert place({X: TensorRows(5, (0,), torch.float32)}, 0, {})[X] == DeviceShare(5, True, 0)
 
 
 @pytest.mark.parametrize("there", [frozenset(), frozenset({X, BIG})], ids=["host", "device"])
@@ -93,6 +94,6 @@ def test_rows_that_nobody_listed_are_not_there_in_part() -> None:
 
 
 def test_a_table_that_does_not_pay_is_not_made() -> None:
-    tensors = {X: Rows(1_000_000, (1,), torch.int8)}
-    assert place(tensors, 900_000, {X: 1_000_000}, frozenset({X}))[X] == Place(0, False, 0)
+    tensors = {X: TensorRows(1_000_000, (1,), torch.int8)}
+    assert place(tensors, 900_000, {X: 1_000_000}, frozenset({X}))[X] == DeviceShare(0, False, 0)
     assert place(tensors, 900_000, {X: 1_000_000})[X].rows > 0

@@ -26,7 +26,7 @@ from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.write import write_partition
 from pyg_scale.store import Mmap, MmapGraph, topology_of
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.directory.assemble import Places
+from pyg_scale.store.directory.assemble import FilledPlaces
 from pyg_scale.store.directory.meta import checksum
 from pyg_scale.testing import graphs
 from tests.store.directory.test_data import assert_same_graph
@@ -290,15 +290,15 @@ def test_memory_that_nobody_wrote_is_never_handed_out(tmp_path: Path) -> None:
 
 
 def test_places_are_filled_once() -> None:
-    places = Places(4, "it")
+    places = FilledPlaces(4, "it")
     places.fill(slice(0, 2))
     places.fill(torch.tensor([3, 2]))
     places.check()
-    places = Places(4, "it")
+    places = FilledPlaces(4, "it")
     places.fill(torch.tensor([0, 1, 1, 3]))
     with pytest.raises(GraphDirectoryError, match="no value for the id 2, and repeated"):
         places.check()
-    places = Places(2, "it")
+    places = FilledPlaces(2, "it")
     places.fill(slice(0, 2))
     places.fill(slice(1, 2))
     with pytest.raises(GraphDirectoryError, match="it has a repeated id"):

@@ -24,7 +24,7 @@ from pyg_scale.comm import Communicator, Work
 from pyg_scale.comm.landing import Landing
 from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
-from pyg_scale.ops.sockets import Places, Rows
+from pyg_scale.ops.sockets import GatheredRows, RowPlaces
 from pyg_scale_bench.dist_network import process_group
 
 UCX_ENVIRON = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "UCX_WARN_UNUSED_ENV_VARS": "n"}
@@ -100,9 +100,9 @@ class _Answers:
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         return [gather(self._table, tensors[0])]
 
-    def rows(self, tensors: list[Tensor]) -> list[Rows]:
+    def rows(self, tensors: list[Tensor]) -> list[GatheredRows]:
         """The rows, to be chosen while they are sent."""
-        return [Rows(self._table, tensors[0])]
+        return [GatheredRows(self._table, tensors[0])]
 
 
 class Ours(Way):
@@ -122,7 +122,7 @@ class Ours(Way):
         def start(number: int) -> None:
             ids, position, out = requests[number]
             work = self._service.request(0, "rows", [ids])
-            landing = Landing(Places(out, ids.numel(), position, None))
+            landing = Landing(RowPlaces(out, ids.numel(), position, None))
             if self._landing:
                 work.land([landing])
             under_way[number] = work, landing

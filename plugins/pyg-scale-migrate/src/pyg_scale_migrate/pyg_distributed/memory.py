@@ -18,7 +18,7 @@ from pyg_scale.graph.read_data import one_level
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
 from pyg_scale.store.directory import Attribute, EdgeMeta, Meta, NodeMeta
-from pyg_scale.store.directory.assemble import Places
+from pyg_scale.store.directory.assemble import FilledPlaces
 from pyg_scale.store.directory.in_memory import MemoryDirectory
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import PartitionMeta, attribute_file, edge_dir, node_dir
@@ -198,7 +198,7 @@ def _all_times(own: Held, name: NodeType, mine: Tensor, comm: Communicator | Non
         return mine
     book = own.books[name]
     out = torch.empty(book.num_nodes, dtype=torch.int64)
-    places = Places(book.num_nodes, f"the times of {name!r} of all ranks")
+    places = FilledPlaces(book.num_nodes, f"the times of {name!r} of all ranks")
     tagged = torch.cat([torch.tensor([own.part]), mine])
     for each in comm.all_gather(tagged):
         ids = book.nodes_of(int(each[0]))
