@@ -131,6 +131,7 @@ def secret_in(file: str | None) -> str:
     """
     from pyg_scale.comm.secret import read_secret
     from pyg_scale.distributed.server.servers import secret_of
+    from pyg_scale.files.place import flush
 
     if file is None:
         return secret_of(None)
@@ -140,8 +141,7 @@ def secret_in(file: str | None) -> str:
         try:
             with os.fdopen(number, "w") as begun:
                 begun.write(secrets.token_hex(32) + "\n")
-                begun.flush()
-                os.fsync(number)
+                flush(begun)
             with suppress(FileExistsError):
                 os.link(made, file)
         finally:

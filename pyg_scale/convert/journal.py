@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
+
+from pyg_scale.files.place import replace_file
 
 T = TypeVar("T")
 _VERSION = 3
@@ -109,17 +110,7 @@ class Journal:
                 "reached": self._reached,
             }
         )
-        fresh = self.file.with_suffix(".tmp")
-        with fresh.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.replace(self.file)
-        folder = os.open(self.file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(self.file, text)
 
 
 class ConversionWorkspace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pyg_scale.convert.array_file import Array, ArrayReader, write_all
 from pyg_scale.convert.base import Workspace
 from pyg_scale.convert.ids import IdMap
 from pyg_scale.convert.table import Column, Table
+from pyg_scale.files.place import flush
 
 
 class CopiedTable(Table):
@@ -124,8 +124,7 @@ class _Growing:
     def finish(self) -> None:
         self._file.seek(0)
         self._header()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        flush(self._file)
 
     def close(self) -> None:
         self._file.close()

@@ -1,4 +1,4 @@
-"""Puts a written graph directory in its place in one step, or not at all."""
+"""Puts files and directories in their place in one step, or not at all; locks them meanwhile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import fcntl
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from pyg_scale.errors import GraphDirectoryError
 
@@ -141,6 +143,41 @@ def restore(path: Path) -> None:
         shutil.rmtree(before)
     else:
         before.rename(path)
+
+
+def flush(file: IO[Any]) -> None:
+    """Put everything that was written to an open file on the disk.
+
+    Raises:
+        OSError: If the disk is full or fails.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: str, *, durable: bool = True) -> None:
+    """Write a file that always has either its old content or all of the new one.
+
+    Args:
+        path: The file. Only one process may write it at a time.
+        content: The text.
+        durable: If True, the file survives a failure of the system as well.
+
+    Raises:
+        OSError: If the disk is full or fails; names the file.
+    """
+    staged = path.with_name(f".{path.name}.partial")
+    with naming(staged), staged.open("w", encoding="utf-8") as out:
+        out.write(content)
+        if durable:
+            flush(out)
+    # Readers tell a new file by its time. Those of file systems are accurate to a few ms only, and
+    # inode numbers are used again at once.
+    now = time.time_ns()
+    os.utime(staged, ns=(now, now))
+    staged.replace(path)
+    if durable:
+        sync(path.parent)
 
 
 def sync(folder: Path) -> None:

@@ -29,7 +29,7 @@ from pyg_scale.files.npy import (
     npy_header,
     open_regular,
 )
-from pyg_scale.files.place import naming, try_lock
+from pyg_scale.files.place import flush, naming, replace_file, try_lock
 
 FORMAT = "pyg_scale tensor directory"
 VERSION = 1
@@ -245,23 +245,7 @@ class TensorDirectory:
     def _write_index(self, entries: Mapping[str, TensorEntry], number: int) -> None:
         listed = [{"key": e.key, "info": e.info, "arrays": e.arrays} for e in entries.values()]
         content = {"format": FORMAT, "version": VERSION, "next": number, "entries": listed}
-        staged = self.path / f".{INDEX}.partial"
-        with naming(staged), staged.open("w", encoding="utf-8") as out:
-            json.dump(content, out, indent=1)
-            out.flush()
-            if self._durable:
-                os.fsync(out.fileno())
-        # Times of a file system are only accurate to a few ms, and inode numbers are reused at
-        # once.
-        now = time.time_ns()
-        os.utime(staged, ns=(now, now))
-        staged.replace(self.path / INDEX)
-        if self._durable:
-            handle = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        replace_file(self.path / INDEX, json.dumps(content, indent=1), durable=self._durable)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "_durable": self._durable}
@@ -287,9 +271,8 @@ def save_array(file: Path, tensor: Tensor, *, durable: bool = True) -> None:
         for begin in range(0, tensor.size(0), max(1, _CHUNK // row)):
             rows = tensor[begin : begin + max(1, _CHUNK // row)].cpu().contiguous()
             out.write(np.ascontiguousarray(as_array(rows)).data.cast("B") if rows.numel() else b"")
-        out.flush()
         if durable:
-            os.fsync(out.fileno())
+            flush(out)
 
 
 @contextlib.contextmanager

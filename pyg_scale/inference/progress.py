@@ -22,7 +22,7 @@ from pyg_scale.files.npy import (
     npy_header,
     num_bytes,
 )
-from pyg_scale.files.place import naming, try_lock
+from pyg_scale.files.place import flush, naming, try_lock
 from pyg_scale.inference.inputs import some
 from pyg_scale.ops.raw_bytes import raw_bytes
 
@@ -212,7 +212,7 @@ class InferenceProgress:
         handle, _ = self._open(step)
         with naming(self._file(step)):
             os.fsync(handle)
-        self._note({"step": step, "rows": self._rows.get(step, 0), "synced": True}, flush=True)
+        self._note({"step": step, "rows": self._rows.get(step, 0), "synced": True}, durable=True)
 
     def remove_before(self, step: int, keep: set[int]) -> None:
         """Remove files that nobody needs once a step is complete."""
@@ -231,7 +231,7 @@ class InferenceProgress:
             self._close(step)
             self._file(step).unlink(missing_ok=True)
         self._done = True
-        self._note({"done": True}, flush=True)
+        self._note({"done": True}, durable=True)
 
     # Files #################################################################################
 
@@ -260,12 +260,13 @@ class InferenceProgress:
     def _file(self, step: int) -> Path:
         return self.path / f"step-{step}.npy"
 
-    def _note(self, line: dict[str, Any], flush: bool = False) -> None:
+    def _note(self, line: dict[str, Any], durable: bool = False) -> None:
         with naming(self.path / JOURNAL):
             self._journal.write(json.dumps(line) + "\n")
-            self._journal.flush()
-            if flush:
-                os.fsync(self._journal.fileno())
+            if durable:
+                flush(self._journal)
+            else:
+                self._journal.flush()
 
 
 def fingerprint(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.files.npy import as_array, map_array, npy_header, num_bytes
-from pyg_scale.files.place import naming
+from pyg_scale.files.place import naming, replace_file
 from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, InferenceProgress
 from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.split import communicator_of
@@ -151,12 +151,7 @@ class InferenceRanks:
         return {"error": "", "done": done, "token": token, "out": str(self._out)}
 
     def _note(self, content: dict[str, Any]) -> None:
-        staged = self._out / f".{NOTE}.partial"
-        with naming(staged), staged.open("w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(self._out / NOTE)
+        replace_file(self._out / NOTE, json.dumps(content))
 
     def _sees(self, token: str) -> bool:
         """Return True if this rank has the directory that rank 0 wrote to."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale.errors import CheckpointError
+from pyg_scale.files.place import sync
 from pyg_scale.train.storage import FORMAT, checksum, read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -77,9 +78,9 @@ def commit(made: Path, world_size: int, files: dict[str, dict[str, int]]) -> Pat
         "files": files,
     }
     write_json(made / MANIFEST, {**content, "checksum": _checksum(content)})
-    _flush(made)
+    sync(made)
     os.rename(made, final)
-    _flush(final.parent)
+    sync(final.parent)
     return final
 
 
@@ -162,11 +163,3 @@ def compare(path: Path, files: Mapping[str, dict[str, int]]) -> None:
 
 def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

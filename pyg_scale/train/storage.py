@@ -37,6 +37,7 @@ from torch.futures import Future
 
 from pyg_scale.errors import CheckpointError, GraphDirectoryError
 from pyg_scale.files.npy import open_regular
+from pyg_scale.files.place import flush
 from pyg_scale.ops.raw_bytes import raw_bytes
 
 FORMAT = 1
@@ -96,8 +97,7 @@ class Writer(StorageWriter):
                 place = TensorPlace(name, offset, data.nbytes, tensor.dtype, tensor.shape)
                 results.append(WriteResult(item.index, data.nbytes, place))
                 offset += data.nbytes
-            out.flush()
-            os.fsync(out.fileno())
+            flush(out)
         self.files[name] = {"bytes": offset, "crc32": crc}
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -253,8 +253,7 @@ def write_json(path: Path, content: Any) -> dict[str, int]:
     data = json.dumps(content, allow_nan=False).encode()
     with open(path, "wb") as out:
         out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
+        flush(out)
     return {"bytes": len(data), "crc32": zlib.crc32(data)}
 
 

@@ -278,7 +278,7 @@ class OnDevice(Placement):
         return self._copied(out, Stats())
 
     def stats(self, features: Features | None) -> dict[str, Any]:
-        """What is on the device, as ``"device"``."""
+        """The content of the device, as ``"device"``."""
         store = None if features is None else features.store
         found: dict[str, Any] = {"device": str(self.device), "tensors": {}}
         if isinstance(store, DeviceFeatures):

@@ -134,7 +134,7 @@ class SharedSeeds:
         return sharing, None
 
     def _mode(self, opened: Communicator | None) -> str | bool | None:
-        """How ranks share: "global", "part", False (not at all); None if nothing can be said."""
+        """The sharing mode: "global", "part" or False (not at all); None if nothing can be said."""
         if not self.own_order:
             if self.split_seeds or self.split_batches:
                 said = "split_batches=True"

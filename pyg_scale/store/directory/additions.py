@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.npy import dtype_name, npy_header
-from pyg_scale.files.place import Lock, sync
+from pyg_scale.files.place import Lock, flush, replace_file, sync
 from pyg_scale.files.plain_pickle import load_plain
 from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import NodeType
@@ -190,22 +189,15 @@ class _Adding:
                 header = npy_header(dtype_name(value.dtype), tuple(value.shape))
                 out.write(header)
                 crc, size = write_rows(out, value, value.dtype, zlib.crc32(header))
-                out.flush()
-                os.fsync(out.fileno())
+                flush(out)
             sync(file.parent)
         self.directory.meta.files[name] = FileMeta(size + len(header), crc)
 
     def finish(self) -> None:
         self.directory.meta.check()
         path = self.directory.path
-        new = path / f"{META}.new"
-        with refused(new):
-            with new.open("w", encoding="utf-8") as out:
-                out.write(self.directory.meta.to_json())
-                out.flush()
-                os.fsync(out.fileno())
-            new.replace(path / META)
-            sync(path)
+        with refused(path / META):
+            replace_file(path / META, self.directory.meta.to_json())
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import BinaryIO
 
 from tqdm.auto import tqdm
 
+from pyg_scale.files.place import flush
 from pyg_scale.ops.threads import num_threads
 from pyg_scale.store.directory.meta import FileMeta
 
@@ -38,7 +38,7 @@ def checksums(
                 found = known.get(name)
                 if found is None:
                     found = file_meta(file, bar.update)
-                os.fsync(file.fileno())
+                flush(file)
             return found
 
         return dict(zip(names, _map(one, names), strict=True))

@@ -26,7 +26,7 @@ from pyg_scale.files.npy import (
     num_bytes,
     numpy_dtype,
 )
-from pyg_scale.files.place import Lock, restore, sync, take_place
+from pyg_scale.files.place import Lock, flush, restore, sync, take_place
 from pyg_scale.store.directory.checksums import checksums
 from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
@@ -171,8 +171,7 @@ class DirectoryWriter:
                 check_header(self.staging / file.name, file.dtype, file.shape)
             with (self.staging / META).open("w", encoding="utf-8") as out:
                 out.write(meta.to_json())
-                out.flush()
-                os.fsync(out.fileno())
+                flush(out)
             for folder, _, _ in os.walk(self.staging, topdown=False):
                 sync(Path(folder))
             take_place(self.staging, self.path)
