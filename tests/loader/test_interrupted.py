@@ -46,10 +46,11 @@ class Interrupts:
 
     Args:
         every: At each so many-th line only.
+        folders: Of the modules whose lines count.
     """
 
-    def __init__(self, every: int) -> None:
-        self.every, self.came = every, 0
+    def __init__(self, every: int, folders: tuple[str, ...] = (HERE,)) -> None:
+        self.every, self.came, self.folders = every, 0, folders
         self._seen: set[Any] = set()
         self._calm, self._raised = True, False
 
@@ -75,7 +76,9 @@ class Interrupts:
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         # CPython 3.11 loses references where a trace function raises in a generator.
-        ours = code.co_filename.startswith(HERE) and not code.co_flags & inspect.CO_GENERATOR
+        ours = (
+            code.co_filename.startswith(self.folders) and not code.co_flags & inspect.CO_GENERATOR
+        )
         return self._line if ours and not _in_finalizer(frame) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
