@@ -52,7 +52,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     its own runs on the consumer's thread).
     """
 
-    data: Any
+    data: Any = None
     transform: Callable[[Any], Any] | None = None
     transform_sampler_output: Callable[[Any], Any] | None = None
     filter_per_worker: bool = True
@@ -129,11 +129,11 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
-        self.sampling = checked(sampling, getattr(self, "data", None), kwargs)
+        self.sampling = checked(sampling, self.data, kwargs)
         self._placement: Placement = placement_of(
             kwargs.pop("device", None), kwargs.pop("device_memory", None), self.sampling.to_device
         )
-        if self.sampling.makes_processes(getattr(self, "data", None)):
+        if self.sampling.makes_processes(self.data):
             worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
         self._worker_type = worker_type
@@ -158,7 +158,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         del self.__dict__["collate_fn"]  # the method does; as an attribute it would be a cycle
         self._sharing, self._unsplit = SharedSeeds(
             name=type(self).__name__,
-            data=getattr(self, "data", None),
+            data=self.data,
             split_seeds=split_seeds,
             uneven=uneven,
             split_batches=split_batches,
@@ -248,7 +248,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
                 f"worker_type={self.worker_type!r}): pass worker_type='thread', or leave device= "
                 "out and copy batches yourself"
             )
-        reason = needs_threads(getattr(self, "data", None))
+        reason = needs_threads(self.data)
         if reason:
             raise ValueError(f"{reason}: pass worker_type='thread' instead of processes")
         if self._features is not None and self._features.look_ahead:

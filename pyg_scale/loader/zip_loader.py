@@ -92,8 +92,7 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             shared = any(getattr(part, "_sharing", None) is not None for part in self._parts)
             split_seeds = "global" if shared else None
         if comm is None:
-            graphs = (getattr(part, "data", None) for part in self._parts)
-            comm = next(filter(None, map(communicator_of, graphs)), None)
+            comm = next(filter(None, (communicator_of(part.data) for part in self._parts)), None)
         if kwargs.get("device_memory") is not None:
             raise ValueError("device_memory=: a ZipLoader copies tuples, and keeps no features")
         self._start(
@@ -206,7 +205,7 @@ class _Foreign:
     _placement = Placement()
 
     def __init__(self, loader: Any) -> None:
-        self.loader = loader
+        self.loader, self.data = loader, getattr(loader, "data", None)
 
     def _check_rows(self) -> None:
         """PyG's loaders are as they are."""
