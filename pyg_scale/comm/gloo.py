@@ -28,6 +28,7 @@ from pyg_scale.comm.address import own_address
 from pyg_scale.comm.base import MAX_TAG, Communicator, Work
 from pyg_scale.comm.connect import Group
 from pyg_scale.comm.meeting import store_failure
+from pyg_scale.comm.roll_call import is_timeout
 from pyg_scale.comm.service import Handler, Service, join
 from pyg_scale.comm.tcp import TcpService
 from pyg_scale.errors import CommError, CommTimeoutError
@@ -63,7 +64,7 @@ class Gloo(Communicator):
             reason = f"rank {rank} at {address} could not meet all of the {size} ranks"
             if isinstance(error, DistNetworkError):
                 raise CommError(f"{reason}: {store_failure(error, reason)}") from None
-            if _is_timeout(error):
+            if is_timeout(error):
                 reason = f"{reason} within {group.timeout:g} seconds"
                 raise CommTimeoutError(f"{reason}: {_first_line(error)}") from None
             raise CommError(f"{reason}: {_first_line(error)}") from None
@@ -171,7 +172,7 @@ class _Exchange(Work[list[Tensor]]):
             raise self._failed(error, rank, seconds) from None
 
     def _failed(self, error: RuntimeError, rank: int, seconds: float) -> CommError:
-        if _is_timeout(error):
+        if is_timeout(error):
             reason = f"{self._name}: rank {rank} did not answer within {seconds:g} seconds"
             self._comm._break(reason)
             return CommTimeoutError(f"{reason} (waited for by rank {self._comm.rank})")
@@ -230,11 +231,6 @@ def _interrupt(group: Any) -> None:
     nothing = torch.empty(1, dtype=torch.uint8)
     with contextlib.suppress(RuntimeError):
         group.recv([nothing], other, _NOBODY).wait(timedelta(milliseconds=1))
-
-
-def _is_timeout(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return "timed out" in text or "timeout" in text
 
 
 def _first_line(error: BaseException) -> str:

@@ -55,11 +55,10 @@ class RollCall:
 
     def explain(self, error: RuntimeError) -> CommError | None:
         """The error to raise for that of a collective; ``None`` if it is not gloo's."""
-        if isinstance(error, CommError) or self._store is None or "gloo" not in str(error):
+        if isinstance(error, CommError) or self._store is None or not _is_of_gloo(error):
             return None
         if self._named is None:
-            late = "timed out" in str(error).lower()
-            self._named = self._ask(late, str(error).strip().partition("\n")[0])
+            self._named = self._ask(is_timeout(error), str(error).strip().partition("\n")[0])
         return self._named
 
     def _ask(self, late: bool, said: str) -> CommError:
@@ -117,6 +116,18 @@ class RollCall:
         names = [str(self._ranks[rank]) for rank in ranks]
         some = ", ".join(names[:16]) + (", ..." if len(names) > 16 else "")
         return f"{'rank' if len(names) == 1 else 'ranks'} {some}"
+
+
+def is_timeout(error: RuntimeError) -> bool:
+    """Return True if an error of gloo comes from an expired time limit of this rank or another."""
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
+
+
+def _is_of_gloo(error: RuntimeError) -> bool:
+    # Most name a source of gloo's. After a time limit, other waits of a rank say only
+    # "Application timeout caused pair closure".
+    return "gloo" in str(error) or "pair closure" in str(error)
 
 
 def look(group: dist.ProcessGroup, ranks: Iterable[int]) -> tuple[list[int], list[Any]]:

@@ -87,7 +87,19 @@ def lose_rank_2(how: str, where: str) -> None:
         )
 
 
+def see_a_time_limit_expire() -> None:
+    """What waits of a rank say after another one of its waits has taken too long."""
+    error = RuntimeError("Application timeout caused pair closure")
+    assert dist.group.WORLD is not None
+    found = roll_call.RollCall(dist.group.WORLD).explain(error)
+    assert isinstance(found, CommTimeoutError), found
+
+
 _slow = pytest.mark.slow
+
+
+def test_an_error_that_does_not_name_gloo_is_explained(ranks: WaitingProcesses) -> None:
+    ranks.run(see_a_time_limit_expire)
 
 
 @pytest.mark.parametrize(
