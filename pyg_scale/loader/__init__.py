@@ -21,7 +21,6 @@ from torch_geometric.loader import (
     NeighborSampler,
     PrefetchLoader,
     RandomNodeLoader,
-    ShaDowKHopSampler,
     TemporalDataLoader,
 )
 
@@ -31,6 +30,7 @@ from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_scale.loader.neighbor_loader import NeighborLoader
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.options import SamplingOptions
+from pyg_scale.loader.shadow import ShaDowKHopSampler
 from pyg_scale.loader.zip_loader import ZipLoader
 
 RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has more than __all__ says

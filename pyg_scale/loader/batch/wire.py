@@ -3,8 +3,9 @@
 ``null``, booleans, numbers and strings stand for themselves, and so do lists. A tensor is
 ``{"$tensor": n}``, number ``n`` of those that go along; two rows that lie one after the other in
 memory, as a sampler makes them, are one tensor. Tuples, dictionaries (with any of these as keys),
-NumPy arrays, sampler outputs, ``Data`` and ``HeteroData`` are objects of the one entry ``$tuple``,
-``$dict``, ``$array``, ``$output``, ``$hetero_output``, ``$data`` and ``$hetero_data``.
+NumPy arrays, sampler outputs, ``Data``, ``HeteroData`` and a ``Batch`` of ``Data`` (that was not
+collated from several) are objects of the one entry ``$tuple``, ``$dict``, ``$array``, ``$output``,
+``$hetero_output``, ``$data``, ``$hetero_data`` and ``$batch``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_scale.loader.batch.build import edge_index_of
 from pyg_scale.ops import colptr
@@ -26,7 +27,7 @@ from pyg_scale.store.directory.values import as_plain_tensor
 
 MAX_DEPTH = 32
 _OUTPUTS = {"$output": SamplerOutput, "$hetero_output": HeteroSamplerOutput}
-_GRAPHS = {"$data": Data, "$hetero_data": HeteroData}
+_GRAPHS: dict[str, Any] = {"$data": Data, "$hetero_data": HeteroData, "$batch": type(Batch())}
 _PRIVATE = ("_orig_edge_index",)
 """Private members of batches, beside their attributes."""
 
@@ -36,7 +37,7 @@ def pack(value: Any) -> tuple[bytes, list[Tensor]]:
 
     Args:
         value: Made of ``None``, booleans, numbers, strings, tensors, arrays, lists, tuples,
-            dictionaries, sampler outputs, ``Data`` and ``HeteroData``.
+            dictionaries, sampler outputs, ``Data``, ``HeteroData`` and ``Batch``.
 
     Raises:
         TypeError: If anything else is in it; says where.
@@ -109,7 +110,7 @@ class _Packer:
             if isinstance(value, output):
                 return {tag: self._fields(value, where)}
         for tag, graph in _GRAPHS.items():
-            if type(value) is graph:
+            if type(value) is graph and (tag != "$batch" or not hasattr(value, "_slice_dict")):
                 return {tag: self._graph(value, where)}
         raise TypeError(
             f"{where} is a {type(value).__name__}, which cannot go to another process without "
@@ -226,7 +227,8 @@ class _Unpacker:
         graph: Any = _GRAPHS[tag]()
         for entry in content["stores"]:
             if entry[0] is None:
-                store, rest = graph._store if tag == "$data" else graph._global_store, entry[1:]
+                hetero = tag == "$hetero_data"
+                store, rest = graph._global_store if hetero else graph._store, entry[1:]
             else:
                 kind = entry[1] if entry[0] == "nodes" else _edge_type(entry[1])
                 store, rest = graph[kind], entry[2:]
