@@ -7,8 +7,6 @@ from torch_geometric import loader as _pyg
 from torch_geometric.loader import (
     AffinityMixin,
     CachedLoader,
-    ClusterData,
-    ClusterLoader,
     DataListLoader,
     DataLoader,
     DenseDataLoader,
@@ -24,6 +22,7 @@ from torch_geometric.loader import (
     TemporalDataLoader,
 )
 
+from pyg_scale.loader.cluster import ClusterData, ClusterLoader
 from pyg_scale.loader.hgt_loader import HGTLoader
 from pyg_scale.loader.link_loader import LinkLoader
 from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader

@@ -1,0 +1,331 @@
+"""Mini-batches of clusters: a graph cut into parts, and the subgraphs of several of them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import select
+
+from pyg_scale import plugins
+from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import keys
+from pyg_scale.partitioner import Partitioner, partition
+from pyg_scale.partitioner.base import check_num_parts
+from pyg_scale.sampler.base import flag, one_of
+
+_FORMAT = "pyg_scale clusters 1"
+
+
+class ClusterData(torch_geometric.loader.ClusterData):
+    """A graph cut into clusters, with the nodes of a cluster next to each other.
+
+    As :class:`torch_geometric.loader.ClusterData`, and a subclass of it, but needs nothing besides
+    this package: it takes any partitioner. The method is that of Chiang et al.: "Cluster-GCN: An
+    Efficient Algorithm for Training Deep and Large Graph Convolutional Networks", KDD 2019.
+    ``cluster_data[i]`` is the subgraph of cluster ``i``; :class:`ClusterLoader` merges several.
+
+    With ``save_dir`` the cluster of every node is kept in a file, which is read the next
+    time: ``part_<num_parts>/clusters.npz`` (``part_<num_parts>_recursive`` if so). It holds arrays
+    and no pickle, and files that PyG wrote are left alone.
+
+    Args:
+        data: ``Data`` with ``edge_index`` ``[2, num_edges]``.
+        num_parts: Number of clusters, at most that of nodes.
+        recursive: Whether METIS bisects recursively, instead of cutting k ways at once.
+        save_dir: The folder of the file; ``None``: nothing is kept.
+        filename: The name of the file, instead of ``clusters.npz``.
+        log: Whether to say on stderr when partitioning begins and ends.
+        keep_inter_cluster_edges: Whether ``cluster_data[i]`` has the edges to other clusters, too,
+            whose other ends keep their numbers in the permuted graph.
+        sparse_format: ``"csr"`` to group edges by source, ``"csc"`` by destination.
+        method: The name of a partitioner or an instance, see :func:`pyg_scale.partition`. ``None``:
+            ``"metis"`` if pyg-scale-metis is installed, else ``"multilevel"``; or whatever the
+            file was made by.
+
+    Raises:
+        NotImplementedError: If the graph has types, or ``recursive`` is asked of another method
+            than METIS.
+        TypeError: If an argument has a wrong type.
+        ValueError: If there are more clusters than nodes, an argument is out of range, or the file
+            is of another graph or another method.
+        UnknownPluginError: If there is no such method.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        num_parts: int,
+        recursive: bool = False,
+        save_dir: str | None = None,
+        filename: str | None = None,
+        log: bool = True,
+        keep_inter_cluster_edges: bool = False,
+        sparse_format: Literal["csr", "csc"] = "csr",
+        *,
+        method: str | Partitioner | None = None,
+    ):
+        _check_graph(data)
+        check_num_parts(num_parts, data.num_nodes or 0)
+        self.num_parts = num_parts
+        self.recursive = flag("recursive", recursive)
+        self.keep_inter_cluster_edges = flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
+        self.sparse_format = one_of("sparse_format", sparse_format, ("csr", "csc"))
+        name, partitioner = _partitioner(method, self.recursive)
+        file = None
+        if save_dir is not None:
+            folder = f"part_{num_parts}{'_recursive' if recursive else ''}"
+            file = Path(save_dir) / folder / (filename or "clusters.npz")
+        if file is not None and file.exists():
+            cluster = _read(file, data, num_parts, None if method is None else name)
+        else:
+            if log:
+                print(f"Partitioning by {name} into {num_parts} clusters...", file=sys.stderr)
+            graph = Data(edge_index=data.edge_index.cpu(), num_nodes=data.num_nodes)
+            found = partition(graph, num_parts, partitioner)
+            assert isinstance(found, Tensor)
+            cluster = found
+            if file is not None:
+                _write(file, cluster, data, name)
+            if log:
+                print("Done!", file=sys.stderr)
+        cluster = cluster.to(data.edge_index.device, torch.int64)
+        self.partition = self._partition(data.edge_index, cluster)
+        self.data = self._permute_data(data, self.partition)
+
+
+class _Merged(NamedTuple):
+    """The clusters of a batch, as positions in the permuted graph.
+
+    Attributes:
+        node: ``int64`` ``[num_nodes]``.
+        row: Positions of the sources in ``node``, ``[num_edges]``.
+        col: Those of the destinations.
+        edge: ``int64`` ``[num_edges]``.
+    """
+
+    node: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
+    """Loads the subgraphs of several clusters together, with all edges among their nodes.
+
+    As :class:`torch_geometric.loader.ClusterLoader`, and a subclass of it. ``batch_size`` counts
+    clusters. ``num_workers=k`` means k threads; ``seed=``, ``state_dict()`` and
+    ``stats()`` are as in :class:`NodeLoader`.
+
+    Args:
+        cluster_data: A :class:`ClusterData`, ours or PyG's.
+        seed: See :class:`NodeLoader`; it decides the order of clusters with ``shuffle=True``.
+        worker_type: See :class:`NodeLoader`.
+        kwargs: ``split_seeds`` (but ``"part"``), ``uneven``, ``split_batches``, ``comm``, see
+            :class:`NodeLoader`, and arguments of :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        TypeError: If ``cluster_data`` is something else.
+        ValueError: If arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        cluster_data: torch_geometric.loader.ClusterData,
+        *,
+        seed: int | None = None,
+        worker_type: str | None = None,
+        **kwargs: Any,
+    ):
+        if not isinstance(cluster_data, torch_geometric.loader.ClusterData):
+            raise TypeError(
+                f"cluster_data must be a ClusterData (got {type(cluster_data).__name__}): wrap the "
+                "graph, ClusterLoader(ClusterData(data, num_parts=...))"
+            )
+        for name in ("sampling", "feature_store", "transform"):
+            if kwargs.get(name) is not None:
+                raise NotImplementedError(
+                    f"{name}= is not for ClusterLoader, which samples nothing: leave it out"
+                )
+        if kwargs.get("split_seeds") == "part":
+            raise ValueError(
+                "split_seeds='part' is for seeds of a graph in parts, and clusters are none: use "
+                "split_seeds='global'"
+            )
+        self.cluster_data = cluster_data
+        self._start(len(cluster_data), seed=seed, worker_type=worker_type, **kwargs)
+        self._publish()
+
+    def _seed_tensors(self) -> list[Tensor]:
+        return [self.cluster_data.partition.partptr[1:].cpu()]
+
+    def _parts_of_seeds(self) -> Tensor | None:
+        return None
+
+    def _draws(self) -> dict[str, str]:
+        return {"sparse_format": self.cluster_data.partition.sparse_format}
+
+    def _sample(self, batch: BatchIndex) -> _Merged:
+        found = self.cluster_data.partition
+        index = batch.index.to(found.partptr.device)
+        begin, end = found.partptr[index], found.partptr[index + 1]
+        node = _ranges(begin, end)
+        edge = _ranges(found.indptr[begin], found.indptr[end])
+        degree = found.indptr[node + 1] - found.indptr[node]
+        own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
+        other, inside = _positions(found.index[edge], begin, end)
+        own, edge = own[inside], edge[inside]
+        if found.sparse_format == "csr":
+            return _Merged(node, own, other, edge)
+        return _Merged(node, other, own, edge)
+
+    def _fetch(self, out: _Merged, stats: Stats) -> Data:
+        data = self.cluster_data.data
+        batch = copy.copy(data)
+        for key, value in data.items():
+            if key == "num_nodes":
+                batch.num_nodes = out.node.numel()
+            elif data.is_node_attr(key):
+                batch[key] = _rows(data, key, value, out.node, stats)
+            elif data.is_edge_attr(key):
+                batch[key] = _rows(data, key, value, out.edge, stats)
+        batch.edge_index = edge_index_of(out.row, out.col)
+        return batch
+
+
+# Clusters ##################################################################################
+
+
+def _ranges(begin: Tensor, end: Tensor) -> Tensor:
+    """All integers of some ranges ``[n]``, one range after the other."""
+    size = end - begin
+    shift = begin - (size.cumsum(0) - size)
+    return torch.arange(int(size.sum()), device=size.device) + shift.repeat_interleave(size)
+
+
+def _positions(node: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of nodes ``[n]`` in :func:`_ranges`, and a mask ``[n]`` of those that have one."""
+    size = end - begin
+    first = size.cumsum(0) - size
+    full = size > 0  # an empty cluster begins where the next one does
+    begin, end, first = begin[full], end[full], first[full]
+    if not begin.numel():
+        return node[:0], torch.zeros_like(node, dtype=torch.bool)
+    begin, order = begin.sort(stable=True)
+    at = (torch.searchsorted(begin, node, right=True) - 1).clamp(min=0)
+    inside = (node >= begin[at]) & (node < end[order][at])
+    at, node = at[inside], node[inside]
+    return node - begin[at] + first[order][at], inside
+
+
+def _rows(data: Data, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
+    if isinstance(value, Tensor):
+        return select_rows(data._store, key, value, index, stats)
+    return select(value, index, dim=data.__cat_dim__(key, value))
+
+
+# Partitioning ##############################################################################
+
+
+def _check_graph(data: Any) -> None:
+    if isinstance(data, HeteroData):
+        raise NotImplementedError(
+            "ClusterData does not take HeteroData: pass data.to_homogeneous(), or use "
+            "NeighborLoader"
+        )
+    if not isinstance(data, Data):
+        raise TypeError(f"data must be a Data (got {type(data).__name__})")
+    if not isinstance(data.get("edge_index"), Tensor):
+        raise ValueError(
+            "data has no edge_index: set data.edge_index to [2, num_edges] (of an adj_t, "
+            "torch.stack(data.adj_t.t().coo()[:2]))"
+        )
+
+
+def _partitioner(method: Any, recursive: bool) -> tuple[str, str | Partitioner]:
+    """The name of a method, and what :func:`pyg_scale.partition` takes for it."""
+    if method is None:
+        method = "metis" if "metis" in plugins.names("partitioner") else "multilevel"
+    if not isinstance(method, str | Partitioner):
+        raise TypeError(f"method must be a name or a Partitioner (got {method!r})")
+    if isinstance(method, str):
+        made = plugins.get("partitioner", method)
+        if method.rpartition(":")[2] == "metis":
+            return method, made(algorithm="recursive" if recursive else "k-way")
+    name = method if isinstance(method, str) else type(method).__name__
+    if recursive:
+        raise NotImplementedError(
+            f"recursive=True is for method='metis', which pyg-scale-metis provides (the method is "
+            f"{name!r}): install it, or leave recursive out"
+        )
+    return name, method
+
+
+# The file ##################################################################################
+
+
+def _fingerprint(edge_index: Tensor) -> int:
+    """A hash of the edges, whatever their order."""
+    row, col = edge_index.cpu().to(torch.int64)
+    return int(keys.fold_tensor(keys.fold_tensor(0, row), col).sum())
+
+
+def _write(file: Path, cluster: Tensor, data: Data, method: str) -> None:
+    """Write the clusters under a temporary name, flushed and renamed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as out:
+            np.savez(
+                out,
+                format=np.array(_FORMAT),
+                cluster=cluster.cpu().to(torch.int32).numpy(),
+                edges=np.array(_fingerprint(data.edge_index)),
+                method=np.array(method),
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _read(file: Path, data: Data, num_parts: int, method: str | None) -> Tensor:
+    """The cluster of every node, checked; ``int64`` ``[num_nodes]``."""
+    other = "remove the file, or choose another save_dir or filename"
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            content = {name: found[name] for name in ("format", "cluster", "edges", "method")}
+        if str(content["format"]) != _FORMAT:
+            raise KeyError(f"format {content['format']}")
+    except (KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{file} is no file of this ClusterData, perhaps one of PyG ({error}): {other}"
+        ) from None
+    cluster = content["cluster"]
+    if cluster.shape != (data.num_nodes,) or cluster.dtype != np.int32:
+        raise ValueError(
+            f"{file} has clusters of {cluster.size} nodes, but the graph has {data.num_nodes}: "
+            f"{other}"
+        )
+    if int(content["edges"]) != _fingerprint(data.edge_index):
+        raise ValueError(f"{file} is of a graph with other edges: {other}")
+    if cluster.size and not 0 <= cluster.min() <= cluster.max() < num_parts:
+        raise ValueError(f"{file} has clusters that are not 0 to {num_parts - 1}: {other}")
+    if method is not None and method != str(content["method"]):
+        raise ValueError(
+            f"{file} was made by method={str(content['method'])!r}, not {method!r}: {other}"
+        )
+    return torch.from_numpy(cluster).to(torch.int64)
