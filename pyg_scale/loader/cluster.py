@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import sys
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +20,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import select
 
 from pyg_scale import plugins
+from pyg_scale.files.place import flush
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import edge_index_of, select_rows
 from pyg_scale.loader.seeds.epoch import BatchIndex
@@ -27,6 +31,21 @@ from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import flag, one_of
 
 _FORMAT = "pyg_scale clusters 1"
+# Errors of NumPy and zipfile for a file that is damaged, or not theirs.
+_DAMAGED = (
+    KeyError,
+    ValueError,
+    EOFError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+)
 
 
 class ClusterData(torch_geometric.loader.ClusterData):
@@ -295,8 +314,7 @@ def _write(file: Path, cluster: Tensor, data: Data, method: str) -> None:
                 edges=np.array(_fingerprint(data.edge_index)),
                 method=np.array(method),
             )
-            out.flush()
-            os.fsync(out.fileno())
+            flush(out)
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
@@ -305,12 +323,13 @@ def _write(file: Path, cluster: Tensor, data: Data, method: str) -> None:
 def _read(file: Path, data: Data, num_parts: int, method: str | None) -> Tensor:
     """The cluster of every node, checked; ``int64`` ``[num_nodes]``."""
     other = "remove the file, or choose another save_dir or filename"
+    stored = io.BytesIO(file.read_bytes())
     try:
-        with np.load(file, allow_pickle=False) as found:
+        with np.load(stored, allow_pickle=False) as found:
             content = {name: found[name] for name in ("format", "cluster", "edges", "method")}
         if str(content["format"]) != _FORMAT:
             raise KeyError(f"format {content['format']}")
-    except (KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{file} is no file of this ClusterData, perhaps one of PyG ({error}): {other}"
         ) from None

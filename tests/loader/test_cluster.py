@@ -296,3 +296,22 @@ def test_a_loop_of_pyg_trains() -> None:
         loss.backward()
         optimizer.step()
     assert bool(loss.isfinite()) and loader.stats()["epoch"]["batches"] == 3
+
+
+def test_a_damaged_file_is_refused_or_the_same(tmp_path: Path) -> None:
+    first = ClusterData(DATA, 5, save_dir=str(tmp_path), log=False)
+    (file,) = tmp_path.glob("*/clusters.npz")
+    whole, rng = file.read_bytes(), np.random.default_rng(3)
+    refused = 0
+    for number in range(300):
+        damaged = bytearray(whole[: len(whole) if number % 3 else rng.integers(len(whole))])
+        for place in rng.integers(0, max(1, len(damaged)), 1 + number % 4):
+            damaged[place : place + 1] = bytes([rng.integers(256)])
+        file.write_bytes(damaged)
+        try:
+            found = ClusterData(DATA, 5, save_dir=str(tmp_path), log=False)
+        except ValueError as error:
+            refused += "clusters.npz" in str(error)
+        else:
+            assert torch.equal(found.partition.node_perm, first.partition.node_perm)
+    assert refused > 200
