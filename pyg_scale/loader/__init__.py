@@ -11,9 +11,6 @@ from torch_geometric.loader import (
     DataLoader,
     DenseDataLoader,
     DynamicBatchSampler,
-    GraphSAINTEdgeSampler,
-    GraphSAINTNodeSampler,
-    GraphSAINTRandomWalkSampler,
     GraphSAINTSampler,
     ImbalancedSampler,
     NeighborSampler,
@@ -23,6 +20,11 @@ from torch_geometric.loader import (
 )
 
 from pyg_scale.loader.cluster import ClusterData, ClusterLoader
+from pyg_scale.loader.graph_saint import (
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+)
 from pyg_scale.loader.hgt_loader import HGTLoader
 from pyg_scale.loader.link_loader import LinkLoader
 from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader

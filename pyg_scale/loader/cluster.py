@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-import os
 import sys
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,32 +15,16 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import select
 
 from pyg_scale import plugins
-from pyg_scale.files.place import flush
+from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import edge_index_of, select_rows
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
-from pyg_scale.ops import keys
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import flag, one_of
 
 _FORMAT = "pyg_scale clusters 1"
-# Errors of NumPy and zipfile for a file that is damaged, or not theirs.
-_DAMAGED = (
-    KeyError,
-    ValueError,
-    EOFError,
-    TypeError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-)
 
 
 class ClusterData(torch_geometric.loader.ClusterData):
@@ -117,7 +96,8 @@ class ClusterData(torch_geometric.loader.ClusterData):
             assert isinstance(found, Tensor)
             cluster = found
             if file is not None:
-                _write(file, cluster, data, name)
+                array = cluster.to(torch.int32).numpy()
+                save_archive(file, _FORMAT, data.edge_index, cluster=array, method=name)
             if log:
                 print("Done!", file=sys.stderr)
         cluster = cluster.to(data.edge_index.device, torch.int64)
@@ -295,56 +275,16 @@ def _partitioner(method: Any, recursive: bool) -> tuple[str, str | Partitioner]:
 # The file ##################################################################################
 
 
-def _fingerprint(edge_index: Tensor) -> int:
-    """A hash of the edges, whatever their order."""
-    row, col = edge_index.cpu().to(torch.int64)
-    return int(keys.fold_tensor(keys.fold_tensor(0, row), col).sum())
-
-
-def _write(file: Path, cluster: Tensor, data: Data, method: str) -> None:
-    """Write the clusters under a temporary name, flushed and renamed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
-        with new.open("wb") as out:
-            np.savez(
-                out,
-                format=np.array(_FORMAT),
-                cluster=cluster.cpu().to(torch.int32).numpy(),
-                edges=np.array(_fingerprint(data.edge_index)),
-                method=np.array(method),
-            )
-            flush(out)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
-
-
 def _read(file: Path, data: Data, num_parts: int, method: str | None) -> Tensor:
     """The cluster of every node, checked; ``int64`` ``[num_nodes]``."""
-    other = "remove the file, or choose another save_dir or filename"
-    stored = io.BytesIO(file.read_bytes())
-    try:
-        with np.load(stored, allow_pickle=False) as found:
-            content = {name: found[name] for name in ("format", "cluster", "edges", "method")}
-        if str(content["format"]) != _FORMAT:
-            raise KeyError(f"format {content['format']}")
-    except _DAMAGED as error:
-        raise ValueError(
-            f"{file} is no file of this ClusterData, perhaps one of PyG ({error}): {other}"
-        ) from None
-    cluster = content["cluster"]
+    cluster, made_by = load_archive(file, _FORMAT, data.edge_index, "cluster", "method")
     if cluster.shape != (data.num_nodes,) or cluster.dtype != np.int32:
         raise ValueError(
             f"{file} has clusters of {cluster.size} nodes, but the graph has {data.num_nodes}: "
-            f"{other}"
+            f"{ADVICE}"
         )
-    if int(content["edges"]) != _fingerprint(data.edge_index):
-        raise ValueError(f"{file} is of a graph with other edges: {other}")
     if cluster.size and not 0 <= cluster.min() <= cluster.max() < num_parts:
-        raise ValueError(f"{file} has clusters that are not 0 to {num_parts - 1}: {other}")
-    if method is not None and method != str(content["method"]):
-        raise ValueError(
-            f"{file} was made by method={str(content['method'])!r}, not {method!r}: {other}"
-        )
+        raise ValueError(f"{file} has clusters that are not 0 to {num_parts - 1}: {ADVICE}")
+    if method is not None and method != str(made_by):
+        raise ValueError(f"{file} was made by method={str(made_by)!r}, not {method!r}: {ADVICE}")
     return torch.from_numpy(cluster).to(torch.int64)

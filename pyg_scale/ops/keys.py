@@ -41,6 +41,7 @@ CLUSTERING = 19
 ATTENTION_DROPOUT = 20
 PIECE = 21
 WALK = 22
+SAINT = 23
 
 
 def to_signed(word: int) -> int:

@@ -1,0 +1,333 @@
+"""Mini-batches of induced subgraphs, with the normalisation of GraphSAINT."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from tqdm.auto import tqdm
+
+from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
+from pyg_scale.loader.base import SubgraphLoader
+from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import keys
+from pyg_scale.ops.random_walk import random_walk
+
+_FORMAT = "pyg_scale GraphSAINT 1"
+
+
+class _Graph(NamedTuple):
+    """The edges by (source, destination, id).
+
+    Attributes:
+        indptr: ``int64`` ``[num_nodes + 1]``.
+        row: The source of each edge ``int64`` ``[num_edges]``.
+        col: Its destination.
+        edge: Its id.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+class _Induced(NamedTuple):
+    """All edges among some nodes, by (source, destination, id).
+
+    Attributes:
+        node: Ascending ids ``int64`` ``[n]``.
+        row: The sources, as positions in ``node``.
+        col: The destinations.
+        edge: The ids.
+    """
+
+    node: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
+    """The base of the GraphSAINT samplers: a subclass draws nodes."""
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        num_steps: int = 1,
+        sample_coverage: int = 0,
+        save_dir: str | None = None,
+        log: bool = True,
+        *,
+        seed: int | None = None,
+        worker_type: str | None = None,
+        **kwargs: Any,
+    ):
+        _check(type(self).__name__, data, kwargs)
+        self._batch_size = _number("batch_size", batch_size, 1)
+        self.num_steps = _number("num_steps", num_steps, 1)
+        self.sample_coverage = _number("sample_coverage", sample_coverage, 0)
+        self.save_dir, self.log, self.data = save_dir, log, data
+        self.N, self.E = int(data.num_nodes or 0), int(data.num_edges)
+        self._graph = _grouped(data.edge_index, self.N)
+        self._start(self.num_steps, seed=seed, worker_type=worker_type, **kwargs)
+        if self.sample_coverage:
+            self.node_norm, self.edge_norm = self._norms()
+        self._publish()
+
+    def _draw(self, key: int) -> Tensor:
+        """Node ids ``int64``, repeats allowed, drawn with a key."""
+        raise NotImplementedError
+
+    def _options(self) -> dict[str, int]:
+        """What the probabilities of nodes depend on, besides the graph."""
+        return {"batch_size": self._batch_size}
+
+    # Normalisation #########################################################################
+
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """``float32`` ``[num_nodes]`` and ``[num_edges]``, read if they were saved."""
+        file = None
+        if self.save_dir is not None:
+            name = f"{type(self).__name__.lower()}_{self.sample_coverage}.npz"
+            file = Path(self.save_dir) / name
+        edges = self.data.edge_index
+        if file is not None and file.exists():
+            names = ("node_norm", "edge_norm", "options")
+            node, edge, options = load_archive(file, _FORMAT, edges, *names)
+            if str(options) != str(self._options()) or node.size != self.N:
+                raise ValueError(
+                    f"{file} is for {options} and {node.size} nodes, not {self._options()} and "
+                    f"{self.N}: {ADVICE}"
+                )
+            return torch.from_numpy(node), torch.from_numpy(edge)
+        node_norm, edge_norm = self._compute_norm()
+        if file is not None:
+            arrays = {"node_norm": node_norm.numpy(), "edge_norm": edge_norm.numpy()}
+            save_archive(file, _FORMAT, edges, **arrays, options=np.array(str(self._options())))
+        return node_norm, edge_norm
+
+    def _compute_norm(self) -> tuple[Tensor, Tensor]:
+        seed = draw_seed(self.generator) if self.seed is None else self.seed
+        key = keys.fold(0, seed, keys.SAINT, 1)
+        node_count = torch.zeros(self.N, dtype=torch.int64)
+        edge_count = torch.zeros(self.E, dtype=torch.int64)
+        number = total = 0
+        wanted = self.N * self.sample_coverage
+        with tqdm(total=wanted, desc="GraphSAINT norms", disable=not self.log, delay=1) as bar:
+            while total < wanted:
+                for _ in range(self.num_steps):
+                    found = self._induced(keys.fold(key, number))
+                    node_count[found.node] += 1
+                    edge_count[found.edge] += 1
+                    number, total = number + 1, total + found.node.numel()
+                    bar.update(found.node.numel())
+        source = node_count[self.data.edge_index[0].long()].float()
+        edge_norm = (source / edge_count).clamp(0, 1e4)
+        edge_norm[edge_norm.isnan()] = 0.1
+        seen = node_count.float()
+        seen[seen == 0] = 0.1
+        return number / seen / self.N, edge_norm
+
+    # Batches ###############################################################################
+
+    def _seed_tensors(self) -> list[Tensor]:
+        return [torch.arange(self.num_steps)]
+
+    def _parts_of_seeds(self) -> Tensor | None:
+        return None
+
+    def _draws(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self._options().items()}
+
+    def _sample(self, batch: BatchIndex) -> _Induced:
+        return self._induced(batch.key)
+
+    def _induced(self, key: int) -> _Induced:
+        graph, node = self._graph, self._draw(keys.fold(key, keys.SAINT)).unique()
+        begin, degree = graph.indptr[node], graph.indptr[node + 1] - graph.indptr[node]
+        row = torch.arange(node.numel()).repeat_interleave(degree)
+        first = begin - (degree.cumsum(0) - degree)
+        position = torch.arange(row.numel()) + first[row]
+        other = graph.col[position]
+        col = torch.searchsorted(node, other).clamp(max=max(node.numel() - 1, 0))
+        inside = node[col] == other
+        return _Induced(node, row[inside], col[inside], graph.edge[position[inside]])
+
+    def _fetch(self, out: _Induced, stats: Stats) -> Data:
+        data = self.data
+        batch = copy.copy(data)
+        for key, value in data.items():
+            if key == "edge_index" or not isinstance(value, Tensor):
+                continue
+            if data.is_node_attr(key):
+                batch[key] = select_rows(data._store, key, value, out.node, stats)
+            elif data.is_edge_attr(key):
+                batch[key] = select_rows(data._store, key, value, out.edge, stats)
+        batch.num_nodes = out.node.numel()
+        batch.edge_index = edge_index_of(out.row, out.col)
+        if self.sample_coverage:
+            batch.node_norm, batch.edge_norm = self.node_norm[out.node], self.edge_norm[out.edge]
+        return batch
+
+
+_ARGUMENTS = """
+    Args:
+        data: ``Data`` with ``edge_index`` ``[2, num_edges]``, on the CPU.
+        batch_size: {size}.{more}
+        num_steps: Number of batches of an epoch.
+        sample_coverage: How many samples per node the normalisation is computed from; 0: none.
+            Batches then have ``node_norm`` ``[num_nodes]`` and ``edge_norm`` ``[num_edges]``.
+        save_dir: The folder of a file without pickle, in which these are kept.
+        log: Whether to show the progress of the normalisation.
+        seed: See :class:`NodeLoader`; it decides the normalisation, too.
+        worker_type: See :class:`NodeLoader`.
+        kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        NotImplementedError: If the graph has types.
+        TypeError: If an argument has a wrong type.
+        ValueError: If a number is out of range, ``data`` has no edges, or the file does not fit.
+    """
+
+
+class GraphSAINTNodeSampler(_Saint, torch_geometric.loader.GraphSAINTNodeSampler):
+    """Loads subgraphs among nodes, each drawn in proportion to its out-degree.
+
+    As :class:`torch_geometric.loader.GraphSAINTNodeSampler`, and a subclass of it, but needs
+    nothing besides this package. The method is that of Zeng et al.: "GraphSAINT: Graph Sampling
+    Based Inductive Learning Method", ICLR 2020.
+    """
+
+    __doc__ += _ARGUMENTS.format(size="How many sources of edges to draw, repeats counted", more="")
+
+    def _draw(self, key: int) -> Tensor:
+        return self._graph.row[_uniform(key, self._batch_size, self.E)]
+
+
+class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler):
+    """Loads subgraphs among the ends of edges.
+
+    As :class:`torch_geometric.loader.GraphSAINTEdgeSampler`, and a subclass of it, with its
+    probabilities: an edge is drawn in proportion to the in-degree of its source plus the
+    out-degree of its destination. (Section 3.2 of the paper has the inverses of degrees.) The
+    method is that of Zeng et al., ICLR 2020.
+    """
+
+    __doc__ += _ARGUMENTS.format(size="How many edges to draw, repeats counted", more="")
+
+    def _draw(self, key: int) -> Tensor:
+        place = _uniform(key, self._batch_size, int(self._prefix[-1]))
+        edge = torch.searchsorted(self._prefix, place, right=True)
+        return torch.cat([self._graph.row[edge], self._graph.col[edge]])
+
+    @property
+    def _prefix(self) -> Tensor:
+        """The sums of the weights ``int64`` ``[num_edges]`` of edges up to each of them."""
+        found: Tensor | None = self.__dict__.get("_sums")
+        if found is None:
+            out = self._graph.indptr.diff()
+            weight = torch.bincount(self._graph.col, minlength=self.N)[self._graph.row]
+            weight += out[self._graph.col]
+            found = self._sums = (weight if bool(weight.any()) else weight + 1).cumsum(0)
+        return found
+
+
+class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRandomWalkSampler):
+    """Loads subgraphs among the nodes of random walks from nodes that are equally likely.
+
+    As :class:`torch_geometric.loader.GraphSAINTRandomWalkSampler`, and a subclass of it, but needs
+    nothing besides this package. Walks are those of :func:`pyg_scale.sampler.random_walk`. The
+    method is that of Zeng et al., ICLR 2020.
+    """
+
+    __doc__ += _ARGUMENTS.format(
+        size="Number of walks", more="\n        walk_length: Number of steps of each walk."
+    )
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        walk_length: int,
+        num_steps: int = 1,
+        sample_coverage: int = 0,
+        save_dir: str | None = None,
+        log: bool = True,
+        **kwargs: Any,
+    ):
+        self.walk_length = _number("walk_length", walk_length, 0)
+        super().__init__(data, batch_size, num_steps, sample_coverage, save_dir, log, **kwargs)
+
+    def _options(self) -> dict[str, int]:
+        return {"batch_size": self._batch_size, "walk_length": self.walk_length}
+
+    def _draw(self, key: int) -> Tensor:
+        start = _uniform(key, self._batch_size, self.N)
+        walks = random_walk(
+            self._graph.indptr,
+            self._graph.col,
+            start,
+            self.walk_length,
+            key=keys.fold(key, keys.WALK),
+            is_sorted=True,
+        )
+        return walks.node.view(-1)
+
+
+def _uniform(key: int, number: int, size: int) -> Tensor:
+    """Independent draws ``int64`` ``[number]`` below ``size``: word 0 of ``fold(key, i)``."""
+    each = keys.fold_tensor(key, torch.arange(number))
+    return keys.bounded(each, 0, torch.tensor(size))
+
+
+def _grouped(edge_index: Tensor, num_nodes: int) -> _Graph:
+    row, col = edge_index.to(torch.int64)
+    if not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
+        raise IndexError(f"edge_index has nodes that are not below num_nodes={num_nodes}")
+    edge = (row * num_nodes + col).argsort(stable=True)
+    count = torch.bincount(row, minlength=num_nodes)
+    indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    return _Graph(indptr, row[edge], col[edge], edge)
+
+
+def _check(name: str, data: Any, kwargs: dict[str, Any]) -> None:
+    if isinstance(data, HeteroData):
+        raise NotImplementedError(
+            f"{name} does not take HeteroData: pass data.to_homogeneous(), or use NeighborLoader"
+        )
+    if not isinstance(data, Data):
+        raise TypeError(f"data must be a Data (got {type(data).__name__})")
+    edge_index = data.get("edge_index")
+    if not isinstance(edge_index, Tensor) or not edge_index.numel() or edge_index.is_cuda:
+        raise ValueError(f"{name} needs data.edge_index [2, num_edges] with edges, on the CPU")
+    for norm in ("node_norm", "edge_norm"):
+        if norm in data:
+            raise ValueError(f"data has a {norm}, which {name} sets on batches: rename it")
+    for other in ("sampling", "feature_store", "transform"):
+        if kwargs.get(other) is not None:
+            raise NotImplementedError(f"{other}= is not for {name}: leave it out")
+    if kwargs.get("split_seeds") == "part":
+        raise ValueError("split_seeds='part' is for seeds of a graph in parts: use 'global'")
+    if kwargs.get("split_batches"):
+        raise ValueError(
+            f"split_batches=True cuts the seeds of a step, and {name} has none: use "
+            "split_seeds='global', with which ranks take turns"
+        )
+
+
+def _number(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer (got {value!r})")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more (got {value})")
+    return value

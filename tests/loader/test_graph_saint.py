@@ -1,0 +1,161 @@
+"""GraphSAINT's subgraphs are induced, drawn with its probabilities, and normalised as PyG does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.loader
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import degree, subgraph
+
+from pyg_scale.loader import (
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+)
+from pyg_scale.testing import statistics
+from tests.loader.batches import assert_same_batches
+
+N, E = 30, 120
+DATA = Data(
+    x=torch.arange(N).view(-1, 1).float(),
+    edge_index=torch.randint(N - 2, (2, E), generator=torch.Generator().manual_seed(1)),
+    edge_attr=torch.arange(E),
+    y=torch.arange(N) % 3,
+    name="of all",
+)
+MAKE: dict[str, Callable[..., Any]] = {
+    "node": lambda size=6, **kw: GraphSAINTNodeSampler(DATA, size, **{"log": False} | kw),
+    "edge": lambda size=6, **kw: GraphSAINTEdgeSampler(DATA, size, **{"log": False} | kw),
+    "walk": lambda size=4, **kw: GraphSAINTRandomWalkSampler(DATA, size, 2, **{"log": False} | kw),
+}
+every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+@every
+def test_batches_are_induced_subgraphs(make: Callable[..., Any]) -> None:
+    loader = make(num_steps=7, seed=1)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 7
+    assert isinstance(loader, torch_geometric.loader.GraphSAINTSampler)
+    assert isinstance(loader, getattr(torch_geometric.loader, type(loader).__name__))
+    for batch in batches:
+        node = batch.x[:, 0].long()
+        assert torch.equal(node, node.unique()) and 0 < batch.num_nodes == node.numel() < N
+        _, ids = subgraph(node, DATA.edge_index, DATA.edge_attr, num_nodes=N)
+        assert torch.equal(batch.edge_attr.sort().values, ids)
+        assert torch.equal(node[batch.edge_index], DATA.edge_index[:, batch.edge_attr])
+        assert torch.equal(batch.y, DATA.y[node]) and batch.name == "of all"
+        assert "node_norm" not in batch
+
+
+def test_draws_have_the_probabilities_of_pyg() -> None:
+    row, col = DATA.edge_index
+    out, into = degree(row, N), degree(col, N)
+    draws = 1_500
+    found = [batch.x[0, 0].long() for batch in MAKE["node"](1, num_steps=draws, seed=2)]
+    statistics.require(
+        statistics.multinomial(torch.stack(found).bincount(minlength=N), out), "node"
+    )
+    first = MAKE["walk"](1, num_steps=draws, seed=2)
+    first.walk_length = 0
+    found = [batch.x[0, 0].long() for batch in first]
+    count = torch.stack(found).bincount(minlength=N)
+    statistics.require(statistics.multinomial(count), "starts of walks")
+    loader = MAKE["edge"](1, num_steps=draws, seed=2)
+    pair = torch.stack([batch.x[[0, -1], 0].long() for batch in loader])
+    cell = torch.minimum(row, col) * N + torch.maximum(row, col)
+    weight = torch.zeros(N * N).index_add_(0, cell, into[row] + out[col])
+    count = (pair[:, 0] * N + pair[:, 1]).bincount(minlength=N * N)
+    statistics.require(statistics.multinomial(count, weight), "edges")
+
+
+def test_walks_go_along_edges() -> None:
+    path = Data(edge_index=torch.stack([torch.arange(9), torch.arange(1, 10)]), num_nodes=10)
+    path.number = torch.arange(10)
+    for batch in GraphSAINTRandomWalkSampler(path, 1, 3, num_steps=20, seed=3):
+        begin = int(batch.number[0])
+        assert batch.number.tolist() == list(range(begin, min(begin + 4, 10)))
+
+
+@every
+@pytest.mark.parametrize(
+    "workers",
+    [{"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}],
+    ids=str,
+)
+def test_any_workers_and_resuming(make: Callable[..., Any], workers: dict[str, Any]) -> None:
+    options = {"num_steps": 6, "seed": 3, "sample_coverage": 2}
+    alone = make(**options)
+    expected = [*alone, *alone]
+    assert not torch.equal(expected[0].x, expected[6].x) or not torch.equal(
+        expected[1].x, expected[7].x
+    )
+    first = make(**options, **workers)
+    begun = list(itertools.islice(first, 4))
+    second = make(**options, **workers)
+    second.load_state_dict(first.state_dict())
+    assert_same_batches(expected, [*begun, *second, *second])
+
+
+@every
+def test_norms_make_sums_over_batches_unbiased(make: Callable[..., Any]) -> None:
+    """Of many samples, norms times how often nodes come are equal, and so are those of edges."""
+    loader = make(sample_coverage=2_000, num_steps=50, seed=1)
+    node = torch.zeros(N)
+    edge = torch.zeros(E)
+    steps = 2_000
+    for i in range(steps):
+        found = loader._induced(10**6 + i)
+        node[found.node] += 1
+        edge[found.edge] += 1
+    source = node[DATA.edge_index[0]]
+    often = node > 150
+    assert often.sum() > 5
+    close = (loader.node_norm * node * N / steps)[often]
+    assert ((close - 1).abs() < 0.3).all()
+    often = edge > 150
+    close = (loader.edge_norm * edge / source)[often]
+    assert often.sum() > 3 and ((close - 1).abs() < 0.3).all()
+    assert loader.node_norm.dtype == loader.edge_norm.dtype == torch.float32
+    never = node == 0
+    assert (loader.node_norm[never] > loader.node_norm[~never].max()).all()
+
+
+def test_norms_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    options = {"sample_coverage": 2, "save_dir": str(tmp_path), "seed": 1}
+    first = MAKE["node"](**options)
+    assert [path.name for path in tmp_path.iterdir()] == ["graphsaintnodesampler_2.npz"]
+    monkeypatch.setattr(GraphSAINTNodeSampler, "_compute_norm", None)
+    again = MAKE["node"](**options)
+    assert torch.equal(first.node_norm, again.node_norm)
+    assert torch.equal(first.edge_norm, again.edge_norm)
+    with pytest.raises(ValueError, match=r"is for .*'batch_size': 6.*remove the file"):
+        MAKE["node"](7, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer"),
+        ({"walk_length": -1}, ValueError, "walk_length must be 0 or more"),
+        ({"num_steps": 0}, ValueError, "num_steps"),
+        ({"sample_coverage": -1}, ValueError, "sample_coverage"),
+        ({"data": HeteroData()}, NotImplementedError, "HeteroData"),
+        ({"data": Data(num_nodes=3)}, ValueError, "needs data.edge_index"),
+        ({"data": Data(edge_index=DATA.edge_index, num_nodes=3)}, IndexError, "num_nodes=3"),
+        ({"data": Data(edge_index=DATA.edge_index, node_norm=1)}, ValueError, "node_norm"),
+        ({"split_batches": True}, ValueError, "split_batches=True.*split_seeds='global'"),
+        ({"transform": print}, NotImplementedError, "transform="),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], says: str) -> None:
+    arguments: dict[str, Any] = {"data": DATA, "batch_size": 4, "walk_length": 2} | change
+    with pytest.raises(error, match=says):
+        GraphSAINTRandomWalkSampler(**arguments)
