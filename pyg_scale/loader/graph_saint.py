@@ -89,7 +89,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         raise NotImplementedError
 
     def _options(self) -> dict[str, int]:
-        """What the probabilities of nodes depend on, besides the graph."""
+        """The options on which the probabilities of nodes depend."""
         return {"batch_size": self._batch_size}
 
     # Normalisation #########################################################################
@@ -180,15 +180,21 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         return batch
 
 
-_ARGUMENTS = """
+class GraphSAINTNodeSampler(_Saint, torch_geometric.loader.GraphSAINTNodeSampler):
+    """Loads subgraphs among nodes, each drawn in proportion to its out-degree.
+
+    As :class:`torch_geometric.loader.GraphSAINTNodeSampler`, and a subclass of it, but needs
+    nothing besides this package. The method is that of Zeng et al.: "GraphSAINT: Graph Sampling
+    Based Inductive Learning Method", ICLR 2020.
+
     Args:
         data: ``Data`` with ``edge_index`` ``[2, num_edges]``, on the CPU.
-        batch_size: {size}.{more}
+        batch_size: Number of sources of edges to draw, repeats counted.
         num_steps: Number of batches of an epoch.
-        sample_coverage: How many samples per node the normalisation is computed from; 0: none.
-            Batches then have ``node_norm`` ``[num_nodes]`` and ``edge_norm`` ``[num_edges]``.
+        sample_coverage: Number of samples per node from which the normalisation is computed; 0:
+            none. Batches then have ``node_norm`` ``[num_nodes]`` and ``edge_norm`` ``[num_edges]``.
         save_dir: The folder of a file without pickle, in which these are kept.
-        log: Whether to show the progress of the normalisation.
+        log: If True, show the progress of the normalisation.
         seed: See :class:`NodeLoader`; it decides the normalisation, too.
         worker_type: See :class:`NodeLoader`.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
@@ -198,17 +204,6 @@ _ARGUMENTS = """
         TypeError: If an argument has a wrong type.
         ValueError: If a number is out of range, ``data`` has no edges, or the file does not fit.
     """
-
-
-class GraphSAINTNodeSampler(_Saint, torch_geometric.loader.GraphSAINTNodeSampler):
-    """Loads subgraphs among nodes, each drawn in proportion to its out-degree.
-
-    As :class:`torch_geometric.loader.GraphSAINTNodeSampler`, and a subclass of it, but needs
-    nothing besides this package. The method is that of Zeng et al.: "GraphSAINT: Graph Sampling
-    Based Inductive Learning Method", ICLR 2020.
-    """
-
-    __doc__ += _ARGUMENTS.format(size="How many sources of edges to draw, repeats counted", more="")
 
     def _draw(self, key: int) -> Tensor:
         return self._graph.row[_uniform(key, self._batch_size, self.E)]
@@ -221,9 +216,11 @@ class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler
     probabilities: an edge is drawn in proportion to the in-degree of its source plus the
     out-degree of its destination. (Section 3.2 of the paper has the inverses of degrees.) The
     method is that of Zeng et al., ICLR 2020.
-    """
 
-    __doc__ += _ARGUMENTS.format(size="How many edges to draw, repeats counted", more="")
+    Args:
+        data: See :class:`GraphSAINTNodeSampler`, as for all other arguments.
+        batch_size: Number of edges to draw, repeats counted.
+    """
 
     def _draw(self, key: int) -> Tensor:
         place = _uniform(key, self._batch_size, int(self._prefix[-1]))
@@ -248,11 +245,12 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
     As :class:`torch_geometric.loader.GraphSAINTRandomWalkSampler`, and a subclass of it, but needs
     nothing besides this package. Walks are those of :func:`pyg_scale.sampler.random_walk`. The
     method is that of Zeng et al., ICLR 2020.
-    """
 
-    __doc__ += _ARGUMENTS.format(
-        size="Number of walks", more="\n        walk_length: Number of steps of each walk."
-    )
+    Args:
+        data: See :class:`GraphSAINTNodeSampler`, as for all other arguments.
+        batch_size: Number of walks.
+        walk_length: Number of steps of each walk.
+    """
 
     def __init__(
         self,
