@@ -55,8 +55,10 @@ def dblp(data_dir: Path) -> HeteroData:
 
 def test_ours_are_these() -> None:
     assert set(OURS) == {
-        "NodeLoader", "NeighborLoader", "LinkLoader", "LinkNeighborLoader", "HGTLoader", "ZipLoader"
-    }  # fmt: skip
+        *("NodeLoader", "NeighborLoader", "LinkLoader", "LinkNeighborLoader", "HGTLoader"),
+        *("ZipLoader", "ClusterData", "ClusterLoader", "ShaDowKHopSampler"),
+        *("GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler"),
+    }
 
 
 @pytest.mark.parametrize("name", OURS)
