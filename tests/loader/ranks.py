@@ -43,3 +43,9 @@ def on_ranks(world_size: int, function: Callable[[Communicator], Any], **kwargs:
 
 def some_steps(own: NeighborLoader, steps: int) -> list[Any]:
     return list(itertools.islice(own, steps))
+
+
+def in_turn(batches: list[list[Any]]) -> list[Any]:
+    """What ranks got, in the order of the list."""
+    steps = itertools.zip_longest(*batches)
+    return [batch for step in steps for batch in step if batch is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,17 +19,11 @@ from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.loader import HGTLoader, LinkNeighborLoader, NeighborLoader, ZipLoader
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches, contents
-from tests.loader.ranks import DATA, loader, on_ranks, some_steps
+from tests.loader.ranks import DATA, in_turn, loader, on_ranks, some_steps
 
 pytestmark = pytest.mark.matrix(3)
 
 HETERO = graphs.hetero()
-
-
-def in_turn(batches: list[list[Any]]) -> list[Any]:
-    """What ranks got, in the order of the list."""
-    steps = itertools.zip_longest(*batches)
-    return [batch for step in steps for batch in step if batch is not None]
 
 
 @pytest.fixture(scope="module")
