@@ -1,4 +1,4 @@
-"""Calls that are too small to gain anything are PyG's, and are counted."""
+"""Small calls do not group their edges: they add rows edge by edge, or are PyG's and counted."""
 
 import copy
 
@@ -21,6 +21,13 @@ def as_measured(fused, monkeypatch):
     monkeypatch.setattr(FusedConv, "min_work", None)
 
 
+@pytest.fixture
+def without_small_path(monkeypatch):
+    """Layers that leave all small inputs to PyG, as others' layers do."""
+    for layer in (nn.SAGEConv, nn.GCNConv):
+        monkeypatch.setattr(layer, "fused_small", None)
+
+
 def edges(num_edges, seed=0):
     return torch.randint(60, (2, num_edges), generator=torch.Generator().manual_seed(seed))
 
@@ -29,7 +36,7 @@ def features(channels=16):
     return torch.randn(60, channels, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("sage", "gcn", "gin", "graph")])
 def test_small_graphs_take_the_path_of_pyg(name, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
     torch.manual_seed(0)
@@ -44,6 +51,7 @@ def test_small_graphs_take_the_path_of_pyg(name, monkeypatch):
     torch.testing.assert_close(fused, out, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("without_small_path")
 def test_the_border_is_edges_times_channels(monkeypatch):
     monkeypatch.setattr(nn.SAGEConv, "crossover", (1000, 520))
     layer, x = nn.SAGEConv(16, 4), features()
@@ -69,6 +77,7 @@ def test_the_border_is_edges_times_channels(monkeypatch):
     assert not left_to_pyg(edges(1), x) and not left_to_pyg(edges(0), x)
 
 
+@pytest.mark.usefixtures("without_small_path")
 def test_earlier_calls_do_not_count(monkeypatch):
     """Or a run that is resumed would go on with other bits."""
     layer, other, edge_index = nn.GCNConv(16, 4), nn.GCNConv(16, 4), edges(300)
@@ -85,6 +94,7 @@ def test_edges_whose_gradients_pyg_gets_wrong_are_not_left_to_it():
     assert not fallbacks(layer)
 
 
+@pytest.mark.usefixtures("without_small_path")
 def test_a_model_says_from_where_on_it_is_fused():
     model = torch.nn.ModuleList([pyg.SAGEConv(16, 4), pyg.GCNConv(16, 4)])
     report = accelerate(model)
@@ -106,8 +116,119 @@ def test_a_model_says_from_where_on_it_is_fused():
         accelerate(model, min_work=-1)
 
 
+@pytest.mark.usefixtures("without_small_path")
 def test_the_doctor_takes_it_for_no_fault():
     nn.SAGEConv(16, 4)(features(), edges(300))
     check = convs()
     assert check.ok is not False
     assert "SAGEConv: small input" in check.detail
+
+
+# Edge by edge ##############################################################################
+
+COVERED = {
+    "sage": lambda: pyg.SAGEConv(6, 5),
+    "sage, sum": lambda: pyg.SAGEConv(6, 5, aggr="sum", root_weight=False, normalize=True),
+    "graph": lambda: pyg.GraphConv(6, 5),
+    "graph, mean": lambda: pyg.GraphConv(6, 5, aggr="mean"),
+    "gin": lambda: pyg.GINConv(torch.nn.Linear(6, 5), train_eps=True),
+    "gcn": lambda: pyg.GCNConv(6, 5),
+    "gcn, no bias": lambda: pyg.GCNConv(6, 5, bias=False),
+}
+
+
+def grown(layer, x, edge_index, create_graph=False):
+    """Output, and gradients of the input and of all parameters."""
+    x = x.clone().requires_grad_()
+    out = layer(x, edge_index)
+    rate = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    inputs = [x, *layer.parameters()]
+    grads = torch.autograd.grad((out.sin() * rate).sum(), inputs, create_graph=create_graph)
+    if create_graph:
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+    return [out, *grads]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("num_edges", [0, 1, 300])
+@pytest.mark.parametrize("name", COVERED)
+def test_results_and_gradients_are_those_of_pyg(name, num_edges, create_graph):
+    torch.manual_seed(0)
+    theirs = COVERED[name]().double()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x, edge_index = features(6).double(), edges(num_edges)  # with self-loops and edges twice
+    expected = grown(theirs, x, edge_index, create_graph)
+    found = grown(ours, x, edge_index, create_graph)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert not fallbacks(ours)
+
+
+@pytest.mark.parametrize("name", ["sage", "graph", "gin"])
+def test_two_sets_of_nodes(name):
+    torch.manual_seed(0)
+    theirs = COVERED[name]()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    src, dst, edge_index = features(6), features(6)[:20], edges(300) % torch.tensor([[60], [20]])
+    out = ours((src, dst), edge_index)
+    torch.testing.assert_close(out, theirs((src, dst), edge_index))
+    assert out.shape == (20, 5) and not fallbacks(ours)
+    out = ours((src, dst), edge_index, size=(60, 20))
+    torch.testing.assert_close(out, theirs((src, dst), edge_index, size=(60, 20)))
+    assert fallbacks(ours) == SMALL
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_what_is_not_covered_is_left_to_pyg(name):
+    """Each of them gives what PyG gives, and is counted."""
+    torch.manual_seed(0)
+    theirs = COVERED[name]()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x, edge_index = features(6), edges(300)
+    for layer, given in ((ours, x.half()), (ours, x.bfloat16())):
+        half = copy.deepcopy(layer).to(given.dtype)
+        out = half(given, edge_index)
+        assert torch.equal(out, copy.deepcopy(theirs).to(given.dtype)(given, edge_index))
+        assert fallbacks(half) == SMALL
+    back = copy.deepcopy(ours)
+    back.flow = "target_to_source"
+    torch.testing.assert_close(back(x, edge_index), theirs(x, edge_index.flip(0)))
+    assert fallbacks(back) == SMALL
+    seen = []
+    handle = ours.register_message_forward_hook(lambda *a: seen.append(1))
+    ours(x, edge_index)
+    handle.remove()
+    assert seen and fallbacks(ours) == {"": {"message hook": 1}}
+
+
+@pytest.mark.parametrize(
+    "options", [{"improved": True}, {"add_self_loops": False}, {"aggr": "max"}]
+)
+def test_other_rules_of_gcn_are_left_to_pyg(options):
+    theirs = pyg.GCNConv(6, 5, **options)
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    assert torch.equal(ours(features(6), edges(300)), theirs(features(6), edges(300)))
+    assert fallbacks(ours) == SMALL
+    weighted = pyg.GCNConv(6, 5)
+    out = weighted(features(6), edges(300), torch.ones(300))
+    accelerate(weighted)
+    assert torch.equal(weighted(features(6), edges(300), torch.ones(300)), out)
+    assert fallbacks(weighted) == SMALL
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_edges_to_nodes_that_do_not_exist(name):
+    """The error is PyG's."""
+    layer = COVERED[name]()
+    accelerate(layer)
+    for wrong in (60, -61, 2**40):
+        for edge_index in (torch.tensor([[0, 1], [2, wrong]]), torch.tensor([[2, wrong], [0, 1]])):
+            with pytest.raises((IndexError, RuntimeError, ValueError)) as found:
+                layer(features(6), edge_index)
+            with pytest.raises(type(found.value)) as expected:
+                type(layer).replaces.forward(layer, features(6), edge_index)
+            assert str(found.value) == str(expected.value)

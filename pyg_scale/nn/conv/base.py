@@ -58,19 +58,24 @@ class FusedConv:
         propagate_type: The arguments of ``propagate`` besides the edges, by name: otherwise PyG
             reads them from the source, and mistakes a subclass for a class of the same name.
         edge_updater_type: The same for ``edge_updater``, if there is one.
-        crossover: The work from which on the fused path is faster than PyG's on the CPU: for edges
-            in any order, and for those of a loader's batch. Calls with less take PyG's path. Work
-            is the number of edges times that of channels (:meth:`message_channels`), less the
-            channels that take as long as grouping the edges, by both ends or, in a batch, by one.
-            It was measured for our layers; for others it is 0, so all calls are fused.
+        crossover: The work from which on grouping the edges pays on the CPU: for edges in any
+            order, and for those of a loader's batch. Calls with less take :attr:`fused_small`, or
+            PyG's path. Work is the number of edges times that of channels
+            (:meth:`message_channels`), less the channels that take as long as grouping the edges,
+            by both ends or, in a batch, by one. It was measured for our layers; for others it is 0,
+            so all calls are fused.
         min_work: A value that replaces both, of a class or an instance; 0 fuses every call.
             ``None``: the measured values.
+        fused_small: A method as :meth:`fused`, for inputs too small to group their edges. It raises
+            :class:`NotFused` with :data:`~pyg_scale.nn.fallback.SMALL` for what it does not cover.
+            ``None``: PyG's path is as fast.
     """
 
     # Not annotated: annotations would hide those of PyG's class from torch.jit.script.
     replaces = type(None)
     min_work = None
     crossover = 0, 0
+    fused_small = None
 
     # PyG's own method: an instance of the replaced class may have set a generated one on that
     # class, which does not support explanations.
@@ -86,11 +91,12 @@ class FusedConv:
         raise NotImplementedError(f"{type(self).__name__} has no fused path")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """``forward``, by the fused path if it covers this call, else by PyG's."""
-        reason = SMALL if self._is_small(*args[:2]) else unfusable(self)
-        if reason is None:
+        """``forward``, by a fused path if it covers this call, else by PyG's."""
+        compute: Any = self.fused_small if self._is_small(*args[:2]) else self.fused
+        reason = SMALL if compute is None else unfusable(self)
+        if compute is not None and reason is None:
             try:
-                return self.fused(*args, **kwargs)
+                return compute(*args, **kwargs)
             except NotFused as found:
                 reason = str(found)
         record(self, reason)  # type: ignore[arg-type]

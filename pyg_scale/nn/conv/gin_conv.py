@@ -5,8 +5,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, reduce_neighbors, reductions
+from pyg_scale.nn.aggregation import bipartite, check_small, reduce_neighbors, reductions, sum_small
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.fallback import SMALL, NotFused
 
 
 class GINConv(FusedConv, torch_geometric.nn.GINConv):
@@ -39,3 +40,12 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
         if dst is not None:
             out = out + (1 + self.eps) * dst
         return self.nn(out)
+
+    def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
+        """See :attr:`FusedConv.fused_small`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        if size is not None or dst is None:
+            raise NotFused(SMALL)
+        how = check_small(self, src, edge_index)
+        out = sum_small(src, edge_index, dst.size(0), how)
+        return self.nn(out + (1 + self.eps) * dst)

@@ -5,8 +5,16 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
+from pyg_scale.nn.aggregation import (
+    bipartite,
+    check_small,
+    mapped_neighbors,
+    plus_root,
+    reductions,
+    sum_small,
+)
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.fallback import SMALL, NotFused
 
 
 class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
@@ -43,3 +51,11 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
         )
         out, rest = mapped_neighbors(self, self.lin_rel, graph, src, weight, how)
         return plus_root(out, rest, self.lin_root, dst, graph.num_dst)
+
+    def fused_small(self, x, edge_index, edge_weight=None, size=None):  # type: ignore[no-untyped-def]
+        """See :attr:`FusedConv.fused_small`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        if size is not None or dst is None or edge_weight is not None:
+            raise NotFused(SMALL)
+        how = check_small(self, src, edge_index)
+        return self.lin_rel(sum_small(src, edge_index, dst.size(0), how)) + self.lin_root(dst)

@@ -6,8 +6,16 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
+from pyg_scale.nn.aggregation import (
+    bipartite,
+    check_small,
+    mapped_neighbors,
+    plus_root,
+    reductions,
+    sum_small,
+)
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.nn.linear import apply_linear
 
 
@@ -44,4 +52,15 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
             src = apply_linear(self.lin, src).relu()
         out, rest = mapped_neighbors(self, self.lin_l, graph, src, weight, how)
         out = plus_root(out, rest, self.lin_r if self.root_weight else None, dst, graph.num_dst)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
+        """See :attr:`FusedConv.fused_small`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        if size is not None or dst is None or self.project:
+            raise NotFused(SMALL)
+        how = check_small(self, src, edge_index)
+        out = self.lin_l(sum_small(src, edge_index, dst.size(0), how))
+        if self.root_weight:
+            out = out + self.lin_r(dst)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
