@@ -15,7 +15,6 @@ from torch_geometric.loader import (
     ImbalancedSampler,
     NeighborSampler,
     PrefetchLoader,
-    RandomNodeLoader,
     TemporalDataLoader,
 )
 
@@ -31,6 +30,7 @@ from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_scale.loader.neighbor_loader import NeighborLoader
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.options import SamplingOptions
+from pyg_scale.loader.random_node import RandomNodeLoader
 from pyg_scale.loader.shadow import ShaDowKHopSampler
 from pyg_scale.loader.zip_loader import ZipLoader
 

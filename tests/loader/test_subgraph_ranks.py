@@ -14,6 +14,7 @@ from pyg_scale.loader import (
     ClusterData,
     ClusterLoader,
     GraphSAINTRandomWalkSampler,
+    RandomNodeLoader,
     ShaDowKHopSampler,
 )
 from tests.loader.batches import assert_same_batches
@@ -30,6 +31,7 @@ MAKE: dict[str, Callable[..., Any]] = {
     "two clusters": lambda **kw: ClusterLoader(CLUSTERS[2], shuffle=True, **kw),
     "clusters": lambda **kw: ClusterLoader(CLUSTERS[7], batch_size=2, shuffle=True, **kw),
     "ShaDow": lambda **kw: ShaDowKHopSampler(DATA, 2, 3, batch_size=6, shuffle=True, **kw),
+    "random nodes": lambda **kw: RandomNodeLoader(DATA, 7, shuffle=True, **kw),
     "GraphSAINT": lambda **kw: GraphSAINTRandomWalkSampler(
         DATA, 4, 2, num_steps=7, sample_coverage=2, log=False, **kw
     ),

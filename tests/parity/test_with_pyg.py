@@ -56,7 +56,7 @@ def dblp(data_dir: Path) -> HeteroData:
 def test_ours_are_these() -> None:
     assert set(OURS) == {
         *("NodeLoader", "NeighborLoader", "LinkLoader", "LinkNeighborLoader", "HGTLoader"),
-        *("ZipLoader", "ClusterData", "ClusterLoader", "ShaDowKHopSampler"),
+        *("ZipLoader", "ClusterData", "ClusterLoader", "ShaDowKHopSampler", "RandomNodeLoader"),
         *("GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler"),
     }
 
