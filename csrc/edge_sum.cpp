@@ -23,7 +23,7 @@ struct Edges {
   const int64_t* from;
   const int64_t* to;
   const int64_t* receiver;  // `to`, or `from` in the transpose
-  int64_t count, stride;
+  int64_t count, stride;    // a stride of 0 repeats one edge
 };
 
 void check_nodes(const int64_t* ids, int64_t stride, int64_t count, int64_t rows) {
@@ -41,7 +41,8 @@ void check_nodes(const int64_t* ids, int64_t stride, int64_t count, int64_t rows
 template <typename T>
 void factors(const Edges& edges, Norm norm, int64_t num_nodes, T* factor) {
   std::fill_n(factor, num_nodes, norm == kGcn ? T{1} : T{0});
-  for (int64_t e = 0; e < edges.count * edges.stride; e += edges.stride) {
+  for (int64_t i = 0; i < edges.count; ++i) {
+    const int64_t e = i * edges.stride;
     if (norm != kGcn || edges.from[e] != edges.to[e]) factor[edges.receiver[e]] += T{1};
   }
   for (int64_t v = 0; v < num_nodes; ++v) {
@@ -64,8 +65,8 @@ void sum_edges(const Edges& edges, Norm norm, bool transposed, const T* x, int64
       for (int64_t v = 0; v < receivers; ++v) factor[v] = T{1} / factor[v];
     }
   }
-  for (int64_t e = 0; e < edges.count * edges.stride; e += edges.stride) {
-    const int64_t from = edges.from[e], to = edges.to[e];
+  for (int64_t e = 0; e < edges.count; ++e) {
+    const int64_t from = edges.from[e * edges.stride], to = edges.to[e * edges.stride];
     if (norm == kGcn) {
       if (from != to) add_scaled(out + to * size, x + from * size, factor[from] * factor[to], size);
     } else if (norm == kMean && transposed) {

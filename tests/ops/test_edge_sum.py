@@ -6,6 +6,7 @@ import torch
 from pyg_scale.ops.edge_sum import NORMS, edge_sum, edge_sum_plain
 
 NODES = 40
+REPEATED = torch.tensor([[3], [5]]).expand(2, 4)
 
 
 def graph(num_edges, seed=0, nodes=NODES):
@@ -46,13 +47,24 @@ def test_is_a_product_with_the_matrix(norm, channels, num_edges):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_compiled_and_plain_have_equal_bits(norm, dtype, transposed):
-    for edge_index in (graph(300), graph(300).t().contiguous().t(), graph(600)[:, ::2], graph(0)):
+    for edge_index in (
+        graph(300),
+        graph(300).t().contiguous().t(),
+        graph(600)[:, ::2],
+        graph(0),
+        REPEATED,
+    ):
         for channels in (0, 1, 5, 16, 33):
             x = features(channels, dtype)
             found = torch.ops.pyg_scale.edge_sum(
                 x, edge_index, NODES, NORMS.index(norm), transposed
             )
             assert torch.equal(found, edge_sum_plain(x, edge_index, NODES, norm, transposed))
+
+
+def test_one_edge_that_is_repeated_by_its_stride():
+    x = features(2)
+    assert torch.equal(edge_sum(x, REPEATED, NODES)[5], 4 * x[3])
 
 
 @pytest.mark.parametrize("norm", NORMS)
