@@ -133,13 +133,15 @@ def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     done = torchrun(
         tmp_path,
         """
-        import sys, torch
+        import signal, sys, torch
         from pyg_scale import comm
         from pyg_scale.comm import Fault, Faulty
         from pyg_scale.errors import CommError
         ranks = comm.connect(timeout=30)
         if ranks.rank == 1:
             ranks = Faulty(ranks, [Fault("kill", 2)])
+        else:  # torchrun ends this rank too, maybe before it has noticed anything
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             for _ in range(4):
                 ranks.all_gather(torch.ones(3))
