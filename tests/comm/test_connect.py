@@ -146,11 +146,14 @@ def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
             for _ in range(4):
                 ranks.all_gather(torch.ones(3))
         except CommError as error:
-            with open(sys.argv[0] + ".said", "w") as out:
+            with open(f"{sys.argv[0]}.said-{ranks.rank}", "w") as out:
                 out.write(str(error))
             sys.exit(3)
         """,
+        ranks=3,
     )
     assert done.returncode != 0
-    assert "the connection to rank 1 is lost" in (tmp_path / "script.py.said").read_text()
+    for rank in (0, 2):
+        said = (tmp_path / f"script.py.said-{rank}").read_text()
+        assert "the connection to rank 1 is lost" in said, said
     assert f"Signal {signal.SIGKILL.value}" in done.stderr or "-9" in done.stderr
