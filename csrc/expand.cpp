@@ -37,8 +37,8 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indice
                                                     Tensor time, Tensor weight_prefix, Tensor place,
                                                     Tensor node, Tensor seed, Tensor latest,
                                                     int64_t num_neighbor_nodes, int64_t key,
-                                                    int64_t num_neighbors, bool replace,
-                                                    bool last) {
+                                                    int64_t num_neighbors, bool replace, bool last,
+                                                    bool by_node) {
   EdgeView view;
   const int64_t num_edges = view.num_edges = indices.numel();
   view.num_neighbors = num_neighbor_nodes;
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indice
   }
   check_count(num_neighbor_nodes, "num_neighbor_nodes");
   check(!replace || num_neighbors <= Picker::kMostDraws, "num_neighbors must be less than 2**31");
-  const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last};
+  const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last, by_node};
   thread_local std::unique_ptr<Expansion> kept;
   std::unique_ptr<Expansion> expansion = std::move(kept);  // lost if anything below throws
   if (!expansion) expansion = std::make_unique<Expansion>();
@@ -163,7 +163,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, "
       "Tensor weight_prefix, Tensor place, Tensor node, Tensor seed, Tensor latest, "
-      "int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last) -> "
+      "int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last, "
+      "bool by_node=False) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "number_nodes(Tensor known, Tensor known_seed, Tensor node, Tensor seed, int num_nodes, "

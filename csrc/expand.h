@@ -18,6 +18,7 @@ struct HopOptions {
   uint64_t key;  // of the hop and the edge type
   int64_t num_neighbors;
   bool replace, last;
+  bool by_node = false;  // a node's draws are the same for all seeds, if disjoint
 };
 
 // Rows of a node type, of which some are expanded.
@@ -104,7 +105,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
       check_entries(v, c.begin, c.end, in->num_edges);
       uint64_t key = fold(hop.key, static_cast<uint64_t>(rows.node[row]));
       if (rows.seed) {
-        key = fold(key, static_cast<uint64_t>(rows.seed[row]));
+        if (!hop.by_node) key = fold(key, static_cast<uint64_t>(rows.seed[row]));
         seed_.push(rows.seed[row]);
         if (view.temporal()) {
           const int64_t when = rows.latest ? rows.latest[row] : rows.seed_time[rows.seed[row]];

@@ -37,7 +37,8 @@ struct Options {
   uint64_t key;
   bool int32_output;
   int64_t num_threads;
-  bool waits;  // for a disk: threads of its own
+  bool waits;    // for a disk: threads of its own
+  bool by_node;  // a node's draws are the same for all seeds, if disjoint
 };
 
 // What a thread keeps between batches.
@@ -170,7 +171,7 @@ class Sampling {
     const uint64_t key = fold(fold(fold(options_.key, static_cast<uint64_t>(Purpose::kNeighbor)),
                                    static_cast<uint64_t>(hop)),
                               view.hash);
-    const HopOptions how{key, k, options_.replace, options_.last};
+    const HopOptions how{key, k, options_.replace, options_.last, options_.by_node};
     EdgeList& list = scratch_.edges[r];
     const int64_t edges_before = list.row.size();
     list.colptr.reserve(list.colptr.size() + end - begin);
@@ -301,7 +302,7 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                        std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
                        bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
                        int64_t num_threads, Tensors part, Tensors local, Tensors offsets,
-                       bool times_of_neighbors, bool waits) {
+                       bool times_of_neighbors, bool waits, bool by_node) {
   const size_t types = num_nodes.size(), edge_types = expanded_type.size();
   const bool in_parts = !offsets.empty();
   const std::vector<Places> places =
@@ -350,7 +351,8 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                         static_cast<uint64_t>(key),
                         int32_output,
                         usable_threads(num_threads),
-                        waits};
+                        waits,
+                        by_node};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws
   if (!scratch) scratch = std::make_unique<Scratch>();
@@ -372,9 +374,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
       "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
       "int key, bool int32_output, int num_threads, Tensor[] part, Tensor[] local, "
-      "Tensor[] offsets, bool times_of_neighbors, bool waits) -> (Tensor[] node, Tensor[] row, "
-      "Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, Tensor num_sampled_nodes, "
-      "Tensor num_sampled_edges)");
+      "Tensor[] offsets, bool times_of_neighbors, bool waits, bool by_node=False) -> "
+      "(Tensor[] node, Tensor[] row, Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, "
+      "Tensor num_sampled_nodes, Tensor num_sampled_edges)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

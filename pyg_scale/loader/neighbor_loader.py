@@ -44,6 +44,10 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             without data (takes these arguments), or a sampler. With ``device="cuda"`` the default
             is ``"cuda"`` where that can do what is asked for; ``stats()["device"]["sampling"]``
             says so.
+        redraw: Whether neighbours are drawn anew in every batch. ``False``: what a node gets in a
+            hop follows from ``seed=`` and the node alone, so that with ``disjoint=True`` (or
+            times) a seed has the same neighbourhood in all epochs, in a batch with any others, and
+            in :class:`pyg_scale.serving.Predictor`.
         directed: Deprecated; ``False`` means ``subgraph_type="induced"``.
         seed: See :class:`NodeLoader`.
         worker_type: See :class:`NodeLoader`.
@@ -81,6 +85,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        redraw: bool = True,
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
@@ -116,6 +121,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             time_attr=time_attr,
             weight_attr=weight_attr,
             is_sorted=is_sorted,
+            **({} if redraw is True else {"redraw": redraw}),
         )
         self._setup(
             data,

@@ -16,7 +16,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.sampler_spec import drawn_by, key_of
+from pyg_scale.loader.sampler_spec import drawn_by, fixed_key, keeps_draws, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
@@ -175,6 +175,10 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         if isinstance(sampler, RemoteSampler):
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
+        if keeps_draws(sampler) and self.seed is None:
+            raise ValueError(
+                "redraw=False needs seed=: the neighbours of a node follow from it, in all epochs"
+            )
         self._require_processes(resolve.why_processes(sampler.sample_from_nodes))
         self.node_sampler = self._keep(sampler, feature_store)
         self._publish()
@@ -191,7 +195,13 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _sample(self, batch: BatchIndex) -> Any:
         inputs, sampler = self.input_data[batch.index], self.node_sampler
-        return resolve.call(sampler.sample_from_nodes, inputs, key_of(batch, sampler))
+        return resolve.call(sampler.sample_from_nodes, inputs, self._key(batch))
+
+    def _key(self, batch: BatchIndex) -> int:
+        """The key to sample a batch with."""
+        if self.seed is not None and keeps_draws(self.node_sampler):
+            return fixed_key(self.seed)
+        return key_of(batch, self.node_sampler)
 
     @property
     def _asks(self) -> bool:
@@ -199,7 +209,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.node_sampler
-        return sampler.ask_from_nodes(self.input_data[batch.index], key_of(batch, sampler))
+        return sampler.ask_from_nodes(self.input_data[batch.index], self._key(batch))
 
     def _wanted(self, out: Any) -> list[TensorAttr]:
         assert self._features is not None

@@ -11,7 +11,8 @@ from torch_geometric.sampler import NumNeighbors
 
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.sharding import fingerprint
-from pyg_scale.sampler.base import DrawsByNode, NeighborSampler
+from pyg_scale.ops import keys
+from pyg_scale.sampler.base import DrawsByNode, MayKeepDraws, NeighborSampler
 
 _OPTIONS = (
     "num_neighbors",
@@ -23,6 +24,7 @@ _OPTIONS = (
     "sample_direction",
     "time_attr",
     "weight_attr",
+    "redraw",
 )
 _NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
 
@@ -63,6 +65,16 @@ def key_of(batch: BatchIndex, sampler: Any, by_place: bool = False) -> int:
     """
     by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node and not by_place
     return batch.key if by_node else batch.piece_key
+
+
+def keeps_draws(sampler: Any) -> bool:
+    """Return True if a sampler is to draw the same in all batches."""
+    return isinstance(sampler, MayKeepDraws) and not sampler.redraw
+
+
+def fixed_key(seed: int) -> int:
+    """The key of all batches of a loader whose sampler keeps its draws, from the loader's seed."""
+    return keys.fold(0, seed, keys.FIXED)
 
 
 def _text(value: Any) -> str:

@@ -47,6 +47,7 @@ def expand_neighbors(
     *,
     replace: bool,
     last: bool,
+    by_node: bool = False,
 ) -> Expanded:
     """Choose in-edges of nodes; compiled only.
 
@@ -67,6 +68,7 @@ def expand_neighbors(
         num_neighbors: Number of draws for each node, -1 for all in-edges.
         replace: If True, draw with replacement.
         last: If True, only the last ones in time are candidates.
+        by_node: If True, ``seed`` is not part of the keys of the draws.
     """
     found = torch.ops.pyg_scale.expand_neighbors(
         indptr,
@@ -83,6 +85,7 @@ def expand_neighbors(
         num_neighbors,
         replace,
         last,
+        by_node,
     )
     return Expanded(*found)
 

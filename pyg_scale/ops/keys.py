@@ -42,6 +42,7 @@ ATTENTION_DROPOUT = 20
 PIECE = 21
 WALK = 22
 SAINT = 23
+FIXED = 24
 
 
 def to_signed(word: int) -> int:

@@ -70,6 +70,7 @@ def neighbor_sample(
     offsets: Sequence[Tensor] = (),
     times_of_neighbors: bool = False,
     waits: bool = False,
+    by_node: bool = False,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
@@ -99,6 +100,7 @@ def neighbor_sample(
         times_of_neighbors: True if ``edge_time`` has the times of the neighbours.
         waits: True if reading in-edges waits for a disk; then many threads of its own do it, not
             those of torch.
+        by_node: If True, the draws of a node are the same for all seeds also if disjoint.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -134,5 +136,6 @@ def neighbor_sample(
         list(offsets),
         times_of_neighbors,
         waits,
+        by_node,
     )
     return SampledTensors(*out)

@@ -31,6 +31,7 @@ CAPABILITIES = {
     "bidirectional": "subgraph_type='bidirectional'",
     "induced": "subgraph_type='induced'",
     "backward": "sample_direction='backward'",
+    "fixed": "redraw=False",
     "links": "link loaders (sample_from_edges)",
 }
 """The names that a sampler can declare in ``supports``; others raise when asked for."""
@@ -47,6 +48,18 @@ class DrawsByNode(Protocol):
     """
 
     draws_by_node: bool
+
+
+@runtime_checkable
+class MayKeepDraws(Protocol):
+    """A sampler that says whether it draws anew in every batch.
+
+    Attributes:
+        redraw: If False, what a node gets in a hop follows from the loader's seed and the node
+            alone: it is the same in all batches of all epochs, for all seeds.
+    """
+
+    redraw: bool
 
 
 @runtime_checkable
@@ -84,6 +97,9 @@ class NeighborSampler(pyg.BaseSampler):
     the sampler is *unbound*: it carries only its own options, and the loader to which it is
     given binds it (:meth:`bind`) to the loader's data and arguments.
 
+    ``redraw=False`` asks for the same neighbours of a node in all batches: see
+    :class:`MayKeepDraws`. The key is then the same for all batches.
+
     Every random choice of a subclass must be drawn from the key of the batch, see
     :mod:`pyg_scale.ops.keys`, so that batches do not depend on workers, ranks or parts.
     """
@@ -119,6 +135,7 @@ class NeighborSampler(pyg.BaseSampler):
         share_memory: bool = False,
         directed: bool = True,
         sample_direction: str = "forward",
+        redraw: bool = True,
     ):
         if not directed:
             subgraph_type = "induced"
@@ -133,6 +150,7 @@ class NeighborSampler(pyg.BaseSampler):
         self.weight_attr = weight_attr
         self.is_sorted = is_sorted
         self.share_memory = share_memory
+        self.redraw = flag("redraw", redraw)
         self.num_neighbors = num_neighbors
         if data is not None:
             self._attach(data)
@@ -223,6 +241,7 @@ class NeighborSampler(pyg.BaseSampler):
             "bidirectional": self.subgraph_type == SubgraphType.bidirectional,
             "induced": self.subgraph_type == SubgraphType.induced,
             "backward": self.sample_direction == "backward",
+            "fixed": not self.redraw,
         }
 
     def _check_reach(self, graph: Topology) -> None:

@@ -94,7 +94,7 @@ def choose(
         TypeError: If the sampler returned something else than a :class:`Chosen` of tensors.
         ValueError: If these differ in size.
     """
-    frontier = frontier_of(csc, ask, place, neighbor_time)
+    frontier = frontier_of(csc, ask, place, neighbor_time, by_node=sampler.draws_by_node)
     if sampler.temporal_strategy == "last" and ask.num_neighbors >= 0 and ask.latest is not None:
         last = torch.maximum(frontier.begin, frontier.end - ask.num_neighbors)
         frontier = replace(frontier, begin=last)
@@ -135,11 +135,16 @@ def _checked(chosen: Any, who: str) -> Chosen:
 
 
 def frontier_of(
-    csc: CSC, ask: Ask, place: Tensor | None = None, neighbor_time: Tensor | None = None
+    csc: CSC,
+    ask: Ask,
+    place: Tensor | None = None,
+    neighbor_time: Tensor | None = None,
+    *,
+    by_node: bool = False,
 ) -> Frontier:
     """The nodes with the in-edges that are not later than their seeds; see :func:`choose`."""
     key = fold_tensor(hop_key(ask), ask.node)
-    if ask.component is not None:
+    if ask.component is not None and not by_node:
         key = fold_tensor(key, ask.component)
     where = ask.node if place is None else place
     frontier = Frontier(

@@ -52,6 +52,7 @@ class HopSampler(NeighborSampler):
             "bidirectional",
             "induced",
             "backward",
+            "fixed",
             "links",
         }
     )
@@ -60,8 +61,8 @@ class HopSampler(NeighborSampler):
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`~pyg_scale.sampler.base.DrawsByNode`: unless disjoint, where seeds count."""
-        return not self.disjoint
+        """See :class:`~pyg_scale.sampler.base.DrawsByNode`; if disjoint, seeds count, too."""
+        return not self.disjoint or not self.redraw
 
     @abstractmethod
     def pick(self, frontier: Frontier, k: int) -> Chosen:

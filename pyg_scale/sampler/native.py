@@ -85,6 +85,7 @@ class NativeSampler(ReferenceSampler):
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
             waits=any(c.waits for c in csc),
+            by_node=self.draws_by_node,
             **in_parts,
         )
         nodes, edges = graph.node_types, graph.edge_types
@@ -130,6 +131,7 @@ class NativeSampler(ReferenceSampler):
             ask.num_neighbors,
             replace=self.replace,
             last=self.temporal_strategy == "last",
+            by_node=self.draws_by_node,
         )
         return Picked(*found, {})
 

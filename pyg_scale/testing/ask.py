@@ -47,6 +47,7 @@ def needed(data: Data | HeteroData, **options: Any) -> list[str]:
         "bidirectional": subgraph_type == "bidirectional",
         "induced": subgraph_type == "induced",
         "backward": options.get("sample_direction") == "backward",
+        "fixed": options.get("redraw") is False,
     }
     return [name for name in CAPABILITIES if wanted.get(name)]
 

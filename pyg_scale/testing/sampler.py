@@ -71,6 +71,7 @@ class AcrossPartsTests:
             (False, {}),
             (False, {"replace": True}),
             (False, {"disjoint": True}),
+            (False, {"disjoint": True, "redraw": False}),
             (False, {"weight_attr": "weight"}),
             (False, {"time_attr": "when"}),
             (False, {"time_attr": "when", "temporal_strategy": "last"}),
@@ -158,6 +159,7 @@ class SamplerTests(DrawTests, AcrossPartsTests):
             "bidirectional": (graphs.hostile(), {"subgraph_type": "bidirectional"}),
             "induced": (graphs.hostile(), {"subgraph_type": "induced"}),
             "backward": (graphs.hostile(), {"sample_direction": "backward"}),
+            "fixed": (graphs.hostile(), {"redraw": False}),
             "links": (graphs.hostile(), {}),
         }
         data, options = asked[capability]
@@ -295,6 +297,36 @@ class SamplerTests(DrawTests, AcrossPartsTests):
         if "hetero" in unbound.supports:
             times = {"user": [1, 8, 3], "item": [6, 2]} if "time_attr" in options else None
             ask(unbound, graphs.hetero(), by_type, [2, 2], time=times, **options)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"disjoint": True},
+            {"disjoint": True, "replace": True},
+            {"disjoint": True, "weight_attr": "weight"},
+            {"time_attr": "when"},
+        ],
+        ids=name,
+    )
+    def test_kept_draws_are_those_of_a_seed_alone(
+        self, unbound: NeighborSampler, options: dict[str, Any]
+    ) -> None:
+        data, seeds = graphs.hostile(), [0, 7, 5, 0, 98, 4]
+        time = [4, 0, 7, 9, 3, 3] if "time_attr" in options else None
+        bound = bind(unbound, data, [3, 2], redraw=False, **options)
+        together = draw(bound, seeds, 6, time)
+        assert together.batch is not None
+        for place, seed in enumerate(seeds):
+            alone = draw(bound, [seed], 6, None if time is None else [time[place]])
+            rows = (together.batch[None] == place).nonzero().view(-1)
+            edges = torch.isin(together.col[None], rows).nonzero().view(-1)
+            assert torch.equal(together.node[None][rows], alone.node[None]), (
+                "with redraw=False a seed has other neighbours where others are in its batch: draw "
+                "from frontier.key alone"
+            )
+            assert torch.equal(together.edge[None][edges], alone.edge[None])
+            assert torch.equal(rows[alone.row[None]], together.row[None][edges].long())
+            assert torch.equal(rows[alone.col[None]], together.col[None][edges].long())
 
     @pytest.mark.parametrize(
         "options",

@@ -609,6 +609,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     },
     "expand_neighbors": expand,
     "expand_neighbors, by weight": lambda: expand(weight_prefix=prefix(), num_neighbors=1),
+    "expand_neighbors, by node": lambda: expand(by_node=True),
     "expand_neighbors, replaced": lambda: expand(replace=True, weight_prefix=prefix()),
     "gat_attention": lambda: {**gat(fused, NODES, EDGES), "need_weights": True},
     "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
@@ -664,7 +665,9 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     ),
     "neighbor_sample, by weight": lambda: sample(weight_prefix=[prefix()], num_neighbors=[1, 1]),
     "neighbor_sample, many": wide_frontier,
-    "neighbor_sample, many disjoint": lambda: wide_frontier(disjoint=True, waits=True),
+    "neighbor_sample, many disjoint": lambda: wide_frontier(
+        disjoint=True, waits=True, by_node=True
+    ),
     "neighbor_sum": lambda: {
         **graph(),
         "weights": torch.ones(EDGES, dtype=torch.float64),

@@ -34,6 +34,7 @@ _OPTIONS = {
     "time_attr",
     "weight_attr",
     "is_sorted",
+    "redraw",
 }
 _HGT_OPTIONS = {"num_samples", "is_sorted"}
 

@@ -66,6 +66,11 @@ class ServedSampler(pyg.BaseSampler):
         return {**self.__dict__, "_packed": {}}
 
     @property
+    def redraw(self) -> bool:
+        """See :class:`MayKeepDraws <pyg_scale.sampler.base.MayKeepDraws>`."""
+        return bool(self.options.get("redraw", True))
+
+    @property
     def draws_by_node(self) -> bool:
         """See :class:`DrawsByNode <pyg_scale.sampler.base.DrawsByNode>`."""
         try:
@@ -73,7 +78,8 @@ class ServedSampler(pyg.BaseSampler):
         except UnknownPluginError:
             return False
         disjoint = self.options.get("disjoint") or self.options.get("time_attr") is not None
-        return isinstance(sampler, type) and issubclass(sampler, HopSampler) and not disjoint
+        by_node = not disjoint or not self.redraw
+        return isinstance(sampler, type) and issubclass(sampler, HopSampler) and by_node
 
     # PyG's methods #########################################################################
 

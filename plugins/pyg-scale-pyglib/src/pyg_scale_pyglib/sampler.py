@@ -102,7 +102,7 @@ class PygLibSampler(_PyGSampler):
 
     library = "pyg-lib"
     module = "pyg_lib"
-    supports = frozenset(CAPABILITIES) - {"induced"}
+    supports = frozenset(CAPABILITIES) - {"induced", "fixed"}
 
 
 class TorchSparseSampler(_PyGSampler):
