@@ -27,6 +27,7 @@ _SUBMODULES = (
     "partitioner",
     "plugins",
     "sampler",
+    "serving",
     "store",
     "testing",
     "train",

@@ -74,6 +74,14 @@ class RequestError(CommError):
         return type(self), (self.where, self.kind, self.reason)
 
 
+class OverloadError(RuntimeError):
+    """More requests wait than a server takes; the caller may try again later."""
+
+
+class PredictionTimeoutError(TimeoutError):
+    """There was no prediction within the time limit."""
+
+
 class DeviceError(ValueError):
     """A requested device does not exist or lacks something; the message names it."""
 
