@@ -117,6 +117,7 @@ def pyg_scale_checks() -> dict[str, str]:
 
 FIRST_PARTY = {
     ("command", "bench"): "pyg-scale-bench",
+    ("command", "predict"): "pyg-scale-http",
     ("comm", "zmq"): "pyg-scale-zmq",
     ("partitioner", "metis"): "pyg-scale-metis",
     ("feature_store", "redis"): "pyg-scale-redis",

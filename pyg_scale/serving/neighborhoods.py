@@ -99,6 +99,21 @@ class Neighborhoods:
         """True if nodes have no times of their own, so that requests must say one."""
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
+    def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
+        """The dtypes of the attributes of a node or edge type, by name.
+
+        Args:
+            kind: The type; ``None`` in a graph without types, for nodes and edges.
+        """
+        if not isinstance(self._data, Data | HeteroData):
+            return {}
+        store = self._data._store if kind is None else self._data[kind]
+        return {
+            name: store[name].dtype
+            for name in store.keys()  # noqa: SIM118
+            if name not in ("edge_index", "adj_t") and isinstance(store[name], Tensor)
+        }
+
     def check(self, ids: Tensor) -> None:
         """Refuse what is not a list of nodes.
 

@@ -1,0 +1,219 @@
+"""Predict for nodes of a graph directory, over HTTP.
+
+MODEL is a Python file of yours and the name in it of a model, or of a function without arguments
+that returns one, such as model.py:make. It is run: give no file that you do not trust. Weights are
+a state_dict that torch.save wrote, read with weights_only=True. The server answers at /predict, has
+a page at / to try it, /health and /metrics, and ends on SIGTERM when requests under way are
+answered. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_EXPECTED = (ValueError, TypeError, OSError, NotImplementedError, ImportError, AttributeError)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``pyg-scale predict``."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        host, port = _address(args.http)
+        num_neighbors = [int(k) for k in args.num_neighbors.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return _serve(args, host, port, num_neighbors)
+    except _EXPECTED as error:
+        print(f"pyg-scale predict: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyg-scale predict",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL.py:NAME", help="a model, or a function that makes one"
+    )
+    parser.add_argument("directory", metavar="GRAPH", help="a graph directory")
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        nargs="?",
+        const="127.0.0.1:8000",
+        required=True,
+        help="where to listen (default: 127.0.0.1:8000); port 0 is any free port, and is printed",
+    )
+    parser.add_argument("--weights", metavar="FILE", help="the state_dict of the model")
+    parser.add_argument(
+        "--num-neighbors",
+        metavar="K,K",
+        default="15,10",
+        help="neighbours per node and hop, -1 for all (default: 15,10)",
+    )
+    parser.add_argument("--input-type", metavar="TYPE", help="node type, in a graph with types")
+    parser.add_argument("--time-attr", metavar="NAME", help="the attribute that holds times")
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="of the draws (default: 0)"
+    )
+    parser.add_argument(
+        "--attributes", metavar="NAME,NAME", help="what the model reads, such as x (default: all)"
+    )
+    parser.add_argument("--feature-store", metavar="NAME", help="as in loaders, such as disk")
+    parser.add_argument("--max-batch", metavar="N", type=int, default=64, help="(default: 64)")
+    parser.add_argument(
+        "--max-delay",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="how long a request waits for others to share its batch (default: 0)",
+    )
+    parser.add_argument(
+        "--max-waiting",
+        metavar="N",
+        type=int,
+        default=4096,
+        help="nodes that may wait (default: 4096)",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="(default: 30)"
+    )
+    parser.add_argument("--workers", metavar="N", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--max-body",
+        metavar="BYTES",
+        type=int,
+        default=1 << 20,
+        help="of a request (default: 1 MiB)",
+    )
+    parser.add_argument(
+        "--max-connections", metavar="N", type=int, default=512, help="at a time (default: 512)"
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the file of the token that requests must bring, readable by you only",
+    )
+    return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^:]*)):(\d{1,5})", text)
+    if found is None or int(found[3]) > 65535:
+        raise ValueError(f"--http must be HOST:PORT, such as 127.0.0.1:8000 (got {text!r})")
+    return found[1] or found[2] or "127.0.0.1", int(found[3])
+
+
+def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[int]) -> int:
+    import uvicorn
+
+    from pyg_scale.comm.secret import read_secret
+    from pyg_scale.serving import Predictor
+    from pyg_scale_http.app import Service
+
+    token = None if args.token_file is None else read_secret(args.token_file)
+    if token is None and host not in ("127.0.0.1", "::1", "localhost"):
+        print(
+            f"warning: {host} can be reached by others, and no token is asked for (--token-file)",
+            file=sys.stderr,
+        )
+    model = load_model(args.model, args.weights)
+    predictor = Predictor(
+        model,
+        args.directory,
+        num_neighbors,
+        input_type=args.input_type,
+        time_attr=args.time_attr,
+        seed=args.seed,
+        attributes=None if args.attributes is None else args.attributes.split(","),
+        feature_store=args.feature_store,
+        max_batch=args.max_batch,
+        max_delay=args.max_delay,
+        max_waiting=args.max_waiting,
+        timeout=args.timeout,
+        workers=args.workers,
+    )
+    with predictor:
+        predictor.warm_up()
+        config = uvicorn.Config(
+            Service(predictor, token, args.max_body).app(),
+            host=host,
+            port=port,
+            log_level="warning",
+            limit_concurrency=args.max_connections,
+            timeout_graceful_shutdown=int(args.timeout) + 1,
+            lifespan="on",
+        )
+        with config.bind_socket() as socket:
+            socket.listen(config.backlog)  # whoever reads the line below may connect at once
+            shown = f"[{host}]" if ":" in host else host
+            print(f"predicting at http://{shown}:{socket.getsockname()[1]}/", flush=True)
+            with _ended_by_signals():
+                uvicorn.Server(config).run(sockets=[socket])
+        stats = predictor.stats()
+    print(f"answered {stats['requests']:,} requests for {stats['nodes']:,} nodes", flush=True)
+    return 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A context after which signals that uvicorn has taken as its end do not end the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # uvicorn takes none there
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def load_model(target: str, weights: str | None) -> Any:
+    """The model that ``MODEL.py:NAME`` names, with weights if there are some.
+
+    Args:
+        target: A file and a name in it.
+        weights: A file with a ``state_dict``.
+
+    Raises:
+        ValueError: If there is no such name, or it is no model; likewise ``OSError``.
+    """
+    import torch
+
+    file, _, name = target.rpartition(":")
+    if not file or not name:
+        raise ValueError(f"the model must be given as MODEL.py:NAME (got {target!r})")
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise ValueError(f"{file} has no {name!r}")
+    made = getattr(module, name)
+    model = made if isinstance(made, torch.nn.Module) else made() if callable(made) else made
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{target} is a {type(model).__name__}, and no torch.nn.Module")
+    if weights is not None:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+        model.load_state_dict(state)
+    return model

@@ -1,0 +1,229 @@
+"""Requests and answers as JSON and as Arrow streams."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_scale.serving import NewRows, Predictor
+
+JSON = "application/json"
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+class BadRequest(ValueError):
+    """A request that cannot be understood; the text is for whoever sent it.
+
+    Attributes:
+        status: The HTTP status to answer with.
+    """
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of :meth:`pyg_scale.serving.Predictor.submit`."""
+
+    ids: Tensor
+    time: Any = None
+    new_rows: NewRows | None = None
+
+
+def read(body: bytes, content_type: str, predictor: Predictor) -> Asked:
+    """The request in a body.
+
+    Args:
+        body: The bytes.
+        content_type: Their form: JSON or an Arrow stream.
+        predictor: Its graph has the dtypes of attributes.
+
+    Raises:
+        BadRequest: If it is none, with what was expected.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == JSON:
+        return _read_json(body, predictor)
+    if kind == ARROW:
+        return _read_arrow(body)
+    raise BadRequest(f"Content-Type must be {JSON} or {ARROW} (got {kind or 'none'})", 415)
+
+
+def write(rows: Tensor, accept: str) -> tuple[bytes, str]:
+    """The answer with predictions ``[n, ...]``, and its content type.
+
+    Args:
+        rows: The predictions.
+        accept: The header ``Accept``: an Arrow stream if it names that, else JSON.
+    """
+    if ARROW in accept:
+        return _write_arrow(rows), ARROW
+    return json.dumps({"predictions": rows.tolist()}).encode(), JSON
+
+
+# JSON #####################################################################################
+
+
+def _read_json(body: bytes, predictor: Predictor) -> Asked:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequest('the body must be an object, such as {"ids": [7, 12]}')
+    unknown = sorted(found.keys() - {"ids", "time", "new_rows"})
+    if unknown:
+        raise BadRequest(f"unknown: {', '.join(unknown)}; expected ids, time and new_rows")
+    new_rows = None
+    if found.get("new_rows") is not None:
+        new_rows = _new_rows(found["new_rows"], predictor)
+    ids = _tensor(found.get("ids", []), torch.int64, "ids")
+    if ids.dim() != 1:
+        raise BadRequest("ids must be a list of integers")
+    if not ids.numel() and new_rows is None:
+        raise BadRequest("the request asks for no predictions: give ids or new_rows")
+    return Asked(ids, _time(found.get("time")), new_rows)
+
+
+def _time(value: Any) -> Any:
+    """One time or a list of them; integers stay exact."""
+    if value is None:
+        return None
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in values):
+        raise BadRequest("time must be a number or a list of numbers")
+    whole = all(isinstance(each, int) for each in values)
+    return _tensor(value, torch.int64 if whole else torch.float64, "time")
+
+
+def _new_rows(value: Any, predictor: Predictor) -> NewRows:
+    if not isinstance(value, dict) or value.keys() - {
+        "attributes",
+        "edge_index",
+        "edge_attributes",
+    }:
+        raise BadRequest("new_rows must have attributes, edge_index and edge_attributes only")
+    neighborhoods = predictor.neighborhoods
+    attributes = value.get("attributes")
+    if not isinstance(attributes, dict):
+        raise BadRequest('attributes of new_rows must be an object, such as {"x": [[0.5, 1.0]]}')
+    rows = _attributes(attributes, neighborhoods.dtypes(neighborhoods.input_type), "attributes")
+    edge_index, edge_attributes = value.get("edge_index"), value.get("edge_attributes") or {}
+    if not isinstance(edge_attributes, dict):
+        raise BadRequest("edge_attributes of new_rows must be an object")
+    if neighborhoods.input_type is None:
+        edges: Any = None
+        if edge_index is not None:
+            edges = _tensor(edge_index, torch.int64, "edge_index")
+        of_edges: Any = _attributes(edge_attributes, neighborhoods.dtypes(None), "edge_attributes")
+        return NewRows(rows, edges, of_edges)
+    edges, of_edges = {}, {}
+    if not isinstance(edge_index or {}, dict):
+        raise BadRequest("edge_index of new_rows must be an object: edges by type")
+    for name, each in (edge_index or {}).items():
+        edges[_edge_type(name)] = _tensor(each, torch.int64, f"edge_index of {name}")
+    for name, each in edge_attributes.items():
+        edge_type = _edge_type(name)
+        if not isinstance(each, dict):
+            raise BadRequest(f"edge_attributes of {name} must be an object")
+        of_edges[edge_type] = _attributes(each, neighborhoods.dtypes(edge_type), name)
+    return NewRows(rows, edges, of_edges)
+
+
+def _edge_type(name: str) -> tuple[str, str, str]:
+    parts = name.split(",")
+    if len(parts) != 3:
+        raise BadRequest(f"an edge type is written 'source,relation,destination' (got {name!r})")
+    return parts[0], parts[1], parts[2]
+
+
+def _attributes(
+    given: Mapping[str, Any], dtypes: Mapping[str, torch.dtype], what: str
+) -> dict[str, Tensor]:
+    unknown = sorted(given.keys() - dtypes.keys())
+    if unknown:
+        raise BadRequest(f"{what}: the graph has no {', '.join(unknown)}")
+    return {name: _tensor(value, dtypes[name], name) for name, value in given.items()}
+
+
+def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
+    """A tensor of nested lists of numbers."""
+    flat = value
+    while isinstance(flat, list) and flat:
+        flat = flat[0]
+    whole = not dtype.is_floating_point and dtype != torch.bool
+    if whole and isinstance(flat, float | bool | str):
+        raise BadRequest(f"{name} must be integers")
+    try:
+        made = torch.tensor(value)
+        if whole and made.numel() and made.dtype != torch.int64:
+            raise BadRequest(f"{name} must be integers")
+        return made.to(dtype)
+    except BadRequest:
+        raise
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadRequest(f"{name} must be numbers in lists of equal length: {reason}") from None
+
+
+# Arrow ####################################################################################
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise BadRequest("Arrow needs pyarrow on the server: pip install pyarrow", 415) from None
+    return pyarrow
+
+
+def _read_arrow(body: bytes) -> Asked:
+    pyarrow = _arrow()
+    try:
+        with pyarrow.ipc.open_stream(body) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise BadRequest(f"the body is not an Arrow stream: {error}") from None
+    if "ids" not in table.column_names or set(table.column_names) - {"ids", "time"}:
+        raise BadRequest("an Arrow stream must have a column ids, and time if nodes have times")
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        number = pyarrow.types.is_integer(column.type)
+        if not number and not (name == "time" and pyarrow.types.is_floating(column.type)):
+            raise BadRequest(f"column {name} must be numbers (got {column.type})")
+        if column.null_count:
+            raise BadRequest(f"column {name} has missing values")
+        wide = pyarrow.int64() if number else pyarrow.float64()
+        try:
+            found = column.cast(wide).combine_chunks()
+        except pyarrow.ArrowException as error:
+            raise BadRequest(f"column {name}: {error}") from None
+        dtype = torch.int64 if number else torch.float64
+        columns[name] = torch.tensor(found.to_pylist(), dtype=dtype)
+    if not columns["ids"].numel():
+        raise BadRequest("the request asks for no predictions: column ids is empty")
+    return Asked(columns["ids"], columns.get("time"))
+
+
+def _write_arrow(rows: Tensor) -> bytes:
+    pyarrow = _arrow()
+    flat = rows.reshape(rows.size(0), -1)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    values = pyarrow.array(flat.contiguous().view(-1).numpy())
+    column = pyarrow.FixedSizeListArray.from_arrays(values, flat.size(1))
+    table = pyarrow.table({"predictions": column})
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

@@ -1,0 +1,429 @@
+"""A real server and real clients, well-behaved and not."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pyarrow
+import pytest
+import torch
+import uvicorn
+from torch_geometric.nn import GraphSAGE
+
+import pyg_scale
+from pyg_scale.datasets import planted_communities
+from pyg_scale.serving import NewRows, Predictor
+from pyg_scale.testing import graphs
+from pyg_scale_http.app import Service
+
+ARROW = "application/vnd.apache.arrow.stream"
+TOKEN = "0123456789abcdef"
+HOPS = [4, 3]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return planted_communities(300, 4_000, num_classes=4, num_features=8)
+
+
+@contextmanager
+def serving(predictor, **options):
+    """The port of a server in a thread."""
+    service = Service(predictor, **options)
+    config = uvicorn.Config(service.app(), log_level="critical", lifespan="on")
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def predictor_of(data):
+    torch.manual_seed(0)
+    model = GraphSAGE(8, 16, num_layers=2, out_channels=4)
+    return Predictor(model, data, HOPS, attributes=["x"], max_batch=8)
+
+
+@pytest.fixture(scope="module")
+def predictor(data):
+    with predictor_of(data) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def port(predictor):
+    with serving(predictor) as found:
+        yield found
+
+
+def ask(port, body, content_type="application/json", method="POST", path="/predict", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    body = json.dumps(body).encode() if not isinstance(body, bytes | None) else body
+    headers = {"Content-Type": content_type, **{k.replace("_", "-"): v for k, v in headers.items()}}
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content, answer.headers
+
+
+def predictions(content):
+    return torch.tensor(json.loads(content)["predictions"])
+
+
+def test_json(port, predictor):
+    status, content, _ = ask(port, {"ids": [7, 12, 7]})
+    assert status == 200
+    torch.testing.assert_close(predictions(content), predictor.predict([7, 12, 7]))
+
+
+def test_arrow(port, predictor):
+    table = pyarrow.table({"ids": pyarrow.array([7, 12], pyarrow.int32())})
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    status, content, headers = ask(port, sink.getvalue().to_pybytes(), ARROW, Accept=ARROW)
+    assert (status, headers["Content-Type"]) == (200, ARROW)
+    found = pyarrow.ipc.open_stream(content).read_all()["predictions"].to_pylist()
+    torch.testing.assert_close(torch.tensor(found), predictor.predict([7, 12]))
+
+
+def test_new_rows(port, predictor):
+    x, edges = [[0.5] * 8, [1.0] * 8], [[3, 9, 4], [0, 0, 1]]
+    request = {"ids": [5], "new_rows": {"attributes": {"x": x}, "edge_index": edges}}
+    status, content, _ = ask(port, request)
+    assert status == 200
+    rows = NewRows({"x": torch.tensor(x)}, torch.tensor(edges))
+    torch.testing.assert_close(predictions(content), predictor.predict([5], new_rows=rows))
+
+
+def test_times_and_types():
+    typed = graphs.hetero()
+    with (
+        Predictor(
+            torch.nn.Identity(),
+            typed,
+            HOPS,
+            input_type="item",
+            time_attr="when",
+            attributes=["x"],
+            forward=lambda model, batch: batch["item"].n_id[: batch["item"].batch_size],
+        ) as made,
+        serving(made) as port,
+    ):
+        assert json.loads(ask(port, {"ids": [3, 1], "time": 5})[1]) == {"predictions": [3, 1]}
+        assert ask(port, {"ids": [3, 1], "time": [5, 10**18]})[0] == 200
+        status, content, _ = ask(port, {"ids": [3, 1]})
+        assert status == 400
+        assert b"time is missing" in content
+        x = typed["item"].x[:1].tolist()
+        edges = {"user,buys,item": [[4], [0]]}
+        rows = {"attributes": {"x": x}, "edge_index": edges}
+        status, content, _ = ask(port, {"time": 5, "new_rows": rows})
+        assert status == 400
+        assert b"lack 'when'" in content
+        rows["edge_attributes"] = {"user,buys,item": {"when": [4]}}
+        status, content, _ = ask(port, {"time": 5, "new_rows": rows})
+        assert status in (200, 400), content
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "what"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[1]", 400, "must be an object"),
+        ({"nodes": [1]}, 400, "unknown: nodes"),
+        ({}, 400, "no predictions"),
+        ({"ids": [[1]]}, 400, "list of integers"),
+        ({"ids": 3}, 400, "list of integers"),
+        ({"ids": [1.5]}, 400, "ids must be integers"),
+        ({"ids": [True]}, 400, "ids must be integers"),
+        ({"ids": ["1"]}, 400, "ids must be"),
+        ({"ids": [1, None]}, 400, "ids must be"),
+        ({"ids": [10**30]}, 400, "ids must be"),
+        ({"ids": [300]}, 404, "300 is out of range"),
+        ({"ids": [-1]}, 404, "out of range"),
+        ({"ids": list(range(9))}, 400, "max_batch=8"),
+        ({"ids": [1], "time": 5}, 400, "no time_attr"),
+        ({"ids": [1], "time": "now"}, 400, "time must be a number"),
+        ({"ids": [1], "time": [[1]]}, 400, "time must be a number"),
+        ({"ids": [1], "new_rows": [1]}, 400, "new_rows must have"),
+        ({"new_rows": {"attributes": {"x": [[1.0]]}}}, 400, "rows of shape"),
+        ({"new_rows": {"attributes": {"z": [[1.0]]}}}, 400, "no z"),
+        ({"new_rows": {"attributes": {"x": [[1.0], [1.0, 2.0]]}}}, 400, "equal length"),
+        ({"new_rows": {"attributes": {"x": [[0.0] * 8]}, "edge_index": [[1], [4]]}}, 404, "4"),
+        ({"new_rows": {"attributes": {"x": [[0.0] * 8]}, "edge_index": {}}}, 400, "edge_index"),
+    ],
+)
+def test_bad_requests_get_a_reason(port, body, status, what):
+    found, content, _ = ask(port, body)
+    assert (found, what in json.loads(content)["error"]) == (status, True), content
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"ARROW1", b"\xff\xff\xff\xff\x10\x00\x00\x00" + b"\x00" * 40]
+)
+def test_bad_arrow(port, body):
+    status, content, _ = ask(port, body, ARROW)
+    assert (status, "not an Arrow stream" in json.loads(content)["error"]) == (400, True)
+
+
+def test_other_forms_and_paths(port):
+    assert ask(port, b"ids=1", "application/x-www-form-urlencoded")[0] == 415
+    assert ask(port, None, method="GET")[0] == 405
+    assert ask(port, {"ids": [1]}, path="/nothing")[0] == 404
+    status, content, headers = ask(port, None, method="GET", path="/")
+    assert status == 200
+    assert b"<h1>Predictions</h1>" in content
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert ask(port, None, method="GET", path="/health")[:2] == (200, b'{"status": "ok"}')
+
+
+def test_metrics_are_in_the_form_of_prometheus(port):
+    ask(port, {"ids": [1]})
+    status, content, _ = ask(port, None, method="GET", path="/metrics")
+    assert status == 200
+    values = {}
+    for line in content.decode().splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    assert values["pyg_scale_requests_total"] >= 1
+    assert values['pyg_scale_http_answers_total{status="200"}'] >= 1
+    assert values['pyg_scale_latency_seconds{quantile="0.99"}'] > 0
+
+
+def test_bodies_that_are_too_large_or_too_slow(data):
+    with serving(predictor_of(data), max_body=1000, body_seconds=0.3) as port:
+        assert ask(port, b" " * 1001)[0] == 413
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            head = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+            client.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
+            assert b" 413 " in client.recv(4096)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(f"{head}Content-Length: 20\r\n\r\n{{".encode())
+            assert b" 408 " in client.recv(4096)
+        assert ask(port, {"ids": [1]})[0] == 200
+
+
+def test_a_token(data):
+    with serving(predictor_of(data), token=TOKEN) as port:
+        assert ask(port, {"ids": [1]})[0] == 401
+        assert ask(port, {"ids": [1]}, Authorization=f"Bearer {TOKEN}x")[0] == 401
+        assert ask(port, {"ids": [1]}, Authorization=TOKEN)[0] == 401
+        assert ask(port, {"ids": [1]}, Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert ask(port, None, method="GET", path="/metrics")[0] == 401
+        assert ask(port, None, method="GET", path="/health")[0] == 200
+
+
+class Gate(torch.nn.Module):
+    """Lets a batch pass when it is opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.entered, self.ids = threading.Event(), threading.Event(), []
+
+    @staticmethod
+    def forward_batch(model, batch):
+        model.entered.set()
+        assert model.open.wait(20)
+        found = batch.n_id[: batch.batch_size].clone()
+        model.ids += found.tolist()
+        if 13 in model.ids:
+            raise ArithmeticError("secret of the model")
+        return found
+
+
+@pytest.fixture
+def gated(data):
+    model = Gate()
+    options = {"max_batch": 1, "max_waiting": 2, "timeout": 15.0}
+    with (
+        Predictor(model, data, HOPS, forward=Gate.forward_batch, **options) as made,
+        serving(made) as port,
+    ):
+        yield model, made, port
+        model.open.set()
+
+
+def in_background(port, ids):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(ask(port, {"ids": ids})))
+    thread.start()
+    return thread, found
+
+
+def wait_for(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_overload_is_refused_at_once_and_the_rest_is_answered(gated):
+    model, predictor, port = gated
+    first, of_first = in_background(port, [1])
+    assert model.entered.wait(20)
+    others = [in_background(port, [k]) for k in (2, 3)]
+    wait_for(lambda: predictor.stats()["waiting"] == 2)
+    status, content, headers = ask(port, {"ids": [4]})
+    assert (status, headers["Retry-After"]) == (429, "1")
+    assert "2 nodes wait" in json.loads(content)["error"]
+    model.open.set()
+    for thread, found in [(first, of_first), *others]:
+        thread.join(20)
+        assert found[0][0] == 200
+
+
+def test_nothing_is_computed_for_a_client_that_leaves(gated):
+    model, predictor, port = gated
+    first, _ = in_background(port, [1])
+    assert model.entered.wait(20)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    client.request("POST", "/predict", b'{"ids": [2]}', {"Content-Type": "application/json"})
+    wait_for(lambda: predictor.stats()["waiting"] == 1)
+    client.close()
+    time.sleep(0.3)
+    model.open.set()
+    first.join(20)
+    wait_for(lambda: predictor.stats()["cancelled"] == 1)
+    assert model.ids == [1]
+
+
+def test_a_model_that_raises_says_nothing_of_itself(gated):
+    model, _, port = gated
+    model.open.set()
+    status, content, _ = ask(port, {"ids": [13]})
+    assert status == 500
+    assert b"secret" not in content
+    assert b"log says why" in content
+
+
+MODEL = """
+import torch
+from torch_geometric.nn import GraphSAGE
+def make():
+    torch.manual_seed(0)
+    return GraphSAGE(8, 16, num_layers=2, out_channels=4)
+"""
+
+
+@contextmanager
+def command(tmp_path, data, *options):
+    """The address of a server of ``pyg-scale predict``, and its process."""
+    if not (tmp_path / "graph").exists():
+        pyg_scale.save(data, tmp_path / "graph")
+        (tmp_path / "model.py").write_text(MODEL)
+    model, graph = f"{tmp_path / 'model.py'}:make", str(tmp_path / "graph")
+    arguments = f"{model} {graph} --http 127.0.0.1:0 --num-neighbors 4,3 --attributes x".split()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyg_scale.cli", "predict", *arguments, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate(timeout=30)[1])
+        yield line.split()[-1], process
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_the_command_serves_weights_and_ends_on_sigterm(tmp_path, data, predictor):
+    torch.manual_seed(0)
+    model = GraphSAGE(8, 16, num_layers=2, out_channels=4)
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    with command(tmp_path, data, "--weights", str(tmp_path / "model.pt")) as (address, process):
+        port = int(address.rstrip("/").rpartition(":")[2])
+        status, content, _ = ask(port, {"ids": [7, 12]})
+        assert status == 200
+        with Predictor(model, data, HOPS) as expected:
+            torch.testing.assert_close(predictions(content), expected.predict([7, 12]))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+        assert "answered 1 requests for 2 nodes" in out
+
+
+def test_weights_do_not_run(tmp_path, data):
+    class Runs:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"a": Runs()}, tmp_path / "model.pt")
+    from pyg_scale_http.command import load_model
+
+    (tmp_path / "model.py").write_text(MODEL)
+    with pytest.raises(Exception, match="weights_only"):
+        load_model(f"{tmp_path / 'model.py'}:make", str(tmp_path / "model.pt"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("model.py", "MODEL.py:NAME"),
+        ("nothing.py:make", "no file"),
+        ("model.py:other", "no 'other'"),
+    ],
+)
+def test_models_that_are_none(tmp_path, target, what, capsys, monkeypatch):
+    from pyg_scale_http.command import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    assert main([target, "graph", "--http"]) == 1
+    assert what in capsys.readouterr().err
+
+
+def test_an_address_that_is_none(capsys):
+    from pyg_scale_http.command import main
+
+    with pytest.raises(SystemExit):
+        main(["model.py:make", "graph", "--http", "127.0.0.1"])
+    assert "HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_page_in_a_browser(port, predictor, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium, as Debian's package has it")
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
+    flags += " --disable-background-networking --disable-component-update --dump-dom"
+    flags += f" --virtual-time-budget=8000 --user-data-dir={tmp_path / 'profile'}"
+    found = subprocess.run(
+        [browser, *flags.split(), f"http://127.0.0.1:{port}/?ids=7,12"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    for row in predictor.predict([7, 12]).tolist():
+        assert f"{row[0]:.4f}" in found.stdout
