@@ -150,7 +150,9 @@ def pyg_scale_parallel_wrappers() -> Targets:
     """Ways to train one model on many ranks: ``parallel.wrap(model, "mine")``.
 
     A target is a subclass of :class:`pyg_scale.parallel.Parallel` that can be built without
-    arguments and passes :class:`pyg_scale.testing.ParallelTests`.
+    arguments and passes :class:`pyg_scale.testing.ParallelTests`; or of
+    :class:`pyg_scale.parallel.GraphParallel`, which gets ``graph=`` and ``mesh=`` of ``wrap``, and
+    passes :class:`pyg_scale.testing.GraphParallelTests`.
 
     Example::
 

@@ -93,7 +93,7 @@ def test_every_builtin_target_can_be_imported_and_is_documented(entry):
 )
 def test_every_builtin_has_a_conformance_test(entry):
     """Some file in ``tests/conformance`` subclasses the kit's class and names the built-in."""
-    kit = testing.KITS[entry.kind]
+    kit = testing.kit_of(entry.kind, entry.load())
     name = entry.target.rpartition(":")[2]
     for path in (ROOT / "tests" / "conformance").glob("test_*.py"):
         text = path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from pyg_scale.plugins import Entry
-from pyg_scale.testing import KITS
+from pyg_scale.testing import KITS, kit_of
 
 _KIT_TEST = """
 class {title}({kit}):
@@ -100,9 +100,16 @@ def _has_kit(entry: Entry) -> bool:
     return not plain or issubclass(sampler, NeighborSampler)  # any other class fails the kit
 
 
+def _kit(entry: Entry) -> str:
+    if entry.kind != "parallel":  # the only kind with two contracts; others are loaded by the test
+        return KITS[entry.kind]
+    return kit_of(entry.kind, entry.load())
+
+
 def module_source(entries: Sequence[Entry], provider: str | None) -> str:
     """The test module that runs the kit, as an author would write it."""
-    kits = sorted({KITS[entry.kind] for entry in entries})
+    chosen = [_kit(entry) for entry in entries]
+    kits = sorted(set(chosen))
     kits += ["PluginTests"] if provider else []
     source = [
         "import pytest\n\nfrom pyg_scale import plugins",
@@ -111,7 +118,7 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
     if provider:
         source.append(_PLUGIN_TEST.format(provider=provider.partition("/")[0]))
     titles: list[str] = []
-    for entry in entries:
+    for entry, kit in zip(entries, chosen, strict=True):
         words = re.split(r"[^a-z0-9]+", f"{entry.kind} {entry.name}")
         title = "Test" + "".join(word.capitalize() for word in words)
         titles.append(title)
@@ -120,7 +127,7 @@ def module_source(entries: Sequence[Entry], provider: str | None) -> str:
         source.append(
             _KIT_TEST.format(
                 title=title,
-                kit=KITS[entry.kind],
+                kit=kit,
                 fixture=entry.kind,
                 kind=entry.kind,
                 name=f"{entry.provider}:{entry.name}",

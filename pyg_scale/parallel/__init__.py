@@ -14,7 +14,20 @@ with model.join(optimizer):                         # ranks may have unequal num
 ```
 """
 
-from pyg_scale.parallel.base import Parallel, ParallelModule, is_parallel_module
+from pyg_scale.parallel.base import (
+    GraphParallel,
+    GraphParallelModule,
+    Parallel,
+    ParallelModule,
+    is_parallel_module,
+)
 from pyg_scale.parallel.wrap import wrap
 
-__all__ = ["Parallel", "ParallelModule", "is_parallel_module", "wrap"]
+__all__ = [
+    "GraphParallel",
+    "GraphParallelModule",
+    "Parallel",
+    "ParallelModule",
+    "is_parallel_module",
+    "wrap",
+]

@@ -8,6 +8,7 @@ each rank's mean is something else as soon as ranks have unequal numbers of seed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -18,8 +19,8 @@ class Parallel(ABC):
     """A way to train one module on many ranks.
 
     An instance holds the options of the method, each as an argument of the constructor; all have
-    defaults. What a method needs besides the module, such as the graph where the graph is cut and
-    not the batches, is such an option, too. :meth:`wrap` may be called any number of times.
+    defaults. It is not bound to a module: :meth:`wrap` may be called any number of times. A method
+    that divides one graph, and not batches, is a :class:`GraphParallel`.
 
     Attributes:
         exact: Whether the gradient of a step equals that of a single process, in float64 to
@@ -46,6 +47,46 @@ class Parallel(ABC):
 
         Raises:
             ValueError: If the module cannot be wrapped as it is; says which part of it.
+            RuntimeError: If the ranks have not met.
+        """
+
+
+class GraphParallel(Parallel):
+    """A way to train one module on one graph that many ranks share.
+
+    The whole graph is the batch of every step: each rank computes the outputs of its own nodes, and
+    the loss of those among them that have labels.
+    """
+
+    @abstractmethod
+    def wrap(
+        self,
+        module: nn.Module,
+        group: Any = None,
+        *,
+        graph: Any = None,
+        inputs: Sequence[str] | None = None,
+        mesh: Any = None,
+    ) -> nn.Module:
+        """Make ``module`` one of many on a graph. Every rank calls it; see :meth:`Parallel.wrap`.
+
+        Args:
+            module: On the device where it is to be trained.
+            group: The ranks, by default all of them.
+            graph: What :func:`pyg_scale.open` returned on this rank. It must have at least as many
+                parts as there are ranks that share it; a rank may own several, or an empty one.
+            inputs: Names of attributes of the graph, in the order of the arguments of the module's
+                ``forward``; by default ``("x", "edge_index")``, of a heterogeneous graph
+                ``("x_dict", "edge_index_dict")``.
+            mesh: A ``DeviceMesh`` instead of ``group``, for methods with several dimensions.
+
+        Returns:
+            A module with what :class:`GraphParallelModule` says.
+
+        Raises:
+            TypeError: If ``graph`` is not an opened graph, or ``mesh`` is of no use to the method.
+            ValueError: If the module, the inputs or the number of parts do not suit the method.
+                The same on all ranks; names the rank.
             RuntimeError: If the ranks have not met.
         """
 
@@ -99,6 +140,22 @@ class ParallelModule(Protocol):
         The next ``backward`` outside makes them the mean over all seeds since the last exchange.
         """
         ...
+
+
+class GraphParallelModule(ParallelModule, Protocol):
+    """The contract of a module that was wrapped with a graph.
+
+    ``forward()`` takes no arguments, or replaces inputs by name: ``model(x=own_rows)`` takes rows
+    of this rank's own nodes, in the order of :attr:`own_nodes`. It returns what the module returns,
+    with a row for each own node. ``backward`` gets the mean loss of own nodes, and how many those
+    are. ``state_dict`` is that of ``module``, with the same keys.
+
+    Attributes:
+        own_nodes: The original ids ``int64`` ``[num_own]`` of the nodes of this rank; of a
+            heterogeneous graph by node type. Every node is one rank's own.
+    """
+
+    own_nodes: Any
 
 
 def is_parallel_module(module: Any) -> bool:

@@ -22,6 +22,7 @@ _MODULES = {
     "CommTests": "comm",
     "ConvTests": "conv",
     "FeatureStoreTests": "store",
+    "GraphParallelTests": "graph_parallel",
     "GraphStoreTests": "store",
     "ParallelTests": "parallel",
     "PartitionerTests": "partitioner",
@@ -45,10 +46,21 @@ KITS = {
 }
 """The class for each kind that has one. Its fixture has the name of the kind.
 
-``ServerTests`` is for communicators with ``listen`` and ``connect``.
+``ServerTests`` is for communicators with ``listen`` and ``connect``, ``GraphParallelTests`` for
+parallel wrappers that divide a graph.
 """
 
-__all__ = ["KITS", *_MODULES]
+__all__ = ["KITS", "kit_of", *_MODULES]
+
+
+def kit_of(kind: str, target: Any) -> str:
+    """The name of the class of the kit for a target of a kind that has one."""
+    if kind == "parallel":
+        from pyg_scale.parallel import GraphParallel
+
+        if isinstance(target, type) and issubclass(target, GraphParallel):
+            return "GraphParallelTests"
+    return KITS[kind]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,10 @@ def pyg_scale_comm_backends():
 
 @hookimpl
 def pyg_scale_parallel_wrappers():
-    return {"template": "pyg_scale_template.parallel:TemplateParallel"}
+    return {
+        "template": "pyg_scale_template.parallel:TemplateParallel",
+        "template-graph": "pyg_scale_template.parallel:TemplateGraphParallel",
+    }
 
 
 @hookimpl

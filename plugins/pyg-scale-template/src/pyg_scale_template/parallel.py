@@ -1,4 +1,7 @@
-"""A parallel wrapper of one model on many ranks. Replace it by your own exchange of gradients."""
+"""Parallel wrappers of one model on many ranks: replace them by your own exchange.
+
+`TemplateParallel` divides batches, `TemplateGraphParallel` one graph.
+"""
 
 from contextlib import contextmanager
 
@@ -6,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pyg_scale.parallel import Parallel
+from pyg_scale.parallel import GraphParallel, Parallel
+from pyg_scale.store.directory.data import DirectoryData
 
 
 class TemplateParallel(Parallel):
@@ -76,3 +80,48 @@ class TemplateModule(nn.Module):
             yield
         finally:
             self.exchanges = True
+
+
+class TemplateGraphParallel(GraphParallel):
+    """Divides the loss: every rank computes the whole graph, and the loss of its own nodes."""
+
+    def wrap(self, module, group=None, *, graph=None, inputs=None, mesh=None):
+        """Wrap the module for this rank of `group`, which owns every `world_size`-th part."""
+        if not isinstance(graph, DirectoryData):
+            raise TypeError(f"graph must come from pyg_scale.open (got {type(graph).__name__})")
+        if mesh is not None:
+            raise TypeError("mesh is of no use here: leave it out")
+        inputs = inputs or ("x", "edge_index")
+        if missing := [name for name in inputs if name not in graph]:
+            raise ValueError(f"the graph has no {', '.join(missing)}")
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        book = graph.graph_directory.books[None]
+        if book.num_parts < size:
+            raise ValueError(f"there are {book.num_parts} parts for {size} ranks")
+        own = (book.assignment() % size == rank).nonzero().view(-1)
+        return TemplateGraphModule(module, group, own, {name: graph[name] for name in inputs})
+
+
+class TemplateGraphModule(TemplateModule):
+    def __init__(self, module, group, own_nodes, inputs):
+        super().__init__(module, group)
+        self.own_nodes, self.inputs = own_nodes, inputs
+
+    def forward(self, **replaced):
+        values = dict(self.inputs)
+        for name, rows in replaced.items():
+            if name not in values:
+                raise TypeError(f"{name} is none of the inputs {', '.join(values)}")
+            if len(rows) != len(self.own_nodes):
+                raise ValueError(f"{name} has {len(rows)} rows for {len(self.own_nodes)} own nodes")
+            whole = torch.zeros_like(values[name])
+            whole[self.own_nodes] = rows
+            dist.all_reduce(whole, group=self.group)
+            values[name] = whole
+        return self.module(*values.values())[self.own_nodes]
+
+    def state_dict(self, **options):
+        return self.module.state_dict(**options)
+
+    def load_state_dict(self, state, **options):
+        return self.module.load_state_dict(state, **options)
