@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -156,6 +156,31 @@ class GraphParallelModule(ParallelModule, Protocol):
     """
 
     own_nodes: Any
+
+
+class RankState(Protocol):
+    """A part of a run that each rank has for itself, such as the gradients that it did not send."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything, in dictionaries, lists, tensors and numbers."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from what ``state_dict`` of the same rank returned."""
+        ...
+
+
+@runtime_checkable
+class HasRankState(Protocol):
+    """A wrapped module that has more to save than the parameters, which all ranks share.
+
+    :class:`pyg_scale.train.Checkpoint` saves it for each rank.
+    """
+
+    @property
+    def rank_state(self) -> RankState | None:
+        """That; ``None`` if there is none."""
+        ...
 
 
 def is_parallel_module(module: Any) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.compression import Compression, Compressor, compression_of
 from pyg_scale.parallel.seed_weights import SeedWeights, counting, reduce
 
 _joined: list[DataParallel] = []
@@ -39,6 +40,14 @@ class DDP(Parallel):
         bucket_cap_mb: MiB of gradients that are sent at a time; torch's default if ``None``.
         gradient_as_bucket_view: See torch.
         static_graph: See torch.
+        compress: Sends gradients in fewer bytes, which is not exact: ``"topk"``, ``"fp16"``,
+            ``"bf16"``, ``"powersgd"``, or an instance of what
+            :mod:`pyg_scale.parallel.compression` has, such as ``TopK(ratio=0.05)``.
+        ratio: The share of gradients that ``compress="topk"`` sends, 0.01 if ``None``.
+
+    Raises:
+        TypeError: If ``compress`` is neither a name nor an instance.
+        ValueError: If there is no such compression, or ``ratio`` is not for it.
     """
 
     def __init__(
@@ -48,7 +57,13 @@ class DDP(Parallel):
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        compress: str | Compression | None = None,
+        ratio: float | None = None,
     ) -> None:
+        if compress is None and ratio is not None:
+            raise ValueError("ratio is for compress='topk' (got no compress)")
+        self.compression = None if compress is None else compression_of(compress, ratio)
+        self.exact = compress is None
         self.find_unused_parameters = find_unused_parameters
         self.sync_batchnorm = sync_batchnorm
         self.bucket_cap_mb = bucket_cap_mb
@@ -88,8 +103,16 @@ class DDP(Parallel):
                     f"sync_batchnorm: torch has no SyncBatchNorm on {', '.join(sorted(devices))}"
                 )
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        if self.compression is not None:
+            for name, layer in module.named_modules():
+                if getattr(layer, "sparse", False) and isinstance(layer, nn.Embedding):
+                    raise NotImplementedError(
+                        f"compress: the gradients of {name!r} are sparse, and only dense ones are "
+                        f"compressed: give the layer sparse=False"
+                    )
         return DataParallel(
             module,
+            self.compression,
             process_group=group,
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
@@ -106,10 +129,14 @@ class DataParallel(DistributedDataParallel):
     the ``join`` of another one, or of a loss that comes from two of them, is a ``RuntimeError``.
     """
 
-    def __init__(self, module: nn.Module, **options: Any) -> None:
+    def __init__(
+        self, module: nn.Module, compression: Compression | None = None, **options: Any
+    ) -> None:
         self._reduced: list[nn.Parameter] = []  # in the order of the reducer
         super().__init__(module, **options)
-        self._weights = SeedWeights(self.process_group)
+        compressor = None if compression is None else compression.compressor(self.process_group)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._weights = SeedWeights(self.process_group, compressor, names)
         self._globally_unused: list[Tensor] = []
         self.register_comm_hook(self._weights, reduce)
         # Torch makes other buckets after the first backward, in the order in which gradients came.
@@ -137,6 +164,11 @@ class DataParallel(DistributedDataParallel):
         super()._ddp_init_helper(
             parameters, expect_sparse_gradient, param_to_name_mapping, static_graph
         )
+
+    @property
+    def rank_state(self) -> Compressor | None:
+        """See :class:`HasRankState`: what this rank has left out of the gradients it sent."""
+        return self._weights.compressor
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As of the module."""
@@ -230,6 +262,12 @@ class _Shadow(JoinHook):
             self._hook.main_hook()
         finally:
             weights.joined = False
+        if weights.shadowed:
+            try:
+                weights.finish()
+            except FloatingPointError:
+                weights.shadowed = []
+                raise
         shadowed, weights.shadowed = weights.shadowed, []
         if not shadowed or not self._steps:  # the others add up gradients for now
             return

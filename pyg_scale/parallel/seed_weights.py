@@ -5,7 +5,7 @@ as usual; the counts go along, in one more all-reduce of four numbers for each s
 waits for before the gradients are there. Then everything is divided by the number of seeds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from pyg_scale.comm.roll_call import RollCall
+from pyg_scale.parallel.compression import Compressor
 
 MIXED = (
     "some ranks called backward(loss, num_seeds) in this step and others loss.backward(): "
@@ -43,6 +44,11 @@ def counting(weights: "SeedWeights") -> Iterator[None]:
 class SeedWeights:
     """The weights of the gradients of this rank and of all.
 
+    Args:
+        group: The ranks.
+        compressor: Adds up gradients instead of an all-reduce.
+        names: The name of each parameter, by its ``id``.
+
     Attributes:
         roll_call: Says which ranks are gone or late when an exchange has failed.
         exchanged: Whether gradients of a batch of this rank were ever sent.
@@ -51,8 +57,15 @@ class SeedWeights:
         shadowed: The gradients of each parameter, once a rank without batch got them.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        compressor: Compressor | None = None,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         self.group = group
+        self.compressor = compressor
+        self._names = names or {}
         self.roll_call = RollCall(group)
         self.exchanged = False
         self.joined = False
@@ -79,7 +92,8 @@ class SeedWeights:
                 raise RuntimeError(APART)
             self._totals = self._all_reduce(self._own(buffer.device))
             self._under_way = [self._totals]
-            if buffer.device.type == "cpu" and not self.joined:
+            waits = buffer.device.type == "cpu" or self.compressor is not None
+            if waits and not self.joined:
                 # Before that of the reducer, whose errors have lost their type.
                 Variable._execution_engine.queue_callback(self._wait)
         assert self._totals is not None
@@ -87,6 +101,12 @@ class SeedWeights:
             self.shadowed.append((bucket.parameters(), bucket.gradients()))
         else:
             self.exchanged = True
+        if self.compressor is not None:
+            with self.explained():
+                self._totals.wait()
+                _divide_by(_tensor(self._totals.value()), buffer)
+                self._under_way.append(self.compressor.reduce(bucket))
+            return self._under_way[-1]
         self._under_way.append(self._all_reduce(buffer))
         both = torch.futures.collect_all([self._totals, self._under_way[-1]])
         return both.then(_divide)
@@ -101,11 +121,27 @@ class SeedWeights:
                 raise found from error
             raise
 
+    def finish(self) -> None:
+        """End a step of a compressor, once everything was waited for.
+
+        Raises:
+            FloatingPointError: If gradients of a rank are not finite; names it and the parameter.
+        """
+        if self.compressor is None:
+            return
+        with self.explained():
+            error = self.compressor.finish(self._names)
+        if error is not None:
+            raise error
+
     def _wait(self) -> None:
         under_way, self._under_way = self._under_way, []
         with self.explained():
             for future in under_way:
                 future.wait()
+        if self.compressor is not None:
+            # After that of the reducer, which would otherwise refuse the next step.
+            Variable._execution_engine.queue_callback(self.finish)
 
     def _own(self, device: torch.device) -> Tensor:
         """Seeds; whether they were counted; whether not; what this rank is worth in that case."""
@@ -132,6 +168,10 @@ def reduce(weights: SeedWeights, bucket: GradBucket) -> Future[Tensor]:
 
 def _divide(both: Future[list[Future[Any]]]) -> Tensor:
     totals, buffer = (_tensor(future.value()) for future in both.value())
+    return _divide_by(totals, buffer)
+
+
+def _divide_by(totals: Tensor, buffer: Tensor) -> Tensor:
     if totals.device.type != "cpu":
         return mean_unread(buffer, totals)
     seeds, counted, plain, worth = totals.tolist()

@@ -22,6 +22,7 @@ from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
 from pyg_scale.ops.threads import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
+from pyg_scale.parallel.base import HasRankState, RankState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
 from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
@@ -56,7 +57,9 @@ class Checkpoint:
 
     Modules (also as ``DistributedDataParallel``), optimizers and schedulers are the same on all
     ranks, and those of rank 0 are saved. Everything else, such as a loader, is saved for each rank;
-    with another number of ranks it can be loaded if it was the same on all.
+    with another number of ranks it can be loaded if it was the same on all. What a wrapper keeps
+    for each rank, such as gradients that were not sent, belongs to it: give the wrapped module, and
+    it is saved as ``NAME-of-rank``.
 
     Args:
         path: The folder of the run.
@@ -97,6 +100,9 @@ class Checkpoint:
         self.path = Path(path)
         self.every, self.keep_last, self.asynchronous = every, keep_last, asynchronous
         self._state = {name: _unwrapped(part) for name, part in state.items()}
+        for name, part in state.items():
+            if (of_rank := _rank_state(part)) is not None:
+                self._state[f"{name}-of-rank"] = of_rank
         if random_state:
             self._state[RANDOM] = RandomState()
         self._error: BaseException | None = None
@@ -321,6 +327,19 @@ def _check(state: Mapping[str, Any], every: int | None, keep_last: int) -> None:
 
 def _unwrapped(part: Any) -> Any:
     """The module itself: one rank alone has no wrapper, and shall read what many have saved."""
+    return _layers_of(part)[-1]
+
+
+def _rank_state(part: Any) -> RankState | None:
+    for layer in _layers_of(part):
+        if isinstance(layer, HasRankState) and layer.rank_state is not None:
+            return layer.rank_state
+    return None
+
+
+def _layers_of(part: Any) -> list[Any]:
+    """A wrapped module, what is in it, and so on to the module itself."""
+    layers = [part]
     while isinstance(part, nn.Module):
         if isinstance(part, DistributedDataParallel) or is_parallel_module(part):
             part = part.module
@@ -328,7 +347,8 @@ def _unwrapped(part: Any) -> Any:
             part = part._orig_mod
         else:
             break
-    return part
+        layers.append(part)
+    return layers
 
 
 def _is_shared(part: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.testing import ParallelTests
 
@@ -12,3 +14,17 @@ class TestDDP(ParallelTests):
     @pytest.fixture
     def parallel(self) -> DDP:
         return DDP()
+
+
+class TestTopK(ParallelTests):
+    @pytest.fixture
+    def parallel(self) -> DDP:
+        return DDP(compress=TopK(0.05))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", [Half(torch.float16), PowerSGD(1, 2)], ids=["fp16", "low"])
+class TestCompressed(ParallelTests):
+    @pytest.fixture
+    def parallel(self, compression: Compression) -> DDP:
+        return DDP(compress=compression)
