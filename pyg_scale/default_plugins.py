@@ -56,7 +56,10 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 
 @hookimpl
 def pyg_scale_parallel_wrappers() -> dict[str, str]:
-    return {"ddp": "pyg_scale.parallel.ddp:DDP"}
+    return {
+        "ddp": "pyg_scale.parallel.ddp:DDP",
+        "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
+    }
 
 
 @hookimpl

@@ -14,7 +14,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -52,6 +52,16 @@ class RollCall:
         dist.broadcast(word, self._ranks[0], group=group)
         store = dist.distributed_c10d._get_default_store()
         self._store = PrefixStore(f"pyg_scale/roll/{int(word)}", store)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within it, an error of gloo becomes one that names the ranks that are gone or late."""
+        try:
+            yield
+        except RuntimeError as error:
+            if (found := self.explain(error)) is not None:
+                raise found from error
+            raise
 
     def explain(self, error: RuntimeError) -> CommError | None:
         """The error to raise for that of a collective; ``None`` if it is not gloo's."""

@@ -183,6 +183,19 @@ class HasRankState(Protocol):
         ...
 
 
+@runtime_checkable
+class HasOwnParameters(Protocol):
+    """A wrapped module of which each rank has parameters of its own.
+
+    Attributes:
+        own_parameters: True if ranks' parameters, and so the moments of their optimizers, differ.
+            :class:`pyg_scale.train.Checkpoint` then saves modules, optimizers and schedulers of
+            each rank.
+    """
+
+    own_parameters: bool
+
+
 def is_parallel_module(module: Any) -> bool:
     """Return True if a module has what :class:`ParallelModule` says."""
     # From Python 3.12 on a protocol would not see submodules, which are no attributes of theirs.

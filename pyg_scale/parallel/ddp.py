@@ -7,19 +7,23 @@ of batches, and a rank may have an empty one.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.compression import Compression, Compressor, compression_of
+from pyg_scale.parallel.replica import (
+    check_module,
+    check_no_gradients,
+    checked_group,
+    checked_seeds,
+    functions_of,
+)
 from pyg_scale.parallel.seed_weights import SeedWeights, counting, reduce
 
 _joined: list[DataParallel] = []
@@ -79,23 +83,8 @@ class DDP(Parallel):
             TypeError: If ``group`` is no process group.
             ValueError: If a parameter has no shape yet, or none needs a gradient.
         """
-        if not dist.is_available() or not dist.is_initialized():
-            raise RuntimeError(
-                "the ranks have not met: call pyg_scale.distributed.init() first, or torch's "
-                "init_process_group (one process alone is a group, too)"
-            )
-        if group is not None and not isinstance(group, dist.ProcessGroup):
-            raise TypeError(
-                f"group must be a process group of torch.distributed (got {type(group).__name__})"
-            )
-        for name, parameter in module.named_parameters():
-            if is_lazy(parameter):
-                raise ValueError(
-                    f"parameter {name!r} has no shape yet (in_channels=-1): call the model once, "
-                    f"with a batch of the loader, before it is wrapped"
-                )
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ValueError("the model has no parameter that needs a gradient")
+        group = checked_group(group)
+        check_module(module)
         if self.sync_batchnorm:
             devices = {p.device.type for p in module.parameters()} - {"cuda"}
             if devices:
@@ -172,41 +161,31 @@ class DataParallel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As of the module."""
-        with self._weights.explained():  # buffers are sent, and who has a batch
+        with self._weights.roll_call.explained():  # buffers are sent, and who has a batch
             return super().forward(*inputs, **kwargs)
 
     def backward(self, loss: Tensor, num_seeds: int) -> None:
         """See :meth:`ParallelModule.backward`."""
-        num_seeds = operator.index(num_seeds)
-        if num_seeds < 0:
-            raise ValueError(f"num_seeds must not be negative (got {num_seeds})")
-        if not loss.requires_grad:
-            raise ValueError(
-                "loss does not come from the model: compute it from the model's output, also of "
-                "an empty batch"
-            )
-        if self._weights.is_first and any(_has_values(p.grad) for p in self.module.parameters()):
-            raise RuntimeError(
-                "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
-                "to add up gradients of several batches use no_sync()"
-            )
+        num_seeds = checked_seeds(loss, num_seeds)
+        if self._weights.is_first:
+            check_no_gradients(self.module)
         self._check_not_beside()
         self._weights.add(num_seeds)
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
-        with self._weights.explained(), counting(self._weights):
+        with self._weights.roll_call.explained(), counting(self._weights):
             (loss * num_seeds).backward()
 
     @contextmanager
     def join(self, *steps: Any) -> Iterator[None]:
         """See :meth:`ParallelModule.join`."""
-        functions = _functions(steps)
+        functions = functions_of(steps)
         if self in _joined:
             raise RuntimeError("join() is under way already: enter it once for each epoch")
         self._check_not_beside()
         _joined.append(self)
         try:
             with (
-                self._weights.explained(),
+                self._weights.roll_call.explained(),
                 Join([self], divide_by_initial_world_size=False, steps=functions),
             ):
                 yield
@@ -283,24 +262,3 @@ class _Shadow(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._hook.post_hook(is_last_joiner)
-
-
-def _has_values(gradient: Tensor | None) -> bool:
-    if gradient is None:
-        return False
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return bool(values.any())
-
-
-def _functions(steps: tuple[Any, ...]) -> list[Callable[[], Any]]:
-    """The functions to call for each step."""
-    if not steps:
-        raise TypeError(
-            "join() needs what follows backward(), such as the optimizer: join(optimizer). A rank "
-            "without batches must make the steps of the others, or its moments are not theirs"
-        )
-    found = [getattr(step, "step", step) for step in steps]
-    for step, function in zip(steps, found):
-        if not callable(function):
-            raise TypeError(f"join() takes optimizers and functions (got {type(step).__name__})")
-    return found

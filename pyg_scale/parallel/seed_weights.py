@@ -102,7 +102,7 @@ class SeedWeights:
         else:
             self.exchanged = True
         if self.compressor is not None:
-            with self.explained():
+            with self.roll_call.explained():
                 self._totals.wait()
                 _divide_by(_tensor(self._totals.value()), buffer)
                 self._under_way.append(self.compressor.reduce(bucket))
@@ -110,16 +110,6 @@ class SeedWeights:
         self._under_way.append(self._all_reduce(buffer))
         both = torch.futures.collect_all([self._totals, self._under_way[-1]])
         return both.then(_divide)
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Within it, an error of gloo becomes one that names the ranks that are gone or late."""
-        try:
-            yield
-        except RuntimeError as error:
-            if (found := self.roll_call.explain(error)) is not None:
-                raise found from error
-            raise
 
     def finish(self) -> None:
         """End a step of a compressor, once everything was waited for.
@@ -129,14 +119,14 @@ class SeedWeights:
         """
         if self.compressor is None:
             return
-        with self.explained():
+        with self.roll_call.explained():
             error = self.compressor.finish(self._names)
         if error is not None:
             raise error
 
     def _wait(self) -> None:
         under_way, self._under_way = self._under_way, []
-        with self.explained():
+        with self.roll_call.explained():
             for future in under_way:
                 future.wait()
         if self.compressor is not None:

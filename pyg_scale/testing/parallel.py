@@ -87,6 +87,7 @@ class ParallelTests:
     it is set in tests with unused parameters.
 
     * ``world_sizes``: Possible numbers of ranks.
+    * ``momentum``: That of the optimizer; 0 where each rank has moments of its own.
 
     Example::
 
@@ -97,6 +98,7 @@ class ParallelTests:
     """
 
     world_sizes: tuple[int, ...] = (1, 2, 3)
+    momentum: float = 0.9
 
     @pytest.fixture
     def parallel(self) -> Parallel:
@@ -116,6 +118,7 @@ class ParallelTests:
         """Train on the ranks of ``seeds`` and in one process, and compare."""
         if len(seeds) not in self.world_sizes:
             pytest.skip(f"there cannot be {len(seeds)} ranks")
+        how["momentum"] = self.momentum
         found = ranks.run(_train, parallel, seeds, how, world_size=len(seeds))
         for rank, other in enumerate(found):
             for name, value in other.initial.items():
@@ -207,7 +210,7 @@ def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
     torch.manual_seed(rank)
     model = wrap(Net(), parallel)
     initial = _copy(model.module)
-    optimizer = _optimizer(model.module)
+    optimizer = _optimizer(model.module, how["momentum"])
     every, use = how.get("every", 1), how.get("use")
     gradients: dict[str, Tensor | None] = {}
     for epoch in range(how.get("epochs", 1)):
@@ -235,13 +238,17 @@ def _forward(model: Any, batch: Batch, use: Any, rank: int, step: int) -> None:
 
 
 def _train_alone(
-    seeds: Seeds, epochs: int = 1, every: int = 1, use: Sequence[Sequence[bool]] | None = None
+    seeds: Seeds,
+    momentum: float,
+    epochs: int = 1,
+    every: int = 1,
+    use: Sequence[Sequence[bool]] | None = None,
 ) -> Found:
     """Train in one process, on the batches of all ranks joined."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Net()
-    initial, optimizer = _copy(model), _optimizer(model)
+    initial, optimizer = _copy(model), _optimizer(model, momentum)
     gradients: dict[str, Tensor | None] = {}
     steps = max(len(each) for each in seeds)
     for epoch in range(epochs):
@@ -263,8 +270,8 @@ def _train_alone(
     return Found(initial, gradients, _final(model, optimizer))
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+def _optimizer(model: nn.Module, momentum: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01)
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

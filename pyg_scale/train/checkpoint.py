@@ -22,7 +22,7 @@ from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
 from pyg_scale.ops.threads import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
-from pyg_scale.parallel.base import HasRankState, RankState
+from pyg_scale.parallel.base import HasOwnParameters, HasRankState, RankState
 from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
 from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
@@ -59,7 +59,8 @@ class Checkpoint:
     ranks, and those of rank 0 are saved. Everything else, such as a loader, is saved for each rank;
     with another number of ranks it can be loaded if it was the same on all. What a wrapper keeps
     for each rank, such as gradients that were not sent, belongs to it: give the wrapped module, and
-    it is saved as ``NAME-of-rank``.
+    it is saved as ``NAME-of-rank``. Wrappers of which each rank has parameters of its own have
+    everything saved for each rank.
 
     Args:
         path: The folder of the run.
@@ -103,6 +104,7 @@ class Checkpoint:
         for name, part in state.items():
             if (of_rank := _rank_state(part)) is not None:
                 self._state[f"{name}-of-rank"] = of_rank
+        self._replicated = not any(_has_own_parameters(part) for part in state.values())
         if random_state:
             self._state[RANDOM] = RandomState()
         self._error: BaseException | None = None
@@ -198,13 +200,13 @@ class Checkpoint:
         rank = self._ranks.rank
         parts = {name: part.state_dict() for name, part in self._state.items()}
         for name, part in [*parts.items(), (VALUES, values)]:
-            shared = name == VALUES or _is_shared(self._state[name])
+            shared = name == VALUES or self._is_shared(self._state[name])
             if shared and rank != 0:
                 continue
             states[name], found = flatten(part, name if shared else f"rank-{rank}/{name}")
             tensors.update(found)
         modules = {n: part for n, part in self._state.items() if isinstance(part, nn.Module)}
-        several = self._ranks.world_size > 1
+        several = self._replicated and self._ranks.world_size > 1
         prints = {n: fingerprint(part) for n, part in modules.items()} if several else {}
         return Staged(states, tensors, prints)
 
@@ -263,7 +265,12 @@ class Checkpoint:
         for name in names:
             if name not in self._state:
                 raise ValueError(f"only: this run has no {name!r}; it has {', '.join(self._state)}")
-        return {name: _is_shared(self._state[name]) for name in names}
+        return {name: self._is_shared(self._state[name]) for name in names}
+
+    def _is_shared(self, part: Any) -> bool:
+        """Return True if a value is the same on all ranks."""
+        replicas = (nn.Module, torch.optim.Optimizer, LRScheduler)
+        return self._replicated and isinstance(part, replicas)
 
     # Ending ################################################################################
 
@@ -337,6 +344,12 @@ def _rank_state(part: Any) -> RankState | None:
     return None
 
 
+def _has_own_parameters(part: Any) -> bool:
+    return any(
+        isinstance(layer, HasOwnParameters) and layer.own_parameters for layer in _layers_of(part)
+    )
+
+
 def _layers_of(part: Any) -> list[Any]:
     """A wrapped module, what is in it, and so on to the module itself."""
     layers = [part]
@@ -349,11 +362,6 @@ def _layers_of(part: Any) -> list[Any]:
             break
         layers.append(part)
     return layers
-
-
-def _is_shared(part: Any) -> bool:
-    """Return True if a value is the same on all ranks."""
-    return isinstance(part, (nn.Module, torch.optim.Optimizer, LRScheduler))
 
 
 class RandomState:

@@ -7,6 +7,7 @@ import torch
 
 from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
+from pyg_scale.parallel.local_sgd import LocalSGD
 from pyg_scale.testing import ParallelTests
 
 
@@ -28,3 +29,11 @@ class TestCompressed(ParallelTests):
     @pytest.fixture
     def parallel(self, compression: Compression) -> DDP:
         return DDP(compress=compression)
+
+
+class TestLocalSGD(ParallelTests):
+    momentum = 0.0
+
+    @pytest.fixture
+    def parallel(self) -> LocalSGD:
+        return LocalSGD(every=2)
