@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch_geometric.data import TensorAttr
 
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import directory_of
 from pyg_scale.store.cache.cached import Cached
-from pyg_scale.store.cache.coalesced_read import CoalescedRead
-from pyg_scale.store.cache.of_parts import by_degree, listed
+from pyg_scale.store.cache.hot import by_degree_in_parts, listed
+from pyg_scale.store.cache.pending import PendingRead
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
 from pyg_scale.store.read_ahead import ReadAhead
+from pyg_scale.store.rows import Key
 
 
 class Disk(Cached):
@@ -76,7 +78,7 @@ class Disk(Cached):
         features = DiskFeatures(path, attributes, direct=direct, threads=threads)
         if isinstance(hot, str) and hot in ("degree", "listed"):
             directory = features.directory
-            hot = (by_degree if hot == "degree" else listed)(directory, directory.parts)
+            hot = (by_degree_in_parts if hot == "degree" else listed)(directory, directory.parts)
         super().__init__(features, cache, policy, hot, look_ahead=look_ahead)
         self.read_ahead = (
             self.capacity if read_ahead is None else byte_size(read_ahead, "read_ahead")
@@ -117,11 +119,22 @@ class Disk(Cached):
         """Largest size in bytes of the missing rows that one pass reads for several batches."""
         return self.read_ahead
 
-    def ask_ahead(self, wanted: list[tuple[TensorAttr, CoalescedRead]]) -> None:
+    def read_together(
+        self, missing: Mapping[Key, Sequence[Tensor]]
+    ) -> Sequence[Sequence[PendingRead]]:
         """Start to read rows that are needed soon; errors are raised when they are needed."""
-        for attr, each in wanted:
-            read = partial(self.store.read_rows, attr)
-            each.each = self._ahead.ask(each.rows, each.row_bytes, read, self.read_ahead)
+        if not self.asked_ahead:
+            return super().read_together(missing)
+        caches = self.row_caches()
+        return [
+            self._ahead.ask(
+                rows,
+                caches[key].row_bytes,
+                partial(self.store.read_rows, TensorAttr(*key)),
+                self.read_ahead,
+            )
+            for key, rows in missing.items()
+        ]
 
     @property
     def direct(self) -> bool | None:

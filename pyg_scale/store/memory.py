@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 
 from pyg_scale.graph.source import index_column
 from pyg_scale.ops.gather import gather
+from pyg_scale.store.rows import dense, existing, integers, key_of, name_of, unknown
 
 _writing = threading.Lock()
 
@@ -49,8 +48,8 @@ class MemoryFeatureStore(FeatureStore):
             KeyError: If rows are given of a tensor that is not stored.
             IndexError: If a row does not exist.
         """
-        value = _dense(tensor, _name(attr))
-        key = _key(attr)
+        value = dense(tensor, name_of(attr))
+        key = key_of(attr)
         with _writing:
             if attr.index is not None:
                 value = self._with_rows(value, attr)
@@ -61,11 +60,11 @@ class MemoryFeatureStore(FeatureStore):
         whole = self._find(attr).clone()
         index = attr.index
         if not isinstance(index, slice):
-            index = _rows(index, whole.size(0), attr)
+            index = existing(index, whole.size(0), attr)
         shape = whole[index].shape
         if value.shape != shape or value.dtype != whole.dtype:
             raise ValueError(
-                f"{_name(attr)} takes {whole.dtype} of shape {list(shape)} there "
+                f"{name_of(attr)} takes {whole.dtype} of shape {list(shape)} there "
                 f"(got {value.dtype} of shape {list(value.shape)})"
             )
         whole[index] = value
@@ -93,19 +92,19 @@ class MemoryFeatureStore(FeatureStore):
             return whole
         if isinstance(index, slice):
             return whole[index]
-        rows = _as_index(index, attr)
+        rows = integers(index, attr)
         if rows.dim() == 1:
             try:
                 return gather(whole, rows)
             except IndexError as error:
-                raise IndexError(f"{_name(attr)}: {error}") from None
-        return whole[_rows(rows, whole.size(0), attr)]
+                raise IndexError(f"{name_of(attr)}: {error}") from None
+        return whole[existing(rows, whole.size(0), attr)]
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
-        return self._tensors.pop(_key(attr), None) is not None
+        return self._tensors.pop(key_of(attr), None) is not None
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
-        tensor = self._tensors.get(_key(attr))
+        tensor = self._tensors.get(key_of(attr))
         return None if tensor is None else tuple(tensor.shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
@@ -113,10 +112,9 @@ class MemoryFeatureStore(FeatureStore):
         return [self._tensor_attr_cls(group, name) for group, name in list(self._tensors)]
 
     def _find(self, attr: TensorAttr) -> Tensor:
-        tensor = self._tensors.get(_key(attr))
+        tensor = self._tensors.get(key_of(attr))
         if tensor is None:
-            known = ", ".join(f"{name!r} of {group!r}" for group, name in self._tensors)
-            raise KeyError(f"{_name(attr)} is not in the store, which has: {known or 'nothing'}")
+            raise unknown(attr, self._tensors)
         return tensor
 
 
@@ -165,55 +163,8 @@ class MemoryGraphStore(GraphStore):
 # Checks ###################################################################################
 
 
-def _key(attr: TensorAttr) -> tuple[Any, Any]:
-    group = attr.group_name if attr.is_set("group_name") else None
-    return (tuple(group) if isinstance(group, list) else group), attr.attr_name
-
-
 def _type(attr: EdgeAttr) -> Any:
     return None if attr.edge_type is None else tuple(attr.edge_type)
-
-
-def _name(attr: TensorAttr) -> str:
-    group, name = _key(attr)
-    return f"{name!r}" if group is None else f"{name!r} of {group!r}"
-
-
-def _dense(value: Any, name: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        if value.dtype == object:
-            raise TypeError(f"{name} must be an array of numbers (got dtype object)")
-        with warnings.catch_warnings():  # a read-only memory map is fine, as nothing writes to it
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            value = torch.from_numpy(value)
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        kind = f"layout {value.layout}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a dense tensor or an array (got {kind})")
-    if value.dim() == 0:
-        raise ValueError(f"{name} must have one row per node or edge (got a single number)")
-    return value
-
-
-def _as_index(index: Any, attr: TensorAttr) -> Tensor:
-    rows = index if isinstance(index, Tensor) else torch.as_tensor(index)
-    if rows.dtype not in (torch.int64, torch.int32) or rows.dim() > 1:
-        raise TypeError(
-            f"the index of {_name(attr)} must be int64 or int32, one-dimensional or a single "
-            f"number (got {rows.dtype} of shape {list(rows.shape)})"
-        )
-    return rows
-
-
-def _rows(index: Any, size: int, attr: TensorAttr) -> Tensor:
-    """Row numbers, checked to exist."""
-    rows = _as_index(index, attr)
-    wrong = rows[(rows < 0) | (rows >= size)]
-    if wrong.numel():
-        raise IndexError(
-            f"{_name(attr)}: row {int(wrong.view(-1)[0])} does not exist, there are only "
-            f"{size} rows"
-        )
-    return rows.to(torch.int64)
 
 
 def _checked_edges(edge_index: Any, attr: EdgeAttr) -> tuple[Tensor, Tensor]:

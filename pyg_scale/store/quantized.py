@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale import plugins
 from pyg_scale.ops import quantize
 from pyg_scale.store.base import is_read_only, returns_views
-from pyg_scale.store.memory import _as_index, _dense, _key, _name
+from pyg_scale.store.rows import dense, existing, integers, key_of, name_of, unknown
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CODES = ("int8", *_HALF)
@@ -106,7 +107,7 @@ class Quantized(FeatureStore):
 
     def accepts(self, value: Any) -> bool:
         """Return True if a tensor or an array can be put."""
-        return _dense(value, "the feature").dtype in self.dtypes
+        return dense(value, "the feature").dtype in self.dtypes
 
     # Writing ###############################################################################
 
@@ -119,13 +120,13 @@ class Quantized(FeatureStore):
                 given in another shape or dtype.
             NotImplementedError: If rows are given and columns share scales.
         """
-        value = _dense(tensor, _name(attr))
+        value = dense(tensor, name_of(attr))
         if value.dtype not in self.dtypes:
             raise TypeError(
-                f"{_name(attr)} has {value.dtype}, only floating point features can be quantised: "
-                "put it into a store of its own"
+                f"{name_of(attr)} has {value.dtype}, only floating point features can be "
+                "quantised: put it into a store of its own"
             )
-        group, name = _key(attr)
+        group, name = key_of(attr)
         if attr.index is not None:
             return self._put_rows(value, attr)
         form = _Form(name, self.code, self.axis, value.dtype, tuple(value.shape[1:]))
@@ -140,21 +141,21 @@ class Quantized(FeatureStore):
         form = self._find(attr)
         if form.head:
             raise NotImplementedError(
-                f"rows of {_name(attr)} cannot be replaced, as its columns share scales: put the "
+                f"rows of {name_of(attr)} cannot be replaced, as its columns share scales: put the "
                 "whole tensor, or use axis='row'"
             )
         index = attr.index
         if not isinstance(index, slice):
-            index = _as_index(index, attr)
+            index = integers(index, attr)
             value = value.unsqueeze(0) if index.dim() == 0 else value
             index = index.view(-1)
         if value.dtype != form.dtype or tuple(value.shape[1:]) != form.row:
             raise ValueError(
-                f"{_name(attr)} takes {form.dtype} of rows {list(form.row)} "
+                f"{name_of(attr)} takes {form.dtype} of rows {list(form.row)} "
                 f"(got {value.dtype} of rows {list(value.shape[1:])})"
             )
         encoded = self._encode(value, form, attr)
-        return self.store.put_tensor(encoded, _key(attr)[0], form.stored_name(), index)
+        return self.store.put_tensor(encoded, key_of(attr)[0], form.stored_name(), index)
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
         """Replace a tensor, or rows of it.
@@ -167,7 +168,7 @@ class Quantized(FeatureStore):
         return self.put_tensor(tensor, attr)
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
-        group, name = _key(attr)
+        group, name = key_of(attr)
         self._forms.pop((group, name), None)
         removed = False
         for form in self._stored(group, name):
@@ -175,7 +176,7 @@ class Quantized(FeatureStore):
         return removed
 
     def _encode(self, value: Tensor, form: _Form, attr: TensorAttr) -> Tensor:
-        flat = value.detach().cpu().reshape(value.size(0), _numel(form.row))
+        flat = value.detach().cpu().reshape(value.size(0), math.prod(form.row))
         try:
             if form.code in _HALF:
                 return quantize.narrow(flat, _HALF[form.code])
@@ -183,7 +184,7 @@ class Quantized(FeatureStore):
                 return quantize.quantize_rows(flat)
             return quantize.quantize_columns(flat)
         except ValueError as error:
-            raise ValueError(f"{_name(attr)}: {error}") from None
+            raise ValueError(f"{name_of(attr)}: {error}") from None
 
     # Reading ###############################################################################
 
@@ -211,7 +212,7 @@ class Quantized(FeatureStore):
 
     def _inner(self, attr: TensorAttr, form: _Form | None) -> TensorAttr:
         """The request to the inner store: the whole tensor if that is not a copy, else rows."""
-        group, name = _key(attr)
+        group, name = key_of(attr)
         index: Any = attr.index
         if form is None:
             return self._tensor_attr_cls(group, name, index)
@@ -222,7 +223,7 @@ class Quantized(FeatureStore):
             rows = self._row_numbers(attr, size)
             if form.head:  # the scales are read with the rows, so that they fit each other
                 tail = torch.arange(size, size + form.head)
-                rows = torch.cat([_checked(rows, size, attr).to(torch.int64), tail])
+                rows = torch.cat([existing(rows, size, attr), tail])
             index = rows
         return self._tensor_attr_cls(group, form.stored_name(), index)
 
@@ -240,19 +241,19 @@ class Quantized(FeatureStore):
         try:
             flat = quantize.dequantize(stored, rows, form.dtype, scale, zero)
         except IndexError as error:
-            raise IndexError(f"{_name(attr)}: {error}") from None
+            raise IndexError(f"{name_of(attr)}: {error}") from None
         out = flat.view(-1, *form.row) if flat.numel() else flat.view(flat.size(0), *form.row)
         single = attr.index is not None and not isinstance(attr.index, slice)
-        return out[0] if single and _as_index(attr.index, attr).dim() == 0 else out
+        return out[0] if single and integers(attr.index, attr).dim() == 0 else out
 
     def _row_numbers(self, attr: TensorAttr, size: int) -> Tensor:
         if isinstance(attr.index, slice):
             begin, end, step = attr.index.indices(size)
             return torch.arange(begin, max(begin, end), step)
-        return _as_index(attr.index, attr).view(-1)
+        return integers(attr.index, attr).view(-1)
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
-        group, name = _key(attr)
+        group, name = key_of(attr)
         try:
             form = self._find(attr)
         except KeyError:
@@ -271,7 +272,7 @@ class Quantized(FeatureStore):
         """The stored attributes, in the order of the inner store."""
         found: dict[Any, None] = {}
         for attr in self.store.get_all_tensor_attrs():
-            group, name = _key(attr)
+            group, name = key_of(attr)
             form = _form_of(name)
             found[group, name if form is None else form.name] = None
         return [self._tensor_attr_cls(group, name) for group, name in found]
@@ -297,7 +298,7 @@ class Quantized(FeatureStore):
         if form is None:
             return torch.zeros((), dtype=torch.float64)
         size = self._rows_of(group_name, form)
-        wanted = None if index is None else _checked(self._row_numbers(attr, size), size, attr)
+        wanted = None if index is None else existing(self._row_numbers(attr, size), size, attr)
         name = form.stored_name()
         shape = (-1, *[1] * len(form.row))
         if form.head:
@@ -316,7 +317,7 @@ class Quantized(FeatureStore):
         """The forms of a feature; several only while it is being replaced."""
         found = []
         for attr in self.store.get_all_tensor_attrs():
-            known, stored_name = _key(attr)
+            known, stored_name = key_of(attr)
             form = _form_of(stored_name) if known == group else None
             if form is not None and form.name == name:
                 found.append(form)
@@ -324,7 +325,7 @@ class Quantized(FeatureStore):
 
     def _find(self, attr: TensorAttr, fresh: bool = False) -> Any:
         """The form of a feature; ``None`` if the inner store has it unquantised."""
-        group, name = _key(attr)
+        group, name = key_of(attr)
         if fresh:
             self._forms.pop((group, name), None)
         if (group, name) not in self._forms:
@@ -333,22 +334,18 @@ class Quantized(FeatureStore):
             elif self.store.get_tensor_size(group_name=group, attr_name=name) is not None:
                 return None
             else:
-                known = [(a.group_name, a.attr_name) for a in self.get_all_tensor_attrs()]
-                listed = ", ".join(f"{n!r} of {g!r}" for g, n in known)
-                raise KeyError(
-                    f"{_name(attr)} is not in the store, which has: {listed or 'nothing'}"
-                )
+                raise unknown(attr, map(key_of, self.get_all_tensor_attrs()))
         return self._forms[group, name]
 
     def _check_inner(self) -> None:
         for attr in self.store.get_all_tensor_attrs():
-            group, name = _key(attr)
+            group, name = key_of(attr)
             if _form_of(name) is not None:
                 continue
             size = self.store.get_tensor_size(group_name=group, attr_name=name)
             if size and self.store.get_tensor(group, name, slice(0, 1)).dtype in self.dtypes:
                 raise ValueError(
-                    f"{_name(attr)} is already in the store, and not quantised: pass an empty "
+                    f"{name_of(attr)} is already in the store, and not quantised: pass an empty "
                     "store and put the features through this one"
                 )
 
@@ -358,19 +355,3 @@ class Quantized(FeatureStore):
     def __repr__(self) -> str:
         axis = f", axis={self.axis!r}" if self.axis != "row" else ""
         return f"{type(self).__name__}({self.store!r}, {self.code!r}{axis})"
-
-
-def _numel(row: tuple[int, ...]) -> int:
-    out = 1
-    for size in row:
-        out *= size
-    return out
-
-
-def _checked(rows: Tensor, size: int, attr: TensorAttr) -> Tensor:
-    wrong = rows[(rows < 0) | (rows >= size)]
-    if wrong.numel():
-        raise IndexError(
-            f"{_name(attr)}: row {int(wrong[0])} does not exist, there are only {size} rows"
-        )
-    return rows

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from pyg_scale.ops import row_cache
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.cache.coalesced_read import Read
-from pyg_scale.store.cache.turns import LIMIT
+from pyg_scale.store.cache.pending import LIMIT, Read
 
 SECTIONS = 16
 """Largest number of sections of a pass."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pyg_scale.comm.message import DTYPES
-from pyg_scale.distributed.features.parts import raw_rows
 from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.loader.workers.ring import bytes_of
 from pyg_scale.ops.raw_bytes import raw_bytes
+from pyg_scale.store.rows import raw_rows
 
 EMPTY = torch.arange(1)[1::2]
 ONE = torch.arange(6)[3::4]

@@ -23,7 +23,7 @@ from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops.disk_read import Read
 from pyg_scale.store import Disk
-from pyg_scale.store.cache.turns import Turns
+from pyg_scale.store.cache.pending import Turns
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.disk_features import DiskFeatures
 from pyg_scale.store.disk_file import DiskFile

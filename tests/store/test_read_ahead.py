@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.store import read_ahead
-from pyg_scale.store.cache.coalesced_read import Read
+from pyg_scale.store.cache.pending import Read
 from pyg_scale.store.read_ahead import ReadAhead, ReadAheadBatch
 
 FILE = torch.arange(1000 * 8, dtype=torch.int64).view(1000, 8).view(torch.uint8)

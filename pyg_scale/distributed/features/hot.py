@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.features.parts import FeatureColumn
-from pyg_scale.distributed.features.split import Splitter
+from pyg_scale.distributed.features.plan import Splitter
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.store.cache.cached import POLICIES
-from pyg_scale.store.cache.hot import hot_lists, hot_of, order
-from pyg_scale.store.cache.of_parts import in_turn, neighbor_counts
+from pyg_scale.store.cache.hot import hot_lists, hot_of, in_turn, neighbor_counts, order
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.rows import TensorRows
 
 
 def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
@@ -30,7 +29,7 @@ def check_cache(cache: Any, cache_ratio: Any, policy: Any) -> None:
 
 
 def capacity_of(
-    cache: int | str | None, cache_ratio: float | None, columns: Iterable[FeatureColumn]
+    cache: int | str | None, cache_ratio: float | None, columns: Iterable[TensorRows]
 ) -> int:
     """Size of a cache in bytes, 0 for none.
 

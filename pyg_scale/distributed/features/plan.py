@@ -1,21 +1,157 @@
-"""The plan of a read of features, before it is carried out."""
+"""Plans of reads: rows by the rank that has them, and remote ones without repetitions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.distributed.features.parts import FeatureColumn, Key
-from pyg_scale.distributed.features.requests import RemoteRead
-from pyg_scale.distributed.features.split import RowsByRank
+from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.memory import _name, _rows
+from pyg_scale.ops.split_rows import split_rows
+from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory_features import FeatureColumn, described
+from pyg_scale.store.rows import Key
+
+if TYPE_CHECKING:
+    from pyg_scale.distributed.features.requests import RemoteRead
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass
+class RemoteRows:
+    """Distinct rows of one part that another rank has.
+
+    Attributes:
+        part: The part.
+        ids: The requested ids, each once: local ids of nodes, original ids of edges; ``int32`` if
+            all of the type fit, else ``int64``.
+        position: Positions of the rows in the result, ``int64`` ``[n]``.
+        take: For each position, the index in ``ids``, ascending; ``None`` if they are in order.
+    """
+
+    part: int
+    ids: Tensor
+    position: Tensor
+    take: Tensor | None
+
+
+@dataclass
+class RowsByRank:
+    """Rows of one type, by the rank that has them.
+
+    Attributes:
+        of_edges: True for rows of edges.
+        type: Node type or edge type.
+        index: Their original ids, ``int64`` ``[n]``.
+        local: ``(part, positions, ids)`` of the rows in local parts; ids are local ids of nodes and
+            original ids of edges; positions are ``None`` for all rows in order.
+        absent: Positions of the other rows, ``int64``; ascending unless they are requested.
+        remote: The other rows, by part.
+    """
+
+    of_edges: bool
+    type: NodeType | EdgeType
+    index: Tensor
+    local: list[tuple[int, Tensor | None, Tensor]] = field(default_factory=list)
+    absent: Tensor = field(default_factory=lambda: _NONE)
+    remote: list[RemoteRows] = field(default_factory=list)
+
+    def here(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """``(positions, original ids)`` of the rows in local parts, if any."""
+        count = self.index.numel()
+        if self.absent.numel() == count:
+            return
+        if not self.absent.numel():
+            yield torch.from_numpy(np.arange(count)), self.index
+            return
+        mine = np.ones(count, dtype=bool)
+        mine[self.absent.numpy()] = False
+        position = torch.from_numpy(np.flatnonzero(mine))
+        yield position, gather(self.index, position)
+
+
+class Splitter:
+    """Splits rows by part.
+
+    Args:
+        directory: The directory.
+        here: The local parts.
+    """
+
+    def __init__(self, directory: GraphDirectory, here: Any) -> None:
+        self._directory = directory
+        self._parts = directory.meta.num_parts
+        self._here = torch.zeros(self._parts, dtype=torch.bool)
+        self._here[sorted(here)] = True
+        self._each = torch.arange(self._parts)
+        # all parts that are not local as one
+        self._absent_as_one = torch.where(self._here, self._each, self._parts)
+        self._nothing_once = torch.zeros(self._parts + 1, dtype=torch.bool)
+        self._edge_books: dict[EdgeType, Tensor | None] = {}
+        self._narrow = {
+            t: max(n.part_nodes, default=0) < 2**31 for t, n in directory.meta.nodes.items()
+        }
+
+    def is_here(self, of_edges: bool, kind: Any, index: Tensor) -> Tensor:
+        """True for each row in a local part, ``bool`` ``[n]``."""
+        found = torch.zeros(index.numel(), dtype=torch.bool)
+        for _, position, _ in self.split(of_edges, kind, index, ask=False).local:
+            found[slice(None) if position is None else position] = True
+        return found
+
+    def split(self, of_edges: bool, kind: Any, index: Tensor, *, ask: bool = True) -> RowsByRank:
+        """Split rows by the rank that has them.
+
+        Args:
+            of_edges: True for rows of edges.
+            kind: Node type or edge type.
+            index: Original ids that exist, ``int64`` ``[n]``.
+            ask: Fill in ``remote`` for the rows that are not local.
+
+        Raises:
+            GraphDirectoryError: If the directory does not say which part has an edge.
+        """
+        rows = RowsByRank(of_edges, kind, index)
+        if not index.numel():
+            return rows
+        part, local, offsets, narrow = self._book(of_edges, kind)
+        group = self._each if ask else self._absent_as_one
+        once = ~self._here if ask else self._nothing_once
+        absent = []
+        shares = split_rows(
+            part, local, offsets, index, group, once, original=of_edges, narrow=narrow
+        )
+        for share in shares:
+            if share.group < self._parts and bool(self._here[share.group]):
+                whole = share.position.numel() == index.numel()
+                rows.local.append((share.group, None if whole else share.position, share.ids))
+                continue
+            absent.append(share.position)
+            if ask:
+                rows.remote.append(RemoteRows(share.group, share.ids, share.position, share.take))
+        if absent:
+            rows.absent = absent[0] if len(absent) == 1 else torch.cat(absent)
+        return rows
+
+    def _book(self, of_edges: bool, kind: Any) -> tuple[Tensor | None, Tensor | None, Tensor, bool]:
+        """Parts, places in them, their first ids, and True if requested ids fit into ``int32``."""
+        if not of_edges:
+            book = self._directory.books[kind]
+            return book.part, book.local, book.offsets, self._narrow[kind]
+        if kind not in self._edge_books:
+            self._edge_books[kind] = edge_book(self._directory, kind)
+        size = self._directory.meta.edges[kind].num_edges
+        offsets = torch.zeros(self._parts + 1, dtype=torch.int64)
+        offsets[-1] = size
+        return self._edge_books[kind], None, offsets, size < 2**31
 
 
 @dataclass
@@ -63,64 +199,22 @@ class ReadPlan:
         return [
             TensorAttr(*column.key, index=index)
             for rows, columns in self.wanted
-            for _, index in here_of(rows)
+            for _, index in rows.here()
             for column in columns
         ]
 
 
-def here_of(rows: RowsByRank) -> Iterator[tuple[Tensor, Tensor]]:
-    """``(positions, original ids)`` of the rows in local parts, if any."""
-    count = rows.index.numel()
-    if rows.absent.numel() == count:
-        return
-    if not rows.absent.numel():
-        yield torch.from_numpy(np.arange(count)), rows.index
-        return
-    mine = np.ones(count, dtype=bool)
-    mine[rows.absent.numpy()] = False
-    position = torch.from_numpy(np.flatnonzero(mine))
-    yield position, gather(rows.index, position)
-
-
-def index_of(attr: TensorAttr, num_rows: int) -> Tensor:
-    """The rows that a read asks for, ``int64`` ``[n]`` contiguous.
+def edge_book(directory: GraphDirectory, edge_type: EdgeType) -> Tensor | None:
+    """The part of every edge; ``None`` if there is only one part.
 
     Raises:
-        IndexError: Names the row that does not exist, and how many there are.
-        TypeError: If the index is not integers.
+        GraphDirectoryError: If the directory was written without this information.
     """
-    index: Any = attr.index
-    if index is None or isinstance(index, slice):
-        return torch.arange(num_rows)[slice(None) if index is None else index]
-    if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1:
-        rows = index
-        ids = index.numpy()
-        if ids.size and (ids.min() < 0 or ids.max() >= num_rows):
-            wrong = ids[(ids < 0) | (ids >= num_rows)][0]
-            raise IndexError(
-                f"{_name(attr)}: row {wrong} does not exist, there are only {num_rows} rows"
-            )
-    else:
-        rows = _rows(index, num_rows, attr).reshape(-1)
-    return rows.contiguous()
-
-
-def is_single(index: Any) -> bool:
-    """Return True for an index of one row, whose result has no dimension of rows."""
-    return isinstance(index, int | np.integer) or getattr(index, "ndim", 1) == 0
-
-
-def checked_rows(value: Any, column: FeatureColumn, count: int, whose: str) -> Tensor:
-    """The rows that a store returned, contiguous.
-
-    Raises:
-        ValueError: If their shape or dtype differs from the directory's.
-    """
-    value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    expected = [count, *column.row]
-    if list(value.shape) != expected or value.dtype != column.dtype:
-        raise ValueError(
-            f"{whose} returned {value.dtype} of shape {list(value.shape)} for {column}, expected "
-            f"{column.dtype} of shape {expected}"
+    book = directory.edge_book(edge_type)
+    if book is None and directory.meta.num_parts > 1:
+        raise GraphDirectoryError(
+            f"{directory.path} does not say in which part each of {described(True, edge_type)} is, "
+            "so their features cannot be requested from other ranks: an older release wrote it; "
+            "partition the graph again"
         )
-    return value.contiguous()
+    return book

@@ -17,13 +17,14 @@ from torch import Tensor
 from pyg_scale.comm import Service, Work
 from pyg_scale.comm.landing import Landing
 from pyg_scale.distributed.failover import Search
-from pyg_scale.distributed.features.parts import FeatureColumn, Key, raw_rows
+from pyg_scale.distributed.features.plan import RemoteRows, RowsByRank
 from pyg_scale.distributed.features.serve import FEATURES, ServedRows, request_of
-from pyg_scale.distributed.features.split import RemoteRows, RowsByRank
 from pyg_scale.errors import CommError
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.sockets import RowPlaces
+from pyg_scale.store.directory_features import FeatureColumn
 from pyg_scale.store.reading import count_remote
+from pyg_scale.store.rows import Key, raw_rows
 
 MAX_TENSORS = 250
 """Tensors of a request or an answer; a message has a few more."""

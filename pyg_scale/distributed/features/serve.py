@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.distributed.features.parts import FeatureColumn, PartRows, columns_of, described
+from pyg_scale.distributed.features.parts import PartRows
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.sockets import GatheredRows
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory_features import FeatureColumn, columns_of, described
 
 FEATURES = "features"
 """The name of the request for features."""
@@ -97,7 +98,7 @@ class FeatureAnswers:
         for part, columns, ids in entries:
             place = ids
             if columns[0].of_edges:
-                place = self._rows.place_of_edges(columns[0].type, part, ids)  # type: ignore[arg-type]
+                place = self._rows.place_of_edges(columns[0].type, part, ids)
             for column in columns:
                 out.append(GatheredRows(self._rows.raw(column, part), place))
         return out

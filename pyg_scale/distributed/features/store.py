@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,28 +14,22 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.comm import Service
 from pyg_scale.distributed.failover import Health, PartOwners, Search
-from pyg_scale.distributed.features.ahead import RankSchedule, announced_plan
 from pyg_scale.distributed.features.hot import capacity_of, check_cache, hot_rows
-from pyg_scale.distributed.features.parts import FeatureColumn, Key, PartRows, columns_of, raw_rows
-from pyg_scale.distributed.features.plan import (
-    ReadPlan,
-    checked_rows,
-    here_of,
-    index_of,
-    is_single,
-)
+from pyg_scale.distributed.features.parts import PartRows
+from pyg_scale.distributed.features.plan import ReadPlan, RowsByRank, Splitter
 from pyg_scale.distributed.features.requests import RemoteRead
-from pyg_scale.distributed.features.split import RowsByRank, Splitter
 from pyg_scale.ops import memory, row_cache
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.base import look_ahead_of
+from pyg_scale.store.announced import AnnouncedReads, served_now
+from pyg_scale.store.base import LooksAhead, look_ahead_of
 from pyg_scale.store.cache import Cached
 from pyg_scale.store.directory import GraphDirectory
-from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.directory_features import DirectoryFeatures, FeatureColumn
 from pyg_scale.store.reading import count_local
+from pyg_scale.store.rows import Key, ids_of, is_single, key_of, raw_rows
 
 
-class RankFeatures(FeatureStore):
+class RankFeatures(DirectoryFeatures):
     """The features of a partitioned directory on any rank, by original ids.
 
     Rows of local parts are read from the files, which ranks of one machine share. The other rows
@@ -77,8 +72,6 @@ class RankFeatures(FeatureStore):
         loader = NeighborLoader(data, [15, 10], feature_store=features)
     """
 
-    read_only = True
-
     def __init__(
         self,
         directory: GraphDirectory,
@@ -95,12 +88,12 @@ class RankFeatures(FeatureStore):
         attributes: Sequence[str | Key] | None = None,
         health: Health | None = None,
     ) -> None:
-        super().__init__()
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
             raise ValueError(f"in_flight must be a number of at least 1 (got {in_flight!r})")
-        self.directory, self.service, self.in_flight = directory, service, in_flight
+        super().__init__(directory, attributes)
+        self.service, self.in_flight = service, in_flight
         self._health = Health(service.timeout) if health is None else health
-        self._owners, self._columns = owners, columns_of(directory, attributes)
+        self._owners = owners
         self._split = Splitter(directory, owners.direct)
         self._parts = PartRows(directory)
         self._pid = os.getpid()
@@ -116,7 +109,7 @@ class RankFeatures(FeatureStore):
         here = sorted(owners.direct)
         self._all_here = len(here) == directory.meta.num_parts
         check_cache(cache, cache_ratio, policy)
-        capacity = capacity_of(cache, cache_ratio, self._columns.values())
+        capacity = capacity_of(cache, cache_ratio, self.columns.values())
         if hot is not None and (policy != "placed" or not capacity):
             raise ValueError("hot= is for a cache with policy='placed': pass cache= too")
         if capacity and not self._all_here:
@@ -130,8 +123,8 @@ class RankFeatures(FeatureStore):
     def _check_local(self, local: FeatureStore) -> None:
         if not isinstance(local, FeatureStore):
             raise TypeError(f"local must be a FeatureStore (got {type(local).__name__})")
-        known = {_key(attr) for attr in local.get_all_tensor_attrs()}
-        for column in self._columns.values():
+        known = {key_of(attr) for attr in local.get_all_tensor_attrs()}
+        for column in self.columns.values():
             if column.key not in known:
                 raise ValueError(f"local has no {column}: pass attributes= without it")
             size = local.get_tensor_size(TensorAttr(*column.key))
@@ -186,14 +179,14 @@ class RankFeatures(FeatureStore):
         out: list[Any] = [None] * len(attrs)
         same: dict[Any, list[tuple[int, FeatureColumn]]] = {}
         for number, attr in enumerate(attrs):
-            column = self._find(attr)
+            column = self.column(attr)
             if column.of_edges:
                 out[number] = self._read_planned([attr])[0]
             else:
                 same.setdefault((column.type, id(attr.index)), []).append((number, column))
         for asked in same.values():
             attr = attrs[asked[0][0]]
-            index = index_of(attr, asked[0][1].num_rows)
+            index = ids_of(attr, asked[0][1].num_rows)
             found = self._parts.of_nodes([column for _, column in asked], index)
             for (number, column), value in zip(asked, found, strict=True):
                 count_local(index.numel(), index.numel() * column.row_bytes)
@@ -201,7 +194,8 @@ class RankFeatures(FeatureStore):
         return out
 
     def _read_planned(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
-        plan = announced_plan(self, attrs)
+        announced = served_now(self)
+        plan = None if announced is None else announced[0].take(announced[1], attrs)
         if plan is None:
             plan = self.plan(attrs)
             self.begin(plan)
@@ -216,12 +210,12 @@ class RankFeatures(FeatureStore):
         """
         plan, known = ReadPlan(), dict[Any, int]()
         for attr in attrs:
-            column = self._find(attr)
+            column = self.column(attr)
             cached = column.key in self._cached
             same = (column.of_edges, column.type, cached, id(attr.index))
             number = known.get(same)
             if number is None:
-                index = index_of(attr, column.num_rows)
+                index = ids_of(attr, column.num_rows)
                 rows = self._split.split(column.of_edges, column.type, index, ask=not cached)
                 number = known[same] = len(plan.wanted)
                 plan.wanted.append((rows, []))
@@ -263,7 +257,9 @@ class RankFeatures(FeatureStore):
         for number, ids in enumerate(plan.through_cache):
             rows, columns = plan.wanted[number]
             for column in columns if ids is not None and ids.numel() else ():
-                values = checked_rows(next(found), column, rows.absent.numel(), "the cache")
+                values = column.checked(
+                    next(found), rows.absent.numel(), str(column), "the cache"
+                ).contiguous()
                 if rows.absent.numel() == rows.index.numel():
                     out[number][column.key] = values
                 else:
@@ -282,7 +278,7 @@ class RankFeatures(FeatureStore):
         Raises:
             CommError: See :meth:`_multi_get_tensor`.
         """
-        value = self.get_tensor(TensorAttr(*self._find(attr).key, index=index))
+        value = self.get_tensor(TensorAttr(*self.column(attr).key, index=index))
         row_cache.scatter(raw_rows(value), position, out)
 
     def ask_rows(self, wanted: Sequence[tuple[TensorAttr, Tensor]]) -> list[Callable[[], Tensor]]:
@@ -301,9 +297,9 @@ class RankFeatures(FeatureStore):
         for attr, index in wanted:
             index = next((known for known in same if torch.equal(known, index)), index)
             same.append(index)
-            attrs.append(TensorAttr(*self._find(attr).key, index=index))
+            attrs.append(TensorAttr(*self.column(attr).key, index=index))
         # What a cache of its own may have is read when it is needed.
-        plan = self.plan([attr for attr in attrs if _key(attr) not in self._cached])
+        plan = self.plan([attr for attr in attrs if key_of(attr) not in self._cached])
         self.begin(plan)
         place = iter(plan.place)
 
@@ -315,20 +311,13 @@ class RankFeatures(FeatureStore):
 
         return [
             partial(self._read_raw, attr)
-            if _key(attr) in self._cached
+            if key_of(attr) in self._cached
             else partial(take, *next(place))
             for attr in attrs
         ]
 
     def _read_raw(self, attr: TensorAttr) -> Tensor:
         return raw_rows(self.get_tensor(attr))
-
-    def _find(self, attr: TensorAttr) -> FeatureColumn:
-        column = self._columns.get(_key(attr))
-        if column is None:
-            known = ", ".join(f"{name!r} of {group!r}" for group, name in self._columns)
-            raise KeyError(f"{_name(attr)} is not in the store, which has: {known or 'nothing'}")
-        return column
 
     def _check_process(self, plan: ReadPlan) -> None:
         if self._pid != os.getpid() and any(rows.absent.numel() for rows, _ in plan.wanted):
@@ -337,30 +326,6 @@ class RankFeatures(FeatureStore):
                 "stay with the process that made them. Use worker_type='thread' for workers"
             )
 
-    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
-        column = self._columns.get(_key(attr))
-        return None if column is None else (column.num_rows, *column.row)
-
-    def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """Every attribute with a row per node or edge."""
-        return [self._tensor_attr_cls(group, name) for group, name in self._columns]
-
-    # Writing ###############################################################################
-
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise NotImplementedError(_READ_ONLY)
-
-    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
-        """Refused: the files are read only.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(_READ_ONLY)
-
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise NotImplementedError(_READ_ONLY)
-
     def __reduce__(self) -> Any:
         raise TypeError(
             "features of other ranks cannot be sent to another process: connections stay with the "
@@ -368,9 +333,78 @@ class RankFeatures(FeatureStore):
         )
 
 
-_READ_ONLY = (
-    "the files of a graph directory are read only: pyg_scale.save(data, path) writes another one"
-)
+class RankSchedule(AnnouncedReads):
+    """The batches of one iteration of :class:`RankFeatures`.
+
+    Rows of other ranks are requested when a batch is announced. A cache, and a store of local rows,
+    are told their share of the batch instead.
+
+    Args:
+        store: The store that reads the batches.
+    """
+
+    _store: RankFeatures
+
+    def __init__(self, store: RankFeatures) -> None:
+        self._plans: dict[int, ReadPlan] = {}
+        self._lock = threading.Lock()
+        self._of_local, self._of_cache = (
+            each.schedule() if isinstance(each, LooksAhead) and each.look_ahead > 0 else None
+            for each in (store.local, store.cache)
+        )
+        inner = [each for each in (self._of_local, self._of_cache) if each is not None]
+        super().__init__(store, inner)
+
+    def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
+        """Announce the rows of a batch; rows that cannot be requested raise when they are read."""
+        try:
+            plan = self._store.plan(wanted)
+        except Exception:
+            plan = None
+        if self._of_local is not None:
+            self._of_local.announce(batch, [] if plan is None else plan.local_attrs())
+        if self._of_cache is not None:
+            self._of_cache.announce(batch, [] if plan is None else plan.cache_attrs())
+        if plan is not None:
+            self._store.begin(plan)
+            with self._lock:
+                if not self.closed:
+                    self._plans[batch] = plan
+
+    def suffices(self, ahead: int) -> bool:
+        """Return True if batches need not be announced any further ahead.
+
+        Args:
+            ahead: Number of announced batches after the one to be read next.
+        """
+        return ahead >= self._store.in_flight - 1 and super().suffices(ahead)
+
+    def take(self, batch: int, attrs: Sequence[TensorAttr]) -> ReadPlan | None:
+        """Take the plan of a batch, if it was announced with these attributes."""
+        with self._lock:
+            plan = self._plans.pop(batch, None)
+        if plan is None or len(plan.attrs) != len(attrs):
+            return None
+        same = all(_same(one, two) for one, two in zip(plan.attrs, attrs))
+        return plan if same else None
+
+    def finish(self, batch: int) -> None:
+        """Forget the plan of a batch."""
+        with self._lock:
+            self._plans.pop(batch, None)
+
+    def close(self) -> None:
+        """Announce that no batch will follow. Never waits, so that a finalizer may call it."""
+        super().close()
+        self._plans = {}  # without the lock, which the finalizer's own thread may hold
+
+
+def _same(one: TensorAttr, two: TensorAttr) -> bool:
+    if (one.group_name, one.attr_name) != (two.group_name, two.attr_name):
+        return False
+    a: Any = one.index
+    b: Any = two.index
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
 
 
 def read_here(
@@ -424,9 +458,9 @@ def _read_store(
 ) -> None:
     for column in columns:
         _made(column, rows.index.numel(), out)
-    for position, index in here_of(rows):
+    for position, index in rows.here():
         attrs = [TensorAttr(*column.key, index=index) for column in columns]
         for column, value in zip(columns, store.multi_get_tensor(attrs), strict=True):
-            values = checked_rows(value, column, index.numel(), "local")
+            values = column.checked(value, index.numel(), str(column), "local").contiguous()
             row_cache.scatter(raw_rows(values), position, raw_rows(out[column.key]))
             count_local(index.numel(), values.nbytes)

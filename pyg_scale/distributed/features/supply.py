@@ -8,10 +8,10 @@ from typing import Any
 
 from torch_geometric.data import FeatureStore
 
-from pyg_scale.distributed.features.parts import Key
 from pyg_scale.distributed.features.store import RankFeatures
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.rows import Key
 
 
 class SuppliedFeatures:

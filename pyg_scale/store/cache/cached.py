@@ -7,30 +7,37 @@ import copy
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.errors import was_interrupted
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops import memory, row_cache
-from pyg_scale.ops.belady import MOST, Belady
-from pyg_scale.ops.raw_bytes import raw_bytes
-from pyg_scale.ops.row_cache import Placed
-from pyg_scale.ops.sieve import Sieve
+from pyg_scale.ops.belady import MOST
+from pyg_scale.store.announced import served_now
 from pyg_scale.store.base import RowReader, RowRequester, is_read_only, returns_views
-from pyg_scale.store.cache.budget import TensorRows, slots_of
-from pyg_scale.store.cache.coalesced_read import CoalescedRead
 from pyg_scale.store.cache.hot import hot_lists, hot_of
-from pyg_scale.store.cache.row_cache import Policy, RowCache, RowRequest
-from pyg_scale.store.cache.schedule import TOGETHER, Key, Schedule, being_served
-from pyg_scale.store.memory import _key, _name
+from pyg_scale.store.cache.pending import CoalescedRead, PendingRead, Read
+from pyg_scale.store.cache.row_cache import RowCache, RowCaches, RowRequest
+from pyg_scale.store.cache.schedule import TOGETHER, Schedule
 from pyg_scale.store.reading import count_hits
+from pyg_scale.store.rows import (
+    Key,
+    TensorRows,
+    key_of,
+    listed_ids,
+    name_of,
+    raw_rows,
+    rows_in,
+    title_of,
+)
+from pyg_scale.store.rows import (
+    request as request_of,
+)
 
 _COUNTS = ("hits", "misses", "late", "evictions")
 
@@ -124,17 +131,17 @@ class Cached(FeatureStore):
     def _check_hot(self) -> None:
         """Refuse ids that a tensor lacks; tensors that are put later may have fewer rows."""
         for attr in self.store.get_all_tensor_attrs() if self._hot else []:
-            ids, size = hot_of(self._hot or {}, _key(attr)[0]), self.store.get_tensor_size(attr)
+            ids, size = hot_of(self._hot or {}, key_of(attr)[0]), self.store.get_tensor_size(attr)
             if ids is not None and size is not None and ids.numel() and int(ids.max()) >= size[0]:
                 raise IndexError(
-                    f"hot has the id {int(ids.max())}, but {_name(attr)} has only {size[0]} rows"
+                    f"hot has the id {int(ids.max())}, but {name_of(attr)} has only {size[0]} rows"
                 )
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self.planning = threading.RLock()
         self._writing = threading.RLock()
-        self._state: State | None = None
+        self._state: RowCaches | None = None
         self._schedules: list[Schedule] = []
         self._planner: Schedule | None = None
         self._before: Counter[str] = Counter()  # of dropped caches, and of tensors without a cache
@@ -154,12 +161,29 @@ class Cached(FeatureStore):
         """Number of announced batches whose missing rows are requested ahead."""
         return 2 * self.together - 1 if isinstance(self.store, RowRequester) else 0
 
-    def ask_ahead(self, wanted: list[tuple[TensorAttr, CoalescedRead]]) -> None:
-        """Have the store request rows ahead; errors are raised when they are read."""
-        with contextlib.suppress(Exception):
-            coming = self.store.ask_rows([(attr, each.joined()) for attr, each in wanted])
-            for (_, each), take in zip(wanted, coming):
-                each.coming = take
+    def read_together(
+        self, missing: Mapping[Key, Sequence[Tensor]]
+    ) -> Sequence[Sequence[PendingRead]]:
+        """Arrange that rows are read at once, ahead if the store can be asked for them.
+
+        Args:
+            missing: The missing rows of a few requests, by tensor.
+
+        Returns:
+            The rows of each request, by tensor; errors are raised when these are read again.
+        """
+        wanted = [(TensorAttr(*key), key, rows) for key, rows in missing.items()]
+        state = self._current()
+        shared = [
+            CoalescedRead(rows, state.rows[key].row_bytes, self._reader(attr, state.rows[key]))
+            for attr, key, rows in wanted
+        ]
+        if isinstance(self.store, RowRequester):
+            with contextlib.suppress(Exception):
+                asked = [(attr, each.joined()) for (attr, _, _), each in zip(wanted, shared)]
+                for each, take in zip(shared, self.store.ask_rows(asked)):
+                    each.coming = take
+        return [each.shares() for each in shared]
 
     @property
     def together(self) -> int:
@@ -196,7 +220,7 @@ class Cached(FeatureStore):
 
     def _each(self) -> dict[str, dict[str, int]]:
         caches = {} if self._state is None else self._state.caches
-        return {_title(key): cache.stats() for key, cache in caches.items()}
+        return {title_of(key): cache.stats() for key, cache in caches.items()}
 
     def schedule(self) -> Schedule:
         """A schedule for a loader that announces the batches of an iteration."""
@@ -227,8 +251,8 @@ class Cached(FeatureStore):
     def _rows_of(self, attr: TensorAttr) -> Any:
         if self._pid != os.getpid():  # a fork may have copied locked locks
             self._begin()
-        index, key = _as_rows(attr.index), self.key_of(attr)
-        if index is None:
+        index, key = listed_ids(attr.index), key_of(attr)
+        if index is None or index.device.type != "cpu":
             return self._from_store(attr, attr.index)
         while True:
             with self.planning:
@@ -237,7 +261,7 @@ class Cached(FeatureStore):
                 try:
                     request = None if cache is None else self._request(cache, key, index)
                 except IndexError as error:
-                    raise IndexError(f"{_name(attr)}: {error}") from None
+                    raise IndexError(f"{name_of(attr)}: {error}") from None
             if cache is None or request is None:
                 with self.planning:
                     self._before["misses"] += index.numel()
@@ -250,7 +274,7 @@ class Cached(FeatureStore):
                 pass
 
     def _request(self, cache: RowCache, key: Key, index: Tensor) -> RowRequest:
-        served = being_served(self)
+        served = served_now(self)
         if served is not None:
             schedule, batch = served
             if self.plans_for(schedule):
@@ -269,36 +293,23 @@ class Cached(FeatureStore):
         if count == 0:
             cache.drop(request)
             return out
-        raw = (
-            out.view(count, -1).view(torch.uint8) if rows.row else out.view(-1, 1).view(torch.uint8)
-        )
-        if isinstance(self.store, RowReader):
-            read = partial(self.store.read_rows, attr)
-        else:
-            read = partial(self._read, attr, rows)
-        cache.serve(request, raw, read)
+        cache.serve(request, raw_rows(out), self._reader(attr, rows))
         return out
+
+    def _reader(self, attr: TensorAttr, rows: TensorRows) -> Read:
+        if isinstance(self.store, RowReader):
+            return partial(self.store.read_rows, attr)
+        return partial(self._read, attr, rows)
 
     def _read(
         self, attr: TensorAttr, rows: TensorRows, wanted: Tensor, position: Tensor, out: Tensor
     ) -> None:
         value = self._from_store(attr, wanted)
-        value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        expected = (wanted.numel(), *rows.row)
-        if tuple(value.shape) != expected or value.dtype != rows.dtype:
-            raise ValueError(
-                f"{self.store!r} returned {value.dtype} of shape {list(value.shape)} for "
-                f"{_name(attr)}, expected {rows.dtype} of shape {list(expected)}"
-            )
-        raw = raw_bytes(value.contiguous()).view(wanted.numel(), -1)
-        row_cache.scatter(raw, position, out)
+        value = rows.checked(value, wanted.numel(), name_of(attr), repr(self.store))
+        row_cache.scatter(raw_rows(value.contiguous()), position, out)
 
     def _from_store(self, attr: TensorAttr, index: Any) -> Any:
-        asked = copy.copy(attr)
-        asked.index = index
-        if not asked.is_set("group_name"):  # Data has only the name
-            asked.group_name = None
-        return self.store.get_tensor(asked)
+        return self.store.get_tensor(request_of(attr, index))
 
     def _get_tensor_size(self, attr: TensorAttr) -> Any:
         return self.store._get_tensor_size(attr)
@@ -336,10 +347,6 @@ class Cached(FeatureStore):
 
     # Caches: under the lock ``planning`` ###################################################
 
-    def key_of(self, attr: TensorAttr) -> Key:
-        """The group and name of a tensor."""
-        return _key(attr)
-
     def row_caches(self) -> dict[Key, RowCache]:
         """The cache of every tensor that has one."""
         return self._current().caches
@@ -362,19 +369,12 @@ class Cached(FeatureStore):
                 self._planner = None
         return self._schedules[-1] if self._schedules else None
 
-    def _current(self) -> State:
+    def _current(self) -> RowCaches:
         if self._state is not None:
             return self._state
-        rows = {}
-        for attr in self.store.get_all_tensor_attrs():
-            size = self.store.get_tensor_size(attr)
-            if size is not None:
-                none = self._from_store(attr, torch.empty(0, dtype=torch.int64))
-                none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
-                rows[self.key_of(attr)] = TensorRows(
-                    int(size[0]), tuple(none.shape[1:]), none.dtype
-                )
-        self._state = State(rows, self.capacity, self.policy, self._hot, self._look_ahead)
+        self._state = RowCaches(
+            rows_in(self.store), self.capacity, self.policy, self._hot, self._look_ahead
+        )
         return self._state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -385,68 +385,3 @@ class Cached(FeatureStore):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
-
-
-def _title(key: Key) -> str:
-    group, name = key
-    where = (
-        [] if group is None else [",".join(map(str, group)) if isinstance(group, tuple) else group]
-    )
-    return "/".join([*where, name])
-
-
-def _as_rows(index: Any) -> Tensor | None:
-    """The rows ``int64`` ``[n]`` if the index is one-dimensional and of integers; else ``None``."""
-    if isinstance(index, np.ndarray):
-        index = torch.from_numpy(index)
-    if not isinstance(index, Tensor) or index.dim() != 1:
-        return None
-    if index.dtype not in (torch.int64, torch.int32) or index.device.type != "cpu":
-        return None
-    return index.to(torch.int64).contiguous()
-
-
-class State:
-    """A cache for every tensor that gets a share of the capacity.
-
-    Replaced as a whole by a write to the store.
-
-    Args:
-        rows: The tensors by group and name.
-        capacity: Capacity in bytes.
-        policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
-        hot: For ``"placed"``: ids by group.
-        look_ahead: For ``"belady"``.
-    """
-
-    def __init__(
-        self,
-        rows: Mapping[Key, TensorRows],
-        capacity: int,
-        policy: str,
-        hot: Mapping[Any, Tensor] | None,
-        look_ahead: int,
-    ) -> None:
-        self.rows = rows
-        self.caches: dict[Key, RowCache] = {}
-        listed = {key: _listed(hot or {}, key, each) for key, each in rows.items()}
-        useful = {key: each._replace(num_rows=listed[key].numel()) for key, each in rows.items()}
-        for key, slots in slots_of(rows if hot is None else useful, capacity).items():
-            if not slots:
-                continue
-            kept = None if hot is None else listed[key]
-            made = _policy(rows[key].num_rows, slots, policy, kept, look_ahead)
-            self.caches[key] = RowCache(rows[key].row_bytes, slots, made)
-
-
-def _policy(num_rows: int, slots: int, name: str, listed: Tensor | None, look_ahead: int) -> Policy:
-    if listed is not None:
-        return Placed(num_rows, listed[:slots])
-    if slots == num_rows:
-        return Placed(num_rows, torch.arange(num_rows))
-    return Sieve(num_rows, slots) if name == "sieve" else Belady(num_rows, slots, look_ahead)
-
-
-def _listed(hot: Mapping[Any, Tensor], key: Key, rows: TensorRows) -> Tensor:
-    ids = hot_of(hot, key[0])
-    return torch.empty(0, dtype=torch.int64) if ids is None else ids[ids < rows.num_rows]

@@ -9,17 +9,21 @@ that a request that fails or is given up costs others one more read, and never g
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_scale.ops import library, row_cache
+from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.cache.coalesced_read import CoalescedRead, Read
-from pyg_scale.store.cache.turns import Turns
+from pyg_scale.ops.row_cache import Placed
+from pyg_scale.ops.sieve import Sieve
+from pyg_scale.store.cache.hot import hot_of
+from pyg_scale.store.cache.pending import PendingRead, Read, Turns
+from pyg_scale.store.rows import Key, TensorRows
 
 
 class Policy(Protocol):
@@ -53,15 +57,14 @@ class RowRequest:
         plan: The places of the rows.
         turn: Its turn to access the slots; ``None`` if it changes none.
         given_up: Returns True once nobody waits for earlier requests any more.
-        together: The joint read of its missing rows and those of other requests, and its index in
-            it.
+        pending: Its missing rows, if they are read for several requests, or ahead.
     """
 
     index: Tensor
     plan: row_cache.CachePlan
     turn: int | None = None
     given_up: Callable[[], bool] = field(default=never)
-    together: tuple[CoalescedRead, int] | None = None
+    pending: PendingRead | None = None
 
     @property
     def hits(self) -> int:
@@ -123,8 +126,10 @@ class RowCache:
         """
         index, plan = request.index, request.plan
         try:
-            if plan.miss.numel() and not self._brought(request, out, read):
-                read(gather(index, plan.miss), plan.miss, out)
+            if plan.miss.numel():
+                pending = request.pending
+                if pending is None or not pending.take(plan.miss, out, request.given_up):
+                    read(gather(index, plan.miss), plan.miss, out)
             in_turn = request.turn is not None and self._turns.wait(request.turn, request.given_up)
             with self._slots:
                 late = row_cache.copy(self.rows, self.held, plan.slot_at, index, out)
@@ -137,17 +142,10 @@ class RowCache:
         finally:
             self.drop(request)
 
-    def _brought(self, request: RowRequest, out: Tensor, read: Read) -> bool:
-        if request.together is None:
-            return False
-        shared, number = request.together
-        return shared.bring(number, request.plan.miss, out, read, request.given_up)
-
     def drop(self, request: RowRequest) -> None:
         """End a request that was served or never will be."""
-        if request.together is not None:
-            shared, number = request.together
-            shared.forget(number)
+        if request.pending is not None:
+            request.pending.forget()
         if request.turn is not None:
             self._turns.done(request.turn)
 
@@ -189,3 +187,75 @@ def _empty(num_slots: int, row_bytes: int) -> Tensor:
     if library.compiled():
         return torch.ops.pyg_scale.huge_empty([num_slots, row_bytes], torch.uint8)
     return torch.empty(num_slots, row_bytes, dtype=torch.uint8)
+
+
+class RowCaches:
+    """A cache for every tensor that gets a share of the capacity.
+
+    Replaced as a whole by a write to the store.
+
+    Args:
+        rows: The tensors by group and name.
+        capacity: Capacity in bytes.
+        policy: ``"belady"``, ``"sieve"`` or ``"placed"``.
+        hot: For ``"placed"``: ids by group.
+        look_ahead: For ``"belady"``.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[Key, TensorRows],
+        capacity: int,
+        policy: str,
+        hot: Mapping[Any, Tensor] | None,
+        look_ahead: int,
+    ) -> None:
+        self.rows = rows
+        self.caches: dict[Key, RowCache] = {}
+        listed = {key: _listed(hot or {}, key, each) for key, each in rows.items()}
+        useful = {key: replace(each, num_rows=listed[key].numel()) for key, each in rows.items()}
+        for key, slots in slots_of(rows if hot is None else useful, capacity).items():
+            if not slots:
+                continue
+            kept = None if hot is None else listed[key]
+            made = _policy(rows[key].num_rows, slots, policy, kept, look_ahead)
+            self.caches[key] = RowCache(rows[key].row_bytes, slots, made)
+
+
+def _policy(num_rows: int, slots: int, name: str, listed: Tensor | None, look_ahead: int) -> Policy:
+    if listed is not None:
+        return Placed(num_rows, listed[:slots])
+    if slots == num_rows:
+        return Placed(num_rows, torch.arange(num_rows))
+    return Sieve(num_rows, slots) if name == "sieve" else Belady(num_rows, slots, look_ahead)
+
+
+def _listed(hot: Mapping[Any, Tensor], key: Key, rows: TensorRows) -> Tensor:
+    ids = hot_of(hot, key[0])
+    return torch.empty(0, dtype=torch.int64) if ids is None else ids[ids < rows.num_rows]
+
+
+def slots_of(tensors: Mapping[Key, TensorRows], capacity: int) -> dict[Key, int]:
+    """Number of slots for each tensor, such that their rows have at most ``capacity`` bytes.
+
+    A read of a short row costs about as much as one of a long row, so the shortest rows come first:
+    each tensor gets as much as it needs, but at most half of the remainder, and the last one all of
+    it. Edges, which are seldom read again, get the remainder after nodes.
+
+    Args:
+        tensors: Tensors by group and name; the group of edges is a tuple.
+        capacity: Capacity in bytes.
+    """
+    slots, left = dict.fromkeys(tensors, 0), capacity
+    for of_edges in (False, True):
+        waiting = [
+            (rows.row_bytes, key)
+            for key, rows in tensors.items()
+            if isinstance(key[0], tuple) == of_edges and rows.row_bytes
+        ]
+        waiting.sort(key=lambda each: each[0])
+        for i, (size, key) in enumerate(waiting):
+            share = left if i == len(waiting) - 1 else left // 2
+            slots[key] = min(tensors[key].num_rows, share // size)
+            left -= slots[key] * size
+    return slots

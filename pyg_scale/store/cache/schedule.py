@@ -7,21 +7,19 @@ the announced batches.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 
-from pyg_scale.errors import was_interrupted
 from pyg_scale.ops.belady import Belady
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.cache.coalesced_read import CoalescedRead
+from pyg_scale.store.announced import AnnouncedReads
 from pyg_scale.store.cache.row_cache import RowCache, RowRequest
+from pyg_scale.store.rows import Key, key_of
 
 if TYPE_CHECKING:
     from pyg_scale.store.cache.cached import Cached
@@ -36,11 +34,12 @@ TOGETHER = 4
 Fewer if those rows take more memory than ``group_bytes`` of the cache.
 """
 
-Key = tuple[Any, str]
-"""Group and name of a tensor."""
+
+Requests = dict[Key, tuple[RowCache, RowRequest]]
+"""The planned requests of a batch, by tensor, each with its cache."""
 
 
-class Schedule:
+class Schedule(AnnouncedReads):
     """The batches of one iteration, in order; made by ``store.schedule()``.
 
     If several are open, only the one made last is planned; until it is closed, reads of the others
@@ -55,11 +54,10 @@ class Schedule:
                 store.multi_get_tensor([TensorAttr(None, "x", index=n_id_0)])
     """
 
+    _store: Cached
+
     def __init__(self, store: Cached) -> None:
-        self.closed = False
-        self.paused = False
-        """True while reading ahead is paused."""
-        self._store = store
+        super().__init__(store)
         self._announced: deque[tuple[int, dict[Key, Tensor]]] = deque()  # not planned yet
         self._last = -1
         self._planned = 0
@@ -68,7 +66,7 @@ class Schedule:
         """For each tensor, the number of announced batches that its cache was told of."""
         self._began = -1
         """The first batch of the group that was planned last."""
-        self._requests: dict[int, dict[Key, tuple[RowCache, RowRequest]]] = {}
+        self._requests: dict[int, Requests] = {}
         self._caches: dict[Key, RowCache] = {}
 
     def announce(self, batch: int, wanted: Sequence[TensorAttr]) -> None:
@@ -87,7 +85,7 @@ class Schedule:
             self._last, caches = batch, self._store.row_caches()
             rows = {}
             for attr in wanted:
-                key = self._store.key_of(attr)
+                key = key_of(attr)
                 if key in caches and _exist(attr.index, caches[key]):
                     rows[key] = attr.index
             self._announced.append((batch, rows))
@@ -113,21 +111,17 @@ class Schedule:
             if isinstance(cache.policy, Belady)
         )
 
-    @contextlib.contextmanager
-    def serving(self, batch: int) -> Iterator[None]:
-        """Within this context, reads of this thread belong to an announced batch."""
-        _serving.now.append((self, batch))
-        try:
-            try:
-                yield
-            finally:
-                _serving.now.remove((self, batch))
-                with self._store.planning:
-                    self._finish(batch)
-        except BaseException as error:
-            if was_interrupted(error):
-                self._store.forget_all()
-            raise
+    def finish(self, batch: int) -> None:
+        """End a batch, and drop its plans that were not used."""
+        with self._store.planning:
+            self._plan_until(batch)
+            self._drop(batch)
+            if not self._store.plans_for(self):  # it was read while another schedule was active
+                self._announced = deque(each for each in self._announced if each[0] != batch)
+
+    def interrupted(self) -> None:
+        """Start with empty caches, as a plan may be half done, and others may wait for it."""
+        self._store.forget_all()
 
     def request(self, batch: int, key: Key, index: Tensor) -> RowRequest | None:
         """The plan for a read of a batch; ``None`` if it was not announced with these rows.
@@ -142,10 +136,6 @@ class Schedule:
             return None
         del self._requests[batch][key]
         return made
-
-    def close(self) -> None:
-        """Announce that no batch will follow. Never waits, so that a finalizer may call it."""
-        self.closed = True
 
     # Under the store's lock ################################################################
 
@@ -181,17 +171,23 @@ class Schedule:
             most, limit = self._store.together, self._store.group_bytes
             while self._announced and len(group) < most and _has_room(group, limit):
                 group.append(self._plan_next())
-            shared = _join(group, 1 if asks else 2)
-            if asks:
-                self._ask(shared)
+            self._read_together(group, 1 if asks else 2)
 
-    def _ask(self, shared: dict[Key, CoalescedRead]) -> None:
-        """Request the missing rows of a few batches ahead; on failure, they are read later."""
-        self._store.ask_ahead(
-            [(TensorAttr(*key), each) for key, each in shared.items() if each.num_rows]
-        )
+    def _read_together(self, group: Sequence[Requests], at_least: int) -> None:
+        """Read the missing rows of a few batches at once, if at least so many have a tensor."""
+        requests: dict[Key, list[RowRequest]] = {}
+        for key, (_, request) in (item for made in group for item in made.items()):
+            requests.setdefault(key, []).append(request)
+        missing = {
+            key: [gather(request.index, request.plan.miss) for request in each]
+            for key, each in requests.items()
+            if len(each) >= at_least and any(request.plan.miss.numel() for request in each)
+        }
+        for key, pending in zip(missing, self._store.read_together(missing)):
+            for request, each in zip(requests[key], pending):
+                request.pending = each
 
-    def _plan_next(self) -> dict[Key, tuple[RowCache, RowRequest]]:
+    def _plan_next(self) -> Requests:
         self._refresh()
         self._foresee()
         number, rows = self._announced.popleft()
@@ -203,13 +199,6 @@ class Schedule:
         self._planned += 1
         self._foreseen = {key: max(0, n - 1) for key, n in self._foreseen.items()}
         return made
-
-    def _finish(self, batch: int) -> None:
-        """End a batch, and drop its plans that were not used."""
-        self._plan_until(batch)
-        self._drop(batch)
-        if not self._store.plans_for(self):  # it was read while another schedule was active
-            self._announced = deque(each for each in self._announced if each[0] != batch)
 
     def _refresh(self) -> None:
         """Start again with new caches, as a write to the store replaced them."""
@@ -242,7 +231,7 @@ class Schedule:
         return self.closed or self.paused
 
 
-def _has_room(group: list[dict[Key, tuple[RowCache, RowRequest]]], limit: int | None) -> bool:
+def _has_room(group: list[Requests], limit: int | None) -> bool:
     """Return True if the missing rows of these batches and one more like them fit the limit."""
     if limit is None:
         return True
@@ -254,41 +243,9 @@ def _has_room(group: list[dict[Key, tuple[RowCache, RowRequest]]], limit: int | 
     return missing * (len(group) + 1) <= limit * len(group)
 
 
-def _join(
-    group: list[dict[Key, tuple[RowCache, RowRequest]]], at_least: int = 2
-) -> dict[Key, CoalescedRead]:
-    """Join the reads of the missing rows of a few batches, if at least so many have a tensor."""
-    found = {}
-    for key in dict.fromkeys(key for made in group for key in made):
-        of_key = [made[key] for made in group if key in made]
-        if len(of_key) >= at_least:
-            cache = of_key[0][0]
-            rows = [gather(request.index, request.plan.miss) for _, request in of_key]
-            found[key] = shared = CoalescedRead(rows, cache.row_bytes)
-            for number, (_, request) in enumerate(of_key):
-                request.together = shared, number
-    return found
-
-
 def _exist(index: Tensor, cache: RowCache) -> bool:
     """Return True if all rows exist; a read of others raises when it is made."""
     if index.numel() == 0:
         return True
     low, high = torch.aminmax(index)
     return int(low) >= 0 and int(high) < cache.policy.slot_of.numel()
-
-
-class _Serving(threading.local):
-    def __init__(self) -> None:
-        self.now: list[tuple[Schedule, int]] = []  # of several stores, if one reads from others
-
-
-_serving = _Serving()
-
-
-def being_served(store: object) -> tuple[Schedule, int] | None:
-    """The schedule and batch of this thread's current read, if they are of the store."""
-    for schedule, batch in _serving.now:
-        if schedule._store is store:
-            return schedule, batch
-    return None

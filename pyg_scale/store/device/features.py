@@ -6,7 +6,6 @@ import copy
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore, TensorAttr
@@ -15,18 +14,28 @@ from pyg_scale.errors import DeviceError
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.ops.mapped_rows import MappedRows, why_not_mapped
 from pyg_scale.store.base import returns_views
-from pyg_scale.store.cache.budget import TensorRows
 from pyg_scale.store.cache.hot import by_degree, hot_lists, hot_of
-from pyg_scale.store.device.placement import NOTHING, DeviceShare, Key, place
+from pyg_scale.store.device.placement import NOTHING, DeviceShare, place
 from pyg_scale.store.device.table import DeviceSplit, DeviceTable
 from pyg_scale.store.device.target import budget_of, device_of
-from pyg_scale.store.memory import _key, _name
 from pyg_scale.store.reading import count_device
+from pyg_scale.store.rows import (
+    Key,
+    ReadOnlyFeatures,
+    TensorRows,
+    as_tensor,
+    key_of,
+    listed_ids,
+    name_of,
+    request,
+    rows_in,
+    title_of,
+)
 
 _HOST = ("auto", "mapped", "staged")
 
 
-class DeviceFeatures(FeatureStore):
+class DeviceFeatures(ReadOnlyFeatures):
     """Features of another store, kept on a device within a budget.
 
     Rows requested by a one-dimensional index are returned on the device; whole tensors and slices
@@ -70,7 +79,7 @@ class DeviceFeatures(FeatureStore):
         val = NeighborLoader(data, [15, 10], feature_store=features, device="cuda")
     """
 
-    read_only = True
+    why_read_only = "DeviceFeatures is read-only: write to the underlying store before making it"
 
     def __init__(
         self,
@@ -118,7 +127,7 @@ class DeviceFeatures(FeatureStore):
         """
         tensors = {}
         for key, table in self._tables.items():
-            tensors[_title(key)] = {
+            tensors[title_of(key)] = {
                 "where": table.where,
                 "why": self._reasons.get(key, "") if table.where == "staged" else "",
                 "rows": table.place.rows,
@@ -157,14 +166,14 @@ class DeviceFeatures(FeatureStore):
         asked: list[TensorAttr] = []
         on_host: dict[int, Tensor] = {}  # an index of several tensors is copied once
         for i, attr in enumerate(attrs):
-            table, index = self._tables.get(_key(attr)), _as_rows(attr.index)
+            table, index = self._tables.get(key_of(attr)), listed_ids(attr.index)
             if table is None or index is None:
-                found[i] = self.store.get_tensor(_asking(attr, attr.index))
+                found[i] = self.store.get_tensor(request(attr, attr.index))
                 continue
             try:
                 table.check(index)
             except IndexError as error:
-                raise IndexError(f"{_name(attr)}: {error}") from None
+                raise IndexError(f"{name_of(attr)}: {error}") from None
             if index.device.type != "cpu" and table.where == "staged":
                 known = on_host.get(id(attr.index))
                 index = on_host[id(attr.index)] = index.cpu() if known is None else known
@@ -176,11 +185,11 @@ class DeviceFeatures(FeatureStore):
                 found[i] = table.take(index, None, None)
             else:
                 waiting.append((i, table, index, split))
-                asked.append(_asking(attr, split.missing))
+                asked.append(request(attr, split.missing))
         staged = self.store.multi_get_tensor(asked) if asked else []
         for (i, table, index, split), rows in zip(waiting, staged, strict=True):
-            values = _like(rows, table.rows, split.missing.numel(), attrs[i], self.store)
-            found[i] = table.take(index, split, values)
+            count, name = split.missing.numel(), name_of(attrs[i])
+            found[i] = table.take(index, split, table.rows.checked(rows, count, name, self.store))
         return found
 
     def _get_tensor_size(self, attr: TensorAttr) -> Any:
@@ -190,39 +199,16 @@ class DeviceFeatures(FeatureStore):
         """The attributes of the store."""
         return [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
 
-    # Writing ###############################################################################
-
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise NotImplementedError(
-            f"{type(self).__name__} is read-only: write to the underlying store before making it"
-        )
-
-    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        return self._put_tensor(tensor, self._tensor_attr_cls.cast(*args, **kwargs))
-
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        return self._put_tensor(None, attr)
-
     # Placing ###############################################################################
 
     def _place(self, graph: Any) -> dict[Key, DeviceTable]:
         """Decide the place of each tensor, and copy rows to the device."""
-        rows: dict[Key, TensorRows] = {}
+        rows = rows_in(self.store)
         there: dict[Key, Tensor] = {}  # already on the device
         candidates: dict[Key, Tensor] = {}
         for attr in self.store.get_all_tensor_attrs():
-            size = self.store.get_tensor_size(_asking(attr, None))
-            if size is None:
-                continue
-            key, whole = _key(attr), self._view(attr)
-            none = self.store.get_tensor(_asking(attr, torch.empty(0, dtype=torch.int64)))
-            none = torch.from_numpy(none) if isinstance(none, np.ndarray) else none
-            rows[key] = TensorRows(int(size[0]), tuple(none.shape[1:]), none.dtype)
+            key = key_of(attr)
+            whole = self._view(attr) if key in rows else None
             if whole is not None and whole.device == self.device and self.device.type == "cuda":
                 there[key] = whole
             elif whole is not None:
@@ -255,7 +241,7 @@ class DeviceFeatures(FeatureStore):
         """The tensor itself, if the store has it in memory."""
         if not self.returns_views:
             return None
-        whole = self.store.get_tensor(_asking(attr, None))
+        whole = self.store.get_tensor(request(attr, None))
         return whole if isinstance(whole, Tensor) else None
 
     def _may_map(self, key: Key, tensor: Tensor) -> bool:
@@ -269,7 +255,7 @@ class DeviceFeatures(FeatureStore):
         if tensor is None:
             reason = self._reasons.setdefault(key, "the underlying store has no tensor to map")
             if self._host == "mapped":
-                raise ValueError(f"host='mapped': {_title(key)} cannot be mapped: {reason}")
+                raise ValueError(f"host='mapped': {title_of(key)} cannot be mapped: {reason}")
             return None
         try:
             return MappedRows(tensor, self.device)
@@ -284,7 +270,7 @@ class DeviceFeatures(FeatureStore):
             ids = hot_of(self._lists or {}, key[0])
             if ids is not None and ids.numel() and int(ids.max()) >= each.num_rows:
                 raise IndexError(
-                    f"hot has the id {int(ids.max())}, but {_title(key)} has only "
+                    f"hot has the id {int(ids.max())}, but {title_of(key)} has only "
                     f"{each.num_rows} rows"
                 )
 
@@ -300,45 +286,6 @@ class DeviceFeatures(FeatureStore):
         group, name = key
 
         def read(ids: Tensor) -> Tensor:
-            value = self.store.get_tensor(TensorAttr(group, name, ids))
-            return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            return as_tensor(self.store.get_tensor(TensorAttr(group, name, ids)))
 
         return read
-
-
-def _asking(attr: TensorAttr, index: Any) -> TensorAttr:
-    asked = copy.copy(attr)
-    asked.index = index
-    if not asked.is_set("group_name"):  # Data has only the name
-        asked.group_name = None
-    return asked
-
-
-def _as_rows(index: Any) -> Tensor | None:
-    """The rows ``int64`` ``[n]`` if the index is one-dimensional and of integers; else ``None``."""
-    if isinstance(index, np.ndarray):
-        index = torch.from_numpy(index)
-    if not isinstance(index, Tensor) or index.dim() != 1:
-        return None
-    if index.dtype not in (torch.int64, torch.int32):
-        return None
-    return index.to(torch.int64).contiguous()
-
-
-def _like(
-    value: Any, rows: TensorRows, count: int, attr: TensorAttr, store: FeatureStore
-) -> Tensor:
-    tensor: Tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    if tuple(tensor.shape) != (count, *rows.row) or tensor.dtype != rows.dtype:
-        raise ValueError(
-            f"{store!r} returned {tensor.dtype} of shape {list(tensor.shape)} for {_name(attr)}, "
-            f"expected {rows.dtype} of shape {[count, *rows.row]}"
-        )
-    return tensor
-
-
-def _title(key: Key) -> str:
-    group, name = key
-    if group is None:
-        return name
-    return "/".join([",".join(map(str, group)) if isinstance(group, tuple) else group, name])

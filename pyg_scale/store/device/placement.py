@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pyg_scale.store.cache.budget import TensorRows
-
-Key = tuple[Any, str]
-"""A group and a name; the group of edges is a tuple."""
+from pyg_scale.store.rows import Key, TensorRows
 
 GRAIN = 512
 """Torch allocates the memory of a device in multiples of this many bytes."""

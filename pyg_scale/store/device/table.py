@@ -13,9 +13,9 @@ from tqdm import tqdm
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.gather_cached import gather_cached
 from pyg_scale.ops.mapped_rows import MappedRows
-from pyg_scale.store.cache.budget import TensorRows
 from pyg_scale.store.device.placement import DeviceShare
 from pyg_scale.store.device.target import host_rows, send, send_large
+from pyg_scale.store.rows import TensorRows
 
 Read = Callable[[Tensor], Tensor]
 """Rows ``[n, ...]`` on the host, by ids ``int64`` ``[n]``."""

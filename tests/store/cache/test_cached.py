@@ -16,8 +16,9 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.testing import MyFeatureStore
 
 from pyg_scale.store import Cached, MemoryFeatureStore
-from pyg_scale.store.cache import by_degree, turns
-from pyg_scale.store.cache.budget import TensorRows, slots_of
+from pyg_scale.store.cache import by_degree, pending
+from pyg_scale.store.cache.row_cache import slots_of
+from pyg_scale.store.rows import TensorRows
 from pyg_scale.testing import graphs
 
 X = torch.arange(100 * 4.0).view(100, 4)  # 16 bytes a row
@@ -174,7 +175,7 @@ def test_a_batch_that_is_never_read_is_not_waited_for(source: Counting) -> None:
 
 
 def test_waiting_has_a_limit(source: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns.Turns.wait, "__defaults__", (0.01,))
+    monkeypatch.setattr(pending.Turns.wait, "__defaults__", (0.01,))
     store = Cached(source, 16 * 3)
     with contextlib.closing(store.schedule()) as schedule:
         for b in range(2):

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from pyg_scale.store.cache.budget import TensorRows
 from pyg_scale.store.device.placement import GRAIN, DeviceShare, allotted, place
+from pyg_scale.store.rows import TensorRows
 
 X, Y, BIG = ("paper", "x"), ("paper", "y"), ("author", "x")
 EDGES = (("paper", "cites", "paper"), "edge_attr")
