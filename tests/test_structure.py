@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").is_file(), reason="needs a checkout, not an installed package"
 )
 
-# Of PyG's storages, torch's tensors and process groups: there is no public way to these.
+# Of PyG's storages and layers, torch's tensors and process groups: there is no public way to these.
 OF_OTHERS = {"_store", "_mapping", "_key", "_parent", "_version", "_values", "_data", "_timeout"}
+OF_OTHERS |= {"_collect", "_set_jittable_templates"}
 
 
 @functools.cache

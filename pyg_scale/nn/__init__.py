@@ -1,7 +1,7 @@
 """PyG's layers under PyG's names: ours if there is one, else PyG's own.
 
 Every name of ``torch_geometric.nn`` can be imported from here. Eight layers are ours
-(:mod:`pyg_scale.nn.conv`), and :func:`accelerate` replaces those of an existing model.
+(:mod:`pyg_scale.nn.conv`), and :func:`accelerate` fuses those of an existing model, and any other.
 :func:`fallbacks` counts the calls that took PyG's own path, by reason.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_scale import plugins
 from pyg_scale.errors import PluginError
-from pyg_scale.nn.conv.base import FusedConv, unfusable
+from pyg_scale.nn.conv.base import FusedConv, observed, unfusable
+from pyg_scale.nn.conv.traced import TracedConv, traced, why_not_traced
 from pyg_scale.nn.fallback import fallbacks
 
 
@@ -26,12 +27,15 @@ class Layer:
         switched: True if it now has a fused path.
         reason: The reason why it has none, or why, in its present state, it takes PyG's path
             anyway. Else empty.
+        traced: True if the layer's own code runs, and only its ``propagate`` is fused
+            (:mod:`pyg_scale.nn.conv.traced`).
     """
 
     name: str
     type: str
     switched: bool
     reason: str = ""
+    traced: bool = False
 
 
 @dataclass
@@ -83,7 +87,8 @@ class Acceleration:
             counted = [f"{why} ({n} calls)" for why, n in calls.get(layer.name, {}).items()]
             reasons = "; ".join(filter(None, [layer.reason, *counted]))
             name = layer.name or "(model)"
-            rows.append((name, layer.type, "yes" if layer.switched else "no", reasons))
+            how = "messages" if layer.traced else "yes" if layer.switched else "no"
+            rows.append((name, layer.type, how, reasons))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
@@ -94,14 +99,15 @@ class Acceleration:
 def accelerate(
     model: nn.Module, convs: Iterable[str | type] = (), *, min_work: int | None = None
 ) -> Acceleration:
-    """Give every supported layer of a model a fused path, in place.
+    """Give every message passing layer of a model a fused path, in place.
 
     The class of a layer becomes the replacement, a subclass of it; parameters, buffers, hooks,
     ``state_dict`` and existing optimizers stay as they are. Layers in containers are found too
     (``Sequential``, ``HeteroConv``, ``to_hetero``, models of PyG). Results are PyG's up to
-    rounding. A layer of a subclass of PyG's class is left alone, as it may rely on PyG's
-    intermediate steps. On the CPU, calls with so few edges and channels that PyG's path is faster
-    take it; :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
+    rounding. A layer without a replacement, yours or PyG's, or of a subclass, keeps its ``forward``
+    and ``message``, and its ``propagate`` is fused (:mod:`pyg_scale.nn.conv.traced`). On the CPU,
+    calls with so few edges and channels that PyG's path is faster take it;
+    :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
 
     Args:
         model: Any module.
@@ -132,21 +138,27 @@ def accelerate(
     for name, module in model.named_modules():
         if not isinstance(module, MessagePassing):
             continue
-        cls = type(module)
+        cls: Any = type(module)
+        now: str | None
         if isinstance(module, FusedConv):
             now = "" if module in was else "has a fused path already"
             _set_min_work(module, min_work)
-            layers.append(Layer(name, cls.__name__, True, now))
+            is_traced = isinstance(module, TracedConv)
+            layers.append(Layer(name, cls.__name__, True, now, is_traced))
             continue
         replacement = found.get(cls)
         if replacement is None:
-            layers.append(Layer(name, cls.__name__, False, _why_not(cls, found)))
-            continue
+            reason = why_not_traced(module)
+            if reason:
+                layers.append(Layer(name, cls.__name__, False, reason))
+                continue
+            replacement = traced(cls)
         module.__class__ = replacement
         was[module] = cls
         _set_min_work(module, min_work)
         _use_templates(module)
-        layers.append(Layer(name, cls.__name__, True, unfusable(module) or ""))
+        now = observed(module) if isinstance(module, TracedConv) else unfusable(module)
+        layers.append(Layer(name, cls.__name__, True, now or "", isinstance(module, TracedConv)))
     return Acceleration(layers, failures, model, was)
 
 
@@ -208,16 +220,6 @@ def _problem(cls: Any) -> str:
     return ""
 
 
-def _why_not(cls: type, found: Mapping[type, type]) -> str:
-    for base in cls.__mro__[1:]:
-        if base in found:
-            return (
-                f"a subclass of {base.__name__}: let it inherit from "
-                f"{found[base].__module__.rpartition('.')[0]}.{found[base].__name__} instead"
-            )
-    return "there is no fused layer of this class"
-
-
 def _set_min_work(module: Any, min_work: int | None) -> None:
     """Keep the ``min_work`` of :func:`accelerate` in the layer, so that copies have it too."""
     if min_work is None:
@@ -231,5 +233,10 @@ def _use_templates(module: Any) -> None:
 
     Once only: for an instance that is explained, PyG would take the generated one for its own.
     """
-    if "_jinja_propagate" not in type(module).__dict__:
+    cls = type(module)
+    if "_jinja_propagate" not in cls.__dict__:
         module._set_jittable_templates()
+    if "propagate" in module.__dict__:  # set by PyG, of the class before
+        is_whole = module.explain or module.decomposed_layers > 1
+        own = cls._orig_propagate if is_whole else cls._jinja_propagate
+        module.propagate = own.__get__(module, MessagePassing)

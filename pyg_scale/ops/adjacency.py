@@ -61,11 +61,25 @@ class Adjacency:
 
     @classmethod
     def of_checked(
-        cls, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None = None
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        num_src: int,
+        edge_id: Tensor | None = None,
+        transposed: Transpose | None = None,
     ) -> Adjacency:
-        """Make an adjacency of edges that were already checked; checks nothing."""
+        """Make an adjacency of edges that were already checked; checks nothing.
+
+        Args:
+            indptr: See :class:`Adjacency`.
+            indices: See :class:`Adjacency`.
+            num_src: See :class:`Adjacency`.
+            edge_id: See :class:`Adjacency`.
+            transposed: The same edges by source, if they are known.
+        """
         made = cls.__new__(cls)
         made._set(indptr, indices, num_src, edge_id)
+        made._transpose = transposed
         return made
 
     def _set(self, indptr: Tensor, indices: Tensor, num_src: int, edge_id: Tensor | None) -> None:

@@ -10,6 +10,8 @@ of threads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -102,6 +104,79 @@ def aggregate(
     else:
         out, _ = fused.call("csr_extreme", *edges, rows, weight, reduce == "min")
     return out if x.dim() == 2 else out.view(out.size(0), *x.shape[1:])
+
+
+def edge_dot(adjacency: Adjacency, x: Tensor, y: Tensor) -> Tensor:
+    """The product of the rows at both ends of every edge, for each head.
+
+    It can be differentiated any number of times.
+
+    Args:
+        adjacency: The edges.
+        x: Rows of sources, ``[num_src, heads, channels]``, of a floating type.
+        y: Rows of destinations, ``[num_dst, heads, channels]``, of the same type.
+
+    Returns:
+        ``[num_edges, heads]``, by edge id, of the type of ``x``.
+
+    Raises:
+        TypeError: If ``x`` or ``y`` is not of a floating type, or they differ.
+        ValueError: If shapes or devices do not fit.
+    """
+    check_floats(adjacency.device, x=x, y=y)
+    if x.dtype != y.dtype:
+        raise TypeError(f"x and y must be of one type (got {x.dtype} and {y.dtype})")
+    if (
+        x.dim() != 3
+        or x.shape[1:] != y.shape[1:]
+        or (x.size(0), y.size(0))
+        != (
+            adjacency.num_src,
+            adjacency.num_dst,
+        )
+    ):
+        raise ValueError(
+            f"expected x and y of shape [{adjacency.num_src}, heads, channels] and "
+            f"[{adjacency.num_dst}, heads, channels] (got {list(x.shape)} and {list(y.shape)})"
+        )
+    return _EdgeDot.apply(x, y, adjacency)
+
+
+class _EdgeDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, adjacency: Adjacency) -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.adjacency = adjacency
+        indptr, indices, edge_id = adjacency.indptr, adjacency.indices, adjacency.edge_id
+        if fused.usable(x):
+            rows = (each.reshape(each.size(0), row_numel(each)) for each in (x, y))
+            rest = None, x.size(1), False
+            out = fused.call("csr_weight_grad", indptr, indices, edge_id, *rows, *rest)
+            return out.to(x.dtype)
+        kind = accumulator(x.dtype)
+        row = rows_of(indptr, indices.numel())
+        out = (x.to(kind)[indices] * y.to(kind)[row]).sum(-1).to(x.dtype)
+        if edge_id is None:
+            return out
+        return torch.empty_like(out).index_copy(0, edge_id.to(torch.int64), out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        of_x = of_y = None
+        if ctx.needs_input_grad[0]:
+            of_x = aggregate(by_source(ctx.adjacency), y, grad)
+        if ctx.needs_input_grad[1]:
+            of_y = aggregate(ctx.adjacency, x, grad)
+        return of_x, of_y, None
+
+
+def by_source(adjacency: Adjacency) -> Adjacency:
+    """The same edges with the same ids in the other direction, grouped by source."""
+    indptr, rows, position = adjacency.transpose()
+    edge_id = adjacency.edge_id
+    ids = position if edge_id is None else edge_id.index_select(0, position)
+    return Adjacency.of_checked(indptr, rows, adjacency.num_dst, ids)
 
 
 def aggregate_plain(

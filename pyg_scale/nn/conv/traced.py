@@ -1,0 +1,186 @@
+"""Any message passing layer, with its own ``message`` run on nodes' features that are not gathered.
+
+A class of the user, or one of PyG's without a replacement of its own, gets a subclass with another
+``propagate``. It collects the arguments of the layer's ``message`` as PyG does, but what PyG
+gathers stays :class:`~pyg_scale.nn.lifted.Lifted`. If the message is still a weighted row of
+features, one fused op reduces it. Otherwise it is reduced edge by edge, on grouped edges.
+``forward``, ``update`` and everything else are the layer's own.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import Size
+
+from pyg_scale.nn.aggregation import reductions
+from pyg_scale.nn.conv.base import FusedConv, generated, observed
+from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
+from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
+from pyg_scale.nn.graph import is_sparse
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
+from pyg_scale.ops.aggregate import FLOATS
+
+_OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
+"""Methods behind ``propagate`` that this module relies on."""
+
+
+class TracedConv(FusedConv):
+    """A layer whose ``propagate`` is fused; ``forward`` is that of the class it replaces.
+
+    Made by :func:`traced`.
+    """
+
+    crossover = 250_000, 150_000
+
+    def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
+        """See PyG. ``[num_dst, ...]``."""
+        reason = observed(self)
+        if reason is None and self._is_small(self._widest(kwargs), edge_index):
+            reason = SMALL
+        elif reason is None and torch.compiler.is_compiling():
+            reason = RECORDED
+        if reason is None:
+            try:
+                return _propagate(self, edge_index, size, kwargs)
+            except NotFused as found:
+                reason = str(found)
+            except Exception as error:  # PyG's path raises it again if it is the caller's
+                reason = f"message raised {type(error).__name__} on features not gathered"
+        record(self, reason)  # type: ignore[arg-type]
+        if self.explain or self.decomposed_layers > 1:  # type: ignore[attr-defined]
+            return MessagePassing.propagate(self, edge_index, size, **kwargs)
+        return self.replaces.propagate(self, edge_index, size=size, **kwargs)  # type: ignore[attr-defined]
+
+    _orig_propagate = _jinja_propagate = propagate  # set on instances that are explained, or not
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Keep ``propagate`` as it is."""
+
+    def _lift(self, src: Tensor, edge_index: Any, dim: int) -> Tensor:
+        if isinstance(edge_index, EdgeIndices):
+            return lift(edge_index.edges, src, dim)
+        return super()._lift(src, edge_index, dim)  # type: ignore[misc]
+
+    def message_channels(self, x: Tensor) -> int:
+        """See :meth:`FusedConv.message_channels`."""
+        node_dim: int = self.node_dim  # type: ignore[attr-defined]
+        return x.numel() // max(x.size(node_dim), 1)
+
+    def _widest(self, kwargs: dict[str, Any]) -> Tensor | None:
+        """The features of sources with the most channels among the arguments of ``propagate``."""
+        found: Tensor | None = None
+        for name in self._user_args:  # type: ignore[attr-defined]
+            x = kwargs.get(name[:-2]) if name.endswith("_j") else None
+            x = x[0] if isinstance(x, (tuple, list)) and x else x
+            if not isinstance(x, Tensor) or x.dim() < max(1, -self.node_dim):  # type: ignore[attr-defined]
+                continue
+            if found is None or self.message_channels(x) > self.message_channels(found):
+                found = x
+        return found
+
+    def __prepare_scriptable__(self) -> Any:
+        """PyG's layer, which ``torch.jit.script`` compiles."""
+        cls: Any = self.replaces
+        plain = cls.__new__(cls)
+        plain.__dict__.update(self.__dict__)
+        return plain
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles name the replaced class, as this one is made when it is needed."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        made, _, *rest = reduced
+        if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced
+        return _new, (self.replaces,), *rest
+
+
+def _new(cls: type) -> Any:
+    made = traced(cls)
+    return made.__new__(made)
+
+
+@functools.cache
+def traced(cls: type[MessagePassing]) -> type[TracedConv]:
+    """The subclass of a message passing layer with a fused ``propagate``.
+
+    Args:
+        cls: Any class of layers, PyG's or yours.
+
+    Returns:
+        A class of the same name, parameters and ``state_dict``; made once.
+    """
+    body: dict[str, Any] = {
+        "replaces": cls,
+        "edge_updater": cls.edge_updater,
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
+    return type(cls.__name__, (TracedConv, cls), body)
+
+
+def why_not_traced(layer: MessagePassing) -> str:
+    """The reason why a layer cannot have a fused ``propagate``; empty if it can."""
+    cls = type(layer)
+    own = layer.__dict__.get("propagate", cls.propagate)  # PyG sets it on layers that are explained
+    if not generated(cls.propagate) or not generated(getattr(own, "__func__", own)):
+        return "propagate is overridden"
+    for name in _OWN:
+        if getattr(cls, name) is not getattr(MessagePassing, name):
+            return f"{name} is overridden"
+    return ""
+
+
+def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
+    """PyG's ``MessagePassing.propagate``, but messages are not gathered before they must be."""
+    if is_sparse(edge_index):
+        raise NotFused("a sparse matrix")
+    sizes = layer._check_input(edge_index, size)
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise NotFused("edge_index is not an int64 or int32 tensor")
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index._data  # the inner tensor, one object while edge_index lives
+    edges = Edges(edge_index, sizes, layer.flow, layer.node_dim)
+    found = layer._collect(layer._user_args, EdgeIndices.of(edge_index, edges), sizes, kwargs)
+    collect = layer.inspector.collect_param_data
+    edges.group()  # refuses what is invalid before the layer's own code runs
+    out = layer.message(**collect("message", found))
+    given = collect("aggregate", found)
+    if type(layer).aggregate is MessagePassing.aggregate and "aggregate" not in layer.__dict__:
+        out = _aggregate(layer, edges, out, given)
+    else:
+        out = layer.aggregate(out, **given)
+    if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
+        record(layer, f"rows of features gathered for {edges.needed_by}")
+    return layer.update(out, **collect("update", found))
+
+
+def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> Tensor:
+    """PyG's ``MessagePassing.aggregate``."""
+    try:
+        how = reductions(layer)
+    except NotFused:
+        return MessagePassing.aggregate(layer, out, **given)
+    outs = [_reduced(edges, out, layer.node_dim, each) for each in how]
+    return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
+
+
+def _reduced(edges: Edges, out: Tensor, node_dim: int, reduce: str) -> Tensor:
+    if isinstance(out, Lifted) and not out.is_changed:
+        found = reduce_lifted(out, reduce)
+        if found is not None:
+            return found
+    values = rows(out)
+    if values.dtype not in FLOATS or values.layout != torch.strided:
+        raise NotFused(f"messages are {values.dtype}")
+    dim = values.dim() + node_dim if node_dim < 0 else node_dim
+    if not 0 <= dim < values.dim() or values.size(dim) != edges.num_edges:
+        raise NotFused("messages are not of shape [num_edges, ...]")
+    return sum_edges(edges.graph, values, dim, DESTINATION, reduce)

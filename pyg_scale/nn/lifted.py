@@ -1,0 +1,572 @@
+"""Features of nodes as edges see them, not gathered: PyG's ``x_j`` and ``x_i``, without their rows.
+
+PyG gathers a row per edge before it calls a layer's ``message``. :class:`Lifted` stands for these
+rows: it is a tensor of their shape that knows the nodes' features instead. The layer's own code
+runs on it. Steps that keep the form ``weight of the edge * features of its source * features of its
+destination`` change the nodes' features or the weights alone, and one fused op reduces the result,
+which reads the features of neighbours as it goes. Any other step gathers the rows, as PyG would.
+
+The layer sees the ends of its edges as :class:`EdgeIndices`: what it gathers and scatters with them
+runs on grouped edges too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from pyg_scale.nn.edges import (
+    DESTINATION,
+    SOURCE,
+    Edges,
+    aggregate_exactly,
+    dot_at_ends,
+    gather,
+    sum_edges,
+)
+from pyg_scale.nn.fallback import NotFused
+from pyg_scale.ops import fused
+from pyg_scale.ops.aggregate import FLOATS
+
+
+class Lifted(Tensor):
+    """A row per edge, not gathered: a product of nodes' features and of a weight per edge.
+
+    Args:
+        edges: The edges.
+        dim: The dimension of edges.
+        ends: Features of sources and of destinations, each with nodes where the result has edges,
+            and of as many dimensions; ``None`` is 1.
+        weight: A factor of as many dimensions, which has edges in ``dim``; ``None`` is 1.
+        row: The shape of each row at the end, if it is another view of the product; edges are then
+            in the first dimension.
+    """
+
+    edges: Edges
+    dim_of_edges: int
+    ends: list[Tensor | None]
+    weight: Tensor | None
+    row: tuple[int, ...] | None
+    _value: Tensor | None
+    _made_at: int
+
+    @staticmethod
+    def __new__(
+        cls,
+        edges: Edges,
+        dim: int,
+        ends: Sequence[Tensor | None],
+        weight: Tensor | None,
+        row: tuple[int, ...] | None = None,
+    ) -> Lifted:
+        """See :class:`Lifted`."""
+        features = next(end for end in ends if end is not None)
+        if row is None:
+            shape = product_shape(edges, dim, ends, weight)
+        else:
+            shape = [edges.num_edges, *row]
+        made: Lifted = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=features.dtype, device=features.device
+        )
+        made.edges, made.dim_of_edges, made.ends, made.weight = edges, dim, list(ends), weight
+        made.row = row
+        made._value = None
+        return made
+
+    def gathered(self) -> Tensor:
+        """The rows, gathered once."""
+        if self._value is None:
+            self.edges.gathered = max(self.edges.gathered, self.numel())
+            value: Tensor | None = None
+            for end, features in enumerate(self.ends):
+                if features is not None:
+                    rows = gather(self.edges, features, self.dim_of_edges, end)
+                    value = rows if value is None else value * rows
+            assert value is not None
+            if self.weight is not None:
+                value = value * self.weight
+            self._value = value.reshape(self.shape)
+            self._made_at = self._value._version
+        return self._value
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the gathered rows were changed in place since."""
+        return self._value is not None and self._value._version != self._made_at
+
+    @property
+    def is_product(self) -> bool:
+        """True if the rows are the product, neither changed nor viewed in another shape."""
+        return self.row is None and not self.is_changed
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch on the nodes' features if that is the same, else on the rows."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {})) if func in _METADATA else _run(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Refuse what did not come by way of a function of torch: there are no rows."""
+        raise NotFused(f"features of edges are read by {func}")
+
+
+class EdgeIndices(Tensor):
+    """``edge_index`` of a call or one end of its edges, which knows the grouped edges."""
+
+    edges: Edges
+    row: int | None
+
+    @classmethod
+    def of(cls, plain: Tensor, edges: Edges, row: int | None = None) -> EdgeIndices:
+        """The edge list, or a view of one row of it."""
+        made = plain.as_subclass(cls)
+        made.edges, made.row = edges, row
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch on grouped edges if there is a rule, else on the plain tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _run(func, args, kwargs)
+
+
+def product_shape(
+    edges: Edges, dim: int, ends: Sequence[Tensor | None], weight: Tensor | None
+) -> list[int]:
+    """The shape of the product that the arguments of :class:`Lifted` describe."""
+    factors = [each.shape for each in (*ends, weight) if each is not None]
+    shape = list(torch.broadcast_shapes(*([*f[:dim], 1, *f[dim + 1 :]] for f in factors)))
+    shape[dim] = edges.num_edges
+    return shape
+
+
+def lift(edges: Edges, features: Tensor, row: int) -> Tensor:
+    """The features at those ends of edges that are a row of ``edge_index``.
+
+    Args:
+        edges: The edges.
+        features: Nodes are in dimension ``edges.node_dim``.
+        row: 0 or 1.
+
+    Raises:
+        NotFused: If there are no kernels for the device.
+    """
+    dim = edges.node_dim + features.dim() if edges.node_dim < 0 else edges.node_dim
+    if not features.is_cpu and not (features.is_cuda and fused.usable(features)):
+        raise NotFused(f"there are no kernels for device {features.device}")
+    if type(features) not in (Tensor, torch.nn.Parameter) or features.dtype not in FLOATS:
+        return gather(edges, features, dim, edges.end(row))
+    ends: list[Tensor | None] = [None, None]
+    ends[edges.end(row)] = features
+    made = Lifted(edges, dim, ends, None)
+    edges.widest = max(edges.widest, made.numel())
+    return made
+
+
+def rows(message: Tensor) -> Tensor:
+    """The rows of a message, gathered now if they are not yet."""
+    if isinstance(message, Lifted):
+        message.edges.needed_by = message.edges.needed_by or "aggregation"
+        return message.gathered()
+    return message
+
+
+def reduce_lifted(message: Lifted, reduce: str) -> Tensor | None:
+    """Reduce messages at their destinations by one fused op; ``None`` if their form is another.
+
+    Args:
+        message: The messages.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+    """
+    source, destination = message.ends
+    if message.is_changed or source is None:
+        return None
+    if destination is not None and reduce not in ("sum", "mean"):
+        return None
+    dim, weight, graph = message.dim_of_edges, message.weight, message.edges.graph
+    shape = product_shape(message.edges, dim, message.ends, weight)
+    row = shape[:dim] + shape[dim + 1 :]
+    x = source.movedim(dim, 0).expand(-1, *row)
+    if weight is None:
+        x = x.reshape(x.size(0), math.prod(row))
+    else:
+        weight = weight.movedim(dim, 0)
+        heads = _heads(weight.shape[1:], row)
+        if heads is None:
+            return None
+        weight = weight.reshape(-1, heads)
+        x = x.reshape(x.size(0), heads, math.prod(row) // max(heads, 1))
+        if heads == 1:
+            x, weight = x.squeeze(1), weight.squeeze(1)
+    out = aggregate_exactly(graph, x, weight, reduce)
+    out = out.reshape(graph.num_dst, *row).movedim(0, dim)
+    if destination is not None:
+        out = out * destination
+    return out if message.row is None else out.reshape(out.size(0), *message.row)
+
+
+def _heads(weight: Sequence[int], row: Sequence[int]) -> int | None:
+    """Number of heads if a weight has one number for each of the first dimensions of a row."""
+    heads, k = 1, 0
+    while k < len(row) and weight[k] == row[k]:
+        heads *= row[k]
+        k += 1
+    return heads if all(size == 1 for size in weight[k:]) else None
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run a function of torch by its rule, or else on plain tensors."""
+    kwargs = kwargs or {}
+    for each in args:
+        if isinstance(each, Lifted) and each.edges.grad_mode != torch.is_grad_enabled():
+            # Such as an autograd.Function, whose backward would not reach the nodes.
+            raise NotFused("features of edges are read with gradients disabled")
+    rule = _RULES.get(func)
+    if rule is not None:
+        found = rule(*args, **kwargs)
+        if found is not None:
+            return found
+
+    def plain(each: Any) -> Any:
+        if isinstance(each, Lifted):
+            each.edges.needed_by = each.edges.needed_by or getattr(func, "__name__", str(func))
+            return each.gathered()
+        return each.as_subclass(Tensor) if isinstance(each, EdgeIndices) else each
+
+    args, kwargs = tree_map(plain, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+# Rules of functions of features ###########################################################
+#
+# A rule returns the result of a function of torch, or None if the function needs plain tensors.
+
+
+def _multiply(a: Any, b: Any) -> Any:
+    if not isinstance(a, Lifted):
+        a, b = b, a
+    if not isinstance(a, Lifted) or not a.is_product:
+        return None
+    if isinstance(b, Lifted):
+        return _product(a, b) if b.is_product else None
+    if isinstance(b, (int, float)):
+        return _scaled(a, b)
+    if not isinstance(b, Tensor) or torch.result_type(a, b) != a.dtype:
+        return None
+    factor = b if b.is_floating_point() else b.to(a.dtype)
+    if factor.dim() == 0:
+        return _scaled(a, factor)
+    aligned = _aligned(a, factor)
+    if aligned is None:
+        return None
+    if aligned.size(a.dim_of_edges) == 1:
+        return _on_nodes(a, lambda x: x * aligned)
+    weight = aligned if a.weight is None else a.weight * aligned
+    return Lifted(a.edges, a.dim_of_edges, a.ends, weight)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if not isinstance(a, Lifted) or isinstance(b, Lifted):
+        return None
+    if isinstance(b, (int, float)):
+        return None if b == 0 else _multiply(a, 1 / b)
+    if not isinstance(b, Tensor) or not b.is_floating_point():
+        return None
+    return _multiply(a, b.reciprocal())
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """The sum with a number: other terms need rows."""
+    if not isinstance(a, Lifted):
+        a, b = b, a
+    return None if not isinstance(b, (int, float)) or alpha != 1 else _by_node(torch.add)(a, b)
+
+
+def _negate(a: Lifted) -> Any:
+    return _scaled(a, -1) if isinstance(a, Lifted) and a.is_product else None
+
+
+def _product(a: Lifted, b: Lifted) -> Lifted | None:
+    same = a.edges is b.edges and a.dim() == b.dim() and a.dim_of_edges == b.dim_of_edges
+    if not same or a.dtype != b.dtype:
+        return None
+    ends = [_times(x, y) for x, y in zip(a.ends, b.ends, strict=True)]
+    return Lifted(a.edges, a.dim_of_edges, ends, _times(a.weight, b.weight))
+
+
+def _times(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    return y if x is None else x if y is None else x * y
+
+
+def _scaled(a: Lifted, factor: Any) -> Lifted:
+    if a.weight is not None:
+        return Lifted(a.edges, a.dim_of_edges, a.ends, a.weight * factor)
+    return _on_nodes(a, lambda x: x * factor)
+
+
+def _on_nodes(a: Lifted, function: Callable[[Tensor], Tensor]) -> Lifted:
+    """Apply a function to the features of nodes, of sources if there are any."""
+    end = SOURCE if a.ends[SOURCE] is not None else DESTINATION
+    ends = list(a.ends)
+    features = ends[end]
+    assert features is not None
+    ends[end] = function(features)
+    return Lifted(a.edges, a.dim_of_edges, ends, a.weight)
+
+
+def _aligned(a: Lifted, b: Tensor) -> Tensor | None:
+    """A tensor with as many dimensions as ``a``, if a product of both has the shape of ``a``."""
+    missing = a.dim() - b.dim()
+    if missing < 0:
+        return None
+    shape = [1] * missing + [*b.shape]
+    if any(size not in (1, mine) for size, mine in zip(shape, a.shape, strict=True)):
+        return None
+    return b.view(shape) if missing else b
+
+
+def _features(a: Any) -> Tensor | None:
+    """The features of nodes of one end, if the rows are these and nothing else."""
+    if not isinstance(a, Lifted) or not a.is_product or a.weight is not None:
+        return None
+    source, destination = a.ends
+    if source is not None and destination is not None:
+        return None
+    return source if destination is None else destination
+
+
+def _by_node(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a function of every row by itself: it is computed for nodes, once."""
+
+    def rule(a: Any, *args: Any, **kwargs: Any) -> Any:
+        features = _features(a)
+        if features is None or features.size(a.dim_of_edges) > a.edges.num_edges:
+            return None
+        if any(isinstance(each, (Lifted, EdgeIndices)) for each in (*args, *kwargs.values())):
+            return None
+        return _on_nodes(a, lambda x: function(x, *args, **kwargs))
+
+    return rule
+
+
+def _linear(a: Any, weight: Any, bias: Any = None) -> Any:
+    return None if _is_last(a) else _by_node(F.linear)(a, weight, bias)
+
+
+def _is_last(a: Any) -> bool:
+    """Return True if there are edges in the last dimension."""
+    return isinstance(a, Lifted) and a.dim_of_edges == a.dim() - 1
+
+
+def _view(a: Any, *shape: Any) -> Any:
+    if isinstance(a, EdgeIndices):
+        return _spread(Tensor.view)(a, *shape)
+    if not isinstance(a, Lifted) or a.is_changed or a.dim_of_edges != 0:
+        return None
+    sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else [*shape]
+    row, size = a.numel() // max(a.edges.num_edges, 1), a.edges.num_edges
+    if not size or not all(isinstance(each, int) for each in sizes) or sizes[0] not in (-1, size):
+        return None
+    rest = sizes[1:]
+    if -1 in rest and sizes[0] != -1:
+        known = -math.prod(rest)
+        rest = [row // known if each == -1 and known > 0 else each for each in rest]
+    if math.prod(rest) != row or min(rest, default=1) < 1:
+        return None
+    if _features(a) is not None:
+        return _on_nodes(a, lambda x: x.reshape(x.size(0), *rest))
+    return Lifted(a.edges, 0, a.ends, a.weight, tuple(rest))
+
+
+def _unsqueeze(a: Any, dim: int) -> Any:
+    if not isinstance(a, Lifted) or not a.is_product:
+        return None
+    at = dim + a.dim() + 1 if dim < 0 else dim
+    if not a.dim_of_edges < at <= a.dim():
+        return None
+    ends = [None if end is None else end.unsqueeze(at) for end in a.ends]
+    weight = None if a.weight is None else a.weight.unsqueeze(at)
+    return Lifted(a.edges, a.dim_of_edges, ends, weight)
+
+
+def _sum(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The sum over channels of a product of both ends: no row is gathered for it."""
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if not isinstance(a, Lifted) or not a.is_product or dtype is not None:
+        return None
+    if not isinstance(dim, int):
+        return None
+    source, destination = a.ends
+    last = dim + a.dim() if dim < 0 else dim
+    if a.dim_of_edges != 0 or last != a.dim() - 1 or last == 0:
+        return None
+    if source is None or destination is None:
+        return _by_node(torch.sum)(a, -1, keepdim)
+    if a.weight is not None and a.weight.size(-1) != 1:
+        return None
+    row = a.shape[1:]
+    out = dot_at_ends(a.edges.graph, source.expand(-1, *row), destination.expand(-1, *row))
+    out = out.unsqueeze(-1)
+    if a.weight is not None:
+        out = out * a.weight
+    return out if keepdim else out.squeeze(-1)
+
+
+def _new(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a function that makes a tensor of the type and device of another."""
+
+    def rule(a: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(a, Lifted):
+            return None
+        features = next(end for end in a.ends if end is not None)
+        return function(features, *args, **kwargs)
+
+    return rule
+
+
+def _requires_grad(a: Any) -> bool | None:
+    if not isinstance(a, Lifted):
+        return None
+    return any(each is not None and each.requires_grad for each in (*a.ends, a.weight))
+
+
+# Rules of functions of the ends of edges ##################################################
+
+
+def _row(whole: Any, key: Any) -> Any:
+    """``edge_index[0]`` and ``edge_index[1]``."""
+    if not isinstance(whole, EdgeIndices) or whole.row is not None or type(key) is not int:
+        return None
+    row = key % 2
+    return EdgeIndices.of(whole.as_subclass(Tensor)[key], whole.edges, row)
+
+
+def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a view, which may repeat the ends of edges in other dimensions."""
+
+    def rule(index: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(index, EdgeIndices) or index.row is None:
+            return None
+        out = function(index.as_subclass(Tensor), *args, **kwargs)
+        return EdgeIndices.of(out, index.edges, index.row)
+
+    return rule
+
+
+def _along(index: Any, dim: Any, shape: Sequence[int]) -> int | None:
+    """The dimension in which an index of a shape has edges, if it is the same in all others."""
+    if not isinstance(index, EdgeIndices) or index.row is None or not isinstance(dim, int):
+        return None
+    if [*index.shape] != [*shape] or not index.numel():
+        return None
+    at = dim + index.dim() if dim < 0 else dim
+    step = index.edges.edge_index.stride(1)
+    for k, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):
+        if (size != index.edges.num_edges or stride != step) if k == at else size > 1 and stride:
+            return None
+    return at
+
+
+def _select(x: Any, dim: Any, index: Any) -> Any:
+    if not isinstance(x, Tensor) or isinstance(x, (Lifted, EdgeIndices)):
+        return None
+    at = _along(index, 0, index.shape)
+    if at is None or index.dim() != 1 or not x.is_floating_point():
+        return None
+    end = index.edges.end(index.row)
+    graph = index.edges.graph
+    dim = dim + x.dim() if dim < 0 else dim
+    if x.size(dim) != (graph.num_src if end == SOURCE else graph.num_dst):
+        return None
+    return gather(index.edges, x, dim, end)
+
+
+def _scatter_add(out: Any, dim: Any, index: Any, src: Any) -> Any:
+    reduced = _scattered(out, dim, index, src, "sum")
+    return None if reduced is None else out.add_(reduced)
+
+
+def _scatter_reduce(
+    out: Any, dim: Any, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if include_self or reduce not in ("amax", "amin", "sum", "mean"):
+        return None
+    reduced = _scattered(out, dim, index, src, reduce.removeprefix("a"))
+    if reduced is None:
+        return None
+    edges = index.edges
+    end = edges.end(index.row)
+    pointers = edges.graph.indptr if end == DESTINATION else edges.graph.transpose().indptr
+    shape = [1] * out.dim()
+    shape[dim] = -1
+    return out.copy_(torch.where((pointers.diff() > 0).view(shape), reduced, out))
+
+
+def _index_add(out: Any, dim: Any, index: Any, src: Any, *, alpha: Any = 1) -> Any:
+    if not isinstance(src, Tensor) or not isinstance(index, EdgeIndices) or index.dim() != 1:
+        return None
+    shape = [1] * src.dim()
+    shape[dim] = -1
+    view = index.as_subclass(Tensor).view(shape).expand(src.shape)
+    whole = EdgeIndices.of(view, index.edges, index.row)
+    reduced = _scattered(out, dim, whole, src, "sum")
+    return None if reduced is None else out.add_(reduced, alpha=alpha)
+
+
+def _scattered(out: Any, dim: Any, index: Any, src: Any, reduce: str) -> Tensor | None:
+    """Reduce edges at the nodes of one end; ``None`` if a scatter does anything else."""
+    if not isinstance(src, Tensor) or isinstance(src, EdgeIndices) or isinstance(out, Lifted):
+        return None
+    at = _along(index, dim, src.shape)
+    if at is None or src.dtype not in FLOATS or out.dtype != src.dtype:
+        return None
+    edges, end = index.edges, index.edges.end(index.row)
+    size = edges.graph.num_src if end == SOURCE else edges.graph.num_dst
+    if [*out.shape] != [*src.shape[:at], size, *src.shape[at + 1 :]]:
+        return None
+    if isinstance(src, Lifted):
+        if end == DESTINATION and src.edges is edges and src.dim_of_edges == at:
+            found = reduce_lifted(src, reduce)
+            if found is not None:
+                return found
+        src = rows(src)
+    return sum_edges(edges.graph, src, at, end, reduce)
+
+
+_METADATA = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),
+    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse")),
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
+    *(Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel),
+}
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), _multiply),
+    **dict.fromkeys((torch.div, torch.divide, Tensor.div, Tensor.divide), _divide),
+    **dict.fromkeys((torch.add, Tensor.add), _add),
+    **dict.fromkeys((torch.neg, Tensor.neg), _negate),
+    **dict.fromkeys((torch.sum, Tensor.sum), _sum),
+    **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
+    **dict.fromkeys((torch.reshape, Tensor.reshape, Tensor.view), _view),
+    **{f: _new(f) for f in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full)},
+    F.linear: _linear,
+    Tensor.requires_grad.__get__: _requires_grad,  # type: ignore[attr-defined]
+    Tensor.__getitem__: _row,
+    **dict.fromkeys((torch.index_select, Tensor.index_select), _select),
+    Tensor.scatter_add_: _scatter_add,
+    Tensor.scatter_reduce_: _scatter_reduce,
+    Tensor.index_add_: _index_add,
+    **{f: _spread(f) for f in (Tensor.expand_as, Tensor.expand)},
+}

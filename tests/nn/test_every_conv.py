@@ -1,0 +1,60 @@
+"""accelerate() on every layer of PyG: results and gradients are PyG's, in float64."""
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+from pyg_scale.nn import accelerate, fallbacks
+from pyg_scale.testing import graphs
+from pyg_scale.testing.layers import LAYERS, OTHERS
+from tests.nn.oracle import distance, run
+
+CHANNELS = 8
+
+
+@pytest.fixture(scope="module")
+def graph():
+    data = graphs.hostile()
+    x = torch.randn(100, CHANNELS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x, data.edge_index
+
+
+def compared(make, arguments, tolerance=1e-11):
+    torch.manual_seed(4)
+    theirs = make().double()
+    ours = copy.deepcopy(theirs)
+    report = accelerate(ours)
+    torch.manual_seed(5)
+    out, grads = run(theirs, arguments, {})
+    torch.manual_seed(5)
+    out_ours, grads_ours = run(ours, arguments, {})
+    assert distance(out_ours, out) < tolerance
+    floor = max(float(g.norm()) for g in grads if g is not None) / 10
+    for ours_, theirs_ in zip(grads_ours, grads, strict=True):
+        assert distance(ours_, theirs_, floor) < tolerance
+    return ours, report
+
+
+def test_every_name_is_known():
+    assert set(LAYERS) | set(OTHERS) == set(pyg.conv.__all__)
+    assert not set(LAYERS) & set(OTHERS)
+
+
+ROWS = {
+    "ResGatedGraphConv", "GINEConv", "FastRGCNConv", "RGATConv", "DNAConv", "PointNetConv",
+    "GMMConv", "NNConv", "CGConv", "EdgeConv", "PPFConv", "FeaStConv", "PointTransformerConv",
+    "LEConv", "PNAConv", "GENConv", "FiLMConv", "GeneralConv", "HEATConv", "PointGNNConv",
+}  # fmt: skip
+"""The layers whose messages are more than weighted features: each edge needs a row."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_equals_pyg(name, graph):
+    example = LAYERS[name]
+    ours, report = compared(lambda: example.make(CHANNELS), example.inputs(*graph))
+    assert report.layers and all(layer.switched for layer in report.layers)
+    found = {reason for reasons in fallbacks(ours).values() for reason in reasons}
+    assert all(reason.startswith("rows of features gathered for") for reason in found), found
+    assert bool(found) == (name in ROWS)
