@@ -1,0 +1,334 @@
+"""Latencies of online predictions under open-loop load: in memory, from disk, over HTTP.
+
+Requests for one node each come at random moments of a given rate, whether earlier ones are answered
+or not. The latency of a request counts from the moment at which it was due, so that a slow answer
+is not hidden by the requests that it delays. First every way answers as many requests as it can,
+which is its capacity; then it gets a share of that. Beside them, a plain loop calls a loader and
+the model for one node at a time. Over HTTP needs pyg-scale-http, else it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch_geometric.nn import GraphSAGE
+
+import pyg_scale
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.serving import Predictor
+from pyg_scale.store import Disk
+from pyg_scale_bench import graphs
+from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.report import Report, Table
+
+WAYS = ("memory", "disk", "http")
+LABELS = {
+    "memory": "in this process, from memory",
+    "disk": "in this process, features from disk",
+    "http": "over HTTP, one more process",
+    "loop": "a loader and the model, one node at a time",
+}
+_CLASSES = 47
+_SEED = 0
+_START_SECONDS = 120.0
+_CONNECTIONS = 256
+_MODEL = """
+import torch
+from torch_geometric.nn import GraphSAGE
+
+def make():
+    torch.manual_seed(0)
+    torch.set_num_threads({threads})
+    return GraphSAGE({features}, {hidden}, num_layers={layers}, out_channels={classes})
+"""
+
+
+class Way(Protocol):
+    """A way to get predictions: sends a request, and notes when its answer came."""
+
+    def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
+        """The latency in seconds of each request, which is due so many seconds from now."""
+        ...
+
+
+class InProcess:
+    """A predictor in this process.
+
+    Args:
+        predictor: It.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+
+    def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
+        """See :class:`Way`."""
+        done = [0.0] * len(ids)
+        futures = []
+
+        def note(number: int, when: float) -> Any:
+            def noted(_: Any) -> None:
+                done[number] = time.perf_counter() - when
+
+            return noted
+
+        begin = time.perf_counter()
+        for number, (node, offset) in enumerate(zip(ids, due)):
+            when = begin + offset
+            left = when - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
+            futures.append(self.predictor.submit([node]))
+            futures[-1].add_done_callback(note(number, when))
+        for future in futures:
+            future.result()
+        return done
+
+
+class OverHttp:
+    """A server of ``pyg-scale predict``, and connections that are kept.
+
+    Args:
+        port: The port of the server.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
+        """See :class:`Way`."""
+        return asyncio.run(self._run(ids, due))
+
+    async def _run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
+        idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        every: list[asyncio.StreamWriter] = []
+        free = asyncio.Semaphore(_CONNECTIONS)
+
+        async def ask(node: int, when: float) -> float:
+            async with free:
+                return await answered(node, when)
+
+        async def answered(node: int, when: float) -> float:
+            if idle:
+                reader, writer = idle.pop()
+            else:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                every.append(writer)
+            body = json.dumps({"ids": [node]}).encode()
+            head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            content = await reader.readexactly(length)
+            if b" 200 " not in answer.split(b"\r\n")[0]:
+                raise RuntimeError(content.decode())
+            idle.append((reader, writer))
+            return time.perf_counter() - when
+
+        begin, tasks = time.perf_counter(), []
+        for node, offset in zip(ids, due):
+            left = begin + offset - time.perf_counter()
+            if left > 0:
+                await asyncio.sleep(left)
+            tasks.append(asyncio.ensure_future(ask(node, begin + offset)))
+        found = await asyncio.gather(*tasks)
+        for writer in every:
+            writer.close()
+        return list(found)
+
+
+# Measuring ################################################################################
+
+
+def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Make the graph, and load every way in turns."""
+    torch.set_num_threads(args.threads)
+    folder = Path(args.dir).absolute()
+    graph = folder / "graph"
+    data = graphs.cached(None, args.nodes, args.edges, args.features)
+    pyg_scale.save(data, graph)
+    found["missing"] = []
+    with contextlib.ExitStack() as stack:
+        ways: dict[str, Way] = {}
+        for name in args.ways:
+            if name == "http" and importlib.util.find_spec("pyg_scale_http") is None:
+                found["missing"].append("http")
+                continue
+            ways[name] = _way(name, args, data, graph, stack)
+        found["rounds"] = {name: [] for name in [*ways, "loop"]}
+        loop = _Loop(args, data)
+        for turn in range(args.rounds + 1):  # the first one warms up
+            for name, way in ways.items():
+                print(f"round {turn}: {LABELS[name]}", file=sys.stderr)
+                result = _loaded(way, args, turn)
+                if turn:
+                    found["rounds"][name].append(result)
+            seconds = loop.run(_ids(args, turn, args.requests))
+            if turn:
+                capacity = len(seconds) / sum(seconds)
+                found["rounds"]["loop"].append(_quantiles(seconds) | {"capacity": capacity})
+
+
+def _way(
+    name: str, args: argparse.Namespace, data: Any, graph: Path, stack: contextlib.ExitStack
+) -> Way:
+    if name == "http":
+        return OverHttp(stack.enter_context(_server(args, graph)))
+    options: dict[str, Any] = {"attributes": ["x"]}
+    if name == "disk":
+        size = args.nodes * args.features * 4
+        options = {"feature_store": Disk(graph, cache=max(1 << 20, int(args.cache * size)))}
+        data = pyg_scale.open(graph)
+    predictor = Predictor(
+        _model(args), data, args.num_neighbors, seed=_SEED, max_waiting=1 << 20, **options
+    )
+    stack.enter_context(predictor).warm_up()
+    return InProcess(predictor)
+
+
+@contextlib.contextmanager
+def _server(args: argparse.Namespace, graph: Path) -> Iterator[int]:
+    """The port of a server in a process of its own."""
+    file = graph.parent / "model.py"
+    values = {name: getattr(args, name) for name in ("threads", "features", "hidden")}
+    layers = len(args.num_neighbors)
+    file.write_text(_MODEL.format(**values, layers=layers, classes=_CLASSES))
+    hops = ",".join(map(str, args.num_neighbors))
+    command = [sys.executable, "-m", "pyg_scale.cli", "predict", f"{file}:make", str(graph)]
+    command += ["--http", "127.0.0.1:0", "--num-neighbors", hops, "--attributes", "x"]
+    command += ["--max-waiting", str(1 << 20), "--max-connections", "20000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"the server ended with status {process.wait(_START_SECONDS)}")
+            yield int(line.rstrip().rstrip("/").rpartition(":")[2])
+        finally:
+            process.terminate()
+            process.wait(_START_SECONDS)
+
+
+class _Loop:
+    """A loader and a model that are called for one node at a time."""
+
+    def __init__(self, args: argparse.Namespace, data: Any) -> None:
+        self._model = _model(args).eval()
+        self._loader = NeighborLoader(data, args.num_neighbors, batch_size=1, seed=_SEED)
+
+    @torch.no_grad()
+    def run(self, ids: Sequence[int]) -> list[float]:
+        """The seconds for each node."""
+        seconds = []
+        for node in ids:
+            begin = time.perf_counter()
+            batch = self._loader([node])
+            self._model(batch.x, batch.edge_index)[:1].tolist()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+
+def _model(args: argparse.Namespace) -> GraphSAGE:
+    torch.manual_seed(0)
+    layers = len(args.num_neighbors)
+    return GraphSAGE(args.features, args.hidden, num_layers=layers, out_channels=_CLASSES)
+
+
+def _ids(args: argparse.Namespace, turn: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(turn)
+    found: list[int] = torch.randint(args.nodes, (count,), generator=generator).tolist()
+    return found
+
+
+def _loaded(way: Way, args: argparse.Namespace, turn: int) -> dict[str, float]:
+    """The capacity of a way, and its latencies at a share of it."""
+    ids = _ids(args, turn, args.requests)
+    burst = min(len(ids), 2_000)
+    begin = time.perf_counter()
+    way.run(ids[:burst], [0.0] * burst)
+    capacity = burst / (time.perf_counter() - begin)
+    generator = torch.Generator().manual_seed(turn)
+    pauses = torch.empty(len(ids), dtype=torch.float64).exponential_(generator=generator)
+    due = (pauses / (args.load * capacity)).cumsum(0).tolist()
+    return _quantiles(way.run(ids, due)) | {"capacity": capacity, "rate": args.load * capacity}
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    ordered, last = sorted(seconds), len(seconds) - 1
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: ordered[round(share * last)] for name, share in shares.items()}
+
+
+# Report ###################################################################################
+
+
+def report(found: Mapping[str, Any]) -> Report:
+    """The report of a run."""
+    settings = found["settings"]
+    rows, bars = [], []
+    for name, rounds in found["rounds"].items():
+        middle = {key: median(each[key] for each in rounds) for key in rounds[0]}
+        rate = f"{middle['rate']:,.0f}" if "rate" in middle else "one at a time"
+        cells = [f"{middle[key] * 1e3:.2f}" for key in ("p50", "p90", "p99", "max")]
+        rows.append([LABELS[name], f"{middle['capacity']:,.0f}", rate, *cells])
+        slowest = [each["p99"] * 1e3 for each in rounds]
+        side = "peers" if name == "loop" else "pyg_scale"
+        spread = (min(slowest), max(slowest))
+        bars.append(Bar(LABELS[name], middle["p99"] * 1e3, side, spread=spread))
+    size = ", ".join(f"{settings[name]:,} {name}" for name in ("nodes", "edges", "features"))
+    model = f"neighbours {settings['num_neighbors']}, GraphSAGE with {settings['hidden']} channels"
+    load = f"{settings['requests']:,} requests for one node each, at random moments, at "
+    load += f"{settings['load']:.0%} of the capacity of each way"
+    how = f"{settings['threads']} thread(s) of torch; medians of {settings['rounds']} rounds"
+    lines = [f"{size}, {model}", f"{load}; {how}"]
+    if found["missing"]:
+        lines.append("not installed, so left out: pyg-scale-http")
+    header = ["way", "capacity, requests/s", "requests/s", "p50 ms", "p90 ms", "p99 ms", "max ms"]
+    return Report(
+        found,
+        lines,
+        [Table(header, rows, "Latencies", align="lr")],
+        [[Panel("p99 of a request for one node", bars, "ms")]],
+        "Predictions online",
+    )
+
+
+BENCHMARK = Benchmark(
+    "serving",
+    __doc__,
+    {
+        "graph": {
+            "nodes": Option(400_000),
+            "edges": Option(10_000_000, "directed"),
+            "features": Option(128, "columns"),
+        },
+        "how": {
+            **FOLDER,
+            "ways": Option(list(WAYS), f"some of {','.join(WAYS)}", type=names_of(WAYS)),
+            "num_neighbors": Option([15, 10], "of each hop, as 15,10"),
+            "hidden": Option(64, "channels of the model"),
+            "threads": Option(1, "of torch", least=1),
+            "requests": Option(5_000, "of a round", least=10),
+            "load": Option(0.5, "share of the capacity"),
+            "cache": Option(0.1, "share of the features in memory, for disk"),
+            "rounds": Option(5, least=1),
+        },
+    },
+    measure,
+    report,
+    {"nodes": 5_000, "edges": 60_000, "features": 16, "requests": 200, "rounds": 1, "hidden": 8},
+    lambda args: None if 0 < args.load < 1 else "--load must be a share, above 0 and below 1",
+)
