@@ -58,6 +58,7 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 def pyg_scale_parallel_wrappers() -> dict[str, str]:
     return {
         "ddp": "pyg_scale.parallel.ddp:DDP",
+        "federated": "pyg_scale.parallel.federated:Federated",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
     }
 

@@ -7,6 +7,7 @@ import torch
 
 from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
+from pyg_scale.parallel.federated import Federated
 from pyg_scale.parallel.local_sgd import LocalSGD
 from pyg_scale.testing import ParallelTests
 
@@ -37,3 +38,11 @@ class TestLocalSGD(ParallelTests):
     @pytest.fixture
     def parallel(self) -> LocalSGD:
         return LocalSGD(every=2)
+
+
+class TestFederated(ParallelTests):
+    momentum = 0.0
+
+    @pytest.fixture
+    def parallel(self) -> Federated:
+        return Federated(timeout=20)
