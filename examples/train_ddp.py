@@ -33,6 +33,7 @@ import pyg_scale
 from pyg_scale import distributed, parallel
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.train import seed_everything
 
 
 class Net(torch.nn.Module):
@@ -101,7 +102,7 @@ def fit(args, data, rank, world_size):
             **options,
         )
 
-    torch.manual_seed(args.seed)
+    seed_everything(args.seed)  # dropout differs between ranks
     core = Net(data.num_features, 64, int(data.y.max()) + 1)
     model = parallel.wrap(core, "ddp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)

@@ -109,6 +109,17 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank_here() -> int:
+    """The rank that :func:`connect` would give this process, without connecting it.
+
+    Raises:
+        ValueError: If ``RANK`` is not a number.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
 def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
     known_secret()  # first, so that no rank waits for one whose secret is wrong
     prefix = f"pyg_scale/{name if name is not None else next(_count)}"

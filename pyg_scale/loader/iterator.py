@@ -130,6 +130,15 @@ class EpochIterator:
                     self._source.pause()
             raise
 
+    @property
+    def at_end(self) -> bool:
+        """True if no batch follows the one that was handed out last, here or on another rank.
+
+        Ranks that share the seeds of a loader get the same answer in the same step, as long as
+        all of them have batches. Nothing is sampled ahead for it.
+        """
+        return self._progress.finished or self._closed or self._batches.at_end(self._passed)
+
     def _made(self) -> tuple[BatchIndex | None, Any, Stats]:
         """The next batch, or an error of its own."""
         if self._asked_at is self._passed:  # and nothing was handed out since: it was interrupted

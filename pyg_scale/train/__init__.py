@@ -1,4 +1,4 @@
-"""Training that can be killed: checkpoints of everything a run consists of.
+"""Training: runs that can be killed, and what loops need besides a loader and a model.
 
 ```python
 from pyg_scale.train import Checkpoint
@@ -14,7 +14,23 @@ with Checkpoint("runs/sage", state, every=100, stop_on=["SIGTERM"]) as checkpoin
 ```
 """
 
+from pyg_scale.train.accumulation import Accumulation, KnowsEnd
 from pyg_scale.train.checkpoint import Checkpoint, Resumed
-from pyg_scale.train.stopping import EXIT_CODE
+from pyg_scale.train.precision import Precision
+from pyg_scale.train.progress import progress
+from pyg_scale.train.randomness import seed_everything
+from pyg_scale.train.rates import scale_learning_rate
+from pyg_scale.train.stopping import EXIT_CODE, EarlyStopping
 
-__all__ = ["EXIT_CODE", "Checkpoint", "Resumed"]
+__all__ = [
+    "EXIT_CODE",
+    "Accumulation",
+    "Checkpoint",
+    "EarlyStopping",
+    "KnowsEnd",
+    "Precision",
+    "Resumed",
+    "progress",
+    "scale_learning_rate",
+    "seed_everything",
+]

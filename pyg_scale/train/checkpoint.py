@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 import warnings
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,10 +22,11 @@ from pyg_scale.errors import CheckpointError
 from pyg_scale.ops.threads import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
 from pyg_scale.parallel.base import HasOwnParameters, HasRankState, RankState
-from pyg_scale.train.reading import RANDOM, VALUES, newest, read_states
+from pyg_scale.train.randomness import RandomState
+from pyg_scale.train.reading import RANDOM, VALUES, layouts_of, newest, read_states
 from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
-from pyg_scale.train.tree import flatten
+from pyg_scale.train.tree import Piece, flatten
 from pyg_scale.train.writing import Staged, write
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -56,11 +56,12 @@ class Checkpoint:
     all ranks see.
 
     Modules (also as ``DistributedDataParallel``), optimizers and schedulers are the same on all
-    ranks, and those of rank 0 are saved. Everything else, such as a loader, is saved for each rank;
-    with another number of ranks it can be loaded if it was the same on all. What a wrapper keeps
-    for each rank, such as gradients that were not sent, belongs to it: give the wrapped module, and
-    it is saved as ``NAME-of-rank``. Wrappers of which each rank has parameters of its own have
-    everything saved for each rank.
+    ranks, and those of rank 0 are saved. Of parameters that are sharded (``fully_shard``, or other
+    ``DTensor``) and their moments every rank saves what it has. Everything else, such as a loader,
+    is saved for each rank; with another number of ranks it can be loaded if it was the same on all.
+    What a wrapper keeps for each rank, such as gradients that were not sent, belongs to it: give
+    the wrapped module, and it is saved as ``NAME-of-rank``. Wrappers of which each rank has
+    parameters of its own have everything saved for each rank.
 
     Args:
         path: The folder of the run.
@@ -80,6 +81,7 @@ class Checkpoint:
 
     Raises:
         TypeError: If something in ``state`` has no ``state_dict`` or ``load_state_dict``.
+        NotImplementedError: If a module is wrapped in torch's older ``FullyShardedDataParallel``.
         ValueError: If a name or number cannot be.
         CommTimeoutError: If not all ranks make one in time.
     """
@@ -196,15 +198,17 @@ class Checkpoint:
 
     def _stage(self, values: dict[str, Any]) -> Staged:
         states: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Piece] = {}
         rank = self._ranks.rank
         parts = {name: part.state_dict() for name, part in self._state.items()}
         for name, part in [*parts.items(), (VALUES, values)]:
             shared = name == VALUES or self._is_shared(self._state[name])
-            if shared and rank != 0:
-                continue
-            states[name], found = flatten(part, name if shared else f"rank-{rank}/{name}")
+            elsewhere = shared and rank != 0
+            where = name if shared else f"rank-{rank}/{name}"
+            state, found = flatten(part, where, shards_only=elsewhere)
             tensors.update(found)
+            if not elsewhere:
+                states[name] = state
         modules = {n: part for n, part in self._state.items() if isinstance(part, nn.Module)}
         several = self._replicated and self._ranks.world_size > 1
         prints = {n: fingerprint(part) for n, part in modules.items()} if several else {}
@@ -253,7 +257,9 @@ class Checkpoint:
         self._damaged.update(damaged)
         if found is None:
             return Resumed()
-        states = read_states(found.path, parts, self._ranks, exactly=only is None)
+        layouts = {k: v for name in parts for k, v in layouts_of(name, self._state[name]).items()}
+        exactly = only is None
+        states = read_states(found.path, parts, self._ranks, exactly=exactly, layouts=layouts)
         for name in parts:
             if name in states:
                 self._state[name].load_state_dict(states[name])
@@ -326,6 +332,13 @@ def _check(state: Mapping[str, Any], every: int | None, keep_last: int) -> None:
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
                 raise TypeError(f"state: {name!r}, a {type(part).__name__}, has no {method}()")
+        if isinstance(part, nn.Module) and any(
+            isinstance(each, FullyShardedDataParallel) for each in part.modules()
+        ):
+            raise NotImplementedError(
+                f"state: {name!r} is wrapped in FullyShardedDataParallel, whose flat parameters "
+                "belong to one number of ranks: use torch.distributed.fsdp.fully_shard"
+            )
     if every is not None and every < 1:
         raise ValueError(f"every must be 1 or more, or None (got {every})")
     if keep_last < 1:
@@ -362,34 +375,3 @@ def _layers_of(part: Any) -> list[Any]:
             break
         layers.append(part)
     return layers
-
-
-class RandomState:
-    """Has a ``state_dict`` as modules have."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of torch's generators: on the CPU and, if CUDA is in use, on its device."""
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "numpy": np.random.get_state(),
-            "python": random.getstate(),
-        }
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = torch.cuda.get_rng_state()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put them back there."""
-        torch.set_rng_state(state["torch"])
-        np.random.set_state(state["numpy"])
-        random.setstate(state["python"])
-        if "cuda" not in state:
-            return
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-        else:
-            warnings.warn(
-                "the checkpoint has the state of a CUDA generator, and there is no CUDA here: "
-                "what is drawn differs",
-                stacklevel=2,
-            )

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from pyg_scale.comm import Communicator
 from pyg_scale.errors import CheckpointError
@@ -64,7 +65,12 @@ def newest(path: Path, ranks: Communicator) -> tuple[Folder | None, list[str]]:
 
 
 def read_states(
-    path: Path, parts: Mapping[str, bool], ranks: Communicator, *, exactly: bool
+    path: Path,
+    parts: Mapping[str, bool],
+    ranks: Communicator,
+    *,
+    exactly: bool,
+    layouts: Mapping[str, DTensor] | None = None,
 ) -> dict[str, Any]:
     """The states that a checkpoint holds for this rank.
 
@@ -73,6 +79,8 @@ def read_states(
         parts: What is wanted, and whether all ranks share it.
         ranks: All of them.
         exactly: Whether it must hold nothing else, but for the random generators.
+        layouts: How tensors are sharded here, see :func:`layouts_of`: only what this rank has of
+            them is read.
 
     Returns:
         The state of each part, and the user's values. A rank that was not there when it was saved
@@ -109,7 +117,7 @@ def read_states(
         else:
             _refuse_unequal(reader, metadata, name, saved_by, ranks.world_size)
             source = 0
-        found[name] = _read(reader, metadata, reader.states[source][name])
+        found[name] = _read(reader, metadata, reader.states[source][name], layouts or {})
     return {**found, VALUES: _read(reader, metadata, reader.states[0][VALUES])}
 
 
@@ -137,18 +145,48 @@ def _refuse_unequal(
             )
 
 
-def _read(reader: Reader, metadata: Metadata, state: Any) -> Any:
-    tensors = _tensors(reader, metadata, names_of(state))
+def layouts_of(name: str, part: Any) -> dict[str, DTensor]:
+    """The sharded tensors of a part of a run, by the beginning of their names in a checkpoint.
+
+    An optimizer may not have its state yet: that of a parameter is sharded as the parameter is.
+
+    Args:
+        name: Of the part.
+        part: A module, an optimizer, or anything else, which has none.
+    """
+    named: list[tuple[str, Any]] = []
+    if isinstance(part, nn.Module):
+        named = [(f"{name}.{key}", value) for key, value in part.state_dict().items()]
+    elif isinstance(part, torch.optim.Optimizer):
+        parameters = [each for group in part.param_groups for each in group["params"]]
+        named = [(f"{name}.state.{i}", each) for i, each in enumerate(parameters)]
+    return {key: value for key, value in named if isinstance(value, DTensor)}
+
+
+def _read(
+    reader: Reader, metadata: Metadata, state: Any, layouts: Mapping[str, DTensor] | None = None
+) -> Any:
+    tensors = _tensors(reader, metadata, names_of(state), layouts)
     return unflatten(state, tensors.__getitem__)
 
 
-def _tensors(reader: Reader, metadata: Metadata, names: list[str]) -> dict[str, Tensor]:
+def _tensors(
+    reader: Reader,
+    metadata: Metadata,
+    names: list[str],
+    layouts: Mapping[str, DTensor] | None = None,
+) -> dict[str, Tensor]:
+    layouts = layouts or {}
     into: dict[str, Any] = {}
     for name in names:
         about = metadata.state_dict_metadata.get(name)
         if not isinstance(about, TensorStorageMetadata):
             raise CheckpointError(f"{reader.folder} has no tensor {name!r}")
-        into[name] = torch.empty(about.size, dtype=about.properties.dtype)
+        like = layouts.get(name, layouts.get(name.rpartition(".")[0]))
+        if like is not None and like.shape == about.size:
+            into[name] = torch.empty_like(like, dtype=about.properties.dtype)
+        else:
+            into[name] = torch.empty(about.size, dtype=about.properties.dtype)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(into, metadata, is_coordinator=True)
     plans = planner.create_global_plan([planner.create_local_plan()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pyg_scale.ops.raw_bytes import raw_bytes
 
@@ -21,7 +22,10 @@ def fingerprint(module: nn.Module) -> int:
         module: At most 4096 values of each of its parameters are looked at.
     """
     crc = 0
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):
+            crc = zlib.crc32(f"{name} {list(parameter.shape)}".encode(), crc)
+            continue
         flat = parameter.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // _SAMPLES)].contiguous().cpu()
         crc = zlib.crc32(raw_bytes(some).numpy().data, crc)

@@ -1,7 +1,8 @@
-"""Signals that end a run in good order: all ranks agree on the step after which they stop."""
+"""Ends of a run before its last step, by a signal or a metric: all ranks agree where they stop."""
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pyg_scale.comm import Communicator, Work
+from pyg_scale.comm import Communicator, Work, connect
+from pyg_scale.comm.connect import num_ranks
 
 EXIT_CODE = 75
 """The exit status of a run that was told to stop and has saved: ``EX_TEMPFAIL``, "try again"."""
@@ -83,3 +85,95 @@ def _signal(name: str) -> signal.Signals:
     if found in (signal.SIGKILL, signal.SIGSTOP):
         raise ValueError(f"stop_on: {name} cannot be noticed")
     return found
+
+
+class EarlyStopping:
+    """Says when a metric has not become better for a while; every rank gets the same answer.
+
+    ```python
+    with EarlyStopping(patience=10, mode="max") as stopping:
+        for epoch in range(200):
+            ...
+            if stopping.step(validation_accuracy):
+                break
+    ```
+
+    The values of rank 0 decide. It has ``state_dict`` and ``load_state_dict`` for a
+    :class:`~pyg_scale.train.Checkpoint`.
+
+    Args:
+        patience: After how many values in a row that are no better it is time to stop.
+        mode: ``"min"`` or ``"max"``: what better means.
+        min_delta: By how much a value must be better than the best one.
+        comm: How ranks hear of it: see :class:`~pyg_scale.train.Checkpoint`.
+        timeout: Seconds that ranks wait for each other.
+
+    Attributes:
+        best: The best value so far, ``None`` before the first one.
+        is_best: Whether the last one was.
+
+    Raises:
+        ValueError: If a number or the mode cannot be.
+        CommTimeoutError: If not all ranks make one in time.
+    """
+
+    def __init__(
+        self,
+        patience: int,
+        mode: str = "min",
+        *,
+        min_delta: float = 0.0,
+        comm: str | Communicator | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"patience must be 1 or more (got {patience})")
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max' (got {mode!r})")
+        if not (math.isfinite(min_delta) and min_delta >= 0):
+            raise ValueError(f"min_delta must be 0 or more (got {min_delta})")
+        self.patience, self.mode, self.min_delta = patience, mode, min_delta
+        self.best: float | None = None
+        self.is_best = False
+        self._waited = 0
+        self._ranks = connect(comm or ("local" if num_ranks() == 1 else "gloo"), timeout=timeout)
+        self._owns_ranks = self._ranks is not comm
+
+    def step(self, value: float) -> bool:
+        """Return True if it is time to stop. Every rank calls it, as often as the others.
+
+        Args:
+            value: The metric. NaN is no better than anything.
+        """
+        mine = torch.tensor(float(value), dtype=torch.float64)
+        found = float(self._ranks.broadcast(mine))
+        self.is_best = not math.isnan(found) and (self.best is None or self._better(found))
+        if self.is_best:
+            self.best, self._waited = found, 0
+        else:
+            self._waited += 1
+        return self._waited >= self.patience
+
+    def _better(self, value: float) -> bool:
+        assert self.best is not None
+        gain = self.best - value if self.mode == "min" else value - self.best
+        return gain > self.min_delta
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, and for how long there was none."""
+        return {"best": self.best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a state."""
+        self.best, self._waited = state["best"], state["waited"]
+
+    def close(self) -> None:
+        """Release the connections to other ranks; may be called again."""
+        if self._owns_ranks:
+            self._ranks.close()
+
+    def __enter__(self) -> EarlyStopping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

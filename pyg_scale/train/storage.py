@@ -12,12 +12,14 @@ import json
 import math
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -30,6 +32,8 @@ from torch.distributed.checkpoint.planner import (
     LoadPlanner,
     SavePlan,
     SavePlanner,
+    TensorWriteData,
+    WriteItem,
     WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
@@ -39,6 +43,7 @@ from pyg_scale.errors import CheckpointError, GraphDirectoryError
 from pyg_scale.files.npy import open_regular
 from pyg_scale.files.place import flush
 from pyg_scale.ops.raw_bytes import raw_bytes
+from pyg_scale.train.tree import Piece
 
 FORMAT = 1
 
@@ -69,6 +74,23 @@ class Writer(StorageWriter):
     def __init__(self, folder: str | os.PathLike, rank: int, states: Any = None) -> None:
         self.folder, self.rank, self.states = Path(folder), rank, states
         self.files: dict[str, dict[str, int]] = {}
+
+    def write(self, pieces: Mapping[str, Piece]) -> None:
+        """Write tensors and pieces of tensors, and what is no tensor; all is on disk afterwards.
+
+        No planner of torch is asked: it would want every piece of a tensor to be of this rank.
+        """
+        items, metadata = [], Metadata(state_dict_metadata={})
+        for name, piece in pieces.items():
+            properties = TensorProperties(dtype=piece.values.dtype)
+            chunk = ChunkStorageMetadata(piece.offsets, piece.values.shape)
+            index = MetadataIndex(name, piece.offsets)
+            about = TensorWriteData(chunk, properties, piece.size)
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=about))
+            whole = TensorStorageMetadata(properties, piece.size, [chunk])
+            metadata.state_dict_metadata[name] = whole
+        planner = _Given({name: piece.values for name, piece in pieces.items()})
+        self.finish(metadata, [self.write_data(SavePlan(items), planner).wait()])
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         if checkpoint_id is not None:
@@ -125,6 +147,17 @@ class Writer(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
         return Path(checkpoint_id).is_dir()
+
+
+class _Given(DefaultSavePlanner):
+    """Resolves items to tensors that are on the CPU already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self._tensors[write_item.index.fqn]
 
 
 class Reader(StorageReader):

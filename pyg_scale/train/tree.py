@@ -11,32 +11,99 @@ import base64
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
-def flatten(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or what a rank has of one that is sharded.
+
+    Attributes:
+        values: On the CPU, contiguous, and nobody else's.
+        offsets: Where it begins in the whole tensor, in each dimension.
+        size: The shape of the whole tensor.
+    """
+
+    values: Tensor
+    offsets: torch.Size
+    size: torch.Size
+
+
+class Pieces(dict[str, Piece]):
+    """The tensors of a state by name, as it is taken apart.
+
+    Args:
+        shards_only: Whether to leave out tensors that are not sharded: another rank has them.
+    """
+
+    def __init__(self, *, shards_only: bool = False) -> None:
+        super().__init__()
+        self._shards_only = shards_only
+        self._names: set[str] = set()
+
+    def keep(self, tensor: Tensor, where: str) -> str:
+        """Copy a tensor; the name that it got."""
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise NotImplementedError(f"{where} is not dense: a checkpoint holds dense tensors")
+        name, count = where, 2
+        while name in self._names:  # such as the keys 1 and "1"
+            name, count = f"{where}#{count}", count + 1
+        self._names.add(name)
+        if isinstance(tensor, DTensor):
+            if (offsets := _begin(tensor, where)) is not None:
+                self[name] = Piece(_copied(tensor.to_local()), offsets, tensor.shape)
+        elif not self._shards_only:
+            self[name] = Piece(_copied(tensor), torch.Size([0] * tensor.dim()), tensor.shape)
+        return name
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _begin(tensor: DTensor, where: str) -> torch.Size | None:
+    """The offsets of what this rank has of a sharded tensor; ``None`` if others save that."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if other := [each for each in placements if type(each) not in (Shard, Replicate)]:
+        raise NotImplementedError(
+            f"{where} is a DTensor of placement {other[0]}: a checkpoint holds those that are "
+            "sharded by Shard(dim) or replicated"
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # not one of the ranks that have it
+        return None
+    if any(isinstance(p, Replicate) and at for p, at in zip(placements, coordinate, strict=True)):
+        return None
+    chunks = tensor.__create_chunk_list__()
+    return chunks[0].offsets if chunks and tensor.to_local().numel() else None
+
+
+def flatten(tree: Any, name: str, *, shards_only: bool = False) -> tuple[Any, Pieces]:
     """Take a state apart.
 
     Args:
         tree: The state.
         name: With which the names of its tensors begin.
+        shards_only: Whether to leave out tensors that are not sharded.
 
     Returns:
-        What is to be JSON, and copies of the tensors on the CPU, contiguous.
+        What is to be JSON, and copies of the tensors.
 
     Raises:
-        NotImplementedError: If a tensor is sharded or sparse.
+        NotImplementedError: If a tensor is sparse, or a partial sum.
         TypeError: If something else is in it; says where.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = Pieces(shards_only=shards_only)
     return _flatten(tree, name, tensors), tensors
 
 
-def _flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _flatten(value: Any, where: str, tensors: Pieces) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -44,18 +111,19 @@ def _flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, Tensor):
-        return {"tensor": _keep(value, where, tensors)}
+        return {"tensor": tensors.keep(value, where)}
     if isinstance(value, np.ndarray):
-        return {"array": _keep(_from_numpy(value, where), where, tensors)}
+        return {"array": tensors.keep(_from_numpy(value, where), where)}
     if isinstance(value, np.generic):
-        return {"number": _keep(_from_numpy(np.asarray(value), where), where, tensors)}
+        return {"number": tensors.keep(_from_numpy(np.asarray(value), where), where)}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
         pairs = []
         for key, item in value.items():
             if not isinstance(key, (str, int, float, bool, tuple, type(None))):
                 raise TypeError(f"{where} has the key {key!r}: it must be a number or a string")
-            pairs.append([_flatten(key, where, {}), _flatten(item, f"{where}.{key}", tensors)])
+            name = _flatten(key, where, Pieces())
+            pairs.append([name, _flatten(item, f"{where}.{key}", tensors)])
         return {kind: pairs}
     if isinstance(value, (list, tuple)):
         items = [_flatten(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
@@ -73,17 +141,6 @@ def _from_numpy(array: Any, where: str) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError:
         raise TypeError(f"{where} is an array of {array.dtype}, which torch has not") from None
-
-
-def _keep(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
-    if hasattr(tensor, "device_mesh") or tensor.layout != torch.strided or tensor.is_meta:
-        what = "sharded (a DTensor)" if hasattr(tensor, "device_mesh") else "not dense"
-        raise NotImplementedError(f"{where} is {what}: a checkpoint holds whole dense tensors")
-    name, count = where, 2
-    while name in tensors:  # such as the keys 1 and "1"
-        name, count = f"{where}#{count}", count + 1
-    tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-    return name
 
 
 def unflatten(found: Any, tensors: Callable[[str], Tensor]) -> Any:

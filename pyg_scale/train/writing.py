@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from pyg_scale.comm import Communicator
 from pyg_scale.errors import CheckpointError
 from pyg_scale.train import folders
 from pyg_scale.train.replicas import differing
 from pyg_scale.train.storage import Writer
+from pyg_scale.train.tree import Piece
 
 _FIRST_TAG = 1 << 20  # below are those of the training's own thread
 
@@ -28,12 +27,12 @@ class Staged:
 
     Attributes:
         states: What is JSON, by the name of the part.
-        tensors: On the CPU, and nobody else's.
+        tensors: Its tensors, and what it has of those that are sharded.
         fingerprints: Of the modules, see :mod:`pyg_scale.train.replicas`.
     """
 
     states: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Piece]
     fingerprints: dict[str, int]
 
 
@@ -128,11 +127,7 @@ def _write_part(folder: Path, staged: Staged, rank: int) -> dict[str, dict[str, 
             f"all ranks see"
         )
     writer = Writer(folder, rank, staged.states)
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(staged.tensors), is_coordinator=True)
-    plans, metadata = planner.create_global_plan([planner.create_local_plan()])
-    plan = planner.finish_plan(plans[0])
-    writer.finish(metadata, [writer.write_data(plan, planner).wait()])
+    writer.write(staged.tensors)
     return writer.files
 
 

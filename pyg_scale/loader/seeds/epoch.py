@@ -202,10 +202,17 @@ class Batches:
     Args:
         draw: The batch of a step, ``None`` after the last one.
         first: The first step.
+        alone: Returns True for a step in which another rank has no batch; ``None``: there is none.
     """
 
-    def __init__(self, draw: Callable[[int], BatchIndex | None], first: int = 0) -> None:
+    def __init__(
+        self,
+        draw: Callable[[int], BatchIndex | None],
+        first: int = 0,
+        alone: Callable[[int], bool] | None = None,
+    ) -> None:
         self.first = first
+        self._alone = alone
         self.end: int | None = None
         """The step after the last one, once it is known."""
         self._draw = draw
@@ -221,6 +228,12 @@ class Batches:
                 yield batch
             step += 1
         self.end = step
+
+    def at_end(self, passed: Passed) -> bool:
+        """Return True if this rank, or another one, has no batch after those of ``passed``."""
+        if self._alone is not None and self._alone(passed.all_before):
+            return True
+        return next(self.rest(passed), None) is None
 
     def forget(self, passed: Passed) -> None:
         """Keep nothing of what a pass is done with."""

@@ -277,7 +277,7 @@ class SeedSharding:
                 repeated=turn.repeated,
             )
 
-        return Batches(draw, turns.first)
+        return Batches(draw, turns.first, turns.lacks_batches)
 
     def _piece(self, seeds: Tensor) -> Tensor:
         """The positions of this rank's seeds in a step, ascending, ``int64`` ``[n]``.

@@ -170,6 +170,12 @@ class RemainingBatches:
             return Turn(self._again(self._others), step, delivered, repeated=True)
         return None
 
+    def lacks_batches(self, step: int) -> bool:
+        """Return True if some rank has no batch in a step."""
+        if step >= self._filled.numel():
+            return True
+        return self._uneven != "repeat" and not bool(self._filled[step])
+
     def _again(self, number: int) -> int:
         """A batch of another rank, as torch's ``DistributedSampler`` takes them from the front."""
         own = set(self._mine.tolist())
