@@ -15,8 +15,8 @@ which share the training nodes: the steps of an epoch do not depend on their num
 has a piece of every step's nodes (split_batches=True). All ranks evaluate together, taking turns
 with batches that are the same for any number of ranks. At the end rank 0 evaluates alone, with a
 loader of its own (split_seeds=False), while the others wait at a barrier; the result is the same.
-With --layerwise DIR all ranks compute all nodes with all neighbours: what the whole graph would
-give.
+With --record DIR, `pyg-scale report DIR` shows how the ranks spent their time. With --layerwise
+DIR all ranks compute all nodes with all neighbours: what the whole graph would give.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import pyg_scale
 from pyg_scale import distributed, parallel
 from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.train import seed_everything
+from pyg_scale.train import Recorder, seed_everything
 
 
 class Net(torch.nn.Module):
@@ -110,18 +110,21 @@ def fit(args, data, rank, world_size):
     train = loader_of("train", shuffle=True, split_seeds=args.split_seeds, split_batches=True)
     validation, test = loader_of("val"), loader_of("test")
     print(f"rank {rank} of {world_size}: {len(train)} steps an epoch", flush=True)
+    recorder = Recorder(args.record, model=model)  # for `pyg-scale report`
     for epoch in range(args.epochs):
         core.train()
-        for batch in train:  # a last step of few seeds has none for some ranks
+        for batch in recorder(train):  # a last step of few seeds has none for some ranks
             optimizer.zero_grad()
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
             loss = F.cross_entropy(out, batch.y[: batch.batch_size])
             model.backward(loss, batch.batch_size)  # the mean over the seeds of all ranks
             optimizer.step()
+            recorder.log(loss=loss)
         schedule.step()
         found = accuracy(core, validation, together=True)
         if rank == 0:
             print(f"epoch {epoch + 1}: validation accuracy {found:.4f}", flush=True)
+    recorder.close()
     result = accuracy(core, test, together=True)
     if rank == 0:
         alone = accuracy(core, loader_of("test", split_seeds=False), together=False)
@@ -144,6 +147,7 @@ def main(argv=None):
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=512, help="seeds of a training step")
     parser.add_argument("--layerwise", help="compute all nodes exactly, into this directory")
+    parser.add_argument("--record", help="a folder to record the run in, for pyg-scale report")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
@@ -151,6 +155,7 @@ def main(argv=None):
         parser.set_defaults(epochs=2, batch_size=256)
         args = parser.parse_args(argv)
     with distributed.init(timeout=3600) as ranks, tempfile.TemporaryDirectory() as folder:
+        args.record = args.record or Path(folder, "run")
         parts = prepare(args, Path(folder), ranks.world_size) if ranks.rank == 0 else None
         parts = told_by_rank_0(parts)  # and nobody goes on before it is done
         with pyg_scale.open(parts) as data:

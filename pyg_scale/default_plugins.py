@@ -101,6 +101,7 @@ def pyg_scale_commands() -> dict[str, str]:
         "info": "pyg_scale.cli.info:main",
         "partition": "pyg_scale.cli.partition:main",
         "plugins": "pyg_scale.cli.plugins:main",
+        "report": "pyg_scale.cli.report:main",
         "serve": "pyg_scale.cli.serve:main",
     }
 

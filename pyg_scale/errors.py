@@ -46,6 +46,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or none can be read; names the file or rank."""
 
 
+class RecordingError(ValueError):
+    """A run cannot be recorded, or its recording is damaged or of another version."""
+
+
 class CommError(RuntimeError):
     """Ranks cannot continue together: one has ended, or they made different calls."""
 

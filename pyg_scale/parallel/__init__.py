@@ -15,6 +15,7 @@ with model.join(optimizer):                         # ranks may have unequal num
 """
 
 from pyg_scale.parallel.base import (
+    CountsWaiting,
     GraphParallel,
     GraphParallelModule,
     Parallel,
@@ -24,6 +25,7 @@ from pyg_scale.parallel.base import (
 from pyg_scale.parallel.wrap import wrap
 
 __all__ = [
+    "CountsWaiting",
     "GraphParallel",
     "GraphParallelModule",
     "Parallel",

@@ -196,6 +196,16 @@ class HasOwnParameters(Protocol):
     own_parameters: bool
 
 
+@runtime_checkable
+class CountsWaiting(Protocol):
+    """A wrapped module that counts how long it waited for other ranks."""
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds since it was made in which nothing else was done."""
+        ...
+
+
 def is_parallel_module(module: Any) -> bool:
     """Return True if a module has what :class:`ParallelModule` says."""
     # From Python 3.12 on a protocol would not see submodules, which are no attributes of theirs.

@@ -159,6 +159,18 @@ class DataParallel(DistributedDataParallel):
         """See :class:`HasRankState`: what this rank has left out of the gradients it sent."""
         return self._weights.compressor
 
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds in which this rank waited for others: for gradients, and for rank 0's buffers.
+
+        Those of gradients are counted on the CPU; a CUDA device waits by itself.
+        """
+        return self._weights.seconds_waited
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self._weights.waiting():  # buffers are sent
+            return super()._pre_forward(*inputs, **kwargs)
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As of the module."""
         with self._weights.roll_call.explained():  # buffers are sent, and who has a batch

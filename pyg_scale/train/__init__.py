@@ -16,10 +16,12 @@ with Checkpoint("runs/sage", state, every=100, stop_on=["SIGTERM"]) as checkpoin
 
 from pyg_scale.train.accumulation import Accumulation, KnowsEnd
 from pyg_scale.train.checkpoint import Checkpoint, Resumed
+from pyg_scale.train.load import Load, LoadMonitor
 from pyg_scale.train.precision import Precision
 from pyg_scale.train.progress import progress
 from pyg_scale.train.randomness import seed_everything
 from pyg_scale.train.rates import scale_learning_rate
+from pyg_scale.train.recording import Prometheus, Recorder, TensorBoard, read_run
 from pyg_scale.train.stopping import EXIT_CODE, EarlyStopping
 
 __all__ = [
@@ -28,9 +30,15 @@ __all__ = [
     "Checkpoint",
     "EarlyStopping",
     "KnowsEnd",
+    "Load",
+    "LoadMonitor",
     "Precision",
+    "Prometheus",
+    "Recorder",
     "Resumed",
+    "TensorBoard",
     "progress",
+    "read_run",
     "scale_learning_rate",
     "seed_everything",
 ]
