@@ -59,6 +59,7 @@ def pyg_scale_parallel_wrappers() -> dict[str, str]:
     return {
         "ddp": "pyg_scale.parallel.ddp:DDP",
         "federated": "pyg_scale.parallel.federated:Federated",
+        "halo": "pyg_scale.parallel.halo:HaloParallel",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
     }
 

@@ -8,8 +8,9 @@ import torch
 from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.federated import Federated
+from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.local_sgd import LocalSGD
-from pyg_scale.testing import ParallelTests
+from pyg_scale.testing import GraphParallelTests, ParallelTests
 
 
 class TestDDP(ParallelTests):
@@ -46,3 +47,9 @@ class TestFederated(ParallelTests):
     @pytest.fixture
     def parallel(self) -> Federated:
         return Federated(timeout=20)
+
+
+class TestHalo(GraphParallelTests):
+    @pytest.fixture
+    def parallel(self) -> HaloParallel:
+        return HaloParallel()

@@ -1,0 +1,172 @@
+"""A module on one graph that ranks share: inputs, and gradients that are a mean over all seeds."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyg_scale.parallel.peers import Peers
+from pyg_scale.parallel.shard import Shard
+
+
+class GraphModule(nn.Module):
+    """A wrapped module; see :class:`~pyg_scale.parallel.GraphParallelModule`.
+
+    Args:
+        module: The module.
+        shard: The share of this rank.
+        peers: The ranks.
+        inputs: See :meth:`~pyg_scale.parallel.GraphParallel.wrap`.
+
+    Raises:
+        ValueError: If the graph has no such input. The same on all ranks.
+    """
+
+    def __init__(
+        self, module: nn.Module, shard: Shard, peers: Peers, inputs: Sequence[str] | None
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.shard, self.peers = shard, peers
+        default = ("x_dict", "edge_index_dict") if shard.is_hetero else ("x", "edge_index")
+        with peers.together():
+            names = default if inputs is None else tuple(inputs)
+            self.inputs = {name: _moved(shard.input(name), peers.device) for name in names}
+        self._seeds: int | None = None
+        self._exchanges = True
+        peers.broadcast([*module.parameters(), *module.buffers()])
+
+    @property
+    def own_nodes(self) -> Any:
+        """The original ids of this rank's nodes; see the contract."""
+        ids = {node_type: halo.own_ids for node_type, halo in self.shard.halos.items()}
+        return ids if self.shard.is_hetero else ids[None]
+
+    def attached(self) -> AbstractContextManager[Any]:
+        """The context in which the module computes."""
+        return nullcontext()
+
+    def forward(self, **replaced: Any) -> Any:
+        """The outputs of own nodes.
+
+        Args:
+            **replaced: Inputs by name, with rows of own nodes as in :attr:`own_nodes`.
+
+        Raises:
+            TypeError: If the name is not one of the inputs.
+            ValueError: If there is not a row for each own node.
+            CommError: If a rank is gone or late; names it.
+        """
+        values = {**self.inputs, **replaced}
+        for name, value in replaced.items():
+            if name not in self.inputs:
+                raise TypeError(
+                    f"{name} is not one of the inputs {', '.join(self.inputs)}: see wrap(inputs=)"
+                )
+            _check_rows(name, value, self.inputs[name])
+        with self.attached():
+            return self.module(*values.values())
+
+    def backward(self, loss: Tensor, num_seeds: int) -> None:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.backward`.
+
+        Raises:
+            RuntimeError: If ``zero_grad`` was forgotten.
+            ValueError: If ``num_seeds`` is negative, or ``loss`` does not come from the model.
+            CommError: If a rank is gone or late; names it.
+        """
+        num_seeds = operator.index(num_seeds)
+        if num_seeds < 0:
+            raise ValueError(f"num_seeds must not be negative (got {num_seeds})")
+        if not loss.requires_grad:
+            raise ValueError(
+                "loss does not come from the model: compute it from the model's output, also on a "
+                "rank without seeds"
+            )
+        if self._seeds is None and any(
+            p.grad is not None and bool(p.grad.any()) for p in self.module.parameters()
+        ):
+            raise RuntimeError(
+                "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
+                "to add up gradients of several steps use no_sync()"
+            )
+        with self.attached():
+            (loss * num_seeds).backward()
+        self._seeds = (self._seeds or 0) + num_seeds
+        if self._exchanges:
+            self._average()
+
+    def _average(self) -> None:
+        """Sums of gradients over the ranks, by the number of all seeds."""
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        used = [float(p.grad is not None) for p in trained]
+        device = self.peers.device
+        counts = torch.tensor([self._seeds or 0, *used], dtype=torch.float64, device=device)
+        total, *anywhere = self.peers.sum(counts).tolist()
+        self._seeds = None
+        trained = [p for p, n in zip(trained, anywhere, strict=True) if n]
+        for dtype in dict.fromkeys(p.dtype for p in trained):
+            some = [p for p in trained if p.dtype == dtype]
+            own = [torch.zeros_like(p) if p.grad is None else p.grad for p in some]
+            flat = self.peers.sum(torch.cat([grad.reshape(-1) for grad in own]))
+            flat = flat.div_(max(1.0, total))
+            for p, grad in zip(some, flat.split([p.numel() for p in some]), strict=True):
+                p.grad = grad.view_as(p).clone()
+
+    def join(self, *steps: Any) -> AbstractContextManager[Any]:
+        """An empty context: all ranks make the same number of steps.
+
+        Raises:
+            TypeError: If ``steps`` are not what follows ``backward``.
+        """
+        if not steps or not all(callable(getattr(step, "step", step)) for step in steps):
+            raise TypeError("join() takes what follows backward(): the optimizer, or functions")
+        return nullcontext()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
+        before, self._exchanges = self._exchanges, False
+        try:
+            yield
+        finally:
+            self._exchanges = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the wrapped module, with its keys."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of the wrapped module."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of an input."""
+    return [value] if isinstance(value, Tensor) else list(value.values())
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {kind: tensor.to(device) for kind, tensor in value.items()}
+
+
+def _check_rows(name: str, value: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        if not isinstance(value, dict) or value.keys() != expected.keys():
+            raise ValueError(f"{name} must be a dictionary of {', '.join(map(str, expected))}")
+        for kind, each in value.items():
+            _check_rows(f"{name}[{kind!r}]", each, expected[kind])
+    elif not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != expected.shape[0]:
+        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"{name} must have rows of own nodes only, {expected.shape[0]} of them (got {found})"
+        )

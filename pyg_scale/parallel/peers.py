@@ -1,0 +1,157 @@
+"""The ranks that share a graph: collectives of torch, and errors that name ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_scale.comm.roll_call import RollCall
+from pyg_scale.errors import CommError, GraphDirectoryError
+
+_RAISED = {
+    kind.__name__: kind
+    for kind in (GraphDirectoryError, NotImplementedError, TypeError, ValueError)
+}
+
+
+class Peers:
+    """A process group, with errors that name the ranks that are gone or late.
+
+    Every rank creates it, at the same time.
+
+    Args:
+        group: A process group of ``torch.distributed``; all ranks if ``None``.
+        device: The device of the model.
+
+    Raises:
+        RuntimeError: If the ranks have not met.
+        TypeError: If ``group`` is no process group.
+    """
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "the ranks have not met: call pyg_scale.distributed.init() first, or torch's "
+                "init_process_group (one process alone is a group, too)"
+            )
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                f"group must be a process group of torch.distributed (got {type(group).__name__})"
+            )
+        group = dist.group.WORLD if group is None else group
+        assert group is not None, "torch.distributed is initialised"
+        self.group: dist.ProcessGroup = group
+        self.rank, self.size = group.rank(), group.size()
+        self.device = device
+        self._roll_call = RollCall(group)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within it, an error of gloo becomes one that names the ranks that are gone or late."""
+        try:
+            yield
+        except RuntimeError as error:
+            if (found := self._roll_call.explain(error)) is not None:
+                raise found from error
+            raise
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, num_received: list[int], num_sent: list[int]
+    ) -> None:
+        """Give each rank its rows of ``sent``; the rows from each rank are written in order.
+
+        Torch's all-to-all over gloo goes in rounds in which rank ``r`` sends to ``r + round``: no
+        rank is sent to by two others at a time, so all links are in use.
+
+        Args:
+            received: ``[sum(num_received), ...]``, contiguous; written.
+            sent: ``[sum(num_sent), ...]``, contiguous.
+            num_received: Number of rows from each rank.
+            num_sent: Number of rows to each rank.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        with self.explained():
+            dist.all_to_all_single(received, sent, num_received, num_sent, group=self.group)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of equal shape over the ranks, in place.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        if self.size > 1:
+            with self.explained():
+                dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors with those of the first rank of the group.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        if self.size > 1:
+            with self.explained():
+                for tensor in tensors:
+                    sent = tensor.detach().contiguous()
+                    dist.broadcast(sent, group=self.group, group_src=0)
+                    tensor.detach().copy_(sent)
+
+    def gather(self, record: Any) -> list[Any]:
+        """The records of all ranks, as JSON on the wire.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        if self.size == 1:
+            return [record]
+        text = json.dumps(record).encode()
+        own = torch.tensor(list(text), dtype=torch.uint8, device=self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+        with self.explained():
+            dist.all_gather(sizes, torch.tensor([len(text)], device=self.device), group=self.group)
+            longest = max(int(size) for size in sizes)
+            rows = [own.new_empty(longest) for _ in range(self.size)]
+            padded = torch.nn.functional.pad(own, (0, longest - len(text)))
+            dist.all_gather(rows, padded, group=self.group)
+        try:
+            return [
+                json.loads(bytes(row[: int(size)].tolist()))
+                for row, size in zip(rows, sizes, strict=True)
+            ]
+        except ValueError:
+            raise CommError(
+                "ranks sent something else than records: did all call wrap()?"
+            ) from None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it, an error of one rank becomes one of all, which names the rank.
+
+        No collective may be called within it.
+
+        Raises:
+            ValueError: Or another standard error, as on the first rank that has one.
+            CommError: If a rank is gone or late; names it.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except (TypeError, ValueError, NotImplementedError) as found:
+            error = found
+        own = None if error is None else [type(error).__name__, str(error)]
+        for rank, said in enumerate(self.gather(own)):
+            if said is None:
+                continue
+            if error is not None:
+                raise error
+            kind, text = said
+            raise _RAISED.get(kind, ValueError)(f"rank {rank}: {text}")

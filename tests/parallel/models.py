@@ -1,0 +1,285 @@
+"""Models and graphs for wrappers that divide a graph, and their training with and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data, HeteroData
+
+from pyg_scale import parallel
+from pyg_scale.testing.graph_parallel import cut
+from pyg_scale.testing.parallel import CHANNELS, CLASSES, TOLERANCE
+
+HIDDEN = 6
+STEPS = 3
+
+
+class Found(NamedTuple):
+    """The results of a model on a rank."""
+
+    out: Tensor
+    gradients: dict[str, Tensor | None]
+    final: dict[str, Tensor]
+
+
+class Stack(nn.Module):
+    """Two layers, with an optional module between them."""
+
+    def __init__(self, first: nn.Module, last: nn.Module, between: nn.Module | None = None):
+        super().__init__()
+        self.first, self.last = first, last
+        self.between = nn.Tanh() if between is None else between
+
+    def forward(self, x: Tensor, edge_index: Tensor, *of_edges: Tensor) -> Tensor:
+        x = self.between(self.first(x, edge_index, *of_edges))
+        return self.last(x, edge_index, *of_edges)
+
+
+class Shared(nn.Module):
+    """One layer, used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.conv = nn.Linear(CHANNELS, CLASSES), pyg.SAGEConv(CLASSES, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.into(x)
+        for _ in range(3):
+            x = self.conv(x, edge_index).tanh()
+        return x
+
+
+class Checkpointed(nn.Module):
+    """Its layers compute again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = pyg.GATv2Conv(CHANNELS, HIDDEN), pyg.GCNConv(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            x = checkpoint(layer, x, edge_index, use_reentrant=False)
+        return x
+
+
+def pair(conv: Callable[..., nn.Module], between: nn.Module | None = None, **options: Any) -> Stack:
+    """Two layers of a kind."""
+    heads = options.get("heads", 1)
+    return Stack(
+        conv(CHANNELS, HIDDEN, **options), conv(HIDDEN * heads, CLASSES, **options), between
+    )
+
+
+def gin(inside: int, outside: int) -> nn.Module:
+    """A GIN layer whose network normalises over all nodes."""
+    return pyg.GINConv(
+        nn.Sequential(
+            nn.Linear(inside, outside), nn.BatchNorm1d(outside), nn.Linear(outside, outside)
+        ),
+        train_eps=True,
+    )
+
+
+def last(conv: nn.Module, channels: int = HIDDEN) -> Stack:
+    """A layer between linear ones, for layers that keep the number of channels."""
+
+    class Around(Stack):
+        def forward(self, x: Tensor, edge_index: Tensor, *of_edges: Tensor) -> Tensor:
+            return self.last(self.between(self.conv(self.first(x), edge_index, *of_edges)))
+
+    model = Around(nn.Linear(CHANNELS, channels), nn.Linear(channels, CLASSES))
+    model.conv = conv
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gcn": lambda: pair(pyg.GCNConv),
+    "gcn improved": lambda: pair(pyg.GCNConv, improved=True, between=pyg.BatchNorm(HIDDEN)),
+    "sage mean": lambda: pair(pyg.SAGEConv),
+    "sage max": lambda: pair(pyg.SAGEConv, aggr="max", project=True),
+    "gin": lambda: pair(gin),
+    "gat": lambda: Stack(pyg.GATConv(CHANNELS, 3, heads=2), pyg.GATConv(6, CLASSES, residual=True)),
+    "gatv2": lambda: Stack(pyg.GATv2Conv(CHANNELS, 3, heads=2), pyg.GATv2Conv(6, CLASSES)),
+    "transformer": lambda: Stack(
+        pyg.TransformerConv(CHANNELS, 3, heads=2), pyg.TransformerConv(6, CLASSES, beta=True)
+    ),
+    "appnp": lambda: last(pyg.APPNP(4, 0.1)),
+    "tag": lambda: pair(pyg.TAGConv),
+    "sg": lambda: pair(pyg.SGConv, K=3),
+    "ssg": lambda: pair(pyg.SSGConv, alpha=0.2, K=3),
+    "arma": lambda: pair(pyg.ARMAConv, num_stacks=2, num_layers=3),
+    "gated": lambda: last(pyg.GatedGraphConv(HIDDEN, 3)),
+    "shared": Shared,
+    "checkpointed": Checkpointed,
+}
+"""Models of ``x`` and ``edge_index``."""
+
+MORE: dict[str, Callable[[], nn.Module]] = {
+    "lg": lambda: last(pyg.LGConv()),
+    "mixhop": lambda: Stack(pyg.MixHopConv(CHANNELS, 2), pyg.MixHopConv(6, 4)),
+    "graph": lambda: pair(pyg.GraphConv, aggr="mean"),
+    "general": lambda: pair(pyg.GeneralConv),
+    "resgated": lambda: pair(pyg.ResGatedGraphConv),
+    "edge": lambda: last(pyg.EdgeConv(nn.Linear(2 * HIDDEN, HIDDEN))),
+    "leconv": lambda: pair(pyg.LEConv),
+    "film": lambda: pair(pyg.FiLMConv),
+    "feast": lambda: pair(pyg.FeaStConv),
+    "gen": lambda: pair(pyg.GENConv, norm="layer"),
+    "agnn": lambda: last(pyg.AGNNConv()),
+    "antisymmetric": lambda: last(pyg.AntiSymmetricConv(HIDDEN)),
+    "pna": lambda: pair(
+        pyg.PNAConv, aggregators=["mean", "std"], scalers=["identity"], deg=torch.ones(9).long()
+    ),
+    "eg": lambda: pair(pyg.EGConv, num_heads=1, num_bases=2),
+    "batch norm without weights": lambda: pair(
+        pyg.SAGEConv, between=nn.BatchNorm1d(HIDDEN, affine=False, momentum=None)
+    ),
+    "basic gnn": lambda: pyg.GraphSAGE(CHANNELS, HIDDEN, 3, CLASSES, norm="BatchNorm", jk="cat"),
+    "median": lambda: pair(pyg.SAGEConv, aggr="median"),
+    "several": lambda: pair(pyg.SAGEConv, aggr=["mean", "max", "softmax"]),
+}
+"""Further models of ``x`` and ``edge_index``."""
+
+OF_EDGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "rgcn": (lambda: pair(pyg.RGCNConv, num_relations=3), "edge_type"),
+    "gcn weights": (lambda: pair(pyg.GCNConv), "edge_weight"),
+    "gat edges": (lambda: pair(pyg.GATConv, edge_dim=2), "edge_attr"),
+    "gine": (
+        lambda: last(pyg.GINEConv(nn.Linear(HIDDEN, HIDDEN), edge_dim=2)),
+        "edge_attr",
+    ),
+}
+"""Models of ``x``, ``edge_index`` and an attribute of edges."""
+
+
+def graph(name: str) -> tuple[Data, Tensor, int]:
+    """The graph of the kit, with attributes of edges, and a cut."""
+    data, assignment, parts = cut(name)
+    generator = torch.Generator().manual_seed(2)
+    edges = data.edge_index.size(1)
+    data.edge_type = torch.randint(3, (edges,), generator=generator)
+    data.edge_weight = torch.rand(edges, dtype=torch.float64, generator=generator)
+    data.edge_attr = torch.rand(edges, 2, dtype=torch.float64, generator=generator)
+    return data, assignment, parts
+
+
+def inputs_of(name: str) -> tuple[str, ...]:
+    """The inputs of a model."""
+    return ("x", "edge_index", *([OF_EDGES[name][1]] if name in OF_EDGES else []))
+
+
+def build(name: str, seed: int) -> nn.Module:
+    """A model by name."""
+    torch.manual_seed(seed)
+    make = OF_EDGES[name][0] if name in OF_EDGES else {**MODELS, **MORE}[name]
+    return make().double()
+
+
+def train(
+    model: Any,
+    forward: Callable[[], Any],
+    y: Tensor,
+    mask: Tensor,
+    part: Callable[[Any], Tensor] = lambda out: out,
+) -> Found:
+    """Three steps of SGD on a part of the output, with a wrapped model or a plain one."""
+    plain = not parallel.is_parallel_module(model)
+    module = model if plain else model.module
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        out = part(forward())
+        loss = F.cross_entropy(out[mask], y[mask])
+        if plain:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            model.backward(loss, int(mask.sum()))
+        if step == 0:
+            first = out.detach().clone()
+            gradients = {
+                name: None if p.grad is None else p.grad.clone()
+                for name, p in module.named_parameters()
+            }
+        optimizer.step()
+    final = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    return Found(first, gradients, final)
+
+
+def difference(found: Found, alone: Found, own: Tensor) -> str:
+    """What differs by more than the tolerance; empty if nothing does."""
+    pairs = {"out": (found.out, alone.out[own])}
+    for kind, ours, theirs in (
+        ("gradient of", found.gradients, alone.gradients),
+        ("final", found.final, alone.final),
+    ):
+        assert ours.keys() == theirs.keys()
+        pairs |= {f"{kind} {name}": (ours[name], theirs[name]) for name in theirs}  # type: ignore[dict-item]
+    # One scale for all: some gradients are 0 up to rounding.
+    scale = max(1.0, *(float(v.abs().max()) for v in alone.gradients.values() if v is not None))
+    said = []
+    for name, (ours, theirs) in pairs.items():
+        if (ours is None) != (theirs is None):
+            said.append(f"{name}: one is missing")
+        elif ours is not None and ours.numel():
+            by = float((ours.double() - theirs.double()).abs().max())
+            if not by <= TOLERANCE * scale:
+                said.append(f"{name} by {by:g}")
+    return ", ".join(said)
+
+
+def typed_graph() -> tuple[HeteroData, dict[str, Tensor]]:
+    """Papers and authors, and a cut into four parts."""
+    generator = torch.Generator().manual_seed(0)
+    data = HeteroData()
+    sizes = {"paper": 30, "author": 14}
+    for kind, size in sizes.items():
+        data[kind].x = torch.randn(size, CHANNELS, dtype=torch.float64, generator=generator)
+    data["paper"].y = torch.randint(CLASSES, (30,), generator=generator)
+    data["paper"].train_mask = torch.rand(30, generator=generator) < 0.6
+    for src, name, dst in (
+        ("author", "writes", "paper"),
+        ("paper", "written_by", "author"),
+        ("paper", "cites", "paper"),
+    ):
+        ends = [torch.randint(sizes[end], (70,), generator=generator) for end in (src, dst)]
+        data[src, name, dst].edge_index = torch.stack(ends)
+    cuts = {kind: torch.randint(4, (size,), generator=generator) for kind, size in sizes.items()}
+    return data, cuts
+
+
+class Typed(nn.Module):
+    """Two layers of convolutions by edge type."""
+
+    def __init__(self, conv: Callable[..., nn.Module], edge_types: list[Any]) -> None:
+        super().__init__()
+        sizes = [(CHANNELS, HIDDEN), (HIDDEN, CLASSES)]
+        self.layers = nn.ModuleList(
+            pyg.HeteroConv({kind: conv((a, a), b) for kind in edge_types}) for a, b in sizes
+        )
+
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
+        for layer in self.layers:
+            x_dict = {k: v.tanh() for k, v in layer(x_dict, edge_index_dict).items()}
+        return x_dict
+
+
+def build_typed(name: str, data: HeteroData, seed: int) -> nn.Module:
+    """A model of typed nodes by name."""
+    torch.manual_seed(seed)
+    if name == "to_hetero":
+        return pyg.to_hetero(
+            pyg.GraphSAGE((-1, -1), HIDDEN, 2, CLASSES, act="tanh"), data.metadata()
+        ).double()
+    convs: dict[str, Callable[..., nn.Module]] = {
+        "sage": pyg.SAGEConv,
+        "gat": lambda size, out: pyg.GATConv(size, out, add_self_loops=False),
+        "transformer": pyg.TransformerConv,
+        "graph": pyg.GraphConv,
+    }
+    return Typed(convs[name], data.edge_types).double()

@@ -1,0 +1,302 @@
+"""What ``halo`` computes, against the whole graph in one process."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.utils import degree
+
+import pyg_scale
+from pyg_scale import parallel
+from pyg_scale.comm import connect, roll_call
+from pyg_scale.errors import CommError
+from pyg_scale.testing.graph_parallel import opened
+from pyg_scale.testing.processes import WaitingProcesses
+from tests.parallel import models
+from tests.parallel.models import CHANNELS, CLASSES, HIDDEN, MODELS, MORE, OF_EDGES
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(4, limit=120.0) as started:
+        yield started
+
+
+def write(tmp_path: Path, name: str) -> str:
+    data, assignment, parts = models.graph(name)
+    path = tmp_path / f"{name}-parts"
+    pyg_scale.partition(data, parts, path=path, assignment=assignment)
+    return str(path)
+
+
+# Exact results #################################################################################
+
+
+def train_all(path: str, cut: str, names: list[str]) -> dict[str, str]:
+    """What differs from the whole graph, by model."""
+    found = {}
+    data, _, _ = models.graph(cut)
+    with opened(path) as graph:
+        for name in names:
+            inputs = models.inputs_of(name)
+            model = parallel.wrap(
+                models.build(name, dist.get_rank()), "halo", graph=graph, inputs=inputs
+            )
+            own = model.own_nodes
+            ours = models.train(model, model, data.y[own], data.train_mask[own])
+            plain = models.build(name, 0)
+            values = [data[each] for each in inputs]
+            theirs = models.train(plain, partial(plain, *values), data.y, data.train_mask)
+            found[name] = models.difference(ours, theirs, own)
+    return {name: said for name, said in found.items() if said}
+
+
+@pytest.mark.parametrize(
+    ("cut", "size"),
+    [
+        ("random", 3),
+        *(
+            pytest.param(cut, size, marks=pytest.mark.slow)
+            for cut, size in (
+                ("random", 1),
+                ("random", 2),
+                ("random", 4),
+                ("empty", 3),
+                ("apart", 3),
+                ("untrained", 2),
+                ("untrained", 3),
+            )
+        ),
+    ],
+)
+def test_models_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
+) -> None:
+    names = [*MODELS, *OF_EDGES]
+    assert ranks.run(train_all, write(tmp_path, cut), cut, names, world_size=size) == [{}] * size
+
+
+@pytest.mark.slow
+def test_further_models_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "random")
+    assert ranks.run(train_all, path, "random", list(MORE), world_size=3) == [{}] * 3
+
+
+def train_typed(path: str, names: list[str]) -> dict[str, str]:
+    found = {}
+    data, _ = models.typed_graph()
+    papers = data["paper"]
+    with opened(path) as graph:
+        for name in names:
+            model, plain = (models.build_typed(name, data, seed) for seed in (dist.get_rank(), 0))
+            if name == "to_hetero":  # its parameters have no shape before the first call
+                for each, seed in ((model, dist.get_rank()), (plain, 0)):
+                    torch.manual_seed(seed)
+                    each(data.x_dict, data.edge_index_dict)
+            model = parallel.wrap(model, "halo", graph=graph)
+            own = model.own_nodes["paper"]
+            values = data.x_dict, data.edge_index_dict
+            of_papers = operator.itemgetter("paper")
+            ours = models.train(model, model, papers.y[own], papers.train_mask[own], of_papers)
+            forward = partial(plain, *values)
+            theirs = models.train(plain, forward, papers.y, papers.train_mask, of_papers)
+            found[name] = models.difference(ours, theirs, own)
+    return {name: said for name, said in found.items() if said}
+
+
+def test_models_of_typed_nodes_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    data, cuts = models.typed_graph()
+    pyg_scale.partition(data, 4, path=tmp_path / "parts", assignment=cuts)
+    names = ["sage", "gat", "transformer", "graph", "to_hetero"]
+    path = str(tmp_path / "parts")
+    assert ranks.run(train_typed, path, names, world_size=3) == [{}] * 3
+
+
+# What is sent ##################################################################################
+
+
+def count(path: str) -> list[Any]:
+    """Bytes of every all-to-all of a step, as torch is asked for them, and the formula."""
+    sent: list[int] = []
+    plain = dist.all_to_all_single
+
+    def counting(output: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(given.nbytes)
+        return plain(output, given, *args, **kwargs)
+
+    with opened(path) as graph:
+        found: list[Any] = []
+        for conv, widths in (
+            # The features are sent once, and then known; GCN's degrees, too.
+            (pyg.SAGEConv, [HIDDEN, HIDDEN]),
+            (pyg.GCNConv, [HIDDEN, CLASSES, CLASSES, HIDDEN]),
+            # Sources are sent once for both of `edge_updater` and `propagate`.
+            (pyg.GATv2Conv, [HIDDEN, CLASSES, CLASSES, HIDDEN]),
+            # Keys and values are one message.
+            (pyg.TransformerConv, [2 * HIDDEN, 2 * CLASSES, 2 * CLASSES, 2 * HIDDEN]),
+        ):
+            model = parallel.wrap(models.pair(conv).double(), "halo", graph=graph)
+            halo = model.shard.halos[None]
+            for step in range(2):
+                if step == 1:
+                    dist.all_to_all_single = counting
+                try:
+                    model.backward(model().square().mean(), 1)
+                finally:
+                    dist.all_to_all_single = plain
+                model.zero_grad()
+            forward = len(widths) // 2
+            rows = [sum(halo.num_sent)] * forward + [halo.num_halo] * (len(widths) - forward)
+            found.append((list(sent), [8 * n * w for n, w in zip(rows, widths, strict=True)]))
+            sent.clear()
+    return found
+
+
+def test_one_message_before_each_propagate_and_one_back(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    for each in ranks.run(count, write(tmp_path, "random"), world_size=3):
+        for sent, expected in each:
+            assert sent == expected
+
+
+# What is refused ###############################################################################
+
+
+class Own(pyg.MessagePassing):
+    """A layer whose propagate is not PyG's."""
+
+    def propagate(self, edge_index: Any, **kwargs: Any) -> Any:
+        return kwargs["x"]
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=x)
+
+
+class Degrees(pyg.MessagePassing):
+    """A layer with degrees of sources."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=x / degree(edge_index[1], x.size(0)).view(-1, 1))
+
+
+class Pools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(CHANNELS, CLASSES)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return pyg.global_mean_pool(self.conv(x, edge_index), None)
+
+
+def refuse(path: str) -> None:
+    def between(norm: nn.Module) -> nn.Module:
+        return models.pair(pyg.SAGEConv, between=norm)
+
+    refused: list[tuple[str, nn.Module]] = [
+        (r"GraphNorm \(between\) takes statistics over all nodes", between(pyg.GraphNorm(HIDDEN))),
+        (r"PairNorm \(between\)", between(pyg.PairNorm())),
+        (r"LayerNorm \(between\)", between(pyg.LayerNorm(HIDDEN, mode="graph"))),
+        (r"InstanceNorm1d \(between\)", between(nn.InstanceNorm1d(HIDDEN))),
+        (r"MeanAggregation \(between\) pools nodes", between(pyg.MeanAggregation())),
+        (r"Pools .* calls global_mean_pool", Pools()),
+        (r"ChebConv \(first\) calls get_laplacian", models.pair(pyg.ChebConv, K=3)),
+        (r"GCNConv \(first\) has cached=True", models.pair(pyg.GCNConv, cached=True)),
+        (r"flow='target_to_source'", models.pair(pyg.SAGEConv, flow="target_to_source")),
+        (r"has no shape yet", pyg.SAGEConv(-1, CLASSES)),
+        (r"no parameter that needs a gradient", pyg.SAGEConv(2, 2).requires_grad_(False)),
+        (r"Own .* has a propagate of its own", Stacked(Own())),
+        (r"calls degree", Stacked(Degrees())),
+    ]
+    with opened(path) as graph:
+        for reason, model in refused:
+            with pytest.raises(ValueError, match=reason):
+                parallel.wrap(model, "halo", graph=graph)
+        with pytest.raises(TypeError, match="mesh"):
+            parallel.wrap(pyg.SAGEConv(CHANNELS, 2), "halo", graph=graph, mesh="mesh")
+        with pytest.raises(TypeError, match="group must be a process group"):
+            parallel.wrap(pyg.SAGEConv(CHANNELS, 2), "halo", graph=graph, group="all")
+        rank = dist.get_rank()  # what one rank has is an error of all
+        norm = pyg.GraphNorm(HIDDEN) if rank == 1 else nn.Identity()
+        who = "" if rank == 1 else "rank 1: "
+        with pytest.raises(ValueError, match=rf"^{who}GraphNorm"):
+            parallel.wrap(between(norm), "halo", graph=graph)
+        inputs = ("x", "edge_index" if rank else "colour")
+        who = "rank 0: " if rank else ""
+        with pytest.raises(ValueError, match=rf"^{who}the graph has no colour"):
+            parallel.wrap(models.pair(pyg.SAGEConv).double(), "halo", graph=graph, inputs=inputs)
+        if rank == 0:
+            graph.x = graph.x + 1
+        who = "rank 0: " if rank else ""
+        with pytest.raises(ValueError, match=rf"^{who}the graph was changed"):
+            parallel.wrap(models.pair(pyg.SAGEConv).double(), "halo", graph=graph)
+
+
+class Stacked(nn.Module):
+    """A layer with a parameter beside it."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.lin, self.conv = nn.Linear(2, 2), conv
+
+
+def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(refuse, write(tmp_path, "random"), world_size=2)
+
+
+def test_a_graph_is_needed_where_one_is_divided_and_only_there() -> None:
+    model = pyg.SAGEConv(CHANNELS, CLASSES)
+    with pytest.raises(TypeError, match="divides a graph"):
+        parallel.wrap(model, "halo")
+    with pytest.raises(TypeError, match=r"takes batches, not a graph: leave out graph="):
+        parallel.wrap(model, "ddp", graph="parts")
+
+
+# Lost ranks ####################################################################################
+
+
+def steps_that_end(model: Any, where: str) -> None:
+    """Three steps, of which rank 1 does not end the last."""
+    for step in range(3):
+        ends = dist.get_rank() == 1 and step == 2
+        if ends and where == "forward":
+            os.kill(os.getpid(), signal.SIGKILL)
+        out = model()
+        if ends:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.backward(out.square().mean(), 1)
+        model.zero_grad()
+
+
+def lose_rank_1(path: str, where: str) -> None:
+    """Rank 1 ends within a step, and the others are told."""
+    roll_call._GRACE = 1.0
+    with connect(timeout=30.0, name="graph") as comm:
+        graph = pyg_scale.open(path, comm=comm)
+        model = parallel.wrap(models.pair(pyg.GCNConv).double(), "halo", graph=graph)
+        with pytest.raises(CommError, match=r"^rank 1 ended while the others"):
+            steps_that_end(model, where)
+        graph.close(0.0)
+
+
+@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_is_named(tmp_path: Path, where: str) -> None:
+    with WaitingProcesses(3, limit=120.0) as ranks, pytest.raises(ExceptionGroup) as raised:
+        ranks.run(lose_rank_1, write(tmp_path, "random"), where)
+    (error,) = raised.value.exceptions
+    assert str(error) == "the process of rank 1 ended (-9)"
