@@ -118,10 +118,12 @@ class FederatedReplica(Replica):
         """
         self._rounds.leave()
 
-    def close(self, wait: float = 60.0) -> None:
-        """End, after up to ``wait`` seconds in which other clients may still need this one."""
-        self._finalizer.detach()
-        self._rounds.close(wait)
+    def close(self) -> None:
+        """End. Rank 0 first waits, for a minute at most, until the others have ended.
+
+        It is called when the module is no longer used, and at the end of the process.
+        """
+        self._finalizer()
 
     def _tensors(self) -> list[Tensor]:
         return [t.detach() for t in (*self.module.parameters(), *self.module.buffers())]

@@ -24,6 +24,7 @@ from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.parallel.replica import by_dtype
 
 _GRACE = 10.0  # seconds for an answer on its way
+_CLOSING = 60.0  # seconds in which rank 0 still answers others
 
 Combine = Callable[[dict[int, list[Tensor]]], list[Tensor]]
 """Makes the result of a round from what each rank brought. Called on rank 0."""
@@ -136,10 +137,10 @@ class Rounds:
             raise ValueError("rank 0 has what all ranks need, and cannot leave")
         self._own.leave()
 
-    def close(self, wait: float = 0.0) -> None:
-        """End, after up to ``wait`` seconds in which the others may still ask."""
+    def close(self, wait: float = _CLOSING) -> None:
+        """End; rank 0 waits up to ``wait`` seconds until the others have ended, too."""
         self._own.leave()
-        self._service.close(wait)
+        self._service.close(wait if self.rank == 0 else 0.0)
         if self._owns:
             self._comm.close()
 
