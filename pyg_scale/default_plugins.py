@@ -57,6 +57,7 @@ def pyg_scale_comm_backends() -> dict[str, str]:
 @hookimpl
 def pyg_scale_parallel_wrappers() -> dict[str, str]:
     return {
+        "async_ps": "pyg_scale.parallel.async_ps:AsyncPS",
         "ddp": "pyg_scale.parallel.ddp:DDP",
         "federated": "pyg_scale.parallel.federated:Federated",
         "halo": "pyg_scale.parallel.halo:HaloParallel",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pyg_scale.parallel.async_ps import AsyncPS
 from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.federated import Federated
@@ -53,3 +54,11 @@ class TestHalo(GraphParallelTests):
     @pytest.fixture
     def parallel(self) -> HaloParallel:
         return HaloParallel()
+
+
+class TestAsyncPS(ParallelTests):
+    momentum = 0.0
+
+    @pytest.fixture
+    def parallel(self) -> AsyncPS:
+        return AsyncPS(timeout=20)

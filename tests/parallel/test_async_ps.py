@@ -1,0 +1,241 @@
+"""`async_ps` under a schedule that says who is next, beside the same formulas in one process."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyg_scale import parallel
+from pyg_scale.errors import CommError
+from pyg_scale.parallel.async_ps import AsyncPS, ParameterServer
+from pyg_scale.testing.parallel import Batch, Net, batch_of
+from pyg_scale.testing.processes import WaitingProcesses
+from pyg_scale.train import Checkpoint
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+ORDER = [0, 1, 1, 2, 1, 0, 2, 2, 2, 0, 1, 0]  # who sends next
+STALENESS = [0, 1, 0, 3, 1, 4, 2, 0, 0, 3, 5, 1]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(3) as started:
+        yield started
+
+
+def loss_of(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch.x, batch.edge_index)[: batch.num_seeds], batch.y)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def expected(rule: str, order: Sequence[int]) -> tuple[Net, list[int]]:
+    """The model after the steps of an order, and the staleness of each, by the formulas."""
+    now = net()
+    seen = [(0, [p.detach().clone() for p in now.parameters()]) for _ in range(3)]
+    found = []
+    for version, worker in enumerate(order):
+        before, old = seen[worker]
+        model = net()
+        model.load_state_dict(now.state_dict())
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), old):
+                parameter.copy_(value)
+        loss_of(model, batch_of(worker, before, worker + 2)).backward()
+        staleness = version - before
+        found.append(staleness)
+        rate = {"linear": 0.1 / (1 + 0.1 * staleness), "inverse": 0.1 / (1 + staleness)}
+        with torch.no_grad():
+            for parameter, own, value in zip(now.parameters(), model.parameters(), old):
+                gradient = own.grad
+                if gradient is None:
+                    continue
+                if rule == "dc":
+                    gradient = gradient + 0.5 * gradient * gradient * (parameter - value)
+                parameter -= rate.get(rule, 0.1) * gradient
+        seen[worker] = version + 1, [p.detach().clone() for p in now.parameters()]
+    return now, found
+
+
+def in_turns(model: Any, order: Sequence[int], first: int, seen: int) -> tuple[list[int], int]:
+    """Make the steps of this rank in an order; what it sends is of what it got last."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    found = []
+    for turn in range(first, first + len(order)):
+        if order[turn - first] != rank:
+            continue
+        if turn > first:
+            store.wait([f"turn {turn}"], timedelta(seconds=20))
+        model.optimizer.zero_grad()
+        batch = batch_of(rank, seen % 100, rank + 2)  # of another step each time
+        model.backward(loss_of(model, batch), batch.num_seeds)
+        model.optimizer.step()
+        seen = turn + 1
+        found.append(model.staleness)
+        store.set(f"turn {turn + 1}", "")
+    return found, seen
+
+
+def scheduled(rule: str) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = parallel.wrap(Net(), "async_ps", staleness=rule, optimizer=SGD, compensation=0.5)
+    dist.barrier()
+    with model.join(model.optimizer):
+        found, _ = in_turns(model, ORDER, 0, 0)
+    alone, staleness = expected(rule, ORDER)
+    assert staleness == STALENESS
+    assert found == [each for each, worker in zip(staleness, ORDER) if worker == rank]
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(model.module.state_dict()[name], value, rtol=0, atol=1e-12), name
+    model.close()
+
+
+@pytest.mark.parametrize("rule", ["linear", "inverse", "dc"])
+def test_the_rule_of_staleness(ranks: WaitingProcesses, rule: str) -> None:
+    ranks.run(scheduled, rule)
+
+
+def resumed(folder: str) -> None:
+    """Gradients that were under way are of what their worker had, also after it was saved."""
+    models = []
+    for number in range(2):
+        torch.manual_seed(dist.get_rank())
+        optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        model = parallel.wrap(Net(), AsyncPS("dc", optimizer))
+        with Checkpoint(folder, {"model": model}) as checkpoint:
+            seen = 0
+            if number == 0:
+                _, seen = in_turns(model, ORDER[:6], 100, 0)
+                checkpoint.save(6, seen=seen)
+            else:
+                assert checkpoint.load().step == 6
+                seen = next(turn + 101 for turn in (5, 4, 3) if ORDER[turn] == dist.get_rank())
+        dist.barrier()
+        found, _ = in_turns(model, ORDER[6:], 200 + 100 * number, seen)
+        wanted = [each for each, who in zip(STALENESS[6:], ORDER[6:]) if who == dist.get_rank()]
+        assert found == wanted
+        with model.join(model.optimizer):
+            pass
+        models.append(model)
+    for one, two in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.equal(one, two)
+
+
+def test_a_run_that_is_resumed(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(resumed, str(tmp_path))
+
+
+def one_worker() -> None:
+    """To the bit what the optimizer does alone, also where a parameter is not used."""
+    adam = partial(torch.optim.Adam, lr=0.01)
+    model, alone = parallel.wrap(net(), AsyncPS("linear", adam)), net()
+    optimizer = adam(list(alone.parameters()))
+    for step in range(4):
+        batch = batch_of(0, step, 3)
+        for each, of_each in ((model, model.optimizer), (alone, optimizer)):
+            of_each.zero_grad()
+            out = each(batch.x, batch.edge_index, step % 2 == 1)[: batch.num_seeds]
+            loss = F.cross_entropy(out, batch.y)
+            model.backward(loss, 1) if each is model else loss.backward()
+            of_each.step()
+    for one, two in zip(model.parameters(), alone.parameters()):
+        assert torch.equal(one, two)
+
+
+def test_one_worker_is_sgd(ranks: WaitingProcesses) -> None:
+    ranks.run(one_worker, world_size=1)
+
+
+@pytest.mark.parametrize("rule", ["linear", "inverse"])
+def test_where_stale_gradients_diverge(rule: str) -> None:
+    """Of x²/2, from 8 workers in turn: a rate above 2 sin(π / 30) = 0.209 diverges."""
+    for method, ends in ((AsyncPS(rule, partial(torch.optim.SGD, lr=0.3)), True), (None, False)):
+        server = ParameterServer([torch.ones(1)], method or AsyncPS("dc", compensation=0.0))
+        if method is None:
+            server.optimizer.param_groups[0]["lr"] = 0.3
+        at = [server.pull(worker)[1][0] for worker in range(8)]
+        for step in range(600):
+            worker = step % 8
+            *_, (at[worker],) = server.push(worker, [at[worker].clone()])
+        assert (float(at[worker].abs()) < 1e-3) == ends
+        if not ends:
+            assert float(at[worker].abs()) > 1e3
+
+
+def killed() -> None:
+    rank = dist.get_rank()
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with model.join(model.optimizer):
+            for step in range(3):
+                if (rank, step) == (1, 2):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                model.optimizer.zero_grad()
+                batch = batch_of(rank, step, 3)
+                model.backward(loss_of(model, batch), 3)
+                model.optimizer.step()
+    if rank == 0:
+        assert list(model.gone) == [1] and str(said[0].message).startswith("rank 1 has left")
+        assert model.server is not None and model.server.version == 8
+    weights = model.module.last.lin_l.weight.detach()
+    model.close()
+    return weights
+
+
+def in_which_rank_0_is_killed() -> None:
+    model = parallel.wrap(Net(), "async_ps", optimizer=SGD)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    batch = batch_of(0, 0, 3)
+    model.backward(loss_of(model, batch), 3)
+    with pytest.raises(CommError, match="rank 0"):
+        model.optimizer.step()
+
+
+@pytest.mark.parametrize(("what", "rank"), [(killed, 1), (in_which_rank_0_is_killed, 0)])
+def test_a_worker_that_is_killed_is_named(ranks: WaitingProcesses, what: Any, rank: int) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        ranks.run(what)
+    (error,) = raised.value.exceptions
+    assert str(error) == f"the process of rank {rank} ended (-9)"
+
+
+def poisoned() -> None:
+    model = parallel.wrap(nn.Linear(1, 1), "async_ps", optimizer=SGD)
+    before = model.module.weight.detach().clone()
+    model.backward(model(torch.full((1, 1), math.inf)).sum(), 1)
+    with pytest.raises(FloatingPointError, match="'weight' on rank 0 is NaN or infinite"):
+        model.optimizer.step()
+    assert torch.equal(model.module.weight, before)
+
+
+def test_gradients_that_are_not_finite(ranks: WaitingProcesses) -> None:
+    ranks.run(poisoned, world_size=1)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="staleness must be one of linear, inverse, dc"):
+        AsyncPS("constant")
+    with pytest.raises(ValueError, match="compensation must not be negative"):
+        AsyncPS(compensation=math.nan)
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        AsyncPS(timeout=0)
