@@ -115,6 +115,17 @@ def test_examples_on_two_ranks(tmp_path, example):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_ranks_on_the_full_graph_are_as_good_as_one_process(tmp_path, data_dir):
+    data = ("--data", str(data_dir / "facebook_pages.npz"), "--epochs", "10", "--check")
+    python = preloaded.python()
+    found = accuracies(
+        run(named("full_graph"), tmp_path, *data, ranks=2, timeout=400, python=python)
+    )
+    assert found["ranks 2"] == found["one process"] > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_ranks_learn_as_well_as_one(tmp_path, data_dir):
     data = ("--data", str(data_dir / "facebook_pages.npz"), "--epochs", "2")
     found: list[float] = []

@@ -2,12 +2,15 @@
 
 The gradient of a row is the sum of those of its copies on other ranks and of its own uses, so that
 every derivative is that of the whole graph. Tensors of several dtypes go as bytes in one message.
+Exchanges that trade exactness for fewer bytes or for time are in
+:mod:`~pyg_scale.parallel.inexact`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +19,116 @@ from torch import Tensor
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Halo
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one exchange.
+
+    Attributes:
+        num_own: Number of own nodes.
+        num_halo: Number of nodes of the halo.
+        send: Local numbers ``int64`` ``[num_sent]`` of own nodes, by the rank that gets them.
+        num_sent: How many each rank gets.
+        num_received: How many come from each rank.
+        place: Their places ``int64`` in the halo; ``None`` if they are the whole halo. All other
+            rows of the halo are 0.
+        scale: A factor ``float64`` ``[sum(num_received)]`` of each, or ``None``.
+    """
+
+    num_own: int
+    num_halo: int
+    send: Tensor
+    num_sent: list[int]
+    num_received: list[int]
+    place: Tensor | None = None
+    scale: Tensor | None = None
+
+    @classmethod
+    def all_of(cls, halo: Halo) -> Rows:
+        """The whole halo."""
+        return cls(halo.num_own, halo.num_halo, halo.send, halo.num_sent, halo.num_received)
+
+    def joined(self, own: Tensor, received: Tensor) -> Tensor:
+        """Own rows and the halo, ``[num_own + num_halo, ...]``."""
+        if self.place is None:
+            return torch.cat([own, received])
+        halo = own.new_zeros(self.num_halo, *own.shape[1:])
+        halo[self.place] = self._scaled(received)
+        return torch.cat([own, halo])
+
+    def returned(self, grad: Tensor) -> Tensor:
+        """The rows that go back for those that were received, of a gradient of :meth:`joined`."""
+        halo = grad[self.num_own :]
+        return halo.contiguous() if self.place is None else self._scaled(halo[self.place])
+
+    def added(self, grad: Tensor, received: Tensor) -> Tensor:
+        """The gradient of own rows, with what came back for those that were sent."""
+        return grad[: self.num_own].index_add(0, self.send, received)
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        if self.scale is None or not rows.is_floating_point():
+            return rows
+        return rows * self.scale.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
+
+
+class Wire:
+    """Sends rows of tensors to ranks, as they are.
+
+    Args:
+        peers: The ranks.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+
+    def start(
+        self, tensors: Sequence[Tensor], num_received: list[int], num_sent: list[int], later: bool
+    ) -> Callable[[], list[Tensor]]:
+        """Send rows of several tensors in one message to each rank.
+
+        Args:
+            tensors: ``[sum(num_sent), ...]`` each.
+            num_received: Number of rows from each rank.
+            num_sent: Number of rows to each rank.
+            later: Whether to return while it is under way.
+
+        Returns:
+            A function that waits for the received rows ``[sum(num_received), ...]`` of each.
+
+        Raises:
+            CommError: If a rank is gone or late; names it. Also raised by the function.
+        """
+        size = sum(num_received)
+        coded = [self.encoded(tensor) for tensor in tensors]
+        widths = [each.size(1) for each in coded]
+        sent = coded[0] if len(coded) == 1 else torch.cat([_bytes(each) for each in coded], dim=1)
+        received = sent.new_empty(size, sent.size(1))
+        wait = self.peers.all_to_all(received, sent, num_received, num_sent, later=later)
+
+        def finish() -> list[Tensor]:
+            wait(sent)  # which must live until then
+            if len(coded) == 1:
+                return [self.decoded(received, tensors[0])]
+            sizes = [width * each.element_size() for width, each in zip(widths, coded)]
+            return [
+                self.decoded(columns.contiguous().view(each.dtype), tensor)
+                for columns, each, tensor in zip(received.split(sizes, dim=1), coded, tensors)
+            ]
+
+        return finish
+
+    def encoded(self, tensor: Tensor) -> Tensor:
+        """The form in which a tensor is sent, ``[rows, width]``, contiguous."""
+        return tensor.reshape(tensor.size(0), math.prod(tensor.shape[1:])).contiguous()
+
+    def decoded(self, rows: Tensor, like: Tensor) -> Tensor:
+        """The rows that were sent, with the shape and dtype of a tensor of this rank."""
+        return rows.view(rows.size(0), *like.shape[1:])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)
 
 
 class HaloExchange:
@@ -27,7 +140,12 @@ class HaloExchange:
     """
 
     def __init__(self, halos: dict[NodeType, Halo], peers: Peers) -> None:
-        self.halos, self._peers = halos, peers
+        self.halos, self.peers = halos, peers
+        self._all = {node_type: Rows.all_of(halo) for node_type, halo in halos.items()}
+        self._wire = Wire(peers)
+
+    def begin(self, training: bool) -> None:
+        """Called before every forward of the model, on all ranks."""
 
     def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Own rows and those of the halo. Every rank calls it.
@@ -42,54 +160,51 @@ class HaloExchange:
         Raises:
             CommError: If a rank is gone or late; names it.
         """
-        if self._peers.size == 1:
+        return self.exactly(node_type, tensors)
+
+    def exactly(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As :meth:`extend`, for what must be exact: the graph's own features, and degrees."""
+        return self.swapped(self._all[node_type], self._wire, tensors)
+
+    def swapped(self, rows: Rows, wire: Wire, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Own rows, and those of the halo that are exchanged."""
+        if self.peers.size == 1:
             return list(tensors)
-        return list(_Extend.apply(self.halos[node_type], self._peers, *tensors))
+        return list(_Extend.apply(rows, wire, *tensors))
 
 
 class _Extend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, halo: Halo, peers: Peers, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.halo, ctx.peers = halo, peers
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, rows: Rows, wire: Wire, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.rows, ctx.wire = rows, wire
         ctx.like = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
-        sent = [tensor.index_select(0, halo.send) for tensor in tensors]
-        found = _swap(peers, sent, halo.num_received, halo.num_sent)
-        return tuple(torch.cat(both) for both in zip(tensors, found, strict=True))
+        ctx.set_materialize_grads(False)
+        sent = [tensor.index_select(0, rows.send) for tensor in tensors]
+        found = wire.start(sent, rows.num_received, rows.num_sent, later=False)()
+        return tuple(rows.joined(*both) for both in zip(tensors, found, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        halo, own = ctx.halo, ctx.halo.num_own
-        whole = [
-            halo.send.new_zeros(own + halo.num_halo, *shape, dtype=dtype) if grad is None else grad
-            for grad, (shape, dtype) in zip(grads, ctx.like, strict=True)
-        ]
-        sent = [grad[own:].contiguous() for grad in whole]
-        found = _swap(ctx.peers, sent, halo.num_sent, halo.num_received)
-        out = [
-            grad[:own].index_add(0, halo.send, rows)
-            for grad, rows in zip(whole, found, strict=True)
-        ]
-        return None, None, *out
+        rows = ctx.rows
+        whole = whole_gradients(grads, ctx.like, rows)
+        sent = [rows.returned(grad) for grad in whole]
+        found = ctx.wire.start(sent, rows.num_sent, rows.num_received, later=False)()
+        return None, None, *(rows.added(*both) for both in zip(whole, found, strict=True))
 
 
-def _swap(
-    peers: Peers, tensors: Sequence[Tensor], num_received: list[int], num_sent: list[int]
+def whole_gradients(
+    grads: Sequence[Tensor | None], like: Sequence[Any], rows: Rows
 ) -> list[Tensor]:
-    """Rows of several tensors in one all-to-all."""
-    size = sum(num_received)
-    if len(tensors) == 1:
-        received = tensors[0].new_empty(size, *tensors[0].shape[1:])
-        peers.all_to_all(received, tensors[0].contiguous(), num_received, num_sent)
-        return [received]
-    packed = [
-        tensor.reshape(tensor.size(0), math.prod(tensor.shape[1:])).contiguous().view(torch.uint8)
-        for tensor in tensors
-    ]
-    widths = [each.size(1) for each in packed]
-    received = packed[0].new_empty(size, sum(widths))
-    peers.all_to_all(received, torch.cat(packed, dim=1), num_received, num_sent)
+    """Gradients of own rows and the halo; zeros where a tensor was not used.
+
+    Args:
+        grads: Those that there are.
+        like: The shape of a row and the dtype of each tensor.
+        rows: The rows of the exchange.
+    """
     return [
-        columns.contiguous().view(tensor.dtype).view(size, *tensor.shape[1:])
-        for columns, tensor in zip(received.split(widths, dim=1), tensors, strict=True)
+        rows.send.new_zeros(rows.num_own + rows.num_halo, *shape, dtype=dtype)
+        if grad is None
+        else grad
+        for grad, (shape, dtype) in zip(grads, like, strict=True)
     ]

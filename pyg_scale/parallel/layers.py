@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -165,35 +166,55 @@ def _named(layer: type, base: type) -> set[str]:
     return {name for _, function in _methods(layer, base) for name in function.__code__.co_names}
 
 
-class HaloLayers:
-    """The layers of a module while it computes on a share.
+class GraphLayers(ABC):
+    """The layers of a module while it computes on a share of a graph.
 
     Args:
         module: The module; :func:`check_module` has accepted it.
-        shard: The share of this rank.
-        exchange: The exchange of halo rows.
         peers: The ranks.
-        constant: Tensors that never change, whose halo is sent once.
+        constant: Tensors that never change, so that what is made of them is kept.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        shard: Shard,
-        exchange: HaloExchange,
-        peers: Peers,
-        constant: Sequence[Tensor],
-    ) -> None:
-        self._shard, self._exchange, self._peers = shard, exchange, peers
-        self._constant = {id(tensor): (tensor, tensor._version) for tensor in constant}
-        self._kept: dict[int, Tensor] = {}
-        self._edge_types = {id(edges): edge_type for edge_type, edges in shard.edges.items()}
-        self._within: list[EdgeType] = []
-        self._last: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
+    def __init__(self, module: nn.Module, peers: Peers, constant: Sequence[Tensor]) -> None:
+        self.peers = peers
         self._convs = [layer for layer in module.modules() if isinstance(layer, MessagePassing)]
         self._batch_norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+        self._constant = {id(tensor): (tensor, tensor._version) for tensor in constant}
         self._active = False
+
+    @abstractmethod
+    def before_propagate(
+        self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
+        """The edges, the number of sources and destinations, and arguments with their rows."""
+
+    def after_propagate(self, layer: Any, out: Any) -> Any:
+        """The result of ``propagate`` for own nodes."""
+        return out
+
+    @abstractmethod
+    def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of ``edge_updater`` with the rows of sources and destinations."""
+
+    @abstractmethod
+    def replacements(self) -> dict[str, Callable[..., Any]]:
+        """Functions that layers get instead of PyG's, by their global names."""
+
+    def attributes(self, layer: Any) -> dict[str, Any]:
+        """Attributes that a layer has while it is attached."""
+        return {}
+
+    def hooked(self, conv: MessagePassing) -> list[Any]:
+        """Handles of the hooks of a layer."""
+        return [
+            conv.register_propagate_forward_pre_hook(self._before),
+            conv.register_propagate_forward_hook(self._after),
+        ]
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """True if the tensor is an unchanged input of the graph."""
+        known = self._constant.get(id(tensor))
+        return known is not None and known[1] == tensor._version and not tensor.requires_grad
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -204,27 +225,98 @@ class HaloLayers:
         with ExitStack() as stack:
             self._active = True
             stack.callback(setattr, self, "_active", False)
+            replaced = self.replacements()
             for conv in self._convs:
-                for handle in (
-                    conv.register_forward_pre_hook(self._enter, with_kwargs=True),
-                    conv.register_forward_hook(self._leave, always_call=True),
-                    conv.register_propagate_forward_pre_hook(self._before_propagate),
-                ):
+                for handle in self.hooked(conv):
                     stack.callback(handle.remove)
                 self._replace(stack, conv, "edge_updater", self._edge_updater(conv))
                 for name, function in _methods(type(conv), MessagePassing):
-                    if "gcn_norm" in function.__code__.co_names:
-                        self._replace(stack, conv, name, self._with_norm(conv, function))
+                    if replaced.keys() & set(function.__code__.co_names):
+                        self._replace(stack, conv, name, _with_globals(conv, function, replaced))
+                for name, value in self.attributes(conv).items():
+                    self._replace(stack, conv, name, value)
             for norm in self._batch_norms:
-                forward = functools.partial(global_batch_norm, norm, self._peers)
+                forward = functools.partial(global_batch_norm, norm, self.peers)
                 self._replace(stack, norm, "forward", forward)
             yield
 
-    def _replace(self, stack: ExitStack, layer: nn.Module, name: str, method: Any) -> None:
-        vars(layer)[name] = method
+    def _replace(self, stack: ExitStack, layer: nn.Module, name: str, value: Any) -> None:
+        vars(layer)[name] = value
         stack.callback(vars(layer).pop, name)
 
+    def _before(self, layer: Any, inputs: Any) -> Any:
+        edge_index, _, kwargs = inputs
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            raise TypeError(f"{type(layer).__name__}: edge_index must be a dense tensor")
+        return self.before_propagate(layer, edge_index, dict(kwargs))
+
+    def _after(self, layer: Any, inputs: Any, out: Any) -> Any:
+        return self.after_propagate(layer, out)
+
+    def _edge_updater(self, layer: Any) -> Callable[..., Any]:
+        def edge_updater(edge_index: Tensor, size: Any = None, **kwargs: Any) -> Any:
+            # A hook would come too late: PyG's generated code has gathered the rows by then.
+            kwargs = self.before_edge_updater(layer, kwargs)
+            return type(layer).edge_updater(layer, edge_index, size=None, **kwargs)
+
+        return edge_updater
+
+
+def ends_of(names: Sequence[str], end: str) -> list[str]:
+    """Arguments that a method looks at by one end of an edge, ``"_i"`` or ``"_j"``."""
+    return sorted({name.removesuffix(end) for name in names if name.endswith(end)})
+
+
+def _with_globals(
+    layer: Any, function: types.FunctionType, replaced: dict[str, Callable[..., Any]]
+) -> Any:
+    """A method of a layer with other functions in the place of some."""
+    copied = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return types.MethodType(copied, layer)
+
+
+class HaloLayers(GraphLayers):
+    """Layers that get the halo's rows wherever they look at sources of edges.
+
+    Args:
+        module: See :class:`GraphLayers`.
+        shard: The share of this rank.
+        exchange: The exchange of halo rows.
+        peers: The ranks.
+        constant: See :class:`GraphLayers`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shard: Shard,
+        exchange: HaloExchange,
+        peers: Peers,
+        constant: Sequence[Tensor],
+    ) -> None:
+        super().__init__(module, peers, constant)
+        self._shard, self._exchange = shard, exchange
+        self._kept: dict[int, Tensor] = {}
+        self._edge_types = {id(edges): edge_type for edge_type, edges in shard.edges.items()}
+        self._within: list[EdgeType] = []
+        self._last: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
+
     # The layer #############################################################################
+
+    def hooked(self, conv: MessagePassing) -> list[Any]:
+        return [
+            conv.register_forward_pre_hook(self._enter, with_kwargs=True),
+            conv.register_forward_hook(self._leave, always_call=True),
+            *super().hooked(conv),
+        ]
 
     def _enter(self, layer: Any, args: Any, kwargs: Any) -> None:
         given = [id(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
@@ -249,30 +341,23 @@ class HaloLayers:
 
     # Where edges are followed ##############################################################
 
-    def _before_propagate(self, layer: Any, inputs: Any) -> Any:
-        edge_index, _, kwargs = inputs
+    def before_propagate(
+        self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
         src, dst = self._types
-        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            raise TypeError(f"{type(layer).__name__}: edge_index must be a dense tensor")
-        kwargs = self._extended(layer, kwargs, layer._user_args)
         halos = self._exchange.halos
         size = (halos[src].num_own + halos[src].num_halo, halos[dst].num_own)
-        return edge_index, size, kwargs
+        return edge_index, size, self._extended(layer, kwargs, layer._user_args)
 
-    def _edge_updater(self, layer: Any) -> Callable[..., Any]:
-        def edge_updater(edge_index: Tensor, size: Any = None, **kwargs: Any) -> Any:
-            # A hook would come too late: PyG's generated code has gathered the rows by then.
-            kwargs = self._extended(layer, kwargs, layer._edge_user_args)
-            return type(layer).edge_updater(layer, edge_index, size=None, **kwargs)
-
-        return edge_updater
+    def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return self._extended(layer, kwargs, layer._edge_user_args)
 
     def _extended(self, layer: Any, kwargs: dict[str, Any], names: list[str]) -> dict[str, Any]:
         """The arguments with the halo's rows where a source is looked at."""
         kwargs = dict(kwargs)
         src, dst = self._types
         pairs: dict[str, tuple[Tensor, Any]] = {}
-        for name in sorted({name[:-2] for name in names if name.endswith("_j")}):
+        for name in ends_of(names, "_j"):
             value = kwargs.get(name)
             if isinstance(value, tuple | list) and isinstance(value[0], Tensor):
                 pairs[name] = (value[0], value[1])
@@ -296,41 +381,28 @@ class HaloLayers:
         missing = {id(each): each for each in tensors if found[id(each)] is None}
         if missing:
             rows = [each.movedim(dim, 0) for each in missing.values()]
+            constant = all(self.is_constant(each) for each in missing.values())
+            send = self._exchange.exactly if constant else self._exchange.extend
             self._last = {}
-            for tensor, whole in zip(
-                missing.values(), self._exchange.extend(node_type, rows), strict=True
-            ):
+            for tensor, whole in zip(missing.values(), send(node_type, rows), strict=True):
                 found[id(tensor)] = whole = whole.movedim(0, dim)
-                if self._is_constant(tensor):
+                if self.is_constant(tensor):
                     self._kept[id(tensor)] = whole
                 else:
                     self._last[id(tensor), tensor._version] = (tensor, whole)
         return [found[id(tensor)] for tensor in tensors]  # type: ignore[misc]
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """What was sent before: in this layer (of other relations), or of the graph itself."""
-        if self._is_constant(tensor) and id(tensor) in self._kept:
+        """The rows sent before: in this layer (of other relations), or of the graph itself."""
+        if self.is_constant(tensor) and id(tensor) in self._kept:
             return self._kept[id(tensor)]
         entry = self._last.get((id(tensor), tensor._version))
         return None if entry is None else entry[1]
 
-    def _is_constant(self, tensor: Tensor) -> bool:
-        known = self._constant.get(id(tensor))
-        return known is not None and known[1] == tensor._version and not tensor.requires_grad
-
     # Degrees ###############################################################################
 
-    def _with_norm(self, layer: Any, function: types.FunctionType) -> Any:
-        """A method whose ``gcn_norm`` knows the degrees of the whole graph."""
-        copied = types.FunctionType(
-            function.__code__,
-            {**function.__globals__, "gcn_norm": self._gcn_norm},
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        copied.__kwdefaults__ = function.__kwdefaults__
-        return types.MethodType(copied, layer)
+    def replacements(self) -> dict[str, Callable[..., Any]]:
+        return {"gcn_norm": self._gcn_norm}
 
     def _gcn_norm(
         self,
@@ -359,7 +431,7 @@ class HaloLayers:
         degree = scatter(edge_weight, dst, 0, dim_size=halo.num_own, reduce="sum")
         scale = degree.pow(-0.5)
         scale = scale.masked_fill(scale == float("inf"), 0.0)
-        (whole,) = self._exchange.extend(self._types[1], [scale])
+        (whole,) = self._exchange.exactly(self._types[1], [scale])
         found = (edge_index, whole[src] * edge_weight * scale[dst])
         if keeps:
             self._norms[key] = found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,8 +62,13 @@ class Peers:
             raise
 
     def all_to_all(
-        self, received: Tensor, sent: Tensor, num_received: list[int], num_sent: list[int]
-    ) -> None:
+        self,
+        received: Tensor,
+        sent: Tensor,
+        num_received: list[int],
+        num_sent: list[int],
+        later: bool = False,
+    ) -> Callable[..., None]:
         """Give each rank its rows of ``sent``; the rows from each rank are written in order.
 
         Torch's all-to-all over gloo goes in rounds in which rank ``r`` sends to ``r + round``: no
@@ -74,12 +79,25 @@ class Peers:
             sent: ``[sum(num_sent), ...]``, contiguous.
             num_received: Number of rows from each rank.
             num_sent: Number of rows to each rank.
+            later: Whether to return while it is under way.
+
+        Returns:
+            A function that waits for it; its arguments are kept for as long as the function is.
 
         Raises:
-            CommError: If a rank is gone or late; names it.
+            CommError: If a rank is gone or late; names it. Also raised by the function.
         """
         with self.explained():
-            dist.all_to_all_single(received, sent, num_received, num_sent, group=self.group)
+            work = dist.all_to_all_single(
+                received, sent, num_received, num_sent, group=self.group, async_op=later
+            )
+
+        def wait(*_: Any) -> None:
+            if work is not None:
+                with self.explained():
+                    work.wait()
+
+        return wait
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor of equal shape over the ranks, in place.
