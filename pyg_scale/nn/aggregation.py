@@ -77,7 +77,7 @@ def check_small(layer: Any, x: Any, edge_index: Any) -> str:
     if (
         len(how) != 1
         or how[0] not in _LINEAR
-        or layer.node_dim != -2
+        or layer.node_dim not in (-2, 0)
         or layer.flow != "source_to_target"
         or type(edge_index) is not Tensor
         or edge_index.size(0) != 2

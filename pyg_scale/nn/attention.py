@@ -6,14 +6,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_scale.nn.aggregation import reductions
-from pyg_scale.nn.conv.base import check_features
+from pyg_scale.nn.conv.base import check_features, untouched
 from pyg_scale.nn.fallback import RECORDED, NotFused
 from pyg_scale.nn.graph import edges_of, is_sparse
-from pyg_scale.nn.loops import with_self_loops, with_self_loops_in_a_trace
+from pyg_scale.nn.loops import looped_edges, with_self_loops_in_a_trace
+from pyg_scale.ops import fused
 from pyg_scale.ops.adjacency import Adjacency, recording
+from pyg_scale.ops.attention import run_attention
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_WIDE = (torch.float32, torch.float64)
+_FEW = 4096
+"""Number of edges up to which grouping them takes no longer than to look the groups up."""
 
 
 class Attended(NamedTuple):
@@ -89,13 +97,86 @@ def attended(
             raise NotFused(f"{RECORDED}: self-loops and edge_attr or attention weights")
         graph = with_self_loops_in_a_trace(edge_index, num_src, num_dst, num_loops)
         return Attended(graph, edge_index, None, num_dst)
-    graph = with_self_loops(edges_of(edge_index, num_src, num_dst), num_loops).by_edge
+    graph = looped_edges(edge_index, num_src, num_dst, num_loops)
     if edge_attr is not None or keep_edge_index:
         edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
         edge_index, edge_attr = add_self_loops(
             edge_index, edge_attr, fill_value=layer.fill_value, num_nodes=num_loops
         )
     return Attended(graph, edge_index, edge_attr, num_dst)
+
+
+def is_plain(layer: Any, src: Any, dst: Any, edge_index: Any) -> bool:
+    """Return True for a call with a few edges that needs no more checks: :func:`attend` takes it.
+
+    Args:
+        layer: A layer of PyG.
+        src: Features of sources.
+        dst: Features of destinations.
+        edge_index: The edges passed to the layer.
+    """
+    return (
+        type(edge_index) is Tensor
+        and type(src) in _PLAIN
+        and type(dst) in _PLAIN
+        and edge_index.dim() == src.dim() == dst.dim() == 2
+        and edge_index.is_cpu
+        and src.is_cpu
+        and dst.is_cpu
+        and edge_index.dtype is torch.int64
+        and src.dtype is dst.dtype
+        and src.dtype in _WIDE
+        and edge_index.size(0) == 2
+        and edge_index.size(1) <= _FEW
+        and layer.flow == "source_to_target"
+        and type(layer.aggr_module) is SumAggregation
+        and untouched(layer.aggr_module, SumAggregation)
+        and fused.is_eager()
+        and not torch.is_autocast_enabled("cpu")
+        and fused.usable(src)
+    )
+
+
+def attend(
+    kind: str,
+    edge_index: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    add_loops: bool,
+    numbers: tuple[float, float],
+    features: tuple[Tensor | None, ...],
+) -> Tensor:
+    """The attention of a layer over a few edges, with as little as possible around the ops.
+
+    The result has the bits of :func:`attended` and the function of
+    :mod:`pyg_scale.ops.attention`. Nothing is looked up or kept: grouping takes no longer.
+
+    Args:
+        kind: ``"gat"``, ``"gatv2"`` or ``"dot_product"``.
+        edge_index: ``int64`` ``[2, num_edges]``.
+        src: Features of sources, ``[num_src, channels]``.
+        dst: Features of destinations.
+        add_loops: If True, replace self-loops by one for each node on both sides.
+        numbers: The slope of the leaky ReLU or the scale, and the probability of dropping a weight.
+        features: The four features of the function.
+
+    Returns:
+        ``[num_dst, heads, channels]``.
+
+    Raises:
+        NotFused: If nodes of edges do not exist.
+    """
+    wanted = False
+    if torch.is_grad_enabled():
+        for x in features:
+            wanted = wanted or (x is not None and x.requires_grad)
+    num_src, num_dst = src.size(0), dst.size(0)
+    num_loops = min(num_src, num_dst) if add_loops else -1
+    try:
+        edges = torch.ops.pyg_scale.csr_group(edge_index, num_src, num_dst, num_loops, wanted)
+    except ValueError as error:
+        raise NotFused("edge_index has nodes that do not exist") from error
+    return run_attention(kind, edges, features, *numbers, wanted)
 
 
 def heads_joined(layer: Any, out: Tensor) -> Tensor:

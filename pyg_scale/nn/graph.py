@@ -24,7 +24,11 @@ _of_tensor: dict[int, tuple[weakref.ref[Tensor], int, dict[Hashable, Any]]] = {}
 
 
 def edges_of(
-    edge_index: Tensor, num_src: int, num_dst: int, flow: str = "source_to_target"
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    flow: str = "source_to_target",
+    num_loops: int | None = None,
 ) -> Adjacency:
     """The edges grouped by the nodes that receive messages; looked up for a known tensor.
 
@@ -33,6 +37,7 @@ def edges_of(
         num_src: Number of nodes that send.
         num_dst: Number of nodes that receive.
         flow: As in PyG's ``MessagePassing``: row 1 receives, or row 0 for ``"target_to_source"``.
+        num_loops: See :func:`~pyg_scale.ops.adjacency.from_edge_index`.
 
     Raises:
         NotFused: If the edges are invalid, so that PyG raises its error, or of a form that only PyG
@@ -47,7 +52,7 @@ def edges_of(
     if flow == "target_to_source":
         edge_index = _flipped(edge_index)
     try:
-        return from_edge_index(edge_index, num_src, num_dst)
+        return from_edge_index(edge_index, num_src, num_dst, num_loops)
     except ValueError as error:
         raise NotFused("edge_index has nodes that do not exist") from error
 

@@ -55,6 +55,7 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     mine = (
         torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
+        and x.numel() * weight.size(0) >= _MIN_MACS
         and not torch.is_autocast_enabled("cpu")
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
@@ -62,7 +63,6 @@ def apply_weight(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         and x.dim() == 2
         and x.dtype == weight.dtype
         and x.dtype in FLOATS
-        and x.numel() * weight.size(0) >= _MIN_MACS
         and library.compiled()
     )
     return _Linear.apply(x, weight, bias) if mine else F.linear(x, weight, bias)

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
-from pyg_scale.nn.graph import derived
-from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of, transpose
+from pyg_scale.nn.graph import derived, edges_of
+from pyg_scale.ops.adjacency import (
+    Adjacency,
+    from_edge_index,
+    grouped_at_once,
+    rows_of,
+    transpose,
+)
 from pyg_scale.ops.aggregate import aggregate, fused_edges
 
 
@@ -33,6 +39,26 @@ def with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
         num_loops: At most the number of source and of destination nodes.
     """
     return derived(graph, ("self-loops", num_loops), lambda: _with_self_loops(graph, num_loops))
+
+
+def looped_edges(edge_index: Any, num_src: int, num_dst: int, num_loops: int) -> Adjacency:
+    """The edges passed to a layer with their self-loops replaced, see :func:`with_self_loops`.
+
+    Args:
+        edge_index: See :func:`~pyg_scale.nn.graph.edges_of`, as for the following.
+        num_src: See there.
+        num_dst: See there.
+        num_loops: At most the number of source and of destination nodes.
+
+    Returns:
+        The edges, with values in PyG's order.
+
+    Raises:
+        NotFused: As there.
+    """
+    if grouped_at_once(edge_index):
+        return edges_of(edge_index, num_src, num_dst, num_loops=num_loops)
+    return with_self_loops(edges_of(edge_index, num_src, num_dst), num_loops).by_edge
 
 
 def _with_self_loops(graph: Adjacency, num_loops: int) -> Looped:

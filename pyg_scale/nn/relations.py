@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops.adjacency import Adjacency, rows_of
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, rows_of
 
 
 class Relations(NamedTuple):
@@ -50,3 +50,21 @@ def group_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> 
     return Relations(
         rows, row_counts, Adjacency.of_checked(pointers, by_dst, first.numel()), relation
     )
+
+
+def rows_of_relations(graph: Adjacency, edge_type: Tensor, num_relations: int) -> Adjacency:
+    """The edges from source nodes to a row for each destination and relation.
+
+    The rows of a destination lie side by side, one for each relation, with edges or without. Ids of
+    edges are positions of ``graph``.
+
+    Args:
+        graph: The edges.
+        edge_type: ``[num_edges]``, by edge id, from 0 to ``num_relations - 1``.
+        num_relations: Number of relations.
+    """
+    relation = edge_type if graph.edge_id is None else edge_type[graph.edge_id.to(torch.int64)]
+    row = rows_of(graph.indptr, graph.num_edges) * num_relations + relation
+    num_rows = graph.num_dst * num_relations
+    edges = torch.stack([graph.indices.to(torch.int64), row])
+    return from_edge_index(edges, graph.num_src, num_rows)

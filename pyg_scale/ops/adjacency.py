@@ -17,12 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_scale.ops import fused
-from pyg_scale.ops.colptr import colptr
+from pyg_scale.ops import fused, library
+from pyg_scale.ops.colptr import colptr, recall
 from pyg_scale.ops.csc import build_csc
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _INT32_MAX = 2**31 - 1
+_AT_ONCE = 1 << 17
+"""Number of edges up to which one thread groups them as fast as several."""
 
 
 class Transpose(NamedTuple):
@@ -230,7 +232,9 @@ def from_csr(
     return _recall((indptr, indices, edge_id), (num_src,), make)
 
 
-def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
+def from_edge_index(
+    edge_index: Tensor, num_src: int, num_dst: int, num_loops: int | None = None
+) -> Adjacency:
     """The adjacency of an edge list, made once and kept while that tensor lives and is not changed.
 
     Edges that are sorted by destination are used as they are, such as those of a loader's batch,
@@ -240,6 +244,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency
         edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, sources above destinations.
         num_src: Number of source nodes.
         num_dst: Number of destination nodes.
+        num_loops: See :func:`grouped`; only for edges for which :func:`grouped_at_once` is True.
 
     Raises:
         TypeError: If ``edge_index`` has another shape or type.
@@ -252,12 +257,17 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency
         )
     if recording():
         return _sorted_in_a_trace(edge_index, num_src, num_dst)
+    if num_loops is not None:
+        numbers: tuple[int, ...] = (num_src, num_dst, num_loops)
+        return _recall((edge_index,), numbers, lambda: grouped(edge_index, *numbers))
     return _recall(
         (edge_index,), (num_src, num_dst), lambda: _from_edges(edge_index, num_src, num_dst)
     )
 
 
 def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
+    if grouped_at_once(edge_index) and recall(edge_index) is None:
+        return grouped(edge_index, num_src, num_dst)
     src, dst = edge_index.detach()
     pointers = colptr(edge_index, num_dst)
     if pointers is not None:
@@ -269,6 +279,60 @@ def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
     except IndexError as error:
         raise ValueError(f"edge_index: {error}") from None
     return Adjacency.of_checked(csc.indptr, csc.indices, num_src, csc.edge_id)
+
+
+def grouped_at_once(edge_index: Tensor) -> bool:
+    """Return True if one compiled op groups the edges by both ends: few edges, on the CPU."""
+    return edge_index.is_cpu and edge_index.numel() <= 2 * _AT_ONCE and library.compiled()
+
+
+def grouped(
+    edge_index: Tensor, num_src: int, num_dst: int, num_loops: int | None = None
+) -> Adjacency:
+    """Group a few edges by destination, and by source if a gradient may need it, in one op.
+
+    The order is that of a stable sort.
+
+    Args:
+        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, on the CPU.
+        num_src: Number of source nodes.
+        num_dst: Number of destination nodes.
+        num_loops: If given, all self-loops are replaced by one at each of that many first nodes, as
+            PyG's ``remove_self_loops`` and ``add_self_loops`` do. Remaining edges are numbered in
+            their order, then the loops. The loop of a node is its last in-edge.
+
+    Raises:
+        ValueError: If an edge has a node that does not exist.
+    """
+    by_source = torch.is_grad_enabled()
+    given = edge_index, num_src, num_dst, -1 if num_loops is None else num_loops, by_source
+    op = torch.ops.pyg_scale.csr_group if library.compiled() else grouped_plain
+    indptr, indices, edge_id, *transposed = op(*given)
+    made = Adjacency.of_checked(indptr, indices, num_src, edge_id)
+    made._transpose = Transpose(*transposed) if by_source else None
+    return made
+
+
+def grouped_plain(
+    edge_index: Tensor, num_src: int, num_dst: int, num_loops: int, by_source: bool
+) -> tuple[Tensor, ...]:
+    """The plain-torch meaning of the compiled op; no loops are replaced if ``num_loops`` is -1."""
+    for ids, size in zip(edge_index, (num_src, num_dst), strict=True):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            raise ValueError(f"edge_index names nodes that do not exist: there are {size}")
+    here = edge_index.device
+    src, dst = edge_index.to(torch.int64)
+    if num_loops >= 0:
+        others, node = src != dst, torch.arange(num_loops, device=here)
+        src, dst = torch.cat([src[others], node]), torch.cat([dst[others], node])
+    dst, order = torch.sort(dst, stable=True)
+    steps = torch.arange(num_dst + 1, device=here)
+    indptr, indices = torch.searchsorted(dst, steps), src[order].to(torch.int32)
+    none = torch.empty(0, dtype=torch.int32, device=here)
+    transposed: tuple[Tensor, ...] = none.to(torch.int64), none, none
+    if by_source:
+        transposed = transpose_plain(indptr, indices, num_src)
+    return indptr, indices, order.to(torch.int32), *transposed
 
 
 def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:

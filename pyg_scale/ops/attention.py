@@ -17,6 +17,7 @@ edge's id and the head, also in the backward pass.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,6 +172,40 @@ def dot_product_attention(
     return _attend("dot_product", adjacency, features, scale, dropout, mask, return_weights)
 
 
+def run_attention(
+    kind: str,
+    edges: tuple[Tensor | None, ...],
+    features: tuple[Tensor | None, ...],
+    number: float,
+    dropout: float,
+    wanted: bool,
+    key: Tensor | None = None,
+    return_weights: bool = False,
+) -> Any:
+    """Run the compiled op of a kind of attention in eager mode; checks nothing.
+
+    Args:
+        kind: ``"gat"``, ``"gatv2"`` or ``"dot_product"``.
+        edges: The six tensors of the graph, see :func:`pyg_scale.ops.aggregate.fused_edges`.
+        features: The four features of the op.
+        number: The slope of the leaky ReLU, or the scale.
+        dropout: The probability of dropping a weight.
+        wanted: True if a gradient is needed.
+        key: The key of the dropout; drawn if ``None``.
+        return_weights: If True, also return the weights.
+    """
+    from pyg_scale.ops.attention_rules import OPS, Attention
+
+    if dropout and key is None:
+        key = _dropout_key(dropout, None, edges[1].device)  # type: ignore[union-attr]
+    rest = number, dropout, key, return_weights
+    if wanted:
+        return Attention.apply(kind, edges, rest, *features)
+    with torch._C._AutoDispatchBelowAutograd():
+        out, _, weights = OPS[kind](*edges, *features, *rest)
+    return (out, weights) if return_weights else out
+
+
 # Parts ####################################################################################
 
 
@@ -200,7 +235,11 @@ def _attend(
         if first.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
             library.warn_plain_path("attention", fused.why_not(first.device))
         return getattr(attention_plain, kind)(adjacency, *features, *rest)
-    edges = fused_edges(adjacency, any(t is not None and t.requires_grad for t in features))
+    wanted = any(t is not None and t.requires_grad for t in features)
+    wanted = wanted and torch.is_grad_enabled()
+    edges = fused_edges(adjacency, wanted)
+    if fused.is_eager():
+        return run_attention(kind, edges, features, number, dropout, wanted, key, return_weights)
     out, _, weights = fused.call(f"{kind}_attention", *edges, *features, *rest)
     return (out, weights) if return_weights else out
 

@@ -7,8 +7,8 @@ the graph are those of :mod:`pyg_scale.ops.aggregate_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,19 +25,27 @@ from pyg_scale.ops.aggregate_rules import (
 
 _Results = tuple[Tensor, Tensor, Tensor]
 
+OPS: dict[str, Callable[..., _Results]] = {}
+"""The compiled ops by their kind, once they are registered."""
+
 
 def register() -> None:
     """Register the rules with torch; once, after the compiled library was loaded."""
     fake = torch.library.register_fake
-    for name, shapes_grad, backward in (
-        ("gat_attention", _fake_gat_grad, _gat_backward),
-        ("gatv2_attention", _fake_gatv2_grad, _gatv2_backward),
-        ("dot_product_attention", _fake_dot_grad, _dot_backward),
+    for kind, shapes_grad in (
+        ("gat", _fake_gat_grad),
+        ("gatv2", _fake_gatv2_grad),
+        ("dot_product", _fake_dot_grad),
     ):
+        name = f"{kind}_attention"
         fake(f"pyg_scale::{name}", _fake)
         fake(f"pyg_scale::{name}_grad", shapes_grad)
-        fused.differentiate(name, backward, _context)
+        fused.differentiate(name, _backward_of(kind), _context)
         fused.differentiate(f"{name}_grad", not_differentiable, no_context)
+        OPS[kind] = getattr(torch.ops.pyg_scale, name).default
+    name = "dot_product_attention_grad_by_source"
+    fake(f"pyg_scale::{name}", _fake_dot_by_source)
+    fused.differentiate(name, not_differentiable, no_context)
 
 
 # Shapes ###################################################################################
@@ -83,7 +91,29 @@ def _fake_dot_grad(*given: Any) -> tuple[Tensor, ...]:
     return _dense_like(query), of_edges, by_position, torch.empty_like(by_position)
 
 
+def _fake_dot_by_source(t_indptr: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    query = given[2]
+    of_key = query.new_empty(t_indptr.numel() - 1, *query.shape[1:])
+    return of_key, torch.empty_like(of_key)
+
+
 # Gradients ################################################################################
+
+_Edges = tuple[Tensor | None, ...]
+"""The six tensors of a graph: by destination, then by source if they were grouped so before."""
+
+
+class _Rest(NamedTuple):
+    """The arguments of a gradient after the edges and the features."""
+
+    number: float
+    dropout: float
+    seed: Tensor | None
+    out: Tensor
+    lse: Tensor
+    weights: Tensor | None
+    out_grad: Tensor
+    weights_grad: Tensor | None
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: _Results) -> None:
@@ -94,84 +124,133 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: _Results) -> None:
     ctx.number, ctx.dropout = number, dropout
 
 
-def _saved(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The graph by destination and by source, the features, and a gradient's other arguments."""
-    *edges, first, second, third, of_edges, seed, out, lse, weights = ctx.saved_tensors
-    out_grad, _, weights_grad = grads
-    of_weights = None if weights is None else weights_grad
-    rest = (ctx.number, ctx.dropout, seed, out, lse, weights, out_grad, of_weights)
-    return edges[:3], edges[3:], (first, second, third, of_edges), rest
+def _backward_of(kind: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *edges, first, second, third, of_edges, seed, out, lse, weights = ctx.saved_tensors
+        out_grad, _, weights_grad = grads
+        of_weights = None if weights is None else weights_grad
+        rest = _Rest(ctx.number, ctx.dropout, seed, out, lse, weights, out_grad, of_weights)
+        features, needed = (first, second, third, of_edges), ctx.needs_input_grad[6:10]
+        found = _gradients(kind, tuple(edges), features, rest, needed)
+        return (*(None,) * 6, *found, *(None,) * 4)
+
+    return backward
+
+
+class Attention(torch.autograd.Function):
+    """The compiled op of a kind of attention with its gradient, in eager mode.
+
+    The same as the registered ones, with less to be done for each call: the edges are no arguments
+    of autograd, and results that nobody uses have no gradients.
+
+    Args:
+        kind: The name of the meaning.
+        edges: The six tensors of the graph.
+        rest: The last four arguments of the op.
+        features: The arguments of the op between them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kind: str,
+        edges: _Edges,
+        rest: tuple[float, float, Tensor | None, bool],
+        *features: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse, weights = OPS[kind](*edges, *features, *rest)
+        ctx.set_materialize_grads(False)
+        ctx.given = kind, edges, rest
+        if not rest[3]:
+            ctx.save_for_backward(*features, out, lse, None)
+            return out
+        ctx.save_for_backward(*features, out, lse, weights)
+        return out, weights
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        *features, out, lse, weights = ctx.saved_tensors
+        kind, edges, (number, dropout, seed, need_weights) = ctx.given
+        out_grad = torch.zeros_like(out) if grads[0] is None else grads[0]
+        weights_grad = grads[1] if need_weights else None
+        rest = _Rest(number, dropout, seed, out, lse, weights, out_grad, weights_grad)
+        needed = ctx.needs_input_grad[3:]
+        return (None, None, None, *_gradients(kind, edges, tuple(features), rest, needed))
+
+
+def _gradients(
+    kind: str,
+    edges: _Edges,
+    features: tuple[Tensor | None, ...],
+    rest: _Rest,
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of the four features, ``None`` where they are not needed."""
+    num_src = _num_src(kind, features)
+    if torch.is_grad_enabled():
+        return _again(kind, edges, num_src, features, rest, needed)
+    by_src = by_source(*edges[:2], *edges[3:], num_src=num_src)  # type: ignore[arg-type]
+    if kind == "dot_product":
+        found = _dot_gradients(edges[:3], by_src, features, rest, needed)
+    else:
+        given = *edges[:3], *by_src, *features, *rest
+        found = fused.call(f"{kind}_attention_grad", *given)
+    return [g if n else None for g, n in zip(found, needed)]
+
+
+def _num_src(kind: str, features: tuple[Tensor | None, ...]) -> int:
+    of_sources = features[1 if kind == "dot_product" else 0]
+    assert of_sources is not None
+    return of_sources.size(0)
 
 
 def _again(
-    ctx: Any, meaning: Callable[..., Any], num_src: int, grads: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
-    """Compute gradients that can be differentiated again, see :mod:`pyg_scale.ops.aggregate_rules`.
-
-    Args:
-        ctx: Context of the forward pass.
-        meaning: A function of :mod:`pyg_scale.ops.attention_plain`.
-        num_src: Number of source nodes.
-        grads: Gradients of the three results.
-    """
-    (indptr, indices, edge_id), _, features, (number, dropout, seed, *rest) = _saved(ctx, grads)
+    kind: str,
+    edges: _Edges,
+    num_src: int,
+    features: tuple[Tensor | None, ...],
+    rest: _Rest,
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, see :mod:`pyg_scale.ops.aggregate_rules`."""
+    indptr, indices, edge_id = edges[:3]
+    assert indptr is not None and indices is not None
     graph = Adjacency.of_checked(indptr, indices, num_src, edge_id)
-    out_grad, of_weights = rest[3:]
-    results = (out_grad,) if of_weights is None else (out_grad, of_weights)
+    of_weights = rest.weights_grad
+    results = (rest.out_grad,) if of_weights is None else (rest.out_grad, of_weights)
+    meaning = getattr(attention_plain, kind)
+    numbers = rest.number, rest.dropout, rest.seed
 
     def outs(*features: Tensor | None) -> tuple[Tensor, ...]:
-        found = meaning(graph, *features, number, dropout, seed, of_weights is not None)
+        found = meaning(graph, *features, *numbers, of_weights is not None)
         return found if of_weights is not None else (found,)
 
-    return _needed(ctx, tuple(differentiable(outs, features, ctx.needs_input_grad[6:10], results)))
+    return differentiable(outs, features, needed, results)
 
 
-def _gat_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    edges, transposed, features, rest = _saved(ctx, grads)
-    num_src = features[0].size(0)
-    if torch.is_grad_enabled():
-        return _again(ctx, attention_plain.gat, num_src, grads)
-    by_src = by_source(*edges[:2], *transposed, num_src=num_src)
-    found = fused.call("gat_attention_grad", *edges, *by_src, *features, *rest)
-    return _needed(ctx, found)
-
-
-def _gatv2_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    edges, transposed, features, rest = _saved(ctx, grads)
-    num_src = features[0].size(0)
-    if torch.is_grad_enabled():
-        return _again(ctx, attention_plain.gatv2, num_src, grads)
-    by_src = by_source(*edges[:2], *transposed, num_src=num_src)
-    found = fused.call("gatv2_attention_grad", *edges, *by_src, *features, *rest)
-    return _needed(ctx, found)
-
-
-def _dot_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    edges, transposed, features, rest = _saved(ctx, grads)
+def _dot_gradients(
+    edges: _Edges,
+    by_src: tuple[Tensor, Tensor, Tensor],
+    features: tuple[Any, ...],
+    rest: _Rest,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
     query, key, value, _ = features
-    if torch.is_grad_enabled():
-        return _again(ctx, attention_plain.dot_product, key.size(0), grads)
     found = fused.call("dot_product_attention_grad", *edges, *features, *rest)
     of_query, of_edges, of_logits, weights = found
-    pointers, rows, position = by_source(*edges[:2], *transposed, num_src=key.size(0))
-    by_src = (pointers, rows, position, None, None, None)
-    out_grad = rest[6]
-    size = query.size(1) * query.size(2)
     of_key = of_value = None
-    if ctx.needs_input_grad[7]:
-        of_key = fused.call(
-            "csr_sum", *by_src, query.reshape(query.size(0), size), of_logits, False
-        )
+    if query.device.type == "cpu":
+        if needed[1] or needed[2]:
+            given = *by_src, query, rest.out_grad, of_logits, weights
+            of_key, of_value = fused.call("dot_product_attention_grad_by_source", *given)
+        return of_query, of_key, of_value, of_edges
+    shape = query.size(0), query.size(1) * query.size(2)
+    to_rows = (*by_src, None, None, None)
+    if needed[1]:
+        of_key = fused.call("csr_sum", *to_rows, query.reshape(shape), of_logits, False)
         of_key = of_key.view(key.shape)
-    if ctx.needs_input_grad[8]:
-        of_value = fused.call(
-            "csr_sum", *by_src, out_grad.reshape(query.size(0), size), weights, False
-        )
+    if needed[2]:
+        of_value = fused.call("csr_sum", *to_rows, rest.out_grad.reshape(shape), weights, False)
         of_value = of_value.view(value.shape)
-    return _needed(ctx, (of_query, of_key, of_value, of_edges))
-
-
-def _needed(ctx: Any, found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Gradients of all inputs: six of the graph, four of features, four of numbers."""
-    kept = [g if n else None for g, n in zip(found, ctx.needs_input_grad[6:10])]
-    return (*(None,) * 6, *kept, *(None,) * 4)
+    return of_query, of_key, of_value, of_edges

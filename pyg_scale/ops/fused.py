@@ -82,7 +82,7 @@ def call(name: str, *args: Any) -> Any:
         name: The op.
         args: All arguments of its schema, by position.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if not is_eager():
         return getattr(torch.ops.pyg_scale, name)(*args)
     if torch.is_grad_enabled():
         for arg in args:
@@ -90,6 +90,11 @@ def call(name: str, *args: Any) -> Any:
                 return _functions[name].apply(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return getattr(torch.ops.pyg_scale, name).default(*args)
+
+
+def is_eager() -> bool:
+    """Return True unless a call is traced or transformed: then torch must see the op itself."""
+    return not torch.compiler.is_compiling() and (torch._C._functorch.maybe_current_level() is None)
 
 
 @torch.compiler.assume_constant_result

@@ -1,4 +1,4 @@
-"""Small calls do not group their edges: they add rows edge by edge, or are PyG's and counted."""
+"""Small calls: rows are added edge by edge, or a few edges grouped in one op; others are PyG's."""
 
 import copy
 
@@ -7,8 +7,9 @@ import torch
 import torch_geometric.nn as pyg
 
 from pyg_scale import nn
-from pyg_scale.nn import FusedConv, accelerate, fallbacks, restore
+from pyg_scale.nn import FusedConv, accelerate, attention, fallbacks, restore
 from pyg_scale.nn.check import convs
+from pyg_scale.nn.conv import gat_conv, gatv2_conv, transformer_conv
 from pyg_scale.ops import colptr
 from tests.nn.test_devices import LAYERS
 
@@ -36,19 +37,19 @@ def features(channels=16):
     return torch.randn(60, channels, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("sage", "gcn", "gin", "graph")])
-def test_small_graphs_take_the_path_of_pyg(name, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "sage max"])
+def test_no_layer_leaves_a_small_graph_to_pyg(name, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
     torch.manual_seed(0)
     layer, x, edge_index = LAYERS[name]().eval(), features(6), edges(300)
     more = (torch.arange(300) % 3,) if name == "rgcn" else ()
     out = layer(x, edge_index, *more)
-    assert fallbacks(layer) == SMALL
-    assert torch.equal(out, type(layer).replaces.forward(layer, x, edge_index, *more))
+    assert not fallbacks(layer)
+    theirs = type(layer).replaces.forward(layer, x, edge_index, *more)
+    torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-5)
     layer.min_work = 0
-    fused = layer(x, edge_index, *more)
-    assert fallbacks(layer) == SMALL
-    torch.testing.assert_close(fused, out, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x, edge_index, *more), out, rtol=1e-4, atol=1e-5)
+    assert not fallbacks(layer)
 
 
 @pytest.mark.usefixtures("without_small_path")
@@ -135,12 +136,29 @@ COVERED = {
     "gcn": lambda: pyg.GCNConv(6, 5),
     "gcn, no bias": lambda: pyg.GCNConv(6, 5, bias=False),
 }
+TYPED = {
+    "rgcn": lambda: pyg.RGCNConv(6, 5, 3),
+    "rgcn, sum": lambda: pyg.RGCNConv(6, 5, 3, aggr="sum", num_bases=2, root_weight=False),
+    "rgcn, few edges": lambda: pyg.RGCNConv(6, 5, 40, bias=False),
+}
+ATTENTION = {
+    "gat": lambda: pyg.GATConv(6, 5),
+    "gat, heads": lambda: pyg.GATConv(6, 5, 3, residual=True),
+    "gat, averaged": lambda: pyg.GATConv(6, 5, 2, concat=False, add_self_loops=False),
+    "gat, two maps": lambda: pyg.GATConv((6, 6), 5, 2, bias=False),
+    "gatv2": lambda: pyg.GATv2Conv(6, 5),
+    "gatv2, heads": lambda: pyg.GATv2Conv(6, 8, 2, concat=False, residual=True),
+    "gatv2, shared": lambda: pyg.GATv2Conv(6, 5, 2, share_weights=True, add_self_loops=False),
+    "transformer": lambda: pyg.TransformerConv(6, 5, 2),
+    "transformer, beta": lambda: pyg.TransformerConv(6, 8, 2, concat=False, beta=True),
+}
 
 
 def grown(layer, x, edge_index, create_graph=False):
     """Output, and gradients of the input and of all parameters."""
     x = x.clone().requires_grad_()
-    out = layer(x, edge_index)
+    more = (torch.arange(edge_index.size(1)) % 3,) if "RGCN" in type(layer).__name__ else ()
+    out = layer(x, edge_index, *more)
     rate = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     inputs = [x, *layer.parameters()]
     grads = torch.autograd.grad((out.sin() * rate).sum(), inputs, create_graph=create_graph)
@@ -151,10 +169,10 @@ def grown(layer, x, edge_index, create_graph=False):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("num_edges", [0, 1, 300])
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", COVERED | TYPED | ATTENTION)
 def test_results_and_gradients_are_those_of_pyg(name, num_edges, create_graph):
     torch.manual_seed(0)
-    theirs = COVERED[name]().double()
+    theirs = (COVERED | TYPED | ATTENTION)[name]().double()
     ours = copy.deepcopy(theirs)
     accelerate(ours)
     x, edge_index = features(6).double(), edges(num_edges)  # with self-loops and edges twice
@@ -220,10 +238,10 @@ def test_other_rules_of_gcn_are_left_to_pyg(options):
     assert fallbacks(weighted) == SMALL
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", COVERED | {"gat": 0, "transformer": 0})
 def test_edges_to_nodes_that_do_not_exist(name):
     """The error is PyG's."""
-    layer = COVERED[name]()
+    layer = (COVERED | ATTENTION)[name]()
     accelerate(layer)
     for wrong in (60, -61, 2**40):
         for edge_index in (torch.tensor([[0, 1], [2, wrong]]), torch.tensor([[2, wrong], [0, 1]])):
@@ -232,3 +250,93 @@ def test_edges_to_nodes_that_do_not_exist(name):
             with pytest.raises(type(found.value)) as expected:
                 type(layer).replaces.forward(layer, features(6), edge_index)
             assert str(found.value) == str(expected.value)
+
+
+# Attention #################################################################################
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_has_the_same_bits_with_kept_groups(name, dropout, monkeypatch):
+    """No call crosses a border where bits change."""
+    torch.manual_seed(0)
+    layer = ATTENTION[name]()
+    layer.dropout = dropout
+    accelerate(layer)
+    for x, edge_index in ((features(6), edges(300)), (features(6), edges(300)[:, :1])):
+        found = []
+        for few in (attention._FEW, 0):
+            monkeypatch.setattr(attention, "_FEW", few)
+            torch.manual_seed(1)
+            found.append(grown(layer, x, edge_index))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not fallbacks(layer)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_from_one_set_of_nodes_to_another(name, monkeypatch):
+    torch.manual_seed(0)
+    theirs = ATTENTION[name]()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x, edge_index = (features(6), features(6)[:20]), edges(300) % torch.tensor([[60], [20]])
+    seen = []
+    plain = attention.is_plain
+    for module in (gat_conv, gatv2_conv, transformer_conv):
+        monkeypatch.setattr(module, "is_plain", lambda *a: seen.append(plain(*a)) or seen[-1])
+    out = ours(x, edge_index)
+    torch.testing.assert_close(out, theirs(x, edge_index), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(ours(x, edge_index), out)
+    assert seen == [True, True] and not fallbacks(ours)
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "transformer"])
+def test_attention_takes_the_checked_path_for_the_rest(name):
+    torch.manual_seed(0)
+    theirs = ATTENTION[name]()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x, edge_index = features(6), edges(300)
+    assert attention.is_plain(ours, x, x, edge_index)
+    for change in ({"flow": "target_to_source"}, {"aggr_module": pyg.aggr.MaxAggregation()}):
+        other = copy.deepcopy(ours)
+        for key, value in change.items():
+            setattr(other, key, value)
+        assert not attention.is_plain(other, x, x, edge_index)
+    hooked = copy.deepcopy(ours)
+    hooked.aggr_module.register_forward_hook(lambda *a: None)
+    assert not attention.is_plain(hooked, x, x, edge_index)
+    for given in (x.half(), x[0], x.int(), None):
+        assert not attention.is_plain(ours, given, given, edge_index)
+    for given in (edge_index.int(), edge_index[0], edges(5000), edge_index.tolist()):
+        assert not attention.is_plain(ours, x, x, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not attention.is_plain(ours, x, x, edge_index)
+        expected = theirs(x, edge_index)
+        torch.testing.assert_close(ours(x, edge_index), expected, rtol=3e-2, atol=3e-2)
+    out, (_, weights) = ours(x, edge_index, return_attention_weights=True)
+    expected, (_, of_pyg) = theirs(x, edge_index, return_attention_weights=True)
+    torch.testing.assert_close(weights, of_pyg, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, ours(x, edge_index), rtol=0, atol=0)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_of_attention_weights_alone():
+    layer = nn.GATConv(6, 5, 2)
+    x = features(6).requires_grad_()
+    _, (_, weights) = layer(x, edges(300), return_attention_weights=True)
+    (found,) = torch.autograd.grad(weights.square().sum(), x)
+    of_pyg = type(layer).replaces.forward(layer, x, edges(300), return_attention_weights=True)
+    (expected,) = torch.autograd.grad(of_pyg[1][1].square().sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_types_that_are_not_relations():
+    layer = nn.RGCNConv(6, 5, 3)
+    for wrong in (3, -1):
+        kinds = torch.zeros(300, dtype=torch.int64)
+        kinds[7] = wrong
+        with pytest.raises(RuntimeError, match="out of bounds"):  # PyG's
+            layer(features(6), edges(300), kinds)
+    assert fallbacks(layer) == {"": {"edge_type has relations that do not exist": 2}}

@@ -443,6 +443,27 @@ def grad_of(arguments: Arguments, rows: int, edges: int, channels: int) -> Argum
     }
 
 
+def edge_list(**more: Any) -> Arguments:
+    ends = torch.stack([longs(3, 1, 2, 2, 0), longs(1, 0, 2, 1, 5)])
+    return {"edge_index": ends, "num_src": NODES, "num_dst": NODES, **more}
+
+
+def by_source(make: Callable[[], Arguments], nodes: int, edges: int) -> Arguments:
+    return {
+        **{name: value for name, value in make().items() if name.startswith("t_")},
+        "query": features(nodes, 2, 9),
+        "out_grad": features(nodes, 2, 9),
+        "logits_grad": features(edges, 2),
+        "weights": features(edges, 2),
+    }
+
+
+def long_targets() -> Arguments:
+    """A source with more edges than one task takes."""
+    back = longs(0, 0, LONG, LONG)
+    return {"t_indptr": back, "t_indices": torch.arange(LONG) % 3, "t_position": torch.arange(LONG)}
+
+
 def no_source() -> Arguments:
     return {"t_indptr": None, "t_indices": None, "t_position": None}
 
@@ -541,6 +562,8 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "csr_sum": lambda: {**aggregate(fused, NODES, EDGES), "mean": True},
     "csr_sum, heads": lambda: {**aggregate(fused, NODES, EDGES, 4), "mean": False},
     "csr_sum, long rows": lambda: {**aggregate(long_rows, 3, LONG), "mean": False},
+    "csr_group": lambda: edge_list(num_loops=-1, by_source=False),
+    "csr_group, with loops": lambda: edge_list(num_loops=NODES - 1, by_source=True),
     "csr_transpose": lambda: {**graph(), "num_src": NODES},
     "csr_weight_grad": lambda: weight_grad(fused, NODES),
     "csr_weight_grad, long rows": lambda: weight_grad(long_rows, 3),
@@ -574,6 +597,8 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "need_weights": True,
     },
     "dot_product_attention_grad": lambda: grad_of(dot(fused, NODES, EDGES), NODES, EDGES, 9),
+    "dot_product_attention_grad_by_source": lambda: by_source(fused, NODES, EDGES),
+    "dot_product_attention_grad_by_source, long rows": lambda: by_source(long_targets, 3, LONG),
     "draw_neighbors": draw,
     "edge_buckets": lambda: {
         "dst": longs(5, 0, 3, 2),

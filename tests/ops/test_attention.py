@@ -299,7 +299,13 @@ def test_operators_are_what_torch_expects(compiled, kind):  # noqa: F811
     out, lse, weights = op(*edges, None, None, None, *detached, number, 0.5, seed, True)
     by_source = () if kind == "dot" else adjacency.transpose()
     rest = (out, lse, weights, torch.randn_like(out), torch.randn_like(weights))
-    torch.library.opcheck(grad, (*edges, *by_source, *detached, number, 0.5, seed, *rest))
+    given = (*edges, *by_source, *detached, number, 0.5, seed, *rest)
+    torch.library.opcheck(grad, given)
+    if kind == "dot":
+        _, _, of_logits, weights = grad(*given)
+        given = *adjacency.transpose(), detached[0], rest[3], of_logits, weights
+        op = torch.ops.pyg_scale.dot_product_attention_grad_by_source.default
+        torch.library.opcheck(op, given)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.attention import attended, heads_joined
+from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv, untouched
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import gat_attention
@@ -20,7 +20,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     """
 
     replaces = torch_geometric.nn.GATConv
-    crossover = 200_000, 150_000
     propagate_type = {"x": OptPairTensor, "alpha": Tensor}  # noqa: RUF012
     edge_updater_type = {"alpha": OptPairTensor, "edge_attr": OptTensor}  # noqa: RUF012
 
@@ -35,24 +34,23 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """See PyG. ``[num_dst, heads * out_channels]``, or ``[num_dst, out_channels]``."""
         return self.run(x, edge_index, edge_attr, size, return_attention_weights)
 
-    def message_channels(self, x: Tensor) -> int:
-        """See :meth:`FusedConv.message_channels`."""
-        return self.heads * self.out_channels
-
     def fused(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
     ):
         """See :meth:`FusedConv.fused`."""
         src, dst = (x, x) if isinstance(x, Tensor) else x
-        edges = attended(
-            self,
-            edge_index,
-            edge_attr,
-            (src, dst),
-            size,
-            add_loops=self.add_self_loops,
-            keep_edge_index=bool(return_attention_weights),
-        )
+        plain = not return_attention_weights and edge_attr is None and size is None
+        plain = plain and is_plain(self, src, dst, edge_index)
+        if not plain:
+            edges = attended(
+                self,
+                edge_index,
+                edge_attr,
+                (src, dst),
+                size,
+                add_loops=self.add_self_loops,
+                keep_edge_index=bool(return_attention_weights),
+            )
         skip = None if self.res is None or dst is None else apply_linear(self.res, dst)
         shape = (-1, self.heads, self.out_channels)
         lin = self.lin if self.lin is not None else self.lin_src
@@ -60,24 +58,32 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         if dst is None:
             a_dst = x_src.new_zeros(edges.num_dst, self.heads)
         else:
-            if isinstance(x, Tensor) and self.lin is not None:
+            if dst is src and self.lin is not None:
                 x_dst = x_src
             else:
                 lin = self.lin if self.lin is not None else self.lin_dst
                 x_dst = apply_linear(lin, dst).view(shape)
             a_dst = (x_dst * self.att_dst).sum(dim=-1)
-        out = gat_attention(
-            edges.graph,
-            x_src,
-            (x_src * self.att_src).sum(dim=-1),
-            edges.padded(a_dst),
-            self._edge_logits(edges.edge_attr),
-            negative_slope=self.negative_slope,
-            dropout=self.dropout if self.training else 0.0,
-            return_weights=bool(return_attention_weights),
-        )
-        out, weights = out if return_attention_weights else (out, None)
-        out = heads_joined(self, out[: edges.num_dst])
+        a_src = (x_src * self.att_src).sum(dim=-1)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if plain:
+            loops = self.add_self_loops
+            numbers = self.negative_slope, dropout
+            out = attend("gat", edge_index, src, dst, loops, numbers, (x_src, a_src, a_dst, None))
+        else:
+            out = gat_attention(
+                edges.graph,
+                x_src,
+                a_src,
+                edges.padded(a_dst),
+                self._edge_logits(edges.edge_attr),
+                negative_slope=self.negative_slope,
+                dropout=dropout,
+                return_weights=bool(return_attention_weights),
+            )
+            out, weights = out if return_attention_weights else (out, None)
+            out = out[: edges.num_dst]
+        out = heads_joined(self, out)
         out = out if skip is None else out + skip
         out = out if self.bias is None else out + self.bias
         return out if weights is None else (out, (edges.edge_index, weights.to(x_src.dtype)))

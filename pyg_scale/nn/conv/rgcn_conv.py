@@ -7,20 +7,25 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor
 
-from pyg_scale.nn.aggregation import reductions
+from pyg_scale.nn.aggregation import check_small, reductions, sum_small
 from pyg_scale.nn.conv.base import FusedConv, check_features, scriptable
-from pyg_scale.nn.fallback import RECORDED, NotFused
+from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
-from pyg_scale.nn.relations import group_relations
+from pyg_scale.nn.relations import group_relations, rows_of_relations
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
+
+_DENSE = 2
+"""Number of pairs of a destination and a relation for each edge up to which a row for every pair,
+also for those without edges, is cheaper than a list of those with edges."""
 
 
 class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
     """PyG's :class:`torch_geometric.nn.RGCNConv` (Schlichtkrull et al., ESWC 2018), fused.
 
-    The tensor kept for the gradient has a row for each pair of a relation and a node with edges;
-    PyG keeps one for every relation and node.
+    Reductions of all relations are mapped by one product, if most pairs of a relation and a node
+    have edges. Otherwise the tensor kept for the gradient has a row for each pair that has; PyG
+    keeps one for every relation and node.
     """
 
     replaces = torch_geometric.nn.RGCNConv
@@ -53,6 +58,46 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         # Grouping edges by relation takes as long as two channels.
         return (x.size(-1) if x.is_floating_point() else self.out_channels) - 2
 
+    def fused_small(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
+        """See :attr:`FusedConv.fused_small`."""
+        src, dst = x if isinstance(x, tuple) else (x, x)
+        if self.num_blocks is not None or torch.is_autocast_enabled("cpu"):
+            raise NotFused(SMALL)
+        how = check_small(self, src, edge_index)
+        check_features(dst)
+        if dst.dtype != src.dtype:
+            raise NotFused(SMALL)
+        self._check_types(edge_type, edge_index)
+        rows = dst.size(0) * self.num_relations
+        if rows > _DENSE * edge_index.size(1):
+            return self.fused(x, edge_index, edge_type)
+        pair = torch.add(edge_type, edge_index[1], alpha=self.num_relations)
+        out = sum_small(src, torch.stack([edge_index[0], pair]), rows, how)
+        return self._mapped(out, dst)
+
+    def _weights(self):  # type: ignore[no-untyped-def]
+        """The matrices of all relations."""
+        if self.num_bases is None:
+            return self.weight
+        return (self.comp @ self.weight.view(self.num_bases, -1)).view(
+            self.num_relations, self.in_channels_l, self.out_channels
+        )
+
+    def _mapped(self, rows, dst):  # type: ignore[no-untyped-def]
+        """The result, of a reduction for every destination and relation, in this order.
+
+        One product adds up the relations, as a destination's reductions lie side by side.
+        """
+        weight = self._weights().reshape(-1, self.out_channels)
+        out = rows.view(dst.size(0), weight.size(0)) @ weight
+        return self._with_root(out, dst)
+
+    def _with_root(self, out, dst):  # type: ignore[no-untyped-def]
+        out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+        if self.root is not None:
+            out = out + (dst @ self.root if dst.is_floating_point() else self.root[dst])
+        return out if self.bias is None else out + self.bias
+
     def fused(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         """See :meth:`FusedConv.fused`."""
         if recording():
@@ -66,17 +111,23 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
         if len(how) != 1:
             raise NotFused(f"aggr={self.aggr}")
         graph = edges_of(edge_index, src.size(0), dst.size(0))
+        num_rows = dst.size(0) * self.num_relations
+        dense = self.num_blocks is None and num_rows <= _DENSE * edge_index.size(1)
+        if dense and src.is_floating_point():
+            rows = derived(
+                graph,
+                ("rows of relations", self.num_relations),
+                lambda: rows_of_relations(graph, edge_type, self.num_relations),
+                of=edge_type,
+            )
+            return self._mapped(aggregate(rows, src, None, how[0]), dst)
         relations = derived(
             graph,
             ("relations", self.num_relations),
             lambda: group_relations(graph, edge_type, self.num_relations),
             of=edge_type,
         )
-        weight = self.weight
-        if self.num_bases is not None:
-            weight = (self.comp @ weight.view(self.num_bases, -1)).view(
-                self.num_relations, self.in_channels_l, self.out_channels
-            )
+        weight = self._weights()
         if src.is_floating_point():
             rows = aggregate(relations.rows, src, None, how[0])
             rows = self._transform(rows, weight, relations.row_counts)
@@ -86,11 +137,7 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             entries = src[relations.rows.indices.to(torch.int64)] + offset
             of_table = Adjacency.of_checked(relations.rows.indptr, entries, table.size(0))
             rows = aggregate(of_table, table, None, how[0])
-        out = aggregate(relations.destinations, rows, None, "sum")
-        out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
-        if self.root is not None:
-            out = out + (dst @ self.root if dst.is_floating_point() else self.root[dst])
-        return out if self.bias is None else out + self.bias
+        return self._with_root(aggregate(relations.destinations, rows, None, "sum"), dst)
 
     def _transform(self, rows, weight, row_counts):  # type: ignore[no-untyped-def]
         """Rows ``[num_rows, in_channels]`` times the matrix of their relation."""
@@ -122,6 +169,9 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
             raise NotFused("num_blocks without features")
         elif src.numel() and not 0 <= int(src.min()) <= int(src.max()) < self.in_channels_l:
             raise NotFused("indices of nodes that do not exist")
+        self._check_types(edge_type, edge_index)
+
+    def _check_types(self, edge_type, edge_index):  # type: ignore[no-untyped-def]
         if edge_type is None or edge_type.shape != edge_index.shape[1:]:
             raise NotFused("edge_type is not of shape [num_edges]")
         if edge_type.is_floating_point() or edge_type.dtype == torch.bool:

@@ -1,11 +1,13 @@
 """TransformerConv: attention in one pass over the in-edges of a node."""
 
+import math
+
 import torch
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor, PairTensor
 
-from pyg_scale.nn.attention import attended, heads_joined
+from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.linear import apply_linear
@@ -20,7 +22,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     """
 
     replaces = torch_geometric.nn.TransformerConv
-    crossover = 80_000, 60_000
     propagate_type = {  # noqa: RUF012
         "query": Tensor,
         "key": Tensor,
@@ -38,10 +39,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         """See PyG. ``[num_dst, heads * out_channels]``, or ``[num_dst, out_channels]``."""
         return self.run(x, edge_index, edge_attr, return_attention_weights)
 
-    def message_channels(self, x: Tensor) -> int:
-        """See :meth:`FusedConv.message_channels`."""
-        return self.heads * self.out_channels
-
     def fused(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, return_attention_weights=None
     ):
@@ -51,20 +48,26 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             raise NotFused("no features of destinations")
         if (edge_attr is None) != (self.lin_edge is None):
             raise NotFused("edge_attr without edge_dim, or the other way round")
-        edges = attended(self, edge_index, edge_attr, (src, dst))
+        wanted = isinstance(return_attention_weights, bool)
+        plain = not wanted and edge_attr is None and is_plain(self, src, dst, edge_index)
+        if not plain:
+            edges = attended(self, edge_index, edge_attr, (src, dst))
         shape = (-1, self.heads, self.out_channels)
         query = apply_linear(self.lin_query, dst).view(shape)
         key = apply_linear(self.lin_key, src).view(shape)
         value = apply_linear(self.lin_value, src).view(shape)
-        edge = None if edges.edge_attr is None else self.lin_edge(edges.edge_attr).view(shape)
-        wanted = isinstance(return_attention_weights, bool)
-        dropout = self.dropout if self.training else 0.0
-        terms = edges.graph, query, key, value, edge
-        weights = None
-        if wanted:  # PyG returns weights before dropout
-            out, weights = dot_product_attention(*terms, return_weights=True)
-        if dropout or not wanted:
-            out = dot_product_attention(*terms, dropout=dropout)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if plain:
+            numbers = 1 / math.sqrt(max(self.out_channels, 1)), dropout
+            features = query, key, value, None
+            out = attend("dot_product", edge_index, src, dst, False, numbers, features)
+        else:
+            edge = None if edges.edge_attr is None else self.lin_edge(edges.edge_attr).view(shape)
+            terms = edges.graph, query, key, value, edge
+            if wanted:  # PyG returns weights before dropout
+                out, weights = dot_product_attention(*terms, return_weights=True)
+            if dropout or not wanted:
+                out = dot_product_attention(*terms, dropout=dropout)
         out = heads_joined(self, out)
         if self.root_weight:
             skip = apply_linear(self.lin_skip, dst)

@@ -1,0 +1,84 @@
+"""Edges grouped in one op: compiled, plain, and step by step."""
+
+import pytest
+import torch
+
+from pyg_scale.nn.loops import with_self_loops
+from pyg_scale.ops import adjacency, library
+from pyg_scale.ops.adjacency import Adjacency, from_edge_index, grouped, grouped_plain
+
+pytestmark = pytest.mark.skipif(not library.compiled(), reason="the kernels are not compiled")
+
+SRC, DST = 40, 25
+REPEATED = torch.tensor([[3], [5]]).expand(2, 4)
+
+
+def edges(num_edges, seed=0):
+    """With self-loops and edges twice."""
+    ends = torch.randint(SRC, (2, num_edges), generator=torch.Generator().manual_seed(seed))
+    return ends % torch.tensor([[SRC], [DST]])
+
+
+@pytest.mark.parametrize("num_loops", [-1, 0, 7, DST])
+@pytest.mark.parametrize("by_source", [False, True])
+def test_compiled_and_plain_are_equal(num_loops, by_source):
+    for given in (
+        edges(300),
+        edges(300).int(),
+        edges(300).t().contiguous().t(),
+        edges(600)[:, ::2],
+        edges(0),
+        edges(1),
+        REPEATED,
+    ):
+        found = torch.ops.pyg_scale.csr_group(given, SRC, DST, num_loops, by_source)
+        expected = grouped_plain(given, SRC, DST, num_loops, by_source)
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("num_loops", [None, 0, 7, DST])
+def test_the_same_as_step_by_step(num_loops, monkeypatch):
+    given = edges(300)
+    found = grouped(given, SRC, DST, num_loops)
+    monkeypatch.setattr(adjacency, "_AT_ONCE", -1)
+    expected = from_edge_index(given, SRC, DST)
+    if num_loops is not None:
+        expected = with_self_loops(expected, num_loops).by_edge
+    for name in ("indptr", "indices", "edge_id"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.known_transpose is not None and expected.known_transpose is None
+    for a, b in zip(found.transpose(), expected.transpose(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_only_gradients_need_the_edges_by_source():
+    with torch.no_grad():
+        made = grouped(edges(300), SRC, DST)
+    assert made.known_transpose is None
+    assert torch.equal(made.transpose().position, grouped(edges(300), SRC, DST).transpose()[2])
+
+
+def test_few_edges_are_grouped_once(monkeypatch):
+    made, one = [], edges(300)
+    plain = Adjacency.of_checked.__func__
+    monkeypatch.setattr(
+        Adjacency, "of_checked", classmethod(lambda *a: made.append(1) or plain(*a))
+    )
+    for _ in range(2):
+        from_edge_index(one, SRC, DST)
+        from_edge_index(one, SRC, DST, 7)
+    assert len(made) == 2
+    one[0, 0] += 1
+    from_edge_index(one, SRC, DST, 7)
+    assert len(made) == 3
+
+
+def test_wrong_nodes(monkeypatch):
+    for kernels in ("require", "never"):
+        monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+        for wrong in ([[SRC], [0]], [[-1], [0]], [[0], [DST]], [[0], [2**62]]):
+            with pytest.raises(ValueError, match="edge_index"):
+                grouped(torch.tensor(wrong), SRC, DST)
+            with pytest.raises(ValueError, match="edge_index"):
+                from_edge_index(torch.tensor(wrong), SRC, DST)
