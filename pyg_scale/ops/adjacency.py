@@ -308,9 +308,8 @@ def grouped(
     given = edge_index, num_src, num_dst, -1 if num_loops is None else num_loops, by_source
     op = torch.ops.pyg_scale.csr_group if library.compiled() else grouped_plain
     indptr, indices, edge_id, *transposed = op(*given)
-    made = Adjacency.of_checked(indptr, indices, num_src, edge_id)
-    made._transpose = Transpose(*transposed) if by_source else None
-    return made
+    by_src = Transpose(*transposed) if by_source else None
+    return Adjacency.of_checked(indptr, indices, num_src, edge_id, by_src)
 
 
 def grouped_plain(

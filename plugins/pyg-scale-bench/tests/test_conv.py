@@ -19,7 +19,7 @@ from pyg_scale_bench.steps import OPS, Case, Graph
 
 SMALL = shlex.split(
     "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 "
-    "--rounds 2 --hidden 8 --threads 1"
+    "--rounds 2 --hidden 8 --threads 1 --sizes 20 --small-channels 8 --small-heads 2"
 )
 
 
@@ -44,11 +44,12 @@ def test_the_whole_run(
     assert all(len(case["seconds"]) == 2 for case in found["cases"])
     entries = conv.comparisons(found)
     both = len(OPS) + len(conv.LAYERS)
-    assert len(entries) == 2 * 2 * both + len(conv.STEPS)
+    assert len(entries) == 2 * 2 * both + len(conv.STEPS) + 2 * len(conv.LAYERS)
     for entry in entries:
         assert entry["times PyG"] > 0
         assert ("times torch.sparse.mm" in entry) == (entry["op"] == "sum")
-    for row in ("gatv2|whole graph|both", "RGCNConv|block of 2 hops|forward"):
+    small = "GINConv|20 nodes, twice|both"
+    for row in ("gatv2|whole graph|both", "RGCNConv|block of 2 hops|forward", small):
         assert row.replace("|", " | ") in files["md"].read_text()
         assert re.search(row.replace("|", " +"), printed)
     for text in (printed, files["md"].read_text()):
@@ -97,6 +98,14 @@ def test_layers_compute_the_same_in_the_fused_path(name: str, block: Graph) -> N
     assert fallbacks() == {}
 
 
+@pytest.mark.parametrize("name", conv.LAYERS)
+def test_two_layers_compute_the_same_on_a_small_graph(name: str) -> None:
+    torch.manual_seed(0)
+    forget_fallbacks()
+    compare(conv.small_cases(name, 60, 8, 2))
+    assert fallbacks() == {}
+
+
 def test_a_step_of_a_block_meets_edges_it_has_not_seen(block: Graph) -> None:
     first, second = block.fresh_edge_index(), block.fresh_edge_index()
     assert first is not second and torch.equal(first, second)
@@ -124,6 +133,9 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         command.main(["conv", "--ops", "sum,nothing"])
     with pytest.raises(SystemExit):
         command.main(["conv", "--layers", "SAGE"])
+    with pytest.raises(SystemExit):
+        command.main(["conv", "--small-channels", "10", "--small-heads", "4"])
     said = capsys.readouterr().err
+    assert "--small-channels 10 must be a multiple of --small-heads 4" in said
     assert "'SAGE' is not one of GCNConv, SAGEConv" in said
     assert "must be a multiple of --heads" in said and "'nothing' is not one of" in said

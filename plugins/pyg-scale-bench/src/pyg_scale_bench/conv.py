@@ -6,7 +6,8 @@ are repeated, and medians are given. For ops of attention, PyG's side is its lay
 aggregation without the projections before them. Layers are compared as a whole, and two SAGE layers
 by a training step on a loader's batches. For ops the report gives the rate at which rows of
 features are read (one for every edge, however many of them are in a cache) beside the machine's
-measured copy bandwidth.
+measured copy bandwidth. Last, two layers of every kind run on small graphs with new edges in every
+step, where Python's time counts.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
 from pyg_scale_bench.training import CLASSES, FEATURES, TwoLayers, batches, two_layer_step
 
 RELATIONS = 8
+DEGREE = 8
+"""Edges of a node of a small graph."""
 STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, with True if each layer gets only what the seeds still need."""
 BATCHES = "batches"
@@ -113,6 +116,10 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         torch.manual_seed(0)
         for name in args.steps:
             run(name, BATCHES, step_cases(name, seen, args.hidden))
+    for size in args.sizes:
+        for name in args.small:
+            cases = small_cases(name, size, args.small_channels, args.small_heads)
+            run(f"{name} twice", _small(size), cases)
 
 
 def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
@@ -231,6 +238,47 @@ def step_cases(name: str, data: list[Data], hidden: int) -> list[Case]:
     ]  # fmt: skip
 
 
+def small_cases(name: str, size: int, channels: int, heads: int) -> list[Case]:
+    """Both sides of two layers on a small graph, forward only and with gradients of parameters.
+
+    Args:
+        name: A name of :data:`LAYERS`.
+        size: Number of nodes, which have :data:`DEGREE` edges each.
+        channels: Number of channels everywhere, over all heads.
+        heads: Number of heads of attention.
+    """
+    make = LAYERS[name]
+    theirs = nn.ModuleList(make(getattr(torch_geometric.nn, name), channels, heads) for _ in "12")
+    ours = nn.ModuleList(make(getattr(pyg_scale.nn, name), channels, heads) for _ in "12")
+    ours.load_state_dict(theirs.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(size, channels, generator=generator)
+    edges = torch.randint(size, (2, DEGREE * size), generator=generator)
+    kinds = torch.randint(RELATIONS, (DEGREE * size,), generator=generator)
+    rest = (kinds,) if name == "RGCNConv" else ()
+
+    def call(layers: nn.ModuleList) -> Callable[..., Any]:
+        def run(*parameters: Tensor) -> Any:
+            edge_index = edges.clone()  # as from a loader, in any order
+            return layers[1](layers[0](x, edge_index, *rest).relu(), edge_index, *rest)
+
+        return run
+
+    gradient: list[Tensor] = []  # the same for both sides
+    return [
+        _case(
+            name, _small(size), backward, side, DEGREE * size, 4 * channels, 0,
+            once(call(layers), [*layers.parameters()], gradient if backward else None),
+        )
+        for backward in (False, True)
+        for side, layers in ((OURS, ours), (PYG, theirs))
+    ]  # fmt: skip
+
+
+def _small(size: int) -> str:
+    return f"{size} nodes, twice"
+
+
 # Report ###################################################################################
 
 
@@ -272,6 +320,10 @@ def report(found: Mapping[str, Any]) -> Report:
             f"steps: two SAGE layers, {FEATURES} features, {settings['hidden']} hidden channels, "
             f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
             "by trim_to_layer"
+        ),
+        (
+            f"N nodes, twice: two layers, {settings['small_channels']} channels, "
+            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every step"
         ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
@@ -316,7 +368,8 @@ def _direction(entry: Mapping[str, Any]) -> str:
 def _milliseconds(case: Mapping[str, Any] | None) -> str:
     if case is None or "median_seconds" not in case:
         return "failed" if case else ""
-    return f"{1e3 * case['median_seconds']:.1f}"
+    milliseconds = 1e3 * case["median_seconds"]
+    return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.2f}"
 
 
 def _times(entry: Mapping[str, Any], side: str) -> str:
@@ -346,6 +399,11 @@ def _panel(graph: str, compared: Sequence[Mapping[str, Any]]) -> Panel:
 def _complaint(args: argparse.Namespace) -> str | None:
     if args.channels % args.heads:
         return f"--channels {args.channels} must be a multiple of --heads {args.heads}"
+    if args.small_channels % args.small_heads:
+        return (
+            f"--small-channels {args.small_channels} must be a multiple of "
+            f"--small-heads {args.small_heads}"
+        )
     return None
 
 
@@ -363,15 +421,23 @@ BENCHMARK = Benchmark(
             "blocks": Option(1, "how many layers' blocks, the largest"),
             **{
                 name: Option(among, f"none, or of: {', '.join(among)}", names_of(among, True))
-                for name, among in {"ops": [*OPS], "layers": [*LAYERS], "steps": [*STEPS]}.items()
+                for name, among in {
+                    "ops": [*OPS],
+                    "layers": [*LAYERS],
+                    "steps": [*STEPS],
+                    "small": [*LAYERS],
+                }.items()
             },
             "hidden": Option(256, "channels between layers of a step", least=1),
+            "sizes": Option([10, 60, 200, 580, 2300, 10000], "nodes of small graphs"),
+            "small_channels": Option(64, "on small graphs, of all heads together", least=1),
+            "small_heads": Option(1, "of attention on small graphs", least=1),
             "rounds": Option(7, least=1),
             "threads": Option(0, "torch's own number if 0"),
         }
     },
     measure,
     report,
-    {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64, "hidden": 32},
+    {"nodes": 3000, "edges": 30_000, "rounds": 2, "batch_size": 64, "hidden": 32, "sizes": [60]},
     _complaint,
 )
