@@ -43,6 +43,18 @@ class Edges:
         """The largest number of elements of rows that the layer asked for."""
         self._graph: Adjacency | None = None
 
+    @classmethod
+    def of(cls, graph: Adjacency, whole: Edges) -> Edges:
+        """Some of the edges of a call, which are grouped."""
+        ends = [graph.indices, rows_of(graph.indptr, graph.num_edges).to(graph.indices.dtype)]
+        sizes: list[int | None] = [graph.num_src, graph.num_dst]
+        if whole.flow == "target_to_source":
+            ends.reverse()
+            sizes.reverse()
+        made = cls(torch.stack(ends), sizes, whole.flow, whole.node_dim)
+        made._graph = graph
+        return made
+
     def end(self, row: int) -> int:
         """The end of edges, source or destination of messages, that a row of edges has."""
         return row if self.flow == "source_to_target" else 1 - row

@@ -3,7 +3,8 @@
 A class of the user, or one of PyG's without a replacement of its own, gets a subclass with another
 ``propagate``. It collects the arguments of the layer's ``message`` as PyG does, but what PyG
 gathers stays :class:`~pyg_scale.nn.lifted.Lifted`. If the message is still a weighted row of
-features, one fused op reduces it. Otherwise it is reduced edge by edge, on grouped edges.
+features, one fused op reduces it. Otherwise it is computed chunk by chunk of edges
+(:mod:`pyg_scale.nn.chunks`) if each edge is computed by itself, and else at once, on grouped edges.
 ``forward``, ``update`` and everything else are the layer's own.
 """
 
@@ -16,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Size
 
+from pyg_scale.errors import KernelsError
 from pyg_scale.nn.aggregation import reductions
+from pyg_scale.nn.chunks import Messages
 from pyg_scale.nn.conv.base import FusedConv, generated, observed
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
@@ -29,6 +33,21 @@ from pyg_scale.ops.aggregate import FLOATS
 
 _OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
 """Methods behind ``propagate`` that this module relies on."""
+
+
+_BY_DESTINATION = {
+    aggr.SumAggregation,
+    aggr.MeanAggregation,
+    aggr.MaxAggregation,
+    aggr.MinAggregation,
+    aggr.MulAggregation,
+    aggr.VarAggregation,
+    aggr.StdAggregation,
+    aggr.SoftmaxAggregation,
+    aggr.PowerMeanAggregation,
+    aggr.DegreeScalerAggregation,
+    aggr.MultiAggregation,
+}
 
 
 class TracedConv(FusedConv):
@@ -51,6 +70,8 @@ class TracedConv(FusedConv):
                 return _propagate(self, edge_index, size, kwargs)
             except NotFused as found:
                 reason = str(found)
+            except KernelsError:
+                raise
             except Exception as error:  # PyG's path raises it again if it is the caller's
                 reason = f"message raised {type(error).__name__} on features not gathered"
         record(self, reason)  # type: ignore[arg-type]
@@ -151,15 +172,33 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     found = layer._collect(layer._user_args, EdgeIndices.of(edge_index, edges), sizes, kwargs)
     collect = layer.inspector.collect_param_data
     edges.group()  # refuses what is invalid before the layer's own code runs
-    out = layer.message(**collect("message", found))
-    given = collect("aggregate", found)
-    if type(layer).aggregate is MessagePassing.aggregate and "aggregate" not in layer.__dict__:
-        out = _aggregate(layer, edges, out, given)
+    message, given = collect("message", found), collect("aggregate", found)
+
+    def compute(edges: Edges, message: dict[str, Any], given: dict[str, Any]) -> Any:
+        out = layer.message(**message)
+        if type(layer).aggregate is MessagePassing.aggregate and "aggregate" not in layer.__dict__:
+            return _aggregate(layer, edges, out, given)
+        return layer.aggregate(out, **given)
+
+    messages = Messages(layer, edges, message, given, compute)
+    reason = messages.reason() if _is_by_destination(layer) else ""
+    if reason is None:
+        out = messages.sums()
     else:
-        out = layer.aggregate(out, **given)
-    if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
-        record(layer, f"rows of features gathered for {edges.needed_by}")
+        out = compute(edges, message, given)
+        if edges.needed_by and 2 * edges.gathered > edges.widest:  # not for a number per head
+            record(layer, reason or f"rows of features gathered for {edges.needed_by}")
     return layer.update(out, **collect("update", found))
+
+
+def _is_by_destination(layer: Any) -> bool:
+    """Return True if a layer is known to aggregate the messages of each destination by itself."""
+    if type(layer).aggregate is not MessagePassing.aggregate or "aggregate" in layer.__dict__:
+        return False
+    modules = [layer.aggr_module]
+    if isinstance(layer.aggr_module, aggr.MultiAggregation):
+        modules += layer.aggr_module.aggrs
+    return all(type(each) in _BY_DESTINATION for each in modules)
 
 
 def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> Tensor:

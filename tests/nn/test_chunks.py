@@ -1,0 +1,239 @@
+"""Messages in chunks: PyG's results, never a row for every edge, and what is not cut."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_scale.nn import accelerate, chunks, fallbacks
+from pyg_scale.testing import graphs
+from tests.nn.oracle import distance, run
+
+CHANNELS = 6
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "ELEMENTS", 300)
+
+
+@pytest.fixture
+def edge_index():
+    return graphs.hostile().edge_index
+
+
+@pytest.fixture
+def x():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(100, CHANNELS, generator=generator, dtype=torch.float64)
+
+
+class Difference(pyg.MessagePassing):
+    """A message of both ends, which needs rows."""
+
+    def __init__(self, aggr="sum", **kwargs):
+        super().__init__(aggr=aggr, **kwargs)
+        self.nn = nn.Sequential(nn.Linear(CHANNELS, 9), nn.ReLU(inplace=True), nn.Linear(9, 4))
+        self.double()
+
+    def forward(self, x, edge_index, *rest):
+        return self.propagate(edge_index, x=x, size=None)
+
+    def message(self, x_i, x_j):
+        return self.nn(x_j - x_i).tanh() * torch.cat([x_i, x_j], dim=-1)[:, :4]
+
+
+def compared(theirs, arguments, reason=None, tolerance=1e-11):
+    """The accelerated copy, whose results and gradients were PyG's; cut if there is no reason."""
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    torch.manual_seed(2)
+    out, grads = run(theirs, arguments, {})
+    torch.manual_seed(2)
+    out_ours, grads_ours = run(ours, arguments, {})
+    assert distance(out_ours, out) < tolerance
+    floor = max(float(g.norm()) for g in grads if g is not None) / 10
+    for ours_, theirs_ in zip(grads_ours, grads, strict=True):
+        assert distance(ours_, theirs_, floor) < tolerance
+    found = [why for reasons in fallbacks(ours).values() for why in reasons]
+    assert not found if reason is None else any(reason in why for why in found), found
+    return ours
+
+
+AGGREGATIONS = ["sum", "mean", "max", "std", "softmax", "powermean", ["sum", "var"]]
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_results_are_those_of_pyg(x, edge_index, aggr, flow):
+    layer = Difference(aggr, flow=flow)
+    powers = "powermean" in aggr  # of negative messages, which are no numbers
+    compared(layer, (x, edge_index), tolerance=float("inf") if powers else 1e-9)
+
+
+def test_graphs_of_any_form(x, edge_index):
+    by_destination = edge_index[:, edge_index[1].argsort(stable=True)]
+    into_few = torch.stack([edge_index[0], edge_index[1] % 3])
+    into_others = torch.stack([edge_index[0], edge_index[1] % 3 + 50])
+    for edges in (by_destination, into_few, into_others, edge_index.clamp(max=90)):
+        compared(Difference(), (x, edges))
+    narrow = Difference().float()
+    compared(narrow, (x.float(), edge_index), tolerance=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any function makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(each, torch.Tensor):
+                self.numel = max(self.numel, each.numel())
+        return out
+
+
+def test_there_is_never_a_row_for_every_edge(edge_index):
+    edges = torch.randint(100, (2, 4000), generator=torch.Generator().manual_seed(5))
+    x = torch.randn(100, CHANNELS, dtype=torch.float64)
+    layer = Difference()
+    sizes = []
+    for _ in range(2):
+        with Largest() as largest:
+            run(layer, (x, edges), {})
+        sizes.append(largest.numel)
+        accelerate(layer)
+    assert sizes[0] >= 4000 * CHANNELS
+    assert sizes[1] <= 2 * 4000  # the edges themselves
+    assert not fallbacks(layer)
+
+
+def test_random_numbers_are_drawn_again(x, edge_index):
+    class Dropped(Difference):
+        def message(self, x_i, x_j):
+            return F.dropout(x_j - 2 * x_i, 0.5, self.training)
+
+    layer = Dropped()
+    accelerate(layer)
+    outs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index)
+        before = torch.get_rng_state()
+        (grad,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+        assert torch.equal(torch.get_rng_state(), before)
+        # The layer is linear: the gradient along x is the result, if the same numbers were dropped.
+        torch.testing.assert_close((grad * leaf).sum(), out.sum())
+        outs.append(out)
+    assert torch.equal(*outs)
+    assert distance(outs[0], layer(x, edge_index)) > 0.1
+    assert not fallbacks(layer)
+
+
+def test_second_derivatives(x, edge_index):
+    layer, grads = Difference(), []
+    for _ in range(2):
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(layer(leaf, edge_index).sum(), leaf, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), [leaf, layer.nn[0].weight])
+        grads.append(second)
+        accelerate(layer)
+    for ours, theirs in zip(grads[1], grads[0], strict=True):
+        assert distance(ours, theirs) < 1e-10
+    assert not fallbacks(layer)
+
+
+def test_edge_features_get_gradients_under_autocast(x, edge_index):
+    layer = pyg.GINEConv(nn.Linear(CHANNELS, 3), edge_dim=2)
+    features = torch.randn(edge_index.size(1), 2, generator=torch.Generator().manual_seed(4))
+    results = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(run(layer, (x.float(), edge_index, features), {}))
+        accelerate(layer)
+    assert results[0][0].dtype == results[1][0].dtype
+    assert distance(results[1][0], results[0][0]) < 0.02
+    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+        assert distance(ours, theirs) < 0.02
+    assert not fallbacks(layer)
+
+
+NOT_BY_ROW = {
+    "mean": lambda layer, x_i, x_j: x_i + x_j - (x_i + x_j).mean(0),
+    "mean of all": lambda layer, x_i, x_j: (x_i + x_j) * (x_i - x_j).mean(),
+    "order": lambda layer, x_i, x_j: (x_i + x_j).flip(0),
+    "number": lambda layer, x_i, x_j: (x_i + x_j) * torch.arange(x_j.size(0)).view(-1, 1),
+    "softmax": lambda layer, x_i, x_j: F.softmax(x_i + x_j, dim=0),
+    "branch": lambda layer, x_i, x_j: x_i + x_j if float((x_i * 2 + x_j).max()) > 0 else x_j,
+    "product": lambda layer, x_i, x_j: (x_i + x_j) @ (x_i + x_j).t() @ (x_i + x_j),
+    "shift": lambda layer, x_i, x_j: (x_i + x_j)[1:].sum(0) + (x_i + x_j),
+    "reshape": lambda layer, x_i, x_j: (x_i + x_j).t().reshape(x_j.shape),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BY_ROW)
+def test_functions_of_several_edges_are_not_cut(x, edge_index, name):
+    class Mine(Difference):
+        def message(self, x_i, x_j):
+            return NOT_BY_ROW[name](self, x_i, x_j)
+
+    compared(Mine(), (x, edge_index), reason="")
+
+
+def test_batch_norm_sees_all_edges_once(x, edge_index):
+    layer = Difference()
+    layer.nn[1] = nn.BatchNorm1d(9).double()
+    ours = compared(layer, (x, edge_index), reason="for add_")
+    assert distance(ours.nn[1].running_mean, layer.nn[1].running_mean) < 1e-12
+    assert int(ours.nn[1].num_batches_tracked) == 1
+
+
+def test_what_a_layer_keeps_is_of_all_edges(x, edge_index):
+    class Keeping(Difference):
+        def message(self, x_i, x_j):
+            self.kept = x_i + x_j
+            return self.kept
+
+    ours = compared(Keeping(), (x, edge_index), reason="keeps something")
+    assert ours.kept.size(0) == edge_index.size(1)
+
+
+def test_tensors_that_are_no_arguments_get_gradients(x, edge_index):
+    class Hidden(Difference):
+        def forward(self, x, edge_index):
+            self.scale = x.sum(0).sigmoid()
+            return super().forward(x, edge_index)
+
+        def message(self, x_i, x_j):
+            return (x_i + x_j) * self.scale
+
+    layer = Hidden()
+    compared(layer, (x, edge_index), reason="neither an argument nor a parameter")
+
+
+def test_hooks_on_modules_see_all_edges(x, edge_index):
+    layer, seen = Difference(), []
+    layer.nn[0].register_forward_hook(lambda module, args, out: seen.append(out.size(0)))
+    compared(layer, (x, edge_index), reason="hook")
+    assert seen == [edge_index.size(1)] * 2
+
+
+def test_a_layer_is_watched_again_when_its_modules_change(x, edge_index):
+    layer = Difference()
+    accelerate(layer)
+    layer(x, edge_index)
+    assert not fallbacks(layer)
+    layer.nn[1] = nn.BatchNorm1d(9).double()
+    layer(x, edge_index)
+    assert "for add_" in next(iter(fallbacks(layer)[""]))
+
+
+def test_small_graphs_are_not_cut(x, edge_index, monkeypatch):
+    monkeypatch.setattr(chunks, "ELEMENTS", 10_000)
+    compared(Difference(), (x, edge_index), reason="rows of features gathered for sub")
