@@ -56,6 +56,11 @@ _proofs: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Proof]]
 _proofs = weakref.WeakKeyDictionary()
 
 
+def is_cut(layer: nn.Module) -> bool:
+    """Return True if calls of a layer were computed in chunks."""
+    return any(proof.reason is None for proof in _proofs.get(layer, {}).values())
+
+
 class Messages:
     """One call of a layer's message and aggregation, that can be made for some of its edges.
 

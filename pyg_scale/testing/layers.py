@@ -154,6 +154,9 @@ LAYERS: dict[str, Example] = {
 }  # fmt: skip
 """Every layer that PyPI's packages can run on any graph, by name."""
 
+MATRIX_PER_EDGE = ("FastRGCNConv", "NNConv", "RGATConv")
+"""The layers that multiply with a matrix of channels times channels for every edge."""
+
 OTHERS: dict[str, str] = {
     "MessagePassing": "the base class",
     "CuGraphSAGEConv": "needs cugraph-ops, which is no longer released",

@@ -12,7 +12,7 @@ import torch
 
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.nn import fallbacks, forget_fallbacks
+from pyg_scale.nn import FusedConv, chunks, fallbacks, forget_fallbacks
 from pyg_scale.ops import colptr, library
 from pyg_scale_bench import command, conv, training
 from pyg_scale_bench.steps import OPS, Case, Graph
@@ -56,6 +56,34 @@ def test_the_whole_run(
         assert re.search(r"sage-trimmed[ |]+batches[ |]+step", text)
         assert "copying memory" in text
     assert files["png"].stat().st_size > 5000
+
+
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_every_layer_of_pyg(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FusedConv, "min_work", 0)
+    monkeypatch.setattr(chunks, "ELEMENTS", 1000)
+    names = ("SGConv", "GINEConv", "SAGEConv", "NNConv", "FastRGCNConv")
+    monkeypatch.setattr(conv, "EVERY_LAYER", {name: conv.EVERY_LAYER[name] for name in names})
+    file = tmp_path / "r.json"
+    threads = torch.get_num_threads()
+    try:
+        assert command.main(["conv", "--all", *SMALL, "--json", str(file)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads(file.read_text())
+    assert not [case for case in found["cases"] if case["error"]]
+    assert found["how"] == {
+        "SGConv": "fused messages",
+        "GINEConv": "in chunks",
+        "SAGEConv": "a layer of ours",
+        "NNConv": "in chunks",
+        "FastRGCNConv": "rows of features gathered for bmm",
+    }
+    printed = capsys.readouterr().out
+    assert re.search(r"SGConv +fused messages +[0-9.]+ +[0-9.]+ +[0-9.]+x", printed)
+    assert "XConv: looks for nearest neighbours" in printed
 
 
 @pytest.mark.parametrize("op", OPS)

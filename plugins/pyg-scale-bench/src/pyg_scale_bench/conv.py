@@ -8,11 +8,15 @@ by a training step on a loader's batches. For ops the report gives the rate at w
 features are read (one for every edge, however many of them are in a cache) beside the machine's
 measured copy bandwidth. Last, two layers of every kind run on small graphs with new edges in every
 step, where Python's time counts.
+
+``--all`` compares every layer of PyG on the whole graph instead, forward and backward, before and
+after :func:`pyg_scale.nn.accelerate`.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +31,11 @@ from torch_geometric.data import Data
 import pyg_scale.nn
 from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn.chunks import is_cut
+from pyg_scale.nn.conv.traced import TracedConv
+from pyg_scale.nn.fallback import SMALL
+from pyg_scale.testing.layers import LAYERS as EVERY_LAYER
+from pyg_scale.testing.layers import MATRIX_PER_EDGE, OTHERS
 from pyg_scale_bench.benchmark import Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
@@ -41,6 +50,8 @@ STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, with True if each layer gets only what the seeds still need."""
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
+_FEW_CHANNELS = 8
+"""Number of channels of layers with a matrix for every edge, of which PyG makes a tensor."""
 _COPY_BYTES = 1 << 28
 _SHORT_SECONDS = 1.0
 
@@ -99,6 +110,17 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         found["cases"] += [case.to_dict() for case in cases]
 
     data = planted_communities(args.nodes, args.edges, 16, 1)
+    if args.all:
+        nodes = int(data.num_nodes or 0)
+        graph = Graph.of("whole graph", data.edge_index, nodes, nodes)
+        found["graphs"].append(_described(graph.name, nodes, nodes, graph.num_edges))
+        found["how"] = {}
+        for name in EVERY_LAYER:
+            torch.manual_seed(0)
+            cases, layer = every_layer_cases(name, graph, args.channels)
+            run(name, graph.name, cases)
+            found["how"][name] = how_fused(layer)
+        return
     for graph in _graphs(data, args):
         found["graphs"].append(
             _described(graph.name, graph.num_src, graph.num_dst, graph.num_edges)
@@ -196,6 +218,63 @@ def layer_cases(name: str, graph: Graph, channels: int, heads: int) -> list[Case
         for backward in (False, True)
         for side, layer in ((OURS, ours), (PYG, theirs))
     ]  # fmt: skip
+
+
+def every_layer_cases(name: str, graph: Graph, channels: int) -> tuple[list[Case], nn.Module]:
+    """Both sides of any layer of PyG with gradients, and the accelerated layer.
+
+    Args:
+        name: A name of :data:`pyg_scale.testing.layers.LAYERS`.
+        graph: The edges.
+        channels: Number of channels of the features and of the result, a multiple of 4.
+    """
+    example = EVERY_LAYER[name]
+    width = min(channels, _FEW_CHANNELS) if name in MATRIX_PER_EDGE else channels
+    theirs = example.make(width)
+    ours = copy.deepcopy(theirs)
+    pyg_scale.nn.accelerate(ours)
+    inputs = example.inputs(torch.randn(graph.num_src, width), graph.edge_index)
+    features = [k for k, each in enumerate(inputs) if each.is_floating_point()]
+
+    def call(layer: nn.Module) -> Callable[..., Any]:
+        def run(*leaves: Tensor) -> Any:
+            given = list(inputs)
+            for k, leaf in zip(features, leaves):
+                given[k] = leaf
+            out = layer(*given)
+            return out[0] if isinstance(out, tuple) else out
+
+        return run
+
+    gradient: list[Tensor] = []  # the same for both sides
+    leaves = [inputs[k] for k in features]
+    return [
+        _case(
+            name, graph.name, True, side, graph.num_edges, 4 * width, 0,
+            once(call(layer), [*leaves, *_used(layer, call(layer), leaves)], gradient),
+        )
+        for side, layer in ((OURS, ours), (PYG, theirs))
+    ], ours  # fmt: skip
+
+
+def _used(layer: nn.Module, run: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters of a layer that its result depends on."""
+    parameters = [each for each in layer.parameters() if each.requires_grad]
+    out = run(*leaves).sum()
+    grads = torch.autograd.grad(out, parameters, allow_unused=True) if parameters else ()
+    return [each for each, grad in zip(parameters, grads) if grad is not None]
+
+
+def how_fused(layer: nn.Module) -> str:
+    """The way in which the calls of an accelerated layer were computed so far."""
+    calls = pyg_scale.nn.fallbacks(layer)
+    reasons = sorted({reason for counts in calls.values() for reason in counts})
+    if reasons:
+        return "PyG's path: small input" if reasons == [SMALL] else "; ".join(reasons)
+    traced = [each for each in layer.modules() if isinstance(each, TracedConv)]
+    if not traced:
+        return "a layer of ours"
+    return "in chunks" if any(map(is_cut, traced)) else "fused messages"
 
 
 def _case(
@@ -301,6 +380,8 @@ def comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def report(found: Mapping[str, Any]) -> Report:
     """The report of the results."""
     settings, compared = found["settings"], comparisons(found)
+    if "how" in found:
+        return _every_layer(found, compared)
     graphs = "; ".join(
         f"{g['name']}: {g['edges']:,} edges from {g['sources']:,} to {g['destinations']:,} nodes"
         for g in found["graphs"]
@@ -340,6 +421,31 @@ def report(found: Mapping[str, Any]) -> Report:
         [[_panel(graph["name"], compared) for graph in found["graphs"]]],
         f"{settings['channels']} channels fp32, {settings['heads']} heads",
     )
+
+
+def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> Report:
+    settings, (graph,) = found["settings"], found["graphs"]
+    lines = [
+        (
+            f"fp32, {settings['channels']} channels; {graph['edges']:,} edges of "
+            f"{graph['sources']:,} nodes; forward and gradients of features, values of edges and "
+            f"parameters; medians of {settings['rounds']} rounds, in turns"
+        ),
+        f"of {', '.join(MATRIX_PER_EDGE)} only {_FEW_CHANNELS} channels",
+        "peak: memory that a first step needs beyond what there was, inputs not counted",
+        *(f"not measured: {name}: {reason}" for name, reason in OTHERS.items()),
+    ]
+    lines += sorted({f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]})
+    header = ["layer", "how", "ms", "PyG ms", "faster", "peak MB", "PyG peak MB"]
+    rows = []
+    for entry in compared:
+        ours, pyg = entry["sides"][OURS], entry["sides"][PYG]
+        times = _milliseconds(ours), _milliseconds(pyg), _times(entry, PYG)
+        how = found["how"][entry["op"]]
+        rows.append([entry["op"], how, *times, _megabytes(ours), _megabytes(pyg)])
+    panel = _panel(graph["name"], compared)
+    title = f"every layer of PyG, {settings['channels']} channels fp32"
+    return Report(found, lines, [Table(header, rows, align="llr")], [[panel]], title)
 
 
 def _row(entry: Mapping[str, Any], copy: float) -> list[str]:
@@ -428,6 +534,7 @@ BENCHMARK = Benchmark(
                     "small": [*LAYERS],
                 }.items()
             },
+            "all": Option(False, "every layer of PyG instead, on the whole graph"),
             "hidden": Option(256, "channels between layers of a step", least=1),
             "sizes": Option([10, 60, 200, 580, 2300, 10000], "nodes of small graphs"),
             "small_channels": Option(64, "on small graphs, of all heads together", least=1),
