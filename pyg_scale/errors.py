@@ -90,6 +90,10 @@ class DeviceError(ValueError):
     """A requested device does not exist or lacks something; the message names it."""
 
 
+class BudgetError(ValueError):
+    """The neighbourhood of one seed exceeds the budget of a batch; names the seed."""
+
+
 def was_interrupted(error: BaseException) -> bool:
     """Return True if an exception is an interruption, not caused by the batch in progress.
 

@@ -31,6 +31,7 @@ from pyg_scale.loader.neighbor_loader import NeighborLoader
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.options import SamplingOptions
 from pyg_scale.loader.random_node import RandomNodeLoader
+from pyg_scale.loader.seeds.budget import Budget
 from pyg_scale.loader.shadow import ShaDowKHopSampler
 from pyg_scale.loader.zip_loader import ZipLoader
 
@@ -38,6 +39,7 @@ RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has mor
 
 __all__ = [
     "AffinityMixin",
+    "Budget",
     "CachedLoader",
     "ClusterData",
     "ClusterLoader",

@@ -20,14 +20,15 @@ from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
 from pyg_scale.loader.batch.source import RowCounts, features_of
 from pyg_scale.loader.iterator import BatchSource, EpochIterator
 from pyg_scale.loader.options import SamplingOptions, checked
+from pyg_scale.loader.seeds.budget import Budget
 from pyg_scale.loader.seeds.epoch import (
     BatchIndex,
     KeyedRandomSampler,
     call_key,
     draw_seed,
-    num_batches,
     to_index,
 )
+from pyg_scale.loader.seeds.plan import Pieces, each_piece, refuse_beside_cost, wanted_of
 from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
 from pyg_scale.loader.seeds.state import EpochProgress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
@@ -108,6 +109,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         split_batches: bool = False,
         comm: Any = None,
         sampling: SamplingOptions | None = None,
+        batch_cost: Budget | None = None,
         **kwargs: Any,
     ) -> None:
         """Call ``DataLoader.__init__``. Everything else that the loader has must be set before.
@@ -121,6 +123,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             split_batches: See there.
             comm: See there.
             sampling: See there.
+            batch_cost: See there; a subclass that takes it makes the plan, ``_plan``.
             kwargs: ``device``, ``device_memory`` and arguments of ``DataLoader``.
 
         Raises:
@@ -147,7 +150,11 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         check_index_samplers(kwargs)
         check_split_seeds(split_seeds, uneven, split_batches, comm)
         self.split_seeds, self.uneven, self.split_batches = split_seeds, uneven, split_batches
-        self._sharing, self._unsplit = None, None
+        self._sharing, self._unsplit, self._plan = None, None, None
+        self.batch_cost = batch_cost
+        if batch_cost is not None:
+            own = self._overrides("collate_fn") or self._overrides("filter_fn")
+            refuse_beside_cost(batch_cost, kwargs, split_seeds, split_batches, own_stages=own)
         self._own_order = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
         self._shuffle = bool(kwargs.get("shuffle"))
         dataset: Any = range(num_seeds)
@@ -231,8 +238,11 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         Raises:
             CommError: If the store where the ranks met is gone.
         """
+        if self.batch_cost is not None and self._plan is None:
+            raise NotImplementedError(f"batch_cost= is not for {type(self).__name__}: leave it out")
         if self._sharing is not None:
-            self._sharing.publish(self._draws())
+            planned = {} if self._plan is None else self._plan.identity
+            self._sharing.publish(self._draws() | planned)
 
     def _refuse_processes(self) -> None:
         """Refuse worker processes where the device, the graph or the features need threads.
@@ -305,16 +315,24 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
     def _sample_stage(self, batch: BatchIndex, stats: Stats, pending: Pending | None = None) -> Any:
         with stats.stage("sample"):
+            if self._plan is not None and batch.position >= 0:
+                pieces = self._plan.sampled(batch, self._sample)
+                for each in pieces:
+                    self._sampled(each.out, batch.part(each.begin, each.end), stats)
+                return pieces
             out = self._sample(batch) if pending is None else pending.wait()
-            for each in out if isinstance(out, tuple) else (out,):
-                if isinstance(each, SamplerOutput | HeteroSamplerOutput):
-                    each._batch_key = batch.piece_key
-                    count_sampled(each, stats)
+            return self._sampled(out, batch, stats)
+
+    def _sampled(self, out: Any, batch: BatchIndex, stats: Stats) -> Any:
+        for each in out if isinstance(out, tuple) else (out,):
+            if isinstance(each, SamplerOutput | HeteroSamplerOutput):
+                each._batch_key = batch.piece_key
+                count_sampled(each, stats)
         return out
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
         with stats.stage("fetch"), announced(out):
-            return self._fetch(out, stats)
+            return each_piece(out, partial(self._fetch, stats=stats))
 
     def _transform_stage(self, data: Any, key: int | None, stats: Stats) -> Any:
         if self.transform is None:
@@ -377,8 +395,20 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         else:
             out = self._sample_stage(batch, stats)
             if self.filter_per_worker:
-                out = self._filter(out, stats)
+                out = each_piece(out, partial(self._filter, stats=stats))
+            if isinstance(out, Pieces):
+                out = out.plain()
         return batch.step, (_DONE if self.filter_per_worker else _SAMPLED, out), stats
+
+    def _pieces(
+        self, batch: BatchIndex, made: tuple[str, Any], stats: Stats
+    ) -> list[tuple[BatchIndex, tuple[str, Any], Stats]]:
+        """The pieces of what was made of a planned batch; the first has all that it counted."""
+        if self._plan is None:
+            return [(batch, made, stats)]
+        stage, out = made
+        pieces = Pieces.apart(batch, out.take() if isinstance(out, Landed) else out)
+        return [(i, (stage, each), Stats() if i.piece else stats) for i, each in pieces]
 
     def _finish(self, batch: BatchIndex, made: tuple[str, Any], stats: Stats, pin: bool) -> Any:
         """The work of the consumer for a batch."""
@@ -404,9 +434,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     def __len__(self) -> int:
         sharing = self._shared()
         if sharing is None:
-            return super().__len__()
-        count = num_batches(len(self.dataset), self.batch_size, self.drop_last)
-        return sharing.num_batches(count)
+            return super().__len__() if self._plan is None else self._plan.count
+        return sharing.num_batches(self._cut().count)
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         return self._get_iterator()
@@ -424,6 +453,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         return EpochIterator(
             self,
             begin,
+            self._pieces,
             partial(self._finish, pin=pin),
             batches,
             progress,
@@ -479,7 +509,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
                 batches,
                 self._source,
                 sample=self._sample_stage,
-                wanted=self._wanted,
+                wanted=partial(wanted_of, self._wanted),
                 finish=finish,
                 threads=threads,
                 in_order=self.in_order,

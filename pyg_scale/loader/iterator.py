@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,8 +37,8 @@ class BatchSource(Protocol):
         """Nobody will ask for more."""
 
 
-def _mark(out: Any, repeated: bool) -> None:
-    """Say on a batch whether another rank has it too.
+def _mark(out: Any, why: str, **attributes: Any) -> None:
+    """Say something about a batch in attributes of it.
 
     Raises:
         TypeError: If it is none of PyG's.
@@ -45,10 +46,12 @@ def _mark(out: Any, repeated: bool) -> None:
     for each in out if isinstance(out, tuple) else (out,):
         if not isinstance(each, BaseData):
             raise TypeError(
-                f"uneven='repeat' marks every batch with its attribute `repeated`, but this loader "
-                f"makes a {type(each).__name__}: pass uneven='join' or 'drop'"
+                f"{why} sets the attributes {', '.join(attributes)} of every batch, but this "
+                f"loader makes a {type(each).__name__}: leave it out, or let transform= return "
+                "PyG's"
             )
-        each.repeated = repeated
+        for name, value in attributes.items():
+            setattr(each, name, value)
 
 
 class EpochIterator:
@@ -62,6 +65,7 @@ class EpochIterator:
     Args:
         loader: The loader.
         begin: Makes a source of the batches that are left.
+        pieces: Takes what the source made of a batch apart, if that was cut to fit its budget.
         finish: Does the work of the consumer for a batch.
         batches: All batches of the pass.
         progress: What is told how many were handed out.
@@ -72,18 +76,20 @@ class EpochIterator:
         self,
         loader: SubgraphLoader,
         begin: Callable[[Iterator[BatchIndex]], BatchSource],
+        pieces: Callable[[BatchIndex, Any, Stats], list[tuple[BatchIndex, Any, Stats]]],
         finish: Callable[[BatchIndex, Any, Stats], Any],
         batches: Batches,
         progress: EpochProgress,
         counted: tuple[Counted, Counted],
     ) -> None:
         self._loader = loader
-        self._begin, self._finish = begin, finish
+        self._begin, self._pieces, self._finish = begin, pieces, finish
         self._batches = batches
         self._progress = progress
         self._epoch, self._total = counted
         self._profile_name = f"enumerate(DataLoader)#{type(loader).__name__}.__next__"
         self._passed = Passed(batches.first)
+        self._waiting: deque[tuple[BatchIndex, Any, Stats]] = deque()  # pieces of the batch at hand
         self._asked_at: Passed | None = None  # where the batch that is being made was asked for
         self._user: dict[str, int] = {}  # the thread that asks: a dict is filled by one thread only
         self._closed = False
@@ -107,7 +113,7 @@ class EpochIterator:
                 batch, out, stats = self._made()
             if isinstance(out, Failed):
                 if batch is not None:
-                    self._passed = self._passed.and_also(batch.step)
+                    self._passed = self._passed_with(batch)
                 before = progress.position, self._passed, self._epoch.sum, self._total.sum
                 self._asked_at = None
                 if isinstance(out.error, StopIteration):  # which would look like the end
@@ -115,7 +121,7 @@ class EpochIterator:
                 raise out.error
             assert batch is not None
             sums = self._epoch.sum.and_also(stats), self._total.sum.and_also(stats)
-            after = progress.position.after(batch), self._passed.and_also(batch.step), *sums
+            after = progress.position.after(batch), self._passed_with(batch), *sums
             # No call from here on, and so no signal's handler: all of this happens, or nothing.
             progress.position, self._passed, self._epoch.sum, self._total.sum = after
             self._user = {}
@@ -143,9 +149,12 @@ class EpochIterator:
         """The next batch, or an error of its own."""
         if self._asked_at is self._passed:  # and nothing was handed out since: it was interrupted
             self._source.close()
+            self._waiting.clear()
             self._source = self._begin(self._batches.rest(self._passed))
         self._asked_at = self._passed
         self._batches.forget(self._passed)
+        if self._waiting:
+            return self._finished(*self._waiting.popleft())
         try:
             batch, made, stats = next(self._source)
         except SourceError:
@@ -163,15 +172,47 @@ class EpochIterator:
         if batch is None or isinstance(made, Failed):
             return batch, made, stats
         try:
+            self._waiting.extend(self._left_of(self._pieces(batch, made, stats)))
+        except Exception as error:
+            if was_interrupted(error):
+                raise
+            return batch, Failed(error), stats
+        return self._finished(*self._waiting.popleft())
+
+    def _finished(
+        self, batch: BatchIndex, made: Any, stats: Stats
+    ) -> tuple[BatchIndex, Any, Stats]:
+        """The batch, or piece of one, after the work of the consumer."""
+        try:
             out = self._finish(batch, made, stats)
             if self._loader.uneven == "repeat":
-                _mark(out, batch.repeated)
+                _mark(out, "uneven='repeat'", repeated=batch.repeated)
+            if self._loader.batch_cost is not None:
+                _mark(out, "batch_cost=", piece=batch.piece, num_pieces=batch.num_pieces)
         except Exception as error:
             if was_interrupted(error):
                 raise
             return batch, Failed(error), stats
         stats.batches = 1
         return batch, out, stats
+
+    def _left_of(self, pieces: list[Any]) -> list[Any]:
+        """The pieces of a batch that were not handed out."""
+        position, had = self._progress.position.pieces or (None, 0)
+        if position != pieces[0][0].position:
+            return pieces
+        if had >= len(pieces):
+            raise ValueError(
+                f"{had} pieces of {pieces[0][0]} were handed out when the state was taken, and it "
+                f"has {len(pieces)} now: the graph or its features are others"
+            )
+        return pieces[had:]
+
+    def _passed_with(self, batch: BatchIndex) -> Passed:
+        """The steps that the pass is done with, and another object at every call."""
+        if batch.is_last_piece:
+            return self._passed.and_also(batch.step)
+        return Passed(*self._passed)
 
     def close(self) -> None:
         """Stop the workers of this iteration now, rather than when the last reference is gone."""

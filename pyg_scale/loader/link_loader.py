@@ -19,6 +19,7 @@ from pyg_scale.loader.sampler_spec import drawn_by, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
 from pyg_scale.loader.seeds.nodes import check_time
+from pyg_scale.loader.seeds.plan import plan_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
@@ -167,6 +168,18 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
                 neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
             )
         self.link_sampler = self._keep(sampler, feature_store, links=True)
+        edge_type = self.input_data.input_type
+        ends = (None, None) if edge_type is None else edge_type[::2]
+        self._plan = plan_of(
+            self.batch_cost,
+            data,
+            self._features,
+            self.link_sampler,
+            [*zip(ends, (self.input_data.row, self.input_data.col), strict=True)],
+            shuffle=self._shuffle,
+            collect=self.sampling.collect_features,
+            sample=self._sample,
+        )
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:

@@ -57,6 +57,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         split_batches: See :class:`NodeLoader`.
         comm: See :class:`NodeLoader`.
         sampling: See :class:`NodeLoader`.
+        batch_cost: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:

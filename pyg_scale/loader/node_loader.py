@@ -19,6 +19,7 @@ from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.sampler_spec import drawn_by, fixed_key, keeps_draws, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
+from pyg_scale.loader.seeds.plan import plan_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.affinity import WorkerControls
@@ -82,6 +83,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             ranks of ``torch.distributed`` or torchrun.
         sampling: :class:`~pyg_scale.loader.SamplingOptions`: sampler processes or servers, and
             where batches go.
+        batch_cost: A :class:`~pyg_scale.loader.Budget` instead of ``batch_size``: batches are
+            planned to cost nearly the same, and none costs more; see ``docs/batch-cost.md``.
         device: Where batches arrive: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``. Their copies
             overlap with training, by a stream and pinned memory of their own (whatever
             ``pin_memory`` is); workers are threads. Features are kept on the device as far as
@@ -181,6 +184,16 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             )
         self._require_processes(resolve.why_processes(sampler.sample_from_nodes))
         self.node_sampler = self._keep(sampler, feature_store)
+        self._plan = plan_of(
+            self.batch_cost,
+            data,
+            self._features,
+            self.node_sampler,
+            [(node_type, self.input_data.node)],
+            shuffle=self._shuffle,
+            collect=self.sampling.collect_features,
+            sample=self._sample,
+        )
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:

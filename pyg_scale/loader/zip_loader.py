@@ -93,6 +93,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             split_seeds = "global" if shared else None
         if comm is None:
             comm = next(filter(None, (communicator_of(part.data) for part in self._parts)), None)
+        if any(getattr(part, "batch_cost", None) is not None for part in self._parts):
+            raise ValueError(
+                "one of loaders has batch_cost=, but all loaders of a ZipLoader have the same "
+                "positions: leave it out, and give batch_size= to the ZipLoader"
+            )
         if kwargs.get("device_memory") is not None:
             raise ValueError("device_memory=: a ZipLoader copies tuples, and keeps no features")
         self._start(

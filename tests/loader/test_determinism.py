@@ -15,7 +15,14 @@ from torch_geometric.loader import ImbalancedSampler
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 from pyg_scale.loader import NeighborLoader
-from pyg_scale.loader.seeds.epoch import BatchIndex, batches, call_key, listed_order, order
+from pyg_scale.loader.seeds.epoch import (
+    BatchIndex,
+    EqualNumbers,
+    batches,
+    call_key,
+    listed_order,
+    order,
+)
 from pyg_scale.ops import keys
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
@@ -194,12 +201,16 @@ def test_batches_of_an_epoch_have_keys_of_their_own() -> None:
 # The parts #################################################################################
 
 
+def cut(num_seeds: int, batch_size: int | None, drop_last: bool = False) -> EqualNumbers:
+    return EqualNumbers(num_seeds, batch_size, drop_last=drop_last, shuffle=True)
+
+
 def test_the_formulas_of_the_documentation() -> None:
     n, seed, epoch = 50, 9, 4
     hashes = [keys.fold(keys.fold(0, seed, epoch, keys.SHUFFLE), i) >> 1 for i in range(n)]
     expected = sorted(range(n), key=lambda i: (hashes[i], i))
     assert listed_order(n, seed, epoch).tolist() == expected
-    made = list(batches(n, 8, drop_last=False, shuffle=True, seed=seed, epoch=epoch))
+    made = list(batches(cut(n, 8), seed=seed, epoch=epoch))
     assert [i for b in made for i in b.index.tolist()] == expected
     assert [b.key for b in made] == [keys.fold(0, seed, epoch, b) for b in range(7)]
     index = torch.tensor([4, 4, 1])
@@ -209,17 +220,17 @@ def test_the_formulas_of_the_documentation() -> None:
 
 
 def test_batches_are_a_pure_function_of_the_position() -> None:
-    arguments: dict[str, Any] = {"drop_last": False, "shuffle": True, "seed": 1, "epoch": 2}
-    everything = list(batches(23, 4, **arguments))
+    arguments: dict[str, Any] = {"seed": 1, "epoch": 2}
+    everything = list(batches(cut(23, 4), **arguments))
     for start in range(8):
-        rest = list(batches(23, 4, start=start, **arguments))
+        rest = list(batches(cut(23, 4), start=start, **arguments))
         assert [(b.position, b.key) for b in rest] == [
             (b.position, b.key) for b in everything[start:]
         ]
         assert [b.index.tolist() for b in rest] == [b.index.tolist() for b in everything[start:]]
-    assert len(list(batches(23, 4, **{**arguments, "drop_last": True}))) == 5
-    assert len(list(batches(3, None, **arguments))) == 3
-    assert list(batches(0, 4, **arguments)) == []
+    assert len(list(batches(cut(23, 4, drop_last=True), **arguments))) == 5
+    assert len(list(batches(cut(3, None), **arguments))) == 3
+    assert list(batches(cut(0, 4), **arguments)) == []
 
 
 def test_every_order_is_about_as_likely() -> None:

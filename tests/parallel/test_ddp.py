@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 from pyg_scale import parallel
 from pyg_scale.errors import UnknownPluginError
+from pyg_scale.loader import Budget, NeighborLoader
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.seed_weights import mean_unread
 from pyg_scale.testing.processes import WaitingProcesses
@@ -237,6 +240,54 @@ class Alone(parallel.Parallel):
 def test_a_wrapper_must_keep_the_contract():
     with pytest.raises(TypeError, match=r"Alone.wrap returned a Linear without"):
         parallel.wrap(linear(), Alone())
+
+
+def pieces_of_planned_batches():
+    """A step is a planned batch of each rank, whatever the number of its pieces."""
+    torch.manual_seed(0)
+    nodes, edges = 300, torch.randint(300, (2, 3000))
+    data = Data(x=torch.randn(nodes, 4).double(), edge_index=edges, num_nodes=nodes)
+    model = parallel.wrap(SAGEConv(4, 3).double(), "ddp")
+    whole = SAGEConv(4, 3).double()
+    whole.load_state_dict(model.module.state_dict())
+
+    def loss_of_seeds(model, batch):
+        return model(batch.x, batch.edge_index)[: batch.batch_size].square().sum(dim=1).mean()
+
+    budget = {"batch_cost": Budget(seeds_that_differ, 30), "shuffle": True, "seed": 1}
+    loader = NeighborLoader(data, [-1], split_seeds="global", **budget)
+    cut = 0
+    for batch in loader:
+        if batch.piece == 0:
+            model.zero_grad()
+            own = []
+        own.append(batch.input_id)
+        cut += batch.num_pieces > 1
+        last = batch.piece + 1 == batch.num_pieces
+        with contextlib.nullcontext() if last else model.no_sync():
+            model.backward(loss_of_seeds(model, batch), batch.batch_size)
+        if not last:
+            continue
+        everyone = [None, None]
+        dist.all_gather_object(everyone, torch.cat(own).tolist())
+        seeds = torch.tensor([seed for each in everyone for seed in each])
+        (alone,) = NeighborLoader(data, [-1], seeds, batch_size=len(seeds), split_seeds=False)
+        whole.zero_grad()
+        loss_of_seeds(whole, alone).backward()
+        for ours, expected in zip(model.module.parameters(), whole.parameters()):
+            assert torch.allclose(ours.grad, expected.grad, rtol=0, atol=1e-12)
+    found = torch.tensor([cut])
+    dist.all_reduce(found)
+    assert int(found) > 0
+
+
+def seeds_that_differ(out):
+    seeds = out.metadata[0]
+    return len(seeds) + 30 * bool((seeds % 100 == 11).any() and len(seeds) > 5)
+
+
+def test_pieces_of_planned_batches(ranks):
+    ranks.run(pieces_of_planned_batches)
 
 
 def accumulated_bfloat16():

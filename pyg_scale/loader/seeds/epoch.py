@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ class BatchIndex:
         delivered: How many of the list are delivered with it, by all ranks together.
         repeated: Whether another rank has it too, which it is counted for.
         first: Of a piece of a step, where in the step its first seed stands; else 0.
+        piece: Of a planned batch that was cut to fit its budget, which piece this is; else 0.
+        num_pieces: Into how many it was cut.
         sampler_state: What the user's index sampler said after handing out this batch.
     """
 
@@ -40,6 +42,8 @@ class BatchIndex:
         "first",
         "index",
         "key",
+        "num_pieces",
+        "piece",
         "position",
         "repeated",
         "sampler_state",
@@ -66,7 +70,36 @@ class BatchIndex:
         self.delivered = position + 1 if delivered is None else delivered
         self.repeated = repeated
         self.first = first
+        self.piece, self.num_pieces = 0, 1
         self.sampler_state: Any = None
+
+    def part(self, begin: int, end: int, piece: int = 0, num_pieces: int = 1) -> BatchIndex:
+        """The batch of the seeds from place ``begin`` to ``end - 1`` of this one.
+
+        Args:
+            begin: At least 0.
+            end: At most the number of seeds.
+            piece: Which piece it is.
+            num_pieces: Of how many.
+        """
+        found = BatchIndex(
+            self.index[begin:end],
+            self.key,
+            self.position,
+            self.epoch,
+            step=self.step,
+            delivered=self.delivered,
+            repeated=self.repeated,
+            first=self.first + begin,
+        )
+        found.piece, found.num_pieces = piece, num_pieces
+        found.sampler_state = self.sampler_state
+        return found
+
+    @property
+    def is_last_piece(self) -> bool:
+        """True if nothing of the planned batch comes after it."""
+        return self.piece + 1 == self.num_pieces
 
     @property
     def piece_key(self) -> int:
@@ -241,52 +274,62 @@ class Batches:
             self._draw.forget(passed.all_before)
 
 
-def batches(
-    num_seeds: int,
-    batch_size: int | None,
-    *,
-    drop_last: bool,
-    shuffle: bool,
-    seed: int,
-    epoch: int,
-    start: int = 0,
-) -> Batches:
-    """The batches of an epoch from number ``start`` on.
+class Cut(Protocol):
+    """The way in which an epoch's seeds are cut into batches: a pure function of seed and epoch.
+
+    Attributes:
+        count: Batches of an epoch.
+    """
+
+    count: int
+
+    def of_epoch(self, seed: int, epoch: int) -> Callable[[int], Tensor]:
+        """A function from the number of a batch to the positions ``int64`` of its seeds."""
+
+
+class EqualNumbers:
+    """Batches with equal numbers of seeds.
 
     Args:
         num_seeds: How many seeds the loader has.
         batch_size: Seeds per batch; ``None`` is one seed per batch, as nothing is batched then.
         drop_last: Whether to leave out a last batch that is not full.
         shuffle: Whether seeds come in the order of :func:`order` or as they were given.
+    """
+
+    def __init__(
+        self, num_seeds: int, batch_size: int | None, *, drop_last: bool, shuffle: bool
+    ) -> None:
+        self.num_seeds, self.batch_size, self.shuffle = num_seeds, batch_size or 1, shuffle
+        self.count = num_batches(num_seeds, batch_size, drop_last)
+
+    def of_epoch(self, seed: int, epoch: int) -> Callable[[int], Tensor]:
+        shuffled = self.shuffle and self.count > 0
+        return self.of_order(order(self.num_seeds, seed, epoch) if shuffled else SeedOrder())
+
+    def of_order(self, ordered: SeedOrder) -> Callable[[int], Tensor]:
+        """The same for seeds in another order."""
+        size, end = self.batch_size, self.num_seeds
+        return lambda number: ordered.between(number * size, min((number + 1) * size, end))
+
+
+def batches(cut: Cut, *, seed: int, epoch: int, start: int = 0) -> Batches:
+    """The batches of an epoch from number ``start`` on.
+
+    Args:
+        cut: The way in which seeds are cut into batches.
         seed: The loader's seed of this epoch.
         epoch: The number of the epoch.
         start: How many batches were delivered already.
     """
-    count = num_batches(num_seeds, batch_size, drop_last)
-    ordered = order(num_seeds, seed, epoch) if shuffle and start < count else SeedOrder()
+    seeds = cut.of_epoch(seed, epoch) if start < cut.count else None
 
     def draw(step: int) -> BatchIndex | None:
-        if step >= count:
+        if seeds is None or step >= cut.count:
             return None
-        index = seeds_of_batch(step, num_seeds, batch_size, ordered)
-        return BatchIndex(index, keys.batch_key(seed, epoch, step), step, epoch)
+        return BatchIndex(seeds(step), keys.batch_key(seed, epoch, step), step, epoch)
 
     return Batches(draw, start)
-
-
-def seeds_of_batch(
-    number: int, num_seeds: int, batch_size: int | None, ordered: SeedOrder
-) -> Tensor:
-    """The positions ``int64`` ``[batch_size]`` of a batch of the list.
-
-    Args:
-        number: Which batch.
-        num_seeds: How many seeds the loader has.
-        batch_size: Seeds per batch, or ``None`` for one.
-        ordered: The order of the seeds.
-    """
-    size = batch_size or 1
-    return ordered.between(number * size, min((number + 1) * size, num_seeds))
 
 
 def batches_of(

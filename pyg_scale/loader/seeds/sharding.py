@@ -18,11 +18,10 @@ from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.epoch import (
     Batches,
     BatchIndex,
+    Cut,
+    EqualNumbers,
     SeedOrder,
     listed_order,
-    num_batches,
-    order,
-    seeds_of_batch,
 )
 from pyg_scale.loader.seeds.share import (
     Epoch,
@@ -217,33 +216,21 @@ class SeedSharding:
             return count
         return num_steps(count, self.ranks.world_size, self.rank, self.uneven)
 
-    def batches(
-        self,
-        progress: Any,
-        num_seeds: int,
-        batch_size: int | None,
-        *,
-        drop_last: bool,
-        shuffle: bool,
-    ) -> Batches:
+    def batches(self, progress: Any, cut: Cut) -> Batches:
         """The batches of this rank, from where an epoch stands.
 
         Args:
             progress: The progress of this rank; told who delivers the rest.
-            num_seeds: How many seeds the loader has.
-            batch_size: Seeds per batch, or ``None`` for one.
-            drop_last: Whether to leave out a last batch that is not full.
-            shuffle: Whether seeds come in another order in every epoch.
+            cut: The way in which seeds are cut into batches; equal numbers with parts.
         """
-        seed, number, size = progress.seed, progress.epoch, batch_size or 1
-        count = num_batches(num_seeds, batch_size, drop_last)
+        seed, number, count = progress.seed, progress.epoch, cut.count
         if self.split_batches:
-            in_order = order(num_seeds, seed, number) if shuffle else SeedOrder()
+            steps = cut.of_epoch(seed, number)
 
             def piece(step: int) -> BatchIndex | None:
                 if step >= count:
                     return None
-                seeds = seeds_of_batch(step, num_seeds, size, in_order)
+                seeds = steps(step)
                 mine = self._piece(seeds)
                 first = int(mine[0]) if mine.numel() else 0
                 key = keys.batch_key(seed, number, step)
@@ -253,12 +240,14 @@ class SeedSharding:
         self._warn_if_nothing_is_left(count)
         part = None
         if self.part is not None:
-            listed = listed_order(num_seeds, seed, number) if shuffle else None
+            assert isinstance(cut, EqualNumbers), "others are refused with split_seeds='part'"
+            size = cut.batch_size
+            listed = listed_order(cut.num_seeds, seed, number) if cut.shuffle else None
             grouped = order_by_part(self.part, size, listed)
             part = self.part[grouped[: count * size : size]].to(torch.int64)
-            ordered = SeedOrder(grouped)
+            seeds_of = cut.of_order(SeedOrder(grouped))
         else:
-            ordered = order(num_seeds, seed, number) if shuffle else SeedOrder()
+            seeds_of = cut.of_epoch(seed, number)
         epoch = Epoch(count, part, progress.delivered, progress.segments).joined_by(self.ranks)
         progress.position = progress.position._replace(segments=epoch.segments)
         turns = epoch.turns(self.ranks, self.rank, self.uneven)
@@ -268,7 +257,7 @@ class SeedSharding:
             if turn is None:
                 return None
             return BatchIndex(
-                seeds_of_batch(turn.number, num_seeds, batch_size, ordered),
+                seeds_of(turn.number),
                 keys.batch_key(seed, number, turn.number),
                 turn.number,
                 number,

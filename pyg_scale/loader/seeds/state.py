@@ -11,8 +11,18 @@ import torch
 
 from pyg_scale.loader.seeds import index_state
 from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
-from pyg_scale.loader.seeds.epoch import LISTED, Batches, BatchIndex, batches, batches_of, draw_seed
+from pyg_scale.loader.seeds.epoch import (
+    LISTED,
+    Batches,
+    BatchIndex,
+    Cut,
+    EqualNumbers,
+    batches,
+    batches_of,
+    draw_seed,
+)
 from pyg_scale.loader.seeds.index_state import SamplerState
+from pyg_scale.loader.seeds.plan import CostPlan
 from pyg_scale.loader.seeds.sharding import SeedSharding
 from pyg_scale.loader.seeds.share import EpochSegment
 
@@ -27,20 +37,27 @@ class EpochPosition(NamedTuple):
             made as many steps as this one.
         segments: Of ranks with seeds by part: who delivered.
         index_sampler: Where a user's sampler stands; ``None``: the order is our own.
+        pieces: The planned batch of which some pieces were delivered, and how many; ``None``
+            between two batches.
     """
 
     delivered: int = 0
     segments: tuple[EpochSegment, ...] = ()
     index_sampler: SamplerState | None = None
+    pieces: tuple[int, int] | None = None
 
     def after(self, batch: BatchIndex) -> EpochPosition:
-        """The position after one more batch."""
-        segments, index_sampler = self.segments, self.index_sampler
+        """The position after one more batch, or piece of one."""
+        if not batch.is_last_piece:
+            return self._replace(pieces=(batch.position, batch.piece + 1))
+        segments, index_sampler, pieces = self.segments, self.index_sampler, self.pieces
         if segments:
             segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
         if index_sampler is not None and index_sampler.kind == "state_dict":
             index_sampler = SamplerState("state_dict", batch.sampler_state)
-        return EpochPosition(batch.delivered, segments, index_sampler)
+        if pieces is not None and pieces[0] == batch.position:
+            pieces = None
+        return EpochPosition(batch.delivered, segments, index_sampler, pieces)
 
 
 class EpochProgress:
@@ -81,6 +98,7 @@ class Resumable:
     _shuffle: bool
     _sharing: SeedSharding | None
     _unsplit: DuplicateSeedCheck | None
+    _plan: CostPlan | None
 
     def _init_epochs(self, seed: int | None) -> None:
         self.seed = _seed(seed)
@@ -153,23 +171,9 @@ class Resumable:
         seed, epoch, start = progress.seed, progress.epoch, progress.delivered
         sharing = self._shared()
         if sharing is not None:
-            return sharing.batches(
-                progress,
-                len(self.dataset),
-                self.batch_size,
-                drop_last=self.drop_last,
-                shuffle=self._shuffle,
-            )
+            return sharing.batches(progress, self._cut())
         if self._own_order:
-            return batches(
-                len(self.dataset),
-                self.batch_size,
-                drop_last=self.drop_last,
-                shuffle=self._shuffle,
-                seed=seed,
-                epoch=epoch,
-                start=start,
-            )
+            return batches(self._cut(), seed=seed, epoch=epoch, start=start)
         sampler = self._index_sampler
         if resumed and progress.index_sampler is not None:
             entries = index_state.resume(sampler, progress.index_sampler, start)
@@ -185,6 +189,13 @@ class Resumable:
             start=start,
             snapshot=partial(index_state.snapshot, sampler),
         )
+
+    def _cut(self) -> Cut:
+        """The way in which the seeds are cut into batches."""
+        if self._plan is not None:
+            return self._plan
+        size, shuffle = self.batch_size, self._shuffle
+        return EqualNumbers(len(self.dataset), size, drop_last=self.drop_last, shuffle=shuffle)
 
     # Resuming ##############################################################################
 
@@ -223,6 +234,8 @@ class Resumable:
             state["delivered"] = progress.delivered
             if progress.segments:
                 state["shares"] = [each.to_list() for each in progress.segments]
+            if progress.position.pieces is not None:
+                state["pieces"] = list(progress.position.pieces)
             generator, sampler = progress.generator, progress.index_sampler
         elif not self._own_order:
             sampler = index_state.begin(self._index_sampler)
@@ -261,7 +274,8 @@ class Resumable:
         saved = SamplerState(*state["sampler"]) if "sampler" in state else None
         if state["running"]:
             segments = tuple(map(EpochSegment.from_list, state.get("shares", ())))
-            position = EpochPosition(state["delivered"], segments, saved)
+            pieces = _pieces(state.get("pieces"))
+            position = EpochPosition(state["delivered"], segments, saved, pieces)
             self._resume = EpochProgress(state["seed"], state["epoch"], position)
             self._resume.generator = state.get("generator")
         elif saved is not None:
@@ -278,12 +292,14 @@ class Resumable:
             "shuffle": self._shuffle,
             **({"by_part": by_part} if by_part else {}),
             **({"order": _COMPUTED} if self._computes_order(sharing) else {}),
+            **({} if self._plan is None else self._plan.identity),
         }
 
     def _computes_order(self, sharing: SeedSharding | None) -> bool:
         """Return True if the seeds of an epoch come in an order that nobody lists."""
         grouped = sharing is not None and sharing.grouped
-        return self._own_order and self._shuffle and not grouped and len(self.dataset) > LISTED
+        listed = grouped or self._plan is not None or len(self.dataset) <= LISTED
+        return self._own_order and self._shuffle and not listed
 
     def _refuse_other_loader(self, state: dict[str, Any]) -> None:
         identity = self._identity()
@@ -295,6 +311,11 @@ class Resumable:
                 "loader as it was (split_seeds=)"
             )
         ordered = identity.pop("order", None)
+        if "batch_cost" in state and self._plan is None:
+            raise ValueError(
+                f"the state was taken from a loader with batch_cost={state['batch_cost']}, this "
+                "one has none: its batches are others"
+            )
         for name, value in identity.items():
             if state[name] != value:
                 raise ValueError(
@@ -324,6 +345,19 @@ class Resumable:
 _COMPUTED = "permuted"
 """The order of many shuffled seeds; a state without it is of few, or of an older release."""
 _KEYS = {"running", "seed", "fixed_seed", "epoch", "next_epoch", "pinned", "delivered"}
+
+
+def _pieces(found: Any) -> tuple[int, int] | None:
+    """The entry ``pieces`` of a state.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if found is None:
+        return None
+    if not (isinstance(found, list | tuple) and len(found) == 2):
+        raise ValueError(f"pieces={found!r} does not say how many pieces of which batch were had")
+    return int(found[0]), int(found[1])
 
 
 def _seed(seed: Any) -> int | None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from pyg_scale import errors
 from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.batch import wire
 from pyg_scale.loader.batch.pin import pin_batch
@@ -275,7 +276,7 @@ class RingPipeline:
 
 def _error(head: dict[str, Any], worker: _Worker) -> Exception:
     """The error of a worker, of the same type if that is a standard one."""
-    kind = getattr(builtins, head["error"], None)
+    kind = getattr(builtins, head["error"], None) or getattr(errors, head["error"], None)
     standard = isinstance(kind, type) and issubclass(kind, Exception)
     found: Any = kind if standard else RuntimeError
     text = head["message"] if standard else f"{head['error']}: {head['message']}"
