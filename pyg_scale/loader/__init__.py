@@ -18,6 +18,7 @@ from torch_geometric.loader import (
     TemporalDataLoader,
 )
 
+from pyg_scale.loader.batch.padding import Buckets
 from pyg_scale.loader.cluster import ClusterData, ClusterLoader
 from pyg_scale.loader.graph_saint import (
     GraphSAINTEdgeSampler,
@@ -39,6 +40,7 @@ RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has mor
 
 __all__ = [
     "AffinityMixin",
+    "Buckets",
     "Budget",
     "CachedLoader",
     "ClusterData",

@@ -13,6 +13,7 @@ from torch_geometric.loader.utils import infer_filter_per_worker
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.batch.padding import padding_of
 from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.sampler_spec import drawn_by, key_of
@@ -132,6 +133,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         transform_sampler_output: Callable[..., Any] | None,
         filter_per_worker: bool | None,
         custom_cls: Any,
+        pad_to: Any = None,
         **kwargs: Any,
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
@@ -180,6 +182,10 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             collect=self.sampling.collect_features,
             sample=self._sample,
         )
+        if pad_to is not None and type(self)._fetch is not LinkLoader._fetch:
+            raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
+        known = self._cut() if self._own_order else None
+        self._padding = padding_of(pad_to, data, known, self._sample)
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:
@@ -230,6 +236,8 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             stats=stats,
             collect=self.sampling.collect_features,
         )
+        if self._padding is not None:
+            self._padding.pad(batch, self.data)
         edge_type = self.input_data.input_type
         links = batch if edge_type is None else batch[edge_type]
         links.input_id = out.metadata[0]

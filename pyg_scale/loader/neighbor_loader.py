@@ -58,6 +58,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         comm: See :class:`NodeLoader`.
         sampling: See :class:`NodeLoader`.
         batch_cost: See :class:`NodeLoader`.
+        pad_to: See :class:`NodeLoader`.
         kwargs: ``custom_cls``, ``input_id`` and arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:

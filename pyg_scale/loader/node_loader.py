@@ -14,6 +14,7 @@ from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.batch.padding import padding_of
 from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.planned import warn_if_unplanned
 from pyg_scale.loader.sampler_spec import drawn_by, fixed_key, keeps_draws, key_of
@@ -85,6 +86,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             where batches go.
         batch_cost: A :class:`~pyg_scale.loader.Budget` instead of ``batch_size``: batches are
             planned to cost nearly the same, and none costs more; see ``docs/batch-cost.md``.
+        pad_to: ``"buckets"`` or :class:`~pyg_scale.loader.Buckets`: batches are padded to few
+            sizes, see ``docs/static-shapes.md``.
         device: Where batches arrive: ``"cuda"``, ``"cuda:1"`` or a ``torch.device``. Their copies
             overlap with training, by a stream and pinned memory of their own (whatever
             ``pin_memory`` is); workers are threads. Features are kept on the device as far as
@@ -155,6 +158,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         transform_sampler_output: Callable[..., Any] | None,
         filter_per_worker: bool | None,
         custom_cls: Any,
+        pad_to: Any = None,
         **kwargs: Any,
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
@@ -194,6 +198,10 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             collect=self.sampling.collect_features,
             sample=self._sample,
         )
+        if pad_to is not None and type(self)._fetch is not NodeLoader._fetch:
+            raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
+        known = self._cut() if self._own_order else None
+        self._padding = padding_of(pad_to, data, known, self._sample)
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:
@@ -242,6 +250,8 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         store = batch if node_type is None else batch[node_type]
         store.input_id, store.seed_time = out.metadata[0], out.metadata[1]
         store.batch_size = out.metadata[0].numel()
+        if self._padding is not None:
+            self._padding.pad(batch, self.data)
         return batch
 
 
