@@ -32,13 +32,12 @@ Tensor copy(const int64_t* from, int64_t count) {
 }
 
 // Chooses in-edges of nodes that lie at `place` in a part. Returns how many edges each node has,
-// the neighbours, and the edge ids.
-std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id,
-                                                    Tensor time, Tensor weight_prefix, Tensor place,
-                                                    Tensor node, Tensor seed, Tensor latest,
-                                                    int64_t num_neighbor_nodes, int64_t key,
-                                                    int64_t num_neighbors, bool replace, bool last,
-                                                    bool by_node) {
+// the neighbours, the edge ids, and what edges weigh (nothing without `weighting`).
+std::tuple<Tensor, Tensor, Tensor, Tensor> expand_neighbors(
+    Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, Tensor weight_prefix, Tensor place,
+    Tensor node, Tensor seed, Tensor latest, int64_t num_neighbor_nodes, int64_t key,
+    int64_t num_neighbors, bool replace, bool last, bool by_node, bool by_source, int64_t next_key,
+    int64_t renewed, int64_t weighting) {
   EdgeView view;
   const int64_t num_edges = view.num_edges = indices.numel();
   view.num_neighbors = num_neighbor_nodes;
@@ -66,8 +65,17 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indice
     }
   }
   check_count(num_neighbor_nodes, "num_neighbor_nodes");
-  check(!replace || num_neighbors <= Picker::kMostDraws, "num_neighbors must be less than 2**31");
-  const HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last, by_node};
+  check(!(replace || by_source) || num_neighbors <= Picker::kMostDraws,
+        "num_neighbors must be less than 2**31");
+  check(by_source || !weighting, "weighting needs by_source");
+  check(!by_source || !(replace || rows.seed), "by_source goes with neither replace nor seeds");
+  check_32_bits(renewed, "renewed");
+  HopOptions how{static_cast<uint64_t>(key), num_neighbors, replace, last, by_node};
+  how.by_source = by_source;
+  how.numbers = {static_cast<uint64_t>(key), static_cast<uint64_t>(next_key),
+                 static_cast<uint32_t>(renewed)};
+  how.weighting = weighting_of(weighting);
+  check(how.weighting != Weighting::kGcn, "the degrees of neighbours are not known here");
   thread_local std::unique_ptr<Expansion> kept;
   std::unique_ptr<Expansion> expansion = std::move(kept);  // lost if anything below throws
   if (!expansion) expansion = std::make_unique<Expansion>();
@@ -76,9 +84,12 @@ std::tuple<Tensor, Tensor, Tensor> expand_neighbors(Tensor indptr, Tensor indice
   for (int64_t from = 0; from < n; from += step) {
     expansion->expand(view, how, rows, from, std::min(n, from + step), n);
   }
-  std::tuple<Tensor, Tensor, Tensor> out{copy(expansion->count().data(), n),
-                                         copy(expansion->neighbor(), expansion->num_edges()),
-                                         copy(expansion->edge(), expansion->num_edges())};
+  const Buffer<double>& weight = expansion->weight();
+  Tensor weights = pool_empty({weight.size()}, ScalarType::Float);
+  std::copy_n(weight.data(), weight.size(), static_cast<float*>(weights.mutable_data_ptr()));
+  std::tuple<Tensor, Tensor, Tensor, Tensor> out{
+      copy(expansion->count().data(), n), copy(expansion->neighbor(), expansion->num_edges()),
+      copy(expansion->edge(), expansion->num_edges()), weights};
   if (expansion->bytes() <= kKeptBytes) kept = std::move(expansion);
   return out;
 }
@@ -164,8 +175,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, "
       "Tensor weight_prefix, Tensor place, Tensor node, Tensor seed, Tensor latest, "
       "int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last, "
-      "bool by_node=False) -> "
-      "(Tensor, Tensor, Tensor)");
+      "bool by_node=False, bool by_source=False, int next_key=0, int renewed=0, int weighting=0) "
+      "-> "
+      "(Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "number_nodes(Tensor known, Tensor known_seed, Tensor node, Tensor seed, int num_nodes, "
       "int num_seeds, bool disjoint, bool append) -> (Tensor, Tensor, Tensor)");

@@ -11,6 +11,7 @@
 #include "parts.h"
 #include "pick.h"
 #include "prefetch.h"
+#include "source_draws.h"
 
 namespace pyg_scale {
 
@@ -18,7 +19,10 @@ struct HopOptions {
   uint64_t key;  // of the hop and the edge type
   int64_t num_neighbors;
   bool replace, last;
-  bool by_node = false;  // a node's draws are the same for all seeds, if disjoint
+  bool by_node = false;    // a node's draws are the same for all seeds, if disjoint
+  bool by_source = false;  // random numbers belong to the sources, see source_draws.h
+  SourceNumbers numbers{};
+  Weighting weighting = Weighting::kNone;
 };
 
 // Rows of a node type, of which some are expanded.
@@ -49,36 +53,44 @@ class alignas(64) Expansion {  // not two threads on one cache line
     edge_.clear();
     count_.clear();
     seed_.clear();
+    weight_.clear();
   }
 
   int64_t num_edges() const { return neighbor_.size(); }
   const int64_t* neighbor() const { return neighbor_.data(); }
   const int64_t* edge() const { return edge_.data(); }
-  const Buffer<int64_t>& count() const { return count_; }  // edges of each row
-  const int64_t* seed() const { return seed_.data(); }     // of each row, if disjoint
+  const Buffer<int64_t>& count() const { return count_; }   // edges of each row
+  const int64_t* seed() const { return seed_.data(); }      // of each row, if disjoint
+  const Buffer<double>& weight() const { return weight_; }  // of each edge, if there are any
 
   // Samples in-edges of the rows [begin, end) and appends them. Rows up to `stop` come next.
   void expand(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
               int64_t end, int64_t stop) {
     position_.clear();
+    share_.clear();
     if (view.parts) {
-      expand_rows<true>(view, hop, rows, begin, end, stop);
+      hop.by_source ? expand_rows<true, true>(view, hop, rows, begin, end, stop)
+                    : expand_rows<true, false>(view, hop, rows, begin, end, stop);
       read_parts(view, end - begin);
     } else {
-      expand_rows<false>(view, hop, rows, begin, end, stop);
+      hop.by_source ? expand_rows<false, true>(view, hop, rows, begin, end, stop)
+                    : expand_rows<false, false>(view, hop, rows, begin, end, stop);
       read(view);
     }
+    if (hop.weighting != Weighting::kNone) weigh(view, hop.weighting, rows, begin, end);
   }
 
   size_t bytes() const {
     return position_.bytes() + neighbor_.bytes() + edge_.bytes() + count_.bytes() + seed_.bytes() +
-           held_.bytes() + picker_.bytes();
+           held_.bytes() + picker_.bytes() + share_.bytes() + weight_.bytes() +
+           source_picker_.bytes();
   }
 
  private:
   static constexpr int64_t kAhead = 16;  // rows; covers the latency of memory
+  static constexpr int64_t kSoon = 8;    // rows whose pointers have come
 
-  template <bool kParts>
+  template <bool kParts, bool kBySource>
   void expand_rows(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
                    int64_t end, int64_t stop) {
     if constexpr (kParts) {
@@ -98,6 +110,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
         v = held_[row - begin].place;
       } else {
         if (row + kAhead < stop) __builtin_prefetch(view.indptr + rows.at(row + kAhead));
+        if (kBySource && row + kSoon < stop) prefetch_begin(view, rows.at(row + kSoon));
         v = rows.at(row);
       }
       const int64_t first = in->indptr[v];
@@ -116,15 +129,85 @@ class alignas(64) Expansion {  // not two threads on one cache line
         }
       }
       const int64_t size = position_.size();
-      position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
-      int64_t* out = position_.data() + size;
-      const int64_t n = view.weight_prefix
-                            ? picker_.weighted(key, c, first, in->weight_prefix, hop.num_neighbors,
-                                               hop.replace, out)
-                            : picker_.uniform(key, c, hop.num_neighbors, hop.replace, out);
-      prefetch(*in, out, n);
+      const int64_t n = kBySource ? pick_by_source(view, *in, hop, c, first)
+                                  : pick(view, *in, hop, c, first, key);
       position_.set_size(size + n);
       count_.push(n);
+    }
+  }
+
+  int64_t pick(const EdgeView& view, const EdgeView& in, const HopOptions& hop, Candidates c,
+               int64_t first, uint64_t key) {
+    const int64_t size = position_.size();
+    position_.reserve(size + Picker::most(c.size(), hop.num_neighbors, hop.replace));
+    int64_t* out = position_.data() + size;
+    const int64_t n =
+        view.weight_prefix
+            ? picker_.weighted(key, c, first, in.weight_prefix, hop.num_neighbors, hop.replace, out)
+            : picker_.uniform(key, c, hop.num_neighbors, hop.replace, out);
+    prefetch(in, out, n);
+    return n;
+  }
+
+  int64_t pick_by_source(const EdgeView& view, const EdgeView& in, const HopOptions& hop,
+                         Candidates c, int64_t first) {
+    const int64_t size = position_.size(), k = hop.num_neighbors;
+    position_.reserve(size + c.size());
+    share_.reserve(size + c.size());
+    int64_t* out = position_.data() + size;
+    double* share = share_.data() + size;
+    const int64_t n = view.weight_prefix
+                          ? source_picker_.weighted(hop.numbers, in.indices, c, first,
+                                                    in.weight_prefix, k, out, share)
+                          : source_picker_.uniform(hop.numbers, in.indices, c, k, out, share);
+    share_.set_size(size + n);
+    return n;
+  }
+
+  // What the edges of the block weigh.
+  void weigh(const EdgeView& view, Weighting weighting, const Rows& rows, int64_t begin,
+             int64_t end) {
+    const int64_t n = position_.size(), from = weight_.size();
+    weight_.reserve(from + n);
+    double* weight = weight_.data() + from;
+    const int64_t* neighbor = neighbor_.data() + neighbor_.size() - n;
+    const int64_t* count = count_.data() + count_.size() - (end - begin);
+    int64_t i = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t stop = i + count[row - begin];
+      const int64_t degree = weighting == Weighting::kSum ? 1 : degree_of(view, rows, row, begin);
+      double share = 0, value = 0;  // of the last edge: mostly they are all alike
+      for (; i < stop; ++i) {
+        if (share_[i] != share) {
+          share = share_[i];
+          value = kCertain / share;
+          if (weighting == Weighting::kMean) value /= static_cast<double>(degree);
+        }
+        weight[i] = value;
+        if (weighting != Weighting::kGcn) continue;
+        const Held there = held(view, neighbor[i]);
+        const int64_t *pointer = there.view->indptr + there.place, theirs = pointer[1] - pointer[0];
+        weight[i] =
+            theirs > 0
+                ? weight[i] / std::sqrt(static_cast<double>(degree) * static_cast<double>(theirs))
+                : 0;
+      }
+    }
+    weight_.set_size(from + n);
+  }
+
+  int64_t degree_of(const EdgeView& view, const Rows& rows, int64_t row, int64_t begin) const {
+    const Held here = view.parts ? held_[row - begin] : Held{&view, rows.at(row)};
+    return here.view->indptr[here.place + 1] - here.view->indptr[here.place];
+  }
+
+  // The beginning of a node's in-edges; the processor prefetches the rest by itself.
+  PYG_SCALE_PREFETCH static void prefetch_begin(const EdgeView& view, int64_t node) {
+    const int64_t width = view.indices.stride * (view.indices.wide ? 8 : 4);
+    const int64_t first = view.indptr[node] * width, bytes = view.indptr[node + 1] * width - first;
+    const char* data = static_cast<const char*>(view.indices.data) + first;
+    for (int64_t at = 0; at < std::min<int64_t>(bytes, 2048); at += 64) {
+      __builtin_prefetch(data + at, 0, 2);
     }
   }
 
@@ -215,6 +298,9 @@ class alignas(64) Expansion {  // not two threads on one cache line
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
   Buffer<Held> held_;  // of each row of the block, if there are parts
   Picker picker_;
+  Buffer<double> share_;   // of 2^32, with which each edge of the block was taken
+  Buffer<double> weight_;  // of each edge
+  SourcePicker source_picker_;
 };
 
 }  // namespace pyg_scale

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "buffer.h"
 #include "expand.h"
@@ -18,15 +19,20 @@ struct EdgeList {
   Buffer<uint32_t> row;  // of the neighbour
   Buffer<int64_t> edge;
   Buffer<int64_t> colptr;
+  Buffer<double> weight;  // empty if edges weigh nothing
+  // Where in colptr the rows begin anew, each time from 0; none if they never do.
+  std::vector<int64_t> first_rows;
 
   void begin() {
+    weight.clear();
+    first_rows.clear();
     row.clear();
     edge.clear();
     colptr.clear();
     colptr.push(0);
   }
 
-  size_t bytes() const { return row.bytes() + edge.bytes() + colptr.bytes(); }
+  size_t bytes() const { return row.bytes() + edge.bytes() + colptr.bytes() + weight.bytes(); }
 };
 
 // Finds the in-edges of every sampled row whose neighbours were sampled as well (for the same

@@ -9,7 +9,7 @@ namespace pyg_scale {
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;  // 2^64 / golden ratio, odd
 
 // What a key is used for. The numbers are part of the specification.
-enum class Purpose : uint64_t { kNeighbor = 1, kHgt = 8 };
+enum class Purpose : uint64_t { kNeighbor = 1, kHgt = 8, kSource = 25 };
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 inline uint64_t mix(uint64_t word) {
@@ -20,6 +20,12 @@ inline uint64_t mix(uint64_t word) {
 
 // Absorbs one integer into a key.
 inline uint64_t fold(uint64_t key, uint64_t value) { return mix(key ^ (value * kGolden)); }
+
+// The key of a hop along an edge type.
+inline uint64_t hop_key(uint64_t key, Purpose purpose, int64_t hop, uint64_t edge_type) {
+  key = fold(fold(key, static_cast<uint64_t>(purpose)), static_cast<uint64_t>(hop));
+  return fold(key, edge_type);
+}
 
 // Word number `index` of the stream of a key.
 inline uint64_t draw(uint64_t key, uint64_t index) { return mix(key + (index + 1) * kGolden); }

@@ -33,10 +33,20 @@ class Outputs {
     return out;
   }
 
+  // A copy of numbers as float32.
+  Tensor floats(const double* from, int64_t count) {
+    Tensor out = pool_empty({count}, ScalarType::Float);
+    auto* to = static_cast<float*>(out.mutable_data_ptr());
+    add(count, [=] { convert(from, count, to); });
+    return out;
+  }
+
   // The ends of each edge: a copy of `row`, and i for the edges colptr[i] to colptr[i + 1] - 1.
+  // Where rows begin anew, at `first_rows` (none: never), i counts from there.
   // They lie one after the other in memory, so an edge index is made of them without copying.
   template <typename From>
-  std::pair<Tensor, Tensor> edges(const From* row, const Buffer<int64_t>& colptr, bool int32) {
+  std::pair<Tensor, Tensor> edges(const From* row, const Buffer<int64_t>& colptr,
+                                  const std::vector<int64_t>& first_rows, bool int32) {
     const int64_t *from = colptr.data(), count = colptr.size(), size = from[count - 1];
     Tensor both = pool_empty({2, size}, int32 ? ScalarType::Int : ScalarType::Long);
     void* to = both.mutable_data_ptr();
@@ -45,8 +55,8 @@ class Outputs {
             : convert(row, size, static_cast<int64_t*>(to));
     });
     add(size, [=] {
-      int32 ? expand(from, count, static_cast<int32_t*>(to) + size)
-            : expand(from, count, static_cast<int64_t*>(to) + size);
+      int32 ? expand(from, count, first_rows, static_cast<int32_t*>(to) + size)
+            : expand(from, count, first_rows, static_cast<int64_t*>(to) + size);
     });
     return {torch::stable::select(both, 0, 0), torch::stable::select(both, 0, 1)};
   }
@@ -76,9 +86,14 @@ class Outputs {
   }
 
   template <typename To>
-  static void expand(const int64_t* colptr, int64_t count, To* to) {
+  static void expand(const int64_t* colptr, int64_t count, const std::vector<int64_t>& first_rows,
+                     To* to) {
+    int64_t first = 0;
+    size_t next = 0;
     for (int64_t i = 0; i + 1 < count; ++i) {
-      for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) to[e] = static_cast<To>(i);
+      // A hop without rows begins where the next one does.
+      while (next < first_rows.size() && first_rows[next] == i) first = first_rows[next++];
+      for (int64_t e = colptr[i]; e < colptr[i + 1]; ++e) to[e] = static_cast<To>(i - first);
     }
   }
 

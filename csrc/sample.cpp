@@ -28,7 +28,8 @@ namespace pyg_scale {
 namespace {
 
 using Tensors = std::vector<Tensor>;
-using Output = std::tuple<Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor, Tensor>;
+using Output =
+    std::tuple<Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor, Tensor>;
 
 struct Options {
   std::vector<int64_t> num_neighbors;  // [edge type][hop]
@@ -39,6 +40,12 @@ struct Options {
   int64_t num_threads;
   bool waits;    // for a disk: threads of its own
   bool by_node;  // a node's draws are the same for all seeds, if disjoint
+  // Random numbers that belong to sources; else those of expanded nodes.
+  bool by_source, same_in_all_hops;
+  uint64_t next_key;
+  uint32_t renewed;  // the share of nodes whose numbers are those of the next key, of 2^32
+  Weighting weighting;
+  bool layers;  // each hop expands all nodes of the batch, not only the new ones
 };
 
 // What a thread keeps between batches.
@@ -106,7 +113,7 @@ class Sampling {
       for (size_t t = 0; t < num_types_; ++t) {
         nodes_per_hop_[t][hop + 1] = nodes(t).size() - end[t];
       }
-      begin = end;
+      if (!options_.layers) begin = end;
     }
     if (!options_.induced) return;
     for (size_t r = 0; r < views_.size(); ++r) {
@@ -116,16 +123,19 @@ class Sampling {
   }
 
   Output output() {
-    Tensors node, row, col, edge, batch, colptr;
+    Tensors node, row, col, edge, batch, colptr, weight;
     Outputs outputs(options_.waits ? 1 : options_.num_threads);
     const bool narrow = options_.int32_output;
     for (size_t r = 0; r < views_.size(); ++r) {
       const EdgeList& list = scratch_.edges[r];
-      const auto [source, target] = outputs.edges(list.row.data(), list.colptr, narrow);
+      const auto [source, target] =
+          outputs.edges(list.row.data(), list.colptr, list.first_rows, narrow);
       row.push_back(source);
       col.push_back(target);
       colptr.push_back(outputs.copy(list.colptr.data(), list.colptr.size(), false));
       edge.push_back(outputs.copy(list.edge.data(), list.edge.size(), false));
+      if (options_.weighting == Weighting::kNone) continue;
+      weight.push_back(outputs.floats(list.weight.data(), list.weight.size()));
     }
     for (size_t t = 0; t < num_types_; ++t) {
       const NodeList& list = nodes(t);
@@ -139,6 +149,7 @@ class Sampling {
             edge,
             batch,
             colptr,
+            weight,
             matrix(nodes_per_hop_, options_.num_hops + 1),
             matrix(edges_per_hop_, options_.num_hops)};
   }
@@ -168,12 +179,19 @@ class Sampling {
   void expand(size_t r, int64_t hop, int64_t begin, int64_t end) {
     const EdgeView& view = views_[r];
     const int64_t k = options_.num_neighbors[r * options_.num_hops + hop];
-    const uint64_t key = fold(fold(fold(options_.key, static_cast<uint64_t>(Purpose::kNeighbor)),
-                                   static_cast<uint64_t>(hop)),
-                              view.hash);
-    const HopOptions how{key, k, options_.replace, options_.last, options_.by_node};
+    const uint64_t key = hop_key(options_.key, Purpose::kNeighbor, hop, view.hash);
+    HopOptions how{key, k, options_.replace, options_.last, options_.by_node};
+    how.by_source = options_.by_source;
+    how.weighting = options_.weighting;
+    if (options_.by_source) {
+      const int64_t number = options_.same_in_all_hops ? 0 : hop;
+      how.numbers = {hop_key(options_.key, Purpose::kSource, number, view.hash),
+                     hop_key(options_.next_key, Purpose::kSource, number, view.hash),
+                     options_.renewed};
+    }
     EdgeList& list = scratch_.edges[r];
     const int64_t edges_before = list.row.size();
+    if (options_.layers) list.first_rows.push_back(list.colptr.size() - 1);
     list.colptr.reserve(list.colptr.size() + end - begin);
 
     if (options_.num_threads > 1 && end - begin >= 2 * task_rows()) {
@@ -235,6 +253,7 @@ class Sampling {
   void append(const EdgeView& view, const Expansion& expansion, EdgeList& list) {
     const int64_t n = expansion.num_edges(), size = list.row.size();
     list.edge.append(expansion.edge(), n);
+    list.weight.append(expansion.weight().data(), expansion.weight().size());
     list.row.reserve(size + n);
     nodes(view.neighbor_type)
         .add_neighbors(expansion.neighbor(), n, expansion.count().data(), expansion.seed(),
@@ -302,7 +321,9 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                        std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
                        bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
                        int64_t num_threads, Tensors part, Tensors local, Tensors offsets,
-                       bool times_of_neighbors, bool waits, bool by_node) {
+                       bool times_of_neighbors, bool waits, bool by_node, bool by_source,
+                       bool same_in_all_hops, int64_t next_key, int64_t renewed, int64_t weighting,
+                       bool layers) {
   const size_t types = num_nodes.size(), edge_types = expanded_type.size();
   const bool in_parts = !offsets.empty();
   const std::vector<Places> places =
@@ -310,9 +331,14 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   const size_t parts = in_parts ? static_cast<size_t>(places[0].num_parts) : 1;
   for (const int64_t count : num_nodes) check_count(count, "num_nodes");
   for (const int64_t k : num_neighbors) {
-    check(!replace || k <= Picker::kMostDraws, "num_neighbors must be less than 2**31");
+    check(!(replace || by_source) || k <= Picker::kMostDraws,
+          "num_neighbors must be less than 2**31");
   }
   check(num_hops >= 0 && num_hops <= kMostHops, "num_hops must be from 0 to 1000");
+  check(by_source || !weighting, "weighting needs by_source");
+  check(!by_source || !(replace || disjoint), "by_source goes with neither replace nor disjoint");
+  check(!(layers && induced), "layers and induced exclude each other");
+  check_32_bits(renewed, "renewed");
   check_length(indptr.size(), edge_types * parts, "indptr");
   check_length(indices.size(), edge_types * parts, "indices");
   check_length(edge_id.size(), edge_types * parts, "edge_id");
@@ -341,6 +367,10 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
     check(where.num_parts == static_cast<int64_t>(parts), "books differ in the number of parts");
     views.push_back(over_parts(of_parts[r * parts], of_parts.data() + r * parts, where));
   }
+  for (size_t r = 0; r < edge_types; ++r) {
+    check(weighting_of(weighting) != Weighting::kGcn || expanded_type[r] == neighbor_type[r],
+          "weighting by both degrees needs edges within one node type");
+  }
   if (!in_parts) views = of_parts;
   const Options options{num_neighbors,
                         num_hops,
@@ -352,7 +382,13 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                         int32_output,
                         usable_threads(num_threads),
                         waits,
-                        by_node};
+                        by_node,
+                        by_source,
+                        same_in_all_hops,
+                        static_cast<uint64_t>(next_key),
+                        static_cast<uint32_t>(renewed),
+                        weighting_of(weighting),
+                        layers};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws
   if (!scratch) scratch = std::make_unique<Scratch>();
@@ -374,9 +410,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
       "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
       "int key, bool int32_output, int num_threads, Tensor[] part, Tensor[] local, "
-      "Tensor[] offsets, bool times_of_neighbors, bool waits, bool by_node=False) -> "
-      "(Tensor[] node, Tensor[] row, Tensor[] col, Tensor[] edge, Tensor[] batch, Tensor[] colptr, "
-      "Tensor num_sampled_nodes, Tensor num_sampled_edges)");
+      "Tensor[] offsets, bool times_of_neighbors, bool waits, bool by_node=False, bool "
+      "by_source=False, "
+      "bool same_in_all_hops=False, int next_key=0, int renewed=0, int weighting=0, "
+      "bool layers=False) -> (Tensor[] node, Tensor[] row, Tensor[] col, Tensor[] edge, "
+      "Tensor[] batch, Tensor[] colptr, Tensor[] weight, Tensor num_sampled_nodes, "
+      "Tensor num_sampled_edges)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

@@ -7,6 +7,7 @@ from pyg_scale import hookimpl
 def pyg_scale_samplers() -> dict[str, str]:
     return {
         "cuda": "pyg_scale.sampler.cuda:CudaSampler",
+        "labor": "pyg_scale.sampler.labor:Labor",
         "native": "pyg_scale.sampler.native:NativeSampler",
         "reference": "pyg_scale.sampler.reference:ReferenceSampler",
     }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import keys, library
+from pyg_scale.ops.sample import SourceDraws
 
 _ABSENT = torch.empty(0, dtype=torch.int64)
 
@@ -24,11 +25,13 @@ class Expanded(NamedTuple):
         counts: Number of in-edges of each node, ``int64`` ``[n]``.
         neighbor: Sources, node after node, in the order of the draws, ``int64`` ``[m]``.
         edge: Original edge ids, ``int64`` ``[m]``.
+        weight: Their weights, ``float32`` ``[m]``; empty if there are none.
     """
 
     counts: Tensor
     neighbor: Tensor
     edge: Tensor
+    weight: Tensor
 
 
 def expand_neighbors(
@@ -48,6 +51,7 @@ def expand_neighbors(
     replace: bool,
     last: bool,
     by_node: bool = False,
+    by_source: SourceDraws | None = None,
 ) -> Expanded:
     """Choose in-edges of nodes; compiled only.
 
@@ -69,7 +73,10 @@ def expand_neighbors(
         replace: If True, draw with replacement.
         last: If True, only the last ones in time are candidates.
         by_node: If True, ``seed`` is not part of the keys of the draws.
+        by_source: Draws by the random numbers of sources. ``key`` and its ``next_key`` are then
+            those of the sources in this hop.
     """
+    draws = by_source or SourceDraws()
     found = torch.ops.pyg_scale.expand_neighbors(
         indptr,
         indices,
@@ -86,6 +93,10 @@ def expand_neighbors(
         replace,
         last,
         by_node,
+        by_source is not None,
+        keys.to_signed(draws.next_key),
+        draws.renewed,
+        draws.weighting,
     )
     return Expanded(*found)
 

@@ -43,6 +43,7 @@ PIECE = 21
 WALK = 22
 SAINT = 23
 FIXED = 24
+SOURCE = 25
 
 
 def to_signed(word: int) -> int:
@@ -136,6 +137,29 @@ def bounded(key: Tensor, index: int | Tensor, size: Tensor) -> Tensor:
         word = torch.where(again, mix_tensor(word + to_signed(GOLDEN)), word)
         high, low = _multiply_high(word, size)
     return high
+
+
+def source_number(key: int, source: Tensor) -> Tensor:
+    """The random numbers of 32 bits that sources of edges have for a key, ``int64`` in range.
+
+    A multiplicative hash of 32 bits, which processors compute for many sources at a time. It is
+    "triple32" (Wellons: hash-prospector), with the lower half of the key before the first of its
+    three rounds, and the upper half before the second. Ids of 33 bits and more fold their upper
+    half into the key.
+
+    Args:
+        key: Unsigned, 64 bits.
+        source: Ids of nodes, any shape.
+    """
+    low = (1 << 32) - 1
+    source = source.to(torch.int64)
+    high = source >> 32
+    wide = torch.where(high > 0, fold_tensor(key, high), to_signed(key))
+    x = (source & low) ^ (wide & low)
+    x = (((x ^ (x >> 17)) * 0xED5AD4BB) & low) ^ _shift(wide, 32)
+    x = ((x ^ (x >> 11)) * 0xAC4C1B51) & low
+    x = ((x ^ (x >> 15)) * 0x31848BAB) & low
+    return x ^ (x >> 14)
 
 
 def permutation(key: int, size: int) -> Tensor:

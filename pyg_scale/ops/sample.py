@@ -19,6 +19,26 @@ ABSENT = torch.empty(0, dtype=torch.int64)
 """Placeholder for a tensor that an edge type or a node type does not have."""
 
 
+class SourceDraws(NamedTuple):
+    """Draws with random numbers that belong to the sources of edges, see ``csrc/source_draws.h``.
+
+    Attributes:
+        same_in_all_hops: If True, the numbers of hop 0 are those of all hops.
+        weighting: The weights of edges: 0 for none, 1 for ``1 / p`` where ``p`` is the probability
+            of an edge, 2 for ``1 / (d p)`` with the degree ``d`` of the expanded node, 3 for the
+            root of both ends' degrees in the place of ``d``.
+        layers: If True, each hop expands all nodes of the batch, not only those that are new.
+        next_key: The key of the numbers that a share of the sources has already.
+        renewed: That share, as a number of ``2**32``.
+    """
+
+    same_in_all_hops: bool = False
+    weighting: int = 0
+    layers: bool = False
+    next_key: int = 0
+    renewed: int = 0
+
+
 class SampledTensors(NamedTuple):
     """The result of the op; one tensor per node type or per edge type.
 
@@ -28,7 +48,9 @@ class SampledTensors(NamedTuple):
         col: Position in ``node`` of the expanded node of each edge, never decreasing.
         edge: Original edge ids, ``int64``.
         batch: Position of the seed of each node, ``int64``; an empty list if not disjoint.
-        colptr: The edges into row ``i`` are ``colptr[i]`` to ``colptr[i + 1] - 1``.
+        colptr: The edges into row ``i`` are ``colptr[i]`` to ``colptr[i + 1] - 1``. With
+            ``layers``, rows are counted anew in every hop.
+        weight: Weights of edges, ``float32``; an empty list if there are none.
         num_sampled_nodes: ``int64`` ``[num_node_types, num_hops + 1]``.
         num_sampled_edges: ``int64`` ``[num_edge_types, num_hops]``.
     """
@@ -39,6 +61,7 @@ class SampledTensors(NamedTuple):
     edge: list[Tensor]
     batch: list[Tensor]
     colptr: list[Tensor]
+    weight: list[Tensor]
     num_sampled_nodes: Tensor
     num_sampled_edges: Tensor
 
@@ -71,6 +94,7 @@ def neighbor_sample(
     times_of_neighbors: bool = False,
     waits: bool = False,
     by_node: bool = False,
+    by_source: SourceDraws | None = None,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
@@ -101,6 +125,7 @@ def neighbor_sample(
         waits: True if reading in-edges waits for a disk; then many threads of its own do it, not
             those of torch.
         by_node: If True, the draws of a node are the same for all seeds also if disjoint.
+        by_source: Draws by the random numbers of sources, if not by those of expanded nodes.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -109,6 +134,7 @@ def neighbor_sample(
     """
     library.load()
     flat = [n for per_hop in num_neighbors for n in per_hop]
+    draws = by_source or SourceDraws()
     out = torch.ops.pyg_scale.neighbor_sample(
         list(indptr),
         list(indices),
@@ -137,5 +163,11 @@ def neighbor_sample(
         times_of_neighbors,
         waits,
         by_node,
+        by_source is not None,
+        draws.same_in_all_hops,
+        keys.to_signed(draws.next_key),
+        draws.renewed,
+        draws.weighting,
+        draws.layers,
     )
     return SampledTensors(*out)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.frontier import Chosen, Frontier
     from pyg_scale.sampler.hgt import HGTSampler
     from pyg_scale.sampler.hop import HopSampler
+    from pyg_scale.sampler.importance import ImportanceSampler, edges_by_layer
+    from pyg_scale.sampler.labor import Labor
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
     from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
@@ -29,6 +31,8 @@ _HOME = {
     "HGTSampler": "hgt",
     "HeteroSamplerOutput": "output",
     "HopSampler": "hop",
+    "ImportanceSampler": "importance",
+    "Labor": "labor",
     "NativeSampler": "native",
     "NegativeSampling": "negative",
     "NeighborSampler": "base",
@@ -37,6 +41,7 @@ _HOME = {
     "ReferenceSampler": "reference",
     "Sample": "output",
     "SamplerOutput": "output",
+    "edges_by_layer": "importance",
     "ppr": "pagerank",
     "random_walk": "walks",
 }
@@ -48,6 +53,8 @@ __all__ = [
     "HGTSampler",
     "HeteroSamplerOutput",
     "HopSampler",
+    "ImportanceSampler",
+    "Labor",
     "NativeSampler",
     "NegativeSampling",
     "NeighborSampler",
@@ -56,6 +63,7 @@ __all__ = [
     "ReferenceSampler",
     "Sample",
     "SamplerOutput",
+    "edges_by_layer",
     "ppr",
     "random_walk",
 ]

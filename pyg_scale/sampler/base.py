@@ -63,6 +63,19 @@ class MayKeepDraws(Protocol):
 
 
 @runtime_checkable
+class WeighsEdges(Protocol):
+    """A sampler whose samples have weights of edges, ``edge_attrs["edge_weight"]``.
+
+    Attributes:
+        weights: The sum over all in-edges of which the weighted sum over sampled in-edges is an
+            unbiased estimate: ``"sum"``, ``"mean"``, or ``"gcn"`` for
+            ``1 / sqrt(d(source) * d(destination))``; ``None`` if there are no weights.
+    """
+
+    weights: str | None
+
+
+@runtime_checkable
 class HasTopology(Protocol):
     """A sampler that has the graph as a topology.
 

@@ -59,6 +59,9 @@ class HopSampler(NeighborSampler):
 
     across_parts = True
 
+    every_layer: bool = False
+    """True if each hop expands all nodes of the batch, not only those that the last one added."""
+
     @property
     def draws_by_node(self) -> bool:
         """See :class:`~pyg_scale.sampler.base.DrawsByNode`; if disjoint, seeds count, too."""
@@ -98,7 +101,8 @@ class HopSampler(NeighborSampler):
         edges = {edge_type: _Edges() for edge_type in graph.edge_types}
         expanded = dict.fromkeys(graph.node_types, 0)
         for hop in range(max(map(len, hops.values()), default=0)):
-            rows = {t: torch.arange(expanded[t], nodes[t].size) for t in graph.node_types}
+            first = dict.fromkeys(graph.node_types, 0) if self.every_layer else expanded
+            rows = {t: torch.arange(first[t], nodes[t].size) for t in graph.node_types}
             expanded = {t: nodes[t].size for t in graph.node_types}
             asks = [
                 _ask(graph, t, hop, hops[t][hop], key, nodes, rows[graph.expanded_type(t)], time)
@@ -113,7 +117,7 @@ class HopSampler(NeighborSampler):
         if self.subgraph_type == SubgraphType.induced:
             edges = self._induced(graph, nodes, time, key)
             expanded = {t: nodes[t].size for t in graph.node_types}
-        return self._finish(_sample(graph, nodes, edges, expanded))
+        return self._finish(_sample(graph, nodes, edges, None if self.every_layer else expanded))
 
     def expand(self, asks: Sequence[Ask]) -> list[Picked]:
         """The in-edges that the nodes of a hop get, from wherever the graph has them.
@@ -324,9 +328,9 @@ def _sample(
     graph: Topology,
     nodes: Mapping[NodeType, _Nodes],
     edges: Mapping[EdgeType, _Edges],
-    expanded: Mapping[NodeType, int],
+    expanded: Mapping[NodeType, int] | None,
 ) -> Sample:
-    """The result in the dtypes that the contract asks for."""
+    """The result in the dtypes that the contract asks for; no pointers without ``expanded``."""
     none = torch.empty(0, dtype=torch.int64)
     dtype = graph.index_dtype
     sample = Sample(
@@ -336,13 +340,14 @@ def _sample(
         edge={t: torch.cat([none, *edges[t].edge]) for t in graph.edge_types},
         num_sampled_nodes={t: nodes[t].per_hop for t in graph.node_types},
         num_sampled_edges={t: edges[t].per_hop for t in graph.edge_types},
-        colptr={},
+        colptr=None if expanded is None else {},
     )
     batch = {t: n.batch for t, n in nodes.items() if n.batch is not None}
     sample.batch = batch or None
     for t in graph.edge_types:
-        count = torch.bincount(sample.col[t], minlength=expanded[graph.expanded_type(t)])
-        sample.colptr[t] = torch.cat([count.new_zeros(1), count.cumsum(0)])  # type: ignore[index]
+        if expanded is not None and sample.colptr is not None:
+            count = torch.bincount(sample.col[t], minlength=expanded[graph.expanded_type(t)])
+            sample.colptr[t] = torch.cat([count.new_zeros(1), count.cumsum(0)])
         for name in edges[t].attrs[0] if edges[t].attrs else ():
             values = torch.cat([attrs[name] for attrs in edges[t].attrs])
             sample.edge_attrs.setdefault(name, {})[t] = values

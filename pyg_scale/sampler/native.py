@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.graph.topology import CSC, NodeType
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.ops import keys, library
 from pyg_scale.ops.expand import expand_neighbors
-from pyg_scale.ops.sample import ABSENT, neighbor_sample
+from pyg_scale.ops.sample import ABSENT, SourceDraws, neighbor_sample
 from pyg_scale.sampler.base import CAPABILITIES
 from pyg_scale.sampler.choose import Ask, Picked, hop_key
 from pyg_scale.sampler.output import Sample
@@ -29,6 +29,11 @@ class NativeSampler(ReferenceSampler):
     """
 
     supports: ClassVar[frozenset[str]] = frozenset(CAPABILITIES)
+
+    @property
+    def source_draws(self) -> SourceDraws | None:
+        """Draws of a subclass by the random numbers of sources; ``None``: nodes have their own."""
+        return None
 
     def sample(
         self,
@@ -86,6 +91,7 @@ class NativeSampler(ReferenceSampler):
             int32_output=graph.index_dtype == torch.int32,
             waits=any(c.waits for c in csc),
             by_node=self.draws_by_node,
+            by_source=self.source_draws,
             **in_parts,
         )
         nodes, edges = graph.node_types, graph.edge_types
@@ -100,7 +106,8 @@ class NativeSampler(ReferenceSampler):
                 batch=dict(zip(nodes, out.batch, strict=True)) if self.disjoint else None,
                 num_sampled_nodes=dict(zip(nodes, nodes_per_hop, strict=True)),
                 num_sampled_edges=dict(zip(edges, edges_per_hop, strict=True)),
-                colptr=dict(zip(edges, out.colptr, strict=True)),
+                colptr=None if self.every_layer else dict(zip(edges, out.colptr, strict=True)),
+                edge_attrs=_weights(dict(zip(edges, out.weight, strict=False))),
             )
         )
 
@@ -133,7 +140,11 @@ class NativeSampler(ReferenceSampler):
             last=self.temporal_strategy == "last",
             by_node=self.draws_by_node,
         )
-        return Picked(*found, {})
+        return Picked(found.counts, found.neighbor, found.edge, {})
+
+
+def _weights(weight: dict[EdgeType, Tensor]) -> dict[str, dict[EdgeType, Tensor]]:
+    return {"edge_weight": weight} if weight else {}
 
 
 def _or_absent(tensor: Tensor | None) -> Tensor:

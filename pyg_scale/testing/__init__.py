@@ -24,6 +24,7 @@ _MODULES = {
     "FeatureStoreTests": "store",
     "GraphParallelTests": "graph_parallel",
     "GraphStoreTests": "store",
+    "ImportanceTests": "importance",
     "ParallelTests": "parallel",
     "PartitionerTests": "partitioner",
     "PluginTests": "plugin",

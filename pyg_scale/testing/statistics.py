@@ -61,6 +61,28 @@ def inclusion(count: Tensor, k: int, size: Tensor | None = None) -> float:
     return chi_square_tail(float(spread * (d - 1) / (d - k)), count.numel() - 1)
 
 
+def bernoulli(count: Tensor, draws: int, probability: Tensor) -> float:
+    """The p-value of in-edges that are each taken by itself, with a probability of its own.
+
+    The squares of deviations are divided by the variances ``n p (1 - p)``: with Pearson's ``n p``
+    the statistic would be smaller than a chi-square variable.
+
+    Args:
+        count: Number of times that each was taken, ``[d]``.
+        draws: Number of draws.
+        probability: That of each, ``[d]``; one of 1 must have been taken every time.
+    """
+    count, p = count.to(torch.float64), probability.to(torch.float64)
+    certain = p > 1 - 1e-6
+    if bool((count[certain] != draws).any()):
+        return 0.0
+    count, p = count[~certain], p[~certain]
+    if not count.numel():
+        return 1.0
+    spread = ((count - draws * p) ** 2 / (draws * p * (1 - p))).sum()
+    return chi_square_tail(float(spread), count.numel())
+
+
 def combinations(
     picks: Tensor, d: int, probability: Mapping[tuple[int, ...], float] | None = None
 ) -> float:

@@ -3,7 +3,8 @@
 import pytest
 
 from pyg_scale.ops import library
-from pyg_scale.testing import SamplerTests
+from pyg_scale.sampler import Labor
+from pyg_scale.testing import ImportanceTests, SamplerTests
 
 pytestmark = pytest.mark.matrix(3)
 
@@ -20,3 +21,15 @@ class TestNative(SamplerTests):
         if not library.compiled():
             pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
         return "native"
+
+
+class TestLabor(ImportanceTests):
+    @pytest.fixture
+    def sampler(self):
+        return "labor"
+
+
+class TestLaborByDegrees(ImportanceTests):
+    @pytest.fixture
+    def sampler(self):
+        return Labor(weights="gcn", layer_dependency=True)

@@ -217,6 +217,12 @@ def sample(**changes: Any) -> Arguments:
         "offsets": [],
         "times_of_neighbors": False,
         "waits": False,
+        "by_source": False,
+        "same_in_all_hops": False,
+        "next_key": 0,
+        "renewed": 0,
+        "weighting": 0,
+        "layers": False,
         **changes,
     }
 
@@ -263,6 +269,10 @@ def expand(**changes: Any) -> Arguments:
         "num_neighbors": 2,
         "replace": False,
         "last": False,
+        "by_source": False,
+        "next_key": 0,
+        "renewed": 0,
+        "weighting": 0,
         **changes,
     }
 
@@ -635,6 +645,9 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "expand_neighbors": expand,
     "expand_neighbors, by weight": lambda: expand(weight_prefix=prefix(), num_neighbors=1),
     "expand_neighbors, by node": lambda: expand(by_node=True),
+    "expand_neighbors, by source": lambda: expand(
+        time=none(), seed=none(), latest=none(), by_source=True, renewed=2**31, weighting=2
+    ),
     "expand_neighbors, replaced": lambda: expand(replace=True, weight_prefix=prefix()),
     "gat_attention": lambda: {**gat(fused, NODES, EDGES), "need_weights": True},
     "gat_attention, long rows": lambda: {**gat(long_rows, 3, LONG), "need_weights": False},
@@ -689,6 +702,15 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         edge_time=[none()], node_time=[torch.arange(NODES)], last=True, times_of_neighbors=True
     ),
     "neighbor_sample, by weight": lambda: sample(weight_prefix=[prefix()], num_neighbors=[1, 1]),
+    "neighbor_sample, by source": lambda: sample(
+        by_source=True, weighting=3, num_neighbors=[1, 1], layers=True
+    ),
+    "neighbor_sample, by source and weight": lambda: sample(
+        weight_prefix=[prefix()], num_neighbors=[1, 1], by_source=True, weighting=1
+    ),
+    "neighbor_sample, by source in parts": lambda: in_parts(
+        by_source=True, weighting=3, num_neighbors=[1, 1], renewed=2**30, same_in_all_hops=True
+    ),
     "neighbor_sample, many": wide_frontier,
     "neighbor_sample, many disjoint": lambda: wide_frontier(
         disjoint=True, waits=True, by_node=True

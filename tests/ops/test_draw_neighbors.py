@@ -37,7 +37,7 @@ def expected(graph: Any, node: Tensor, key: int, k: int, replace: bool) -> tuple
 
 
 def assert_drawn(found: Drawn, wanted: tuple[Tensor, ...]) -> None:
-    counts, neighbor, edge = wanted
+    counts, neighbor, edge, _ = wanted
     assert torch.equal(found.counts, counts)
     assert torch.equal(found.row, torch.arange(counts.numel()).repeat_interleave(counts))
     assert torch.equal(found.neighbor, neighbor)
@@ -80,7 +80,7 @@ def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids)
 def test_nobody_and_more_than_a_block(way):
     graph = in_edges(torch.int64, True)
     none = torch.empty(0, dtype=torch.int64)
-    assert_drawn(way(*graph, none, NUM_NODES, 7, 3), (none, none, none))
+    assert_drawn(way(*graph, none, NUM_NODES, 7, 3), (none, none, none, none))
     node = torch.arange(700) % len(DEGREES)
     assert_drawn(way(*graph, node, NUM_NODES, 7, 3), expected(graph, node, 7, 3, False))
 

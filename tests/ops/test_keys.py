@@ -74,6 +74,7 @@ def fixed_point(weights: list[float]) -> list[int]:
 
 
 MEANING = {
+    "source_number": lambda key, t: int(keys.source_number(key, torch.tensor([t]))),
     "mix": keys.mix,
     "fold": keys.fold,
     "batch_key": keys.batch_key,

@@ -114,7 +114,7 @@ def _homogeneous(
         batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
     for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
         for name, value in extra.items():
-            batch[name] = value
+            batch[name] = _with_own(batch._store, name, value)
     _remember(batch._store, getattr(out, "colptr", None))
     return batch
 
@@ -175,10 +175,19 @@ def _heterogeneous(
             )
     for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
         for name, values in extra.items():
-            batch.set_value_dict(name, values)
+            own = {t: _with_own(batch[t], name, value) for t, value in values.items()}
+            batch.set_value_dict(name, own)
     for edge_type, pointers in (getattr(out, "colptr", None) or {}).items():
         _remember(batch[edge_type], pointers)
     return batch
+
+
+def _with_own(store: BaseStorage, name: str, value: Tensor) -> Tensor:
+    """The values of a sampler; weights of edges are multiplied with those of the data."""
+    own = store[name] if name == "edge_weight" and name in store else None
+    if not isinstance(own, Tensor):
+        return value
+    return own * value.to(own.device).view(-1, *[1] * (own.dim() - 1))
 
 
 def _original(edge: Tensor | None, permutation: Tensor | None) -> Tensor | None:

@@ -1,0 +1,172 @@
+"""LABOR: nodes draw with the random numbers of their neighbours, and so take the same ones.
+
+The method of Balin and Catalyurek: "Layer-Neighbor Sampling -- Defusing Neighborhood Explosion in
+GNNs", NeurIPS 2023. In the notation of :mod:`pyg_scale.ops.keys`, with the key ``K`` of the batch,
+hop ``h`` and the hash ``r`` of the edge type, a source ``t`` has the number
+
+    R(t) = source_number(fold(K, 25, h, r), t)   32 bits; h is 0 if layers depend on each other
+
+and a node takes the in-edges whose sources' numbers are below a share ``c`` of ``2**32``:
+
+* all in-edges, ``c = 2**32``, if ``k < 0`` or there are no more than ``k``;
+* without weights ``c = ceil(k * 2**32 / d)``, where ``d`` is the number of its in-edges;
+* with integer weights ``q``, in float64, ``rate = k * 2**32 / sum(q)``. In-edges with
+  ``q * rate >= 2**32`` are certain: ``c = 2**32``. They leave ``k`` and the sum, and this is
+  repeated until there are no more of them. Of the others,
+  ``c = max(1, ceil(q * rate))``, and 0 where ``q = 0``.
+
+The probability of an in-edge is thus exactly ``c / 2**32``, and the weights of
+:class:`ImportanceSampler <pyg_scale.sampler.importance.ImportanceSampler>` are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyg_scale.graph.topology import CSC
+from pyg_scale.ops import library
+from pyg_scale.ops.expand import expand_neighbors
+from pyg_scale.ops.keys import SOURCE, edge_type_hash, fold, source_number
+from pyg_scale.ops.sample import SourceDraws
+from pyg_scale.sampler.base import flag, one_of
+from pyg_scale.sampler.choose import Ask, Picked
+from pyg_scale.sampler.frontier import Chosen, Frontier
+from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler
+
+
+class Labor(ImportanceSampler):
+    """Samples about ``num_neighbors`` in-edges of every node, from as few sources as possible.
+
+    Nodes of a hop share random numbers: what one takes, others are likely to take too. A batch has
+    fewer nodes than with ``"native"``, and each node the same expected number of in-edges. Batches
+    carry ``edge_weight``, with which sums over sampled in-edges are unbiased::
+
+        loader = NeighborLoader(data, [15, 10, 5], neighbor_sampler=Labor(weights="mean"))
+        for batch in loader:
+            x = conv(batch.x, batch.edge_index, batch.edge_weight)  # GraphConv(aggr="add")
+
+    Draws of a node depend on its in-edges and the key of the batch alone, so batches are the same
+    for any number of workers, ranks and parts.
+
+    Args:
+        args: See :class:`~pyg_scale.sampler.NeighborSampler`, as for ``kwargs``.
+        weights: The sum that the weights estimate without bias: ``"sum"``, ``"mean"``, ``"gcn"``,
+            or ``None`` for no weights; see :class:`~pyg_scale.sampler.ImportanceSampler`.
+        layer_dependency: If True, a node has the same random number in all hops, so that hops take
+            the same nodes. Fewer nodes again, while layers are no longer independent.
+        hops: ``"once"``: a node is expanded in the hop after it was reached, as in PyG.
+            ``"layers"``: in every hop from then on, as LABOR is defined; layers of a model then
+            have edges of their own, see :func:`pyg_scale.sampler.edges_by_layer`.
+        kwargs: See there.
+
+    Raises:
+        ValueError: If an option is none of these.
+        TypeError: If a flag is no bool.
+        NotImplementedError: If the arguments ask for times, ``disjoint``, ``replace`` or subgraphs
+            that are not directional.
+    """
+
+    can: ClassVar[frozenset[str]] = frozenset({"hetero", "weighted", "backward", "links"})
+
+    def __init__(
+        self,
+        *args: Any,
+        weights: str | None = "mean",
+        layer_dependency: bool = False,
+        hops: str = "once",
+        **kwargs: Any,
+    ) -> None:
+        self.layer_dependency = flag("layer_dependency", layer_dependency)
+        self.every_layer = one_of("hops", hops, ("once", "layers")) == "layers"
+        super().__init__(*args, weights=weights, **kwargs)
+
+    @property
+    def source_draws(self) -> SourceDraws:
+        """See :attr:`NativeSampler.source_draws`."""
+        return SourceDraws(self.layer_dependency, WEIGHTS.index(self.weights), self.every_layer)
+
+    def source_key(self, key: int, hop: int, edge_type: Any) -> int:
+        """The key of the random numbers of sources in a hop along an edge type."""
+        hop = 0 if self.layer_dependency else hop
+        return fold(key, SOURCE, hop, edge_type_hash(edge_type))
+
+    def pick(self, frontier: Frontier, k: int) -> Chosen:
+        """See :meth:`HopSampler.pick <pyg_scale.sampler.hop.HopSampler.pick>`."""
+        row, position = frontier.candidates()
+        share = shares(frontier, row, position, k)
+        key = self.source_key(frontier.batch_key, frontier.hop, frontier.edge_type)
+        number = source_number(key, frontier.csc.indices[position])
+        taken = number.to(torch.float64) < share
+        return self.chosen(frontier, row[taken], position[taken], share[taken])
+
+    def pick_all(self, frontier: Frontier) -> Chosen:
+        """See :meth:`HopSampler.pick_all <pyg_scale.sampler.hop.HopSampler.pick_all>`."""
+        row, position = frontier.candidates()
+        return self.chosen(frontier, row, position, torch.full(row.shape, CERTAIN))
+
+    def choose(
+        self,
+        csc: CSC,
+        ask: Ask,
+        place: Tensor | None,
+        neighbor_time: Tensor | None,
+        num_neighbor_nodes: int,
+    ) -> Picked:
+        """See :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
+        if self.weights == "gcn" or not library.compiled():
+            return self.choose_plainly(csc, ask, place)
+        found = expand_neighbors(
+            csc.indptr,
+            csc.indices,
+            csc.edge_id,
+            None,
+            csc.weight_prefix,
+            ask.node if place is None else place,
+            ask.node,
+            None,
+            None,
+            num_neighbor_nodes,
+            self.source_key(ask.key, ask.hop, ask.edge_type),
+            ask.num_neighbors,
+            replace=False,
+            last=False,
+            by_source=self.source_draws,
+        )
+        attrs = {} if self.weights is None else {"edge_weight": found.weight}
+        return Picked(found.counts, found.neighbor, found.edge, attrs)
+
+
+def shares(frontier: Frontier, row: Tensor, position: Tensor, k: int) -> Tensor:
+    """Probabilities of candidates as numbers of ``2**32``, ``float64`` ``[m]``; see above.
+
+    Args:
+        frontier: The nodes.
+        row: The row of each candidate, ``int64`` ``[m]``, all candidates in order.
+        position: Its position, ``int64`` ``[m]``.
+        k: How many in-edges are wanted, at least 0.
+    """
+    degree = frontier.num_candidates
+    if frontier.csc.weight_prefix is None:
+        size = degree.clamp(min=1)
+        share = ((min(k, 2**31) << 32) + size - 1) // size
+        return share.clamp(max=1 << 32).to(torch.float64)[row]
+    prefix = frontier.csc.weight_prefix
+    weight = prefix[position]
+    weight = weight - torch.where(position == frontier.first[row], 0, prefix[position - 1])
+    certain = (degree <= k)[row]
+    some = ~certain  # of nodes that do not take all
+    wanted = torch.full_like(degree, k)
+    while True:
+        left = torch.zeros_like(degree).index_add_(0, row, torch.where(certain, 0, weight))
+        rate = (wanted.to(torch.float64) * CERTAIN / left.clamp(min=1).to(torch.float64))[row]
+        scaled = weight.to(torch.float64) * rate
+        more = some & ~certain & (weight > 0) & (scaled >= CERTAIN)
+        if not bool(more.any()):
+            break
+        certain = certain | more
+        wanted = wanted - torch.zeros_like(degree).index_add_(0, row, more.to(torch.int64))
+    share = torch.where(weight > 0, scaled.ceil().clamp(min=1), 0)
+    return torch.where(certain, CERTAIN, share)

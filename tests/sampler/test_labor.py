@@ -1,0 +1,248 @@
+"""LABOR: compiled and plain alike, few sources, weights that are exact, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import keys, library, sample
+from pyg_scale.sampler import Labor, NativeSampler, edges_by_layer
+from pyg_scale.sampler.parts import parts_topology
+from pyg_scale.testing import graphs
+from pyg_scale.testing.ask import draw
+from pyg_scale.testing.sampler import _in_parts
+from tests.sampler.graphs import (
+    bound,
+    difference,
+    random_options,
+    random_seeds,
+    random_topology,
+)
+
+pytestmark = pytest.mark.matrix(3)
+
+OPTIONS = [
+    {},
+    {"weights": "sum", "layer_dependency": True},
+    {"weights": None, "hops": "layers"},
+    {"hops": "layers", "layer_dependency": True},
+]
+
+
+def both_ways(sampler, seed, key, monkeypatch):
+    """The sample by compiled ops, after it was compared with that in plain torch."""
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    compiled = sampler.sample(seed, None, key)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYG_SCALE_KERNELS", "never")
+        plain = sampler.sample(seed, None, key)
+    assert not difference(compiled, plain), difference(compiled, plain)
+    return compiled
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_compiled_and_plain_are_equal_to_the_bit(block, monkeypatch):
+    for i in range(25):
+        rng = random.Random(1000 * block + i)
+        topology = random_topology(rng, temporal=None)
+        options = {"num_neighbors": random_options(rng, topology)["num_neighbors"]}
+        options["weights"] = rng.choice(
+            [None, "sum", "mean", "mean" if topology.is_hetero else "gcn"]
+        )
+        options["layer_dependency"] = rng.random() < 0.5
+        options["hops"] = rng.choice(["once", "layers"])
+        seed, _ = random_seeds(rng, topology)
+        both_ways(bound(Labor, topology, **options), seed, rng.getrandbits(64), monkeypatch)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_threads_do_not_matter(options, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(9000, (2, 60_000), generator=generator)
+    data = Data(edge_index=edge_index, num_nodes=9000)
+    sampler = Labor(**options).bind(data, num_neighbors=[3, 2])
+    seed = {None: torch.arange(9000)}
+    alone = both_ways(sampler, seed, 5, monkeypatch)
+    monkeypatch.setattr(sample, "num_threads", lambda: 4)
+    assert not difference(sampler.sample(seed, None, 5), alone)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "never"])
+@pytest.mark.parametrize("options", [*OPTIONS, {"weights": "gcn"}], ids=str)
+def test_parts_are_sampled_as_the_whole(options, kernels, tmp_path, monkeypatch):
+    data = graphs.hostile()
+    sampler = Labor(**options).bind(data, num_neighbors=[3, 2])
+    in_parts = Labor(**options).bind(data, num_neighbors=[3, 2])
+    in_parts.topology = parts_topology(_in_parts(data, tmp_path))
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+    for key in range(5):
+        seeds = [0, 7, 5, 99, 8]
+        assert not difference(draw(in_parts, seeds, key), draw(sampler, seeds, key))
+        monkeypatch.setattr(type(in_parts.topology.router), "parts_here", lambda self: None)
+        if sampler.weights != "gcn":  # as when other ranks have parts: part by part
+            assert not difference(draw(in_parts, seeds, key), draw(sampler, seeds, key))
+        monkeypatch.undo()
+        monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+
+
+def number(key, v):
+    """``source_number``, written again."""
+    x = v ^ (key % 2**32)
+    x = ((x ^ (x >> 17)) * 0xED5AD4BB) % 2**32 ^ (key >> 32)
+    x = ((x ^ (x >> 11)) * 0xAC4C1B51) % 2**32
+    x = ((x ^ (x >> 15)) * 0x31848BAB) % 2**32
+    return x ^ (x >> 14)
+
+
+def test_nodes_take_the_sources_whose_numbers_are_small():
+    """A closed form: node by node, straight from the definition."""
+    data = graphs.copies(7, 20)
+    found = draw(Labor().bind(data, num_neighbors=[6]), range(7), 3)
+    key = keys.fold(3, keys.SOURCE, 0, 0)
+    share = -(-(6 << 32) // 20)
+    small = [v for v in range(7, 27) if number(key, v) < share]
+    assert found.node[None].tolist()[7:] == small, "all nodes must take the same sources"
+    assert found.num_sampled_edges == {None: [7 * len(small)]}
+    weight = found.edge_attrs["edge_weight"][None]
+    assert torch.equal(weight, torch.full_like(weight, 2.0**32 / share / 20))
+
+
+def test_layers_that_depend_on_each_other_share_numbers():
+    """Two hops over the same in-edges take the same ones only with ``layer_dependency``."""
+    data = graphs.copies(1, 400)
+    more = torch.stack([torch.arange(1, 401), torch.full((400,), 401)])
+    back = torch.tensor([[0], [401]])  # 401 has the sources of 0, and 0 itself
+    data.edge_index = torch.cat([data.edge_index, more, back], dim=1)
+    data.num_nodes = 402
+    for dependent in (False, True):
+        sampler = Labor(layer_dependency=dependent).bind(data, num_neighbors=[100, 100])
+        first = draw(sampler, [0], 4)
+        both = draw(
+            Labor(layer_dependency=dependent, hops="layers").bind(data, num_neighbors=[100, 100]),
+            [0],
+            4,
+        )
+        size = first.num_sampled_edges[None][0]
+        again = both.edge[None][both.num_sampled_edges[None][0] :]
+        assert (again.tolist() == first.edge[None][:size].tolist()) == dependent
+
+
+def test_there_are_fewer_nodes_and_as_many_edges(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(3000, (2, 90_000), generator=generator)
+    data = Data(edge_index=edge_index, num_nodes=3000)
+    found = {}
+    for name, made in {
+        "neighbours": NativeSampler(),
+        "labor": Labor(),
+        "dependent": Labor(layer_dependency=True),
+    }.items():
+        sampler = made.bind(data, num_neighbors=[5, 5])
+        drawn = [draw(sampler, range(200), key) for key in range(10)]
+        found[name] = [
+            sum(len(each.node[None]) for each in drawn) / 10,
+            sum(each.num_sampled_edges[None][0] for each in drawn) / 10,
+        ]
+    assert found["dependent"][0] < found["labor"][0] < 0.9 * found["neighbours"][0]
+    assert abs(found["labor"][1] - found["neighbours"][1]) < 0.05 * found["neighbours"][1]
+
+
+def test_weights_are_multiplied_with_those_of_the_data():
+    data = graphs.hostile()
+    own = torch.rand(data.num_edges)
+    plain = NeighborLoader(data, [3, 2], batch_size=20, neighbor_sampler="labor", seed=1)
+    batches = [batch.edge_weight for batch in plain]
+    data.edge_weight = own
+    weighted = NeighborLoader(data, [3, 2], batch_size=20, neighbor_sampler="labor", seed=1)
+    for batch, weight in zip(weighted, batches, strict=True):
+        torch.testing.assert_close(batch.edge_weight, own[batch.e_id] * weight)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_do_not_matter_and_epochs_resume(num_workers):
+    def loader(workers):
+        return NeighborLoader(
+            graphs.hostile(), [4, 3], batch_size=16, shuffle=True, seed=3,
+            neighbor_sampler=Labor(layer_dependency=True), num_workers=workers,
+        )  # fmt: skip
+
+    expected = [(b.n_id.tolist(), b.edge_weight.tolist()) for b in loader(0)]
+    made = loader(num_workers)
+    iterator = iter(made)
+    for _ in range(3):
+        next(iterator)
+    resumed = loader(num_workers)
+    resumed.load_state_dict(made.state_dict())
+    assert [(b.n_id.tolist(), b.edge_weight.tolist()) for b in resumed] == expected[3:]
+
+
+def test_hetero_graphs_have_weights_along_each_edge_type():
+    batch = next(iter(NeighborLoader(
+        graphs.hetero(), [3, 2], ("user", None), batch_size=8, neighbor_sampler="labor", seed=1
+    )))  # fmt: skip
+    for store in batch.edge_stores:
+        assert store.edge_weight.numel() == store.edge_index.size(1)
+
+
+def test_layers_have_edges_of_their_own():
+    data = graphs.hostile()
+    sampler = Labor(hops="layers", weights="sum")
+    batch = next(iter(NeighborLoader(data, [-1, -1], torch.tensor([0, 7]), neighbor_sampler=sampler,
+                                     batch_size=2)))  # fmt: skip
+    x = data.x.double()
+    whole = x
+    for _ in range(2):
+        whole = torch.zeros_like(x).index_add_(0, data.edge_index[1], whole[data.edge_index[0]])
+    out = batch.x.double()
+    for edge_index, weight in edges_by_layer(batch):
+        message = weight.double().unsqueeze(1) * out[edge_index[0]]
+        out = torch.zeros_like(out).index_add_(0, edge_index[1], message)
+    torch.testing.assert_close(out[:2], whole[[0, 7]])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Labor(weights="avg"), ValueError, "weights must be one of 'sum', 'mean', 'gcn'"),
+        (lambda: Labor(hops="twice"), ValueError, "hops must be one of 'once', 'layers'"),
+        (lambda: Labor(layer_dependency=3), TypeError, "layer_dependency must be True or False"),
+        (lambda: Labor(graphs.hostile(), [-2]), ValueError, "num_neighbors must be -1"),
+        (lambda: Labor(graphs.hostile(), [2], disjoint=True), NotImplementedError, "disjoint"),
+        (lambda: Labor(graphs.hostile(), [2], time_attr="when"), NotImplementedError, "edge_time"),
+        (lambda: Labor(graphs.hostile(), [2], replace=True), NotImplementedError, "replace"),
+        (
+            lambda: Labor(graphs.hostile(), [2], subgraph_type="induced"),
+            NotImplementedError,
+            "induced",
+        ),
+        (
+            lambda: Labor(graphs.hetero(), [2], weights="gcn"),
+            NotImplementedError,
+            "weights='gcn' needs one type",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_weights_that_are_none_are_refused(value):
+    data = graphs.hostile()
+    data.weight[3] = value
+    with pytest.raises(ValueError, match="weight"):
+        Labor(data, [2], weight_attr="weight")
+
+
+def test_where_all_weights_are_zero_nothing_is_taken_unless_all_is():
+    data = graphs.hostile()
+    data.weight = torch.zeros_like(data.weight)
+    sampler = Labor(data, [2], weight_attr="weight")
+    assert draw(sampler, [0], 1).num_sampled_edges == {None: [0]}
+    assert draw(Labor(data, [-1], weight_attr="weight"), [6], 1).num_sampled_edges == {None: [1]}
