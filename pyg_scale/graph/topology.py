@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from pyg_scale.ops.keys import edge_type_hash
 
 NodeType = str | None
 """A node type, or ``None`` in a homogeneous graph."""
@@ -135,23 +138,40 @@ class Topology:
     float_time: bool = False
     router: Router | None = None
 
-    @property
+    # Kept once they were asked for, as samplers do so for every batch.
+
+    @functools.cached_property
     def is_hetero(self) -> bool:
         return self.node_types != (None,)
 
-    @property
+    @functools.cached_property
     def has_edge_time(self) -> bool:
         if self.router is not None:
             return bool(self.router.timed) and not self.router.timed_nodes
         return any(csc.time is not None for csc in self.csc.values())
 
-    @property
+    @functools.cached_property
     def has_node_time(self) -> bool:
         return bool(self.node_time if self.router is None else self.router.timed_nodes)
 
-    @property
+    @functools.cached_property
     def is_temporal(self) -> bool:
         return self.has_node_time or self.has_edge_time
+
+    @functools.cached_property
+    def expanded_types(self) -> list[int]:
+        """For each edge type, the index in ``node_types`` of :meth:`expanded_type`."""
+        return [self.node_types.index(self.expanded_type(each)) for each in self.edge_types]
+
+    @functools.cached_property
+    def neighbor_types(self) -> list[int]:
+        """For each edge type, the index in ``node_types`` of :meth:`neighbor_type`."""
+        return [self.node_types.index(self.neighbor_type(each)) for each in self.edge_types]
+
+    @functools.cached_property
+    def edge_type_hashes(self) -> list[int]:
+        """For each edge type, the number by which it takes part in keys."""
+        return [edge_type_hash(each) for each in self.edge_types]
 
     def is_timed(self, edge_type: EdgeType) -> bool:
         """Return True if the in-edges of an edge type are limited by time."""

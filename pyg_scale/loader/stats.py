@@ -23,6 +23,8 @@ store brought; rows are batches. ``transform``: rows are batches. ``pin``: rows 
 copied to pinned memory, bytes what they hold. ``wait``: seconds the consumer waited for workers.
 """
 
+_NO_READS = vars(Reads())
+
 
 class Stats:
     """Sums over batches. Not thread-safe: every batch has its own, the consumer adds them up."""
@@ -33,7 +35,7 @@ class Stats:
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._bytes = dict.fromkeys(STAGES, 0)
         self._rows = dict.fromkeys(STAGES, 0)
-        self._reads = Reads()
+        self._reads = dict(_NO_READS)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -53,11 +55,13 @@ class Stats:
         self._bytes[name] += num_bytes
 
     def count_reads(self, reads: Reads) -> None:
-        self._reads.add(reads)
+        for name, value in vars(reads).items():
+            self._reads[name] += value
 
     def add(self, other: Stats) -> None:
         self.batches += other.batches
-        self._reads.add(other._reads)
+        for name, value in other._reads.items():
+            self._reads[name] += value
         for name in STAGES:
             self._seconds[name] += other._seconds[name]
             self._bytes[name] += other._bytes[name]
@@ -78,18 +82,18 @@ class Stats:
                 "bytes": self._bytes[name],
                 "rows": self._rows[name],
             }
-        out["fetch"] |= vars(self._reads)
+        out["fetch"] |= self._reads
         return out
 
     def plain(self) -> dict[str, Any]:
         """All counts as values that JSON can represent."""
-        return {**vars(self), "_reads": vars(self._reads)}
+        return dict(vars(self))
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Stats:
         """The counts of :meth:`plain`."""
         stats = cls()
-        stats.__dict__.update(found | {"_reads": Reads(**found["_reads"])})
+        stats.__dict__.update(found)
         return stats
 
 

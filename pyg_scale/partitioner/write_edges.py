@@ -20,8 +20,6 @@ from pyg_scale.store.directory.meta import EdgeMeta, attribute_file, edge_dir, n
 EDGE_BYTES = 192
 """Largest number of bytes that an edge needs while it is sorted by part."""
 
-COLUMNS = ("indices", "edge_id", "time", "weight_prefix")
-
 
 @dataclass
 class EdgeFiles:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
-from pyg_scale.ops import keys, library
+from pyg_scale.ops import library
 from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.ops.sample import ABSENT, SourceDraws, neighbor_sample
 from pyg_scale.sampler.base import CAPABILITIES
@@ -66,8 +66,7 @@ class NativeSampler(ReferenceSampler):
             in_parts["offsets"] = [book.offsets for book in books]
             in_parts["times_of_neighbors"] = graph.has_node_time
         hops = self.hops()
-        number = {node_type: i for i, node_type in enumerate(graph.node_types)}
-        time = seed_time or {}
+        disjoint, time = self.disjoint, seed_time or {}
         out = neighbor_sample(
             indptr=[c.indptr for c in csc],
             indices=[c.indices for c in csc],
@@ -76,16 +75,16 @@ class NativeSampler(ReferenceSampler):
             weight_prefix=[_or_absent(c.weight_prefix) for c in csc],
             node_time=[_or_absent(graph.node_time.get(t)) for t in graph.node_types],
             num_nodes=[graph.num_nodes[t] for t in graph.node_types],
-            expanded_type=[number[graph.expanded_type(e)] for e in graph.edge_types],
-            neighbor_type=[number[graph.neighbor_type(e)] for e in graph.edge_types],
-            edge_type_hash=[keys.edge_type_hash(e) for e in graph.edge_types],
+            expanded_type=graph.expanded_types,
+            neighbor_type=graph.neighbor_types,
+            edge_type_hash=graph.edge_type_hashes,
             seed=[_int64(seed.get(t)) for t in graph.node_types],
             seed_time=[_int64(time.get(t)) for t in graph.node_types],
             num_neighbors=[hops[e] for e in graph.edge_types],
             num_hops=max((len(numbers) for numbers in hops.values()), default=0),
             key=key,
             replace=self.replace,
-            disjoint=self.disjoint,
+            disjoint=disjoint,
             last=self.temporal_strategy == "last",
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
@@ -103,7 +102,7 @@ class NativeSampler(ReferenceSampler):
                 row=dict(zip(edges, out.row, strict=True)),
                 col=dict(zip(edges, out.col, strict=True)),
                 edge=dict(zip(edges, out.edge, strict=True)),
-                batch=dict(zip(nodes, out.batch, strict=True)) if self.disjoint else None,
+                batch=dict(zip(nodes, out.batch, strict=True)) if disjoint else None,
                 num_sampled_nodes=dict(zip(nodes, nodes_per_hop, strict=True)),
                 num_sampled_edges=dict(zip(edges, edges_per_hop, strict=True)),
                 colptr=None if self.every_layer else dict(zip(edges, out.colptr, strict=True)),

@@ -31,11 +31,6 @@ class Reads:
     remote_rows: int = 0
     remote_bytes: int = 0
 
-    def add(self, other: Reads) -> None:
-        """Add the counts of another."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
 
 class _Thread(threading.local):
     def __init__(self) -> None:

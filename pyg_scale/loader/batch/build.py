@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
-from pyg_scale.store.directory.data import is_waiting, plain_copy, waiting_rows
+from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 
 
 def build(
@@ -92,7 +93,7 @@ def _homogeneous(
 ) -> Data:
     edge = _original(out.edge, permutation)
     if isinstance(data, Data):
-        batch = plain_copy(data)
+        batch: Any = data.plain_copy() if isinstance(data, OpenedGraph) else copy.copy(data)
         size = (out.node.numel(), out.node.numel())
         _take_nodes(data._store, batch._store, None, out.node, source)
         _take_edges(data._store, batch._store, None, out.row, out.col, edge, size, source)
@@ -130,7 +131,7 @@ def _heterogeneous(
     edges = out.edge or {}
     edge = {t: _original(edges.get(t), permutation.get(t)) for t in out.row}
     if isinstance(data, HeteroData):
-        batch = plain_copy(data)
+        batch: Any = data.plain_copy() if isinstance(data, OpenedGraph) else copy.copy(data)
         for node_type in data.node_types:
             _take_nodes(
                 data[node_type],
@@ -226,7 +227,8 @@ def _take_edges(
         if key == "edge_index":
             into.edge_index = edge_index_of(row, col)
             # What is in a file stays there, and what was sampled on a device too.
-            if row.device.type == "cpu" and not is_waiting(store, key):
+            stays = isinstance(store, RecordedAttributes) and store.is_waiting(key)
+            if row.device.type == "cpu" and not stays:
                 into.edge_index = into.edge_index.to(store[key].device)
         elif key == "adj_t":
             into.adj_t = adjacency_like(store[key], row, col, edge, size)
@@ -251,9 +253,11 @@ def _take_rows(
     if index is None:
         into[key] = None
         return
-    rows = source.collected.get(address)
-    if rows is None or not is_waiting(store, key):
-        rows = waiting_rows(store, key, index)
+    rows = None
+    if isinstance(store, RecordedAttributes) and store.is_waiting(key):
+        rows = source.collected.get(address)
+        if rows is None:
+            rows = store.waiting_rows(key, index)
     if rows is None:
         into[key] = select_rows(store, key, store[key], index, source.stats)
         return

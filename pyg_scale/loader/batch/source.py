@@ -16,7 +16,7 @@ from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES, Features
 from pyg_scale.loader.seeds.nodes import num_nodes_of
 from pyg_scale.sampler.base import graph_of
 from pyg_scale.store.base import AcceptsSome, BuildsFromData
-from pyg_scale.store.directory.data import is_waiting
+from pyg_scale.store.directory.data import RecordedAttributes
 from pyg_scale.store.mmap import Mmap
 
 
@@ -185,7 +185,7 @@ def _rows(data: Any) -> dict[str, int]:
     for store in data.stores:
         kind = "" if store._key is None else f"[{store._key!r}]"
         for name in store.keys():  # noqa: SIM118
-            if is_waiting(store, name):
+            if isinstance(store, RecordedAttributes) and store.is_waiting(name):
                 continue  # in a file, and nobody has put anything else in its place
             value = store[name]
             if name in ("edge_index", "adj_t"):

@@ -28,7 +28,7 @@ from pyg_scale.store.directory.reader import GraphDirectory
 _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # PyG counts nodes by these
 
 
-class _Recorded(KnowsEdges):
+class RecordedAttributes(KnowsEdges):
     """Mixin: a storage whose attributes are entries of a directory, until they are replaced."""
 
     _mapping: LazyMapping
@@ -105,6 +105,20 @@ class _Recorded(KnowsEdges):
     def __repr__(self) -> str:
         return repr(self._mapping)
 
+    def is_waiting(self, name: str) -> bool:
+        """Return True if an attribute is still in files, as it was not read yet."""
+        entry = self._mapping.entry(name)
+        return entry is not None and not entry.made
+
+    def waiting_rows(self, name: str, index: Tensor) -> Tensor | None:
+        """Rows of a remote attribute that was not read as a whole; ``None`` for other ones."""
+        entry = self._mapping.entry(name)
+        return None if entry is None or entry.made else entry.rows(index)
+
+    def without_waiting(self) -> dict[str, Any]:
+        """The attributes; ``None`` for those that are still in files."""
+        return {n: None if self.is_waiting(n) else self._mapping[n] for n in self._mapping}
+
     def recorded(self, name: str) -> Tensor | None:
         entry = self._mapping.entry(name)
         if entry is None or not entry.intact:
@@ -112,7 +126,7 @@ class _Recorded(KnowsEdges):
         return shared_attribute(self._directory, entry)
 
 
-class _OfNodes(_Recorded):
+class _OfNodes(RecordedAttributes):
     """Mixin: knows the number of nodes, which PyG would guess from the edges."""
 
     _node_type: NodeType
@@ -153,7 +167,7 @@ def _counts_nodes(name: str, value: Any) -> bool:
     return has_rows and (name in _NODE_KEYS or "node" in name)
 
 
-class _OfEdges(_Recorded):
+class _OfEdges(RecordedAttributes):
     """Mixin: has the edges grouped by destination as long as the edge list is the recorded one."""
 
     _edge_type: EdgeType
@@ -220,7 +234,7 @@ class DirectoryEdgeStorage(_OfEdges, EdgeStorage):
     """An edge type."""
 
 
-class _Opened:
+class OpenedGraph:
     """Mixin: members of an opened graph in addition to PyG's."""
 
     @property
@@ -246,7 +260,9 @@ class _Opened:
         if torch.device(device).type != "cpu":
             return super().to(device, *args, non_blocking=non_blocking)  # type: ignore[misc]
         for store in self.stores:  # type: ignore[attr-defined]
-            names = [name for name in store.keys(*args) if not is_waiting(store, name)]
+            names = store.keys(*args)
+            if isinstance(store, RecordedAttributes):
+                names = [name for name in names if not store.is_waiting(name)]
             if names:
                 store.apply(lambda x: x.to(device=device, non_blocking=non_blocking), *names)
         return self
@@ -254,6 +270,22 @@ class _Opened:
     def cpu(self, *args: str) -> Self:
         """As in PyG; attributes that were not read stay in their files."""
         return self.to("cpu", *args)
+
+    def plain_copy(self) -> Data | HeteroData:
+        """``copy.copy`` for a batch, of PyG's own class.
+
+        Attributes that were not read are ``None`` in the copy, to be replaced.
+        """
+        if isinstance(self, Data):
+            out = Data()
+            out._store._mapping = self._store.without_waiting()
+            return out
+        hetero = HeteroData()
+        assert isinstance(self, HeteroData)
+        hetero._global_store._mapping = dict(self._global_store._mapping)
+        for kind, store in [*self.node_items(), *self.edge_items()]:
+            hetero[kind]._mapping = store.without_waiting()
+        return hetero
 
     @property
     def is_cuda(self) -> bool:
@@ -270,14 +302,14 @@ class _Opened:
             stores = twin.__dict__.get(name, {})
             for kind, store in stores.items():
                 stores[kind] = _sketched(store)
-        return super(_Opened, twin).__repr__()
+        return super(OpenedGraph, twin).__repr__()
 
 
 def _sketched(store: BaseStorage) -> BaseStorage:
-    return store._sketch() if isinstance(store, _Recorded) else store
+    return store._sketch() if isinstance(store, RecordedAttributes) else store
 
 
-class DirectoryData(_Opened, Data):
+class DirectoryData(OpenedGraph, Data):
     """A ``Data`` of :func:`pyg_scale.open`: memory-mapped, with an edge list made on demand."""
 
     def index_set(self, name: str) -> Tensor:
@@ -289,7 +321,7 @@ class DirectoryData(_Opened, Data):
         return self.graph_directory.index_set(name)
 
 
-class DirectoryHeteroData(_Opened, HeteroData):
+class DirectoryHeteroData(OpenedGraph, HeteroData):
     """A ``HeteroData`` of :func:`pyg_scale.open`."""
 
     def index_set(self, name: str, node_type: NodeType = None) -> tuple[NodeType, Tensor]:
@@ -319,7 +351,7 @@ class DirectoryHeteroData(_Opened, HeteroData):
 
 def unchanged_directory(data: Any) -> GraphDirectory | None:
     """The directory of an opened graph that was not changed; ``None`` for any other graph."""
-    if not isinstance(data, _Opened) or "_directory" not in data.__dict__:
+    if not isinstance(data, OpenedGraph) or "_directory" not in data.__dict__:
         return None
     if not isinstance(data.graph_directory, GraphDirectory):  # the directory is on another machine
         return None
@@ -329,46 +361,9 @@ def unchanged_directory(data: Any) -> GraphDirectory | None:
         if data.metadata() != (listed, list(meta.edges)):
             return None
     for store in [*data.node_stores, *data.edge_stores]:
-        if not isinstance(store, _Recorded) or not store.is_as_stored():
+        if not isinstance(store, RecordedAttributes) or not store.is_as_stored():
             return None
     return data.graph_directory
-
-
-def is_waiting(store: Any, name: str) -> bool:
-    """Return True if an attribute of a storage is still in files, as it was not read yet."""
-    entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
-    return entry is not None and not entry.made
-
-
-def waiting_rows(store: Any, name: str, index: Tensor) -> Tensor | None:
-    """Rows of a remote attribute that was not read as a whole; ``None`` for other attributes."""
-    entry = store._mapping.entry(name) if isinstance(store, _Recorded) else None
-    return None if entry is None or entry.made else entry.rows(index)
-
-
-def plain_copy(data: Data | HeteroData) -> Data | HeteroData:
-    """``copy.copy`` for a batch; that of an opened graph has PyG's own class.
-
-    Attributes that were not read are ``None`` in the copy, to be replaced.
-    """
-    if not isinstance(data, _Opened):
-        return copy.copy(data)
-    if isinstance(data, Data):
-        out = Data()
-        out._store._mapping = _without_waiting(data._store)
-        return out
-    hetero = HeteroData()
-    assert isinstance(data, HeteroData)
-    hetero._global_store._mapping = dict(data._global_store._mapping)
-    for node_type, store in data.node_items():
-        hetero[node_type]._mapping = _without_waiting(store)
-    for edge_type, store in data.edge_items():
-        hetero[edge_type]._mapping = _without_waiting(store)
-    return hetero
-
-
-def _without_waiting(store: BaseStorage) -> dict[str, Any]:
-    return {name: None if is_waiting(store, name) else store[name] for name in store}
 
 
 _FIELDS = ("indptr", "indices", "edge_id", "time", "weight_prefix")
