@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+from torch_geometric.data import Data
+
+import pyg_scale
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import library
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pyg_scale"
@@ -128,3 +137,48 @@ def test_no_function_reaches_into_the_objects_of_another_module() -> None:
         if use.attr in owners and name not in owners[use.attr] and use.attr not in OF_OTHERS
     ]
     assert not [line for line in found if "__" not in line.rpartition(".")[2]]
+
+
+def way_of(action: Callable[[], Any]) -> tuple[set[str], int]:
+    """The modules of the package that an action enters, and its moves from one to another."""
+    root = str(Path(pyg_scale.__file__).parent)
+    entered: set[str] = set()
+    moves = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal moves
+        here = frame.f_code.co_filename
+        if event != "call" or not here.startswith(root):
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(root):
+            caller = caller.f_back
+        entered.add(here)
+        moves += caller is None or caller.f_code.co_filename != here
+
+    sys.setprofile(look)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return entered, moves
+
+
+def test_a_loader_and_a_batch_are_short_ways_through_the_modules() -> None:
+    if not library.compiled():
+        pytest.skip("plain torch takes other ways")
+    edge_index = torch.arange(200).view(2, 100) % 20
+    data = Data(x=torch.randn(20, 2), y=torch.arange(20), edge_index=edge_index)
+
+    def loader() -> NeighborLoader:
+        return NeighborLoader(data, [5, 5], batch_size=4, seed=1)
+
+    batches = iter(loader())
+    for _ in range(2):
+        next(batches)
+    modules, moves = way_of(loader)
+    assert len(modules) <= 18, sorted(modules)
+    assert moves <= 34
+    modules, moves = way_of(lambda: next(batches))
+    assert len(modules) <= 20, sorted(modules)
+    assert moves <= 52

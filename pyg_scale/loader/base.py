@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
 from pyg_scale.loader.batch.source import RowCounts, features_of
 from pyg_scale.loader.iterator import BatchSource, EpochIterator
-from pyg_scale.loader.options import SamplingOptions, checked
+from pyg_scale.loader.options import SamplingOptions, check_workers, checked
 from pyg_scale.loader.seeds.budget import Budget
 from pyg_scale.loader.seeds.epoch import (
     BatchIndex,
@@ -33,8 +34,7 @@ from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
 from pyg_scale.loader.seeds.state import EpochProgress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.loader.workers.affinity import log_memory
-from pyg_scale.loader.workers.arguments import check_index_samplers, check_workers
-from pyg_scale.loader.workers.look_ahead import LookAhead, announced, batches_under_way
+from pyg_scale.loader.workers.look_ahead import LookAhead, batches_under_way
 from pyg_scale.loader.workers.processes import ProcessPipeline, WorkerProcesses
 from pyg_scale.loader.workers.randomness import forked
 from pyg_scale.loader.workers.remote import Ahead, Pending, most_under_way
@@ -132,12 +132,10 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
         self._init_epochs(seed)
-        self.sampling = checked(sampling, self.data, kwargs)
+        self.sampling, worker_type = checked(sampling, self.data, worker_type, kwargs)
         self._placement: Placement = placement_of(
             kwargs.pop("device", None), kwargs.pop("device_memory", None), self.sampling.to_device
         )
-        if self.sampling.makes_processes(self.data):
-            worker_type = self.sampling.worker_type(worker_type)
         self._needs_processes = False
         self._worker_type = worker_type
         self._threads: WorkerThreads | None = None
@@ -147,7 +145,6 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self._epoch_stats = Counted()
         self._total_stats = Counted()
         check_workers(worker_type, kwargs)
-        check_index_samplers(kwargs)
         check_split_seeds(split_seeds, uneven, split_batches, comm)
         self.split_seeds, self.uneven, self.split_batches = split_seeds, uneven, split_batches
         self._sharing, self._unsplit, self._plan = None, None, None
@@ -204,17 +201,21 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             raise ValueError(f"worker_type='thread' is impossible: {reason}")
         self._needs_processes = bool(reason)
 
-    def _keep(self, sampler: Any, feature_store: Any, links: bool = False) -> Any:
+    def _keep(
+        self, sampler: Any, feature_store: Any, why_processes: str, links: bool = False
+    ) -> Any:
         """Keep the graph and its features where batches are made of them.
 
         Args:
             sampler: A bound sampler.
             feature_store: See :class:`~pyg_scale.loader.NodeLoader`.
+            why_processes: The reason why the sampler cannot work in threads; empty if it can.
             links: True if seeds are links.
 
         Returns:
             The sampler to use.
         """
+        self._require_processes(why_processes)
         self.feature_store = feature_store
         elsewhere = ""
         if self.num_workers > 0 and not self._fetches_in_threads:
@@ -331,7 +332,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         return out
 
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
-        with stats.stage("fetch"), announced(out):
+        schedule, step = getattr(out, "_announced", (None, -1))
+        with stats.stage("fetch"), nullcontext() if schedule is None else schedule.serving(step):
             return each_piece(out, partial(self._fetch, stats=stats))
 
     def _transform_stage(self, data: Any, key: int | None, stats: Stats) -> Any:

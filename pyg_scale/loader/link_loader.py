@@ -15,8 +15,6 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.padding import padding_of
 from pyg_scale.loader.batch.source import check_data
-from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.sampler_spec import drawn_by, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
 from pyg_scale.loader.seeds.nodes import check_time
@@ -161,15 +159,15 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         self._start(num_links, **kwargs)
         sampler = make_sampler()
         check_link_sampler(sampler, neg_sampling)
-        warn_if_unplanned(data, sampler)
-        self._require_processes(resolve.why_processes(sampler.sample_from_edges))
+        resolve.warn_if_unplanned(data, sampler)
+        why_processes = resolve.why_processes(sampler.sample_from_edges)
         # The seed links are positives too, also where they are no edges (held-out links).
         self._negatives = neg_sampling
         if neg_sampling is not None and neg_sampling.exclude_positives is not False:
             self._negatives = (
                 neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
             )
-        self.link_sampler = self._keep(sampler, feature_store, links=True)
+        self.link_sampler = self._keep(sampler, feature_store, why_processes, links=True)
         edge_type = self.input_data.input_type
         ends = (None, None) if edge_type is None else edge_type[::2]
         self._plan = plan_of(
@@ -200,10 +198,10 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         return parts_of_nodes(self.data, node_type, self.input_data.col)
 
     def _draws(self) -> dict[str, str]:
-        return drawn_by(self.link_sampler, self.neg_sampling)
+        return resolve.drawn_by(self.link_sampler, self.neg_sampling)
 
     def _key_of(self, batch: BatchIndex) -> int:
-        return key_of(batch, self.link_sampler, by_place=self.neg_sampling is not None)
+        return resolve.key_of(batch, self.link_sampler, by_place=self.neg_sampling is not None)
 
     def _sample(self, batch: BatchIndex) -> Any:
         return resolve.call(

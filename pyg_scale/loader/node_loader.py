@@ -16,8 +16,6 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.padding import padding_of
 from pyg_scale.loader.batch.source import check_data
-from pyg_scale.loader.planned import warn_if_unplanned
-from pyg_scale.loader.sampler_spec import drawn_by, fixed_key, keeps_draws, key_of
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.seeds.plan import plan_of
@@ -178,16 +176,16 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self._start(self.input_data.node.numel(), **kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
-        warn_if_unplanned(data, sampler)
+        resolve.warn_if_unplanned(data, sampler)
         if isinstance(sampler, RemoteSampler):
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
-        if keeps_draws(sampler) and self.seed is None:
+        if resolve.keeps_draws(sampler) and self.seed is None:
             raise ValueError(
                 "redraw=False needs seed=: the neighbours of a node follow from it, in all epochs"
             )
-        self._require_processes(resolve.why_processes(sampler.sample_from_nodes))
-        self.node_sampler = self._keep(sampler, feature_store)
+        why_processes = resolve.why_processes(sampler.sample_from_nodes)
+        self.node_sampler = self._keep(sampler, feature_store, why_processes)
         self._plan = plan_of(
             self.batch_cost,
             data,
@@ -212,7 +210,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         return parts_of_nodes(self.data, self.input_data.input_type, self.input_data.node)
 
     def _draws(self) -> dict[str, str]:
-        return drawn_by(self.node_sampler)
+        return resolve.drawn_by(self.node_sampler)
 
     def _sample(self, batch: BatchIndex) -> Any:
         inputs, sampler = self.input_data[batch.index], self.node_sampler
@@ -220,9 +218,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _key(self, batch: BatchIndex) -> int:
         """The key to sample a batch with."""
-        if self.seed is not None and keeps_draws(self.node_sampler):
-            return fixed_key(self.seed)
-        return key_of(batch, self.node_sampler)
+        return resolve.key_of(batch, self.node_sampler, self.seed)
 
     @property
     def _asks(self) -> bool:
@@ -261,7 +257,7 @@ def _check_bound(sampler: Any) -> None:
             f"node_sampler must be a sampler with sample_from_nodes() (got {sampler!r}); a name is "
             f"for NeighborLoader(neighbor_sampler=...)"
         )
-    if isinstance(sampler, NeighborSampler) and not sampler.is_bound:
+    if isinstance(sampler, NeighborSampler) and sampler.topology is None:
         raise ValueError(
             f"node_sampler is a {type(sampler).__name__} without a graph: pass data= to it, or use "
             f"NeighborLoader(neighbor_sampler=...), which does"

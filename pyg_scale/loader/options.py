@@ -1,8 +1,8 @@
-"""The options of deploying samplers: who samples, and how far ahead."""
+"""Options about workers and sampler servers: who samples, and how far ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import SuppliesSampler
 
+_WORKER_TYPES: tuple[str | None, ...] = (None, "thread", "process", "ring")
 _RING_BYTES = 64 << 20  # for each worker
 
 
@@ -188,12 +189,17 @@ def check_device(device: Any) -> torch.device:
     return found
 
 
-def checked(sampling: Any, data: Any, kwargs: dict[str, Any]) -> SamplingOptions:
-    """The options of a loader; what they say of ``DataLoader``'s own arguments is put there.
+def checked(
+    sampling: Any, data: Any, worker_type: str | None, kwargs: dict[str, Any]
+) -> tuple[SamplingOptions, str | None]:
+    """The options of a loader and its type of workers.
+
+    What they say of ``DataLoader``'s own arguments is put there.
 
     Args:
         sampling: What the loader was given.
         data: Its graph.
+        worker_type: The type of workers that it was given.
         kwargs: Arguments of ``DataLoader``; changed.
 
     Raises:
@@ -201,7 +207,7 @@ def checked(sampling: Any, data: Any, kwargs: dict[str, Any]) -> SamplingOptions
         ValueError: If one means nothing for this graph.
     """
     if sampling is None:
-        return SamplingOptions()
+        return SamplingOptions(), worker_type
     if not isinstance(sampling, SamplingOptions):
         raise TypeError(f"sampling must be SamplingOptions (got {type(sampling).__name__})")
     sampling.refuse(served=_is_served(data), num_workers=kwargs.get("num_workers", 0))
@@ -212,10 +218,61 @@ def checked(sampling: Any, data: Any, kwargs: dict[str, Any]) -> SamplingOptions
                 f"num_workers={sampling.num_workers}: leave one of them out"
             )
         kwargs["num_workers"] = sampling.num_workers
+        worker_type = sampling.worker_type(worker_type)
     if sampling.pin_memory:
         kwargs["pin_memory"] = True
-    return sampling
+    return sampling, worker_type
 
 
 def _is_served(data: Any) -> bool:
     return isinstance(data, SuppliesSampler)
+
+
+def check_workers(worker_type: str | None, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of a loader that contradict each other.
+
+    Args:
+        worker_type: ``"thread"``, ``"process"``, ``"ring"`` or ``None``.
+        kwargs: Arguments of ``DataLoader``.
+
+    Raises:
+        TypeError: If ``num_workers`` is no integer, or ``sampler`` or ``batch_sampler`` is a name,
+            where torch's index samplers belong.
+        ValueError: If an argument means nothing with the others, or is none of those allowed.
+    """
+    if worker_type not in _WORKER_TYPES:
+        raise ValueError(
+            f"worker_type must be 'thread', 'process', 'ring' or None (got {worker_type!r})"
+        )
+    num_workers = kwargs.get("num_workers", 0)
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int):
+        raise TypeError(f"num_workers must be an integer (got {num_workers!r})")
+    if num_workers > 0 and worker_type == "thread":
+        for name in ("worker_init_fn", "multiprocessing_context"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} is about worker processes: leave it out, or pass worker_type='process'"
+                )
+    if num_workers > 0 and worker_type == "ring":
+        for name, wrong in (
+            ("worker_init_fn", kwargs.get("worker_init_fn") is not None),
+            ("persistent_workers", bool(kwargs.get("persistent_workers"))),
+            ("in_order", not kwargs.get("in_order", True)),
+        ):
+            if wrong:
+                raise ValueError(
+                    f"{name}: sampler processes with a ring end with the epoch and deliver in "
+                    "order; leave it out, or pass worker_type='process'"
+                )
+    if num_workers > 0 and kwargs.get("prefetch_factor") == 0:
+        raise ValueError("prefetch_factor must be at least 1 with num_workers > 0 (got 0)")
+    if num_workers == 0 and kwargs.get("timeout"):
+        raise ValueError(
+            f"timeout={kwargs['timeout']} is how long to wait for workers: pass num_workers > 0"
+        )
+    for name in ("sampler", "batch_sampler"):
+        if isinstance(kwargs.get(name), str):
+            raise TypeError(
+                f"{name}= is torch's index sampler, which orders the seeds (got "
+                f"{kwargs[name]!r}); neighbor_sampler= takes a name"
+            )

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import torch_geometric.sampler as pyg
+from torch import Tensor
+from torch_geometric.sampler import NumNeighbors
 
 from pyg_scale import plugins
-from pyg_scale.graph.base import SuppliesSampler
+from pyg_scale.graph.base import InDirectory, SuppliesSampler
+from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.loader.workers.randomness import torch_forked
 from pyg_scale.ops import keys
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import DrawsByNode, MayKeepDraws, NeighborSampler
 
 
 def takes_key(method: Callable[..., Any]) -> bool:
@@ -39,6 +45,33 @@ def call(method: Callable[..., Any], inputs: Any, key: int, **kwargs: Any) -> An
         return method(inputs, key=key, **kwargs)
     with torch_forked(keys.fold(key, keys.FOREIGN)):
         return method(inputs, **kwargs)
+
+
+def key_of(batch: BatchIndex, sampler: Any, seed: int | None = None, by_place: bool = False) -> int:
+    """The key to sample a batch with: where nodes alone decide, that of the whole step.
+
+    Args:
+        batch: Perhaps a piece of a step.
+        sampler: The sampler.
+        seed: The loader's, for a sampler that may keep its draws.
+        by_place: True if something is drawn for places in the batch, such as negatives.
+    """
+    if seed is not None and keeps_draws(sampler):
+        return fixed_key(seed)
+    if not batch.first:  # not a later piece
+        return batch.key
+    by_node = isinstance(sampler, DrawsByNode) and sampler.draws_by_node and not by_place
+    return batch.key if by_node else batch.piece_key
+
+
+def keeps_draws(sampler: Any) -> bool:
+    """Return True if a sampler is to draw the same in all batches."""
+    return isinstance(sampler, MayKeepDraws) and not sampler.redraw
+
+
+def fixed_key(seed: int) -> int:
+    """The key of all batches of a loader whose sampler keeps its draws, from the loader's seed."""
+    return keys.fold(0, seed, keys.FIXED)
 
 
 def why_processes(method: Callable[..., Any]) -> str:
@@ -101,3 +134,86 @@ def _said(cls: Any, options: dict[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if name in known or anything or value != defaults[name].default
     }
+
+
+def warn_if_unplanned(data: Any, sampler: Any) -> None:
+    """Warn if ``data`` was opened from a directory that was cut for another ``num_neighbors``.
+
+    The partitioner ``frequency`` places nodes and lists what to cache by what sampling with its own
+    ``num_neighbors`` reaches.
+
+    Args:
+        data: What the loader was given.
+        sampler: Its sampler.
+    """
+    directory = data.graph_directory if isinstance(data, InDirectory) else None
+    if directory is None or directory.meta.partition is None:
+        return
+    partition = directory.meta.partition
+    planned, asked = partition.extra.get("num_neighbors"), getattr(sampler, "num_neighbors", None)
+    if planned is None or not isinstance(asked, NumNeighbors):
+        return
+    values = asked.get_values()
+    by_type = values.values() if isinstance(values, dict) else [values]
+    found = [list(each) for each in by_type]
+    if any(each != planned for each in found):
+        warnings.warn(
+            f"{directory.path} was partitioned by {partition.method!r} for num_neighbors="
+            f"{planned}, the loader has {found[0] if len(found) == 1 else found}: nodes and cache "
+            "lists fit less; partition again with option num_neighbors, or load with what it has",
+            stacklevel=4,
+        )
+
+
+_OPTIONS = (
+    "num_neighbors",
+    "num_samples",
+    "replace",
+    "subgraph_type",
+    "disjoint",
+    "temporal_strategy",
+    "sample_direction",
+    "time_attr",
+    "weight_attr",
+    "redraw",
+)
+_NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
+
+
+def drawn_by(sampler: Any, neg_sampling: Any = None) -> dict[str, str]:
+    """The options in which ranks that share seeds must agree to draw the same batches.
+
+    Args:
+        sampler: The sampler of a loader.
+        neg_sampling: Its negative sampling, if it has any.
+
+    Returns:
+        Arguments and their values as text; those that a sampler has not are left out.
+    """
+    found: dict[str, str] = {}
+    if not type(sampler).__module__.startswith("pyg_scale."):  # of those all draw the same
+        found["neighbor_sampler"] = type(sampler).__qualname__
+    options: Mapping[str, Any] = getattr(sampler, "options", {})  # where servers sample
+    for name in _OPTIONS:
+        value = options.get(name, getattr(sampler, name, None))
+        if name == "num_neighbors" and isinstance(sampler, NeighborSampler) and value is not None:
+            value = sampler.hops()
+        if value is not None:
+            found[name] = _text(value)
+    if neg_sampling is not None:
+        for name in _NEGATIVES:
+            found[f"neg_sampling.{name}"] = _text(getattr(neg_sampling, name, None))
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, NumNeighbors):
+        return f"{_text(value.values)}, else {_text(value.default)}"
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} {fingerprint([value])}"
+    if isinstance(value, Mapping):
+        if list(value) == [None]:  # of a graph without types
+            return _text(value[None])
+        pairs = {str(key): _text(each) for key, each in value.items()}
+        return ", ".join(f"{key}: {pairs[key]}" for key in sorted(pairs))
+    return str(value.value if isinstance(value, Enum) else value)

@@ -134,6 +134,9 @@ class NeighborSampler(pyg.BaseSampler):
 
     topology: Topology | None = None
 
+    edge_permutation: Any = None
+    """``None``: ``edge`` already holds original edge ids."""
+
     def __init__(
         self,
         data: Any = None,
@@ -313,11 +316,6 @@ class NeighborSampler(pyg.BaseSampler):
     @disjoint.setter
     def disjoint(self, value: bool) -> None:
         self._disjoint = value
-
-    @property
-    def edge_permutation(self) -> None:
-        """``None``: ``edge`` already holds original edge ids."""
-        return None
 
     # Sampling ##############################################################################
 

@@ -16,8 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.source import check_data, features_of
-from pyg_scale.loader.resolve import resolve
-from pyg_scale.loader.sampler_spec import fixed_key
+from pyg_scale.loader.resolve import fixed_key, resolve
 from pyg_scale.sampler.base import check_nodes
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.serving.new_rows import GraphWithNewRows, NewRows

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -64,11 +63,3 @@ class DuplicateSeedCheck:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_group": None, "_looks": _LOOKS}
-
-
-def group_of_torch() -> Group | None:
-    """The ranks of ``torch.distributed``, if there are several."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return None
-    store = dist.distributed_c10d._get_default_store()
-    return Group(PrefixStore("pyg_scale", store), dist.get_rank(), dist.get_world_size())

@@ -82,6 +82,7 @@ def seed_nodes_of(
     """
     node_type, nodes = _split(data, input_nodes)
     num_nodes = num_nodes_of(data, node_type)
+    mapped = False
     if nodes is None:
         ids: Tensor = torch.arange(num_nodes)
     else:
@@ -94,9 +95,9 @@ def seed_nodes_of(
                 )
             ids = ids.nonzero().view(-1)
             input_id = ids if input_id is None else input_id
-    mapped = in_file(ids)
-    if not mapped:
-        _check_range(ids, num_nodes)
+        mapped = in_file(ids)
+        if not mapped:
+            _check_range(ids, num_nodes)
     if input_id is not None:
         input_id = _tensor(input_id, "input_id")
         if input_id.numel() != ids.numel():

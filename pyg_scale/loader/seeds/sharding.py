@@ -98,7 +98,7 @@ class SeedSharding:
         """Say to the other ranks that this one has made the loader; does not wait.
 
         Args:
-            draws: What :func:`~pyg_scale.loader.sampler_spec.drawn_by` says of it.
+            draws: What :func:`~pyg_scale.loader.resolve.drawn_by` says of it.
 
         Raises:
             CommError: If the store where the ranks met is gone.

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale import comm as comms
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.graph.base import HasOwners, OnRanks, directory_of
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck, group_of_torch
+from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 from pyg_scale.loader.seeds.sharding import SeedSharding
 from pyg_scale.loader.seeds.share import UNEVEN
 
@@ -102,7 +103,7 @@ class SharedSeeds:
             return None, None
         if not mode:
             several = opened is not None and opened.world_size > 1
-            group = opened.group if opened is not None and several else group_of_torch()
+            group = opened.group if opened is not None and several else _group_of_torch()
             if group is None or group.store is None:
                 return None, None
             return None, DuplicateSeedCheck(self.name, group, self.tensors())
@@ -206,3 +207,11 @@ def _group_of(comm: Communicator | None) -> Group:
 @functools.lru_cache(maxsize=1)
 def _group_of_process(*_: Any) -> Group:
     return comms.group(name="seeds")
+
+
+def _group_of_torch() -> Group | None:
+    """The ranks of ``torch.distributed``, if there are several."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    return Group(PrefixStore("pyg_scale", store), dist.get_rank(), dist.get_world_size())

@@ -8,7 +8,6 @@ second one fetches what a window between them hands out, in order.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -194,12 +193,6 @@ def _fetch(finish: Callable[[Any, Stats], Any], item: _Sampled, stats: Stats) ->
     out, item.out = item.out, None
     stats.add(item.stats)
     return finish(out, stats)
-
-
-def announced(out: Any) -> contextlib.AbstractContextManager[None]:
-    """Within it, reads are those that were announced for a sampled batch, if they were."""
-    schedule, step = getattr(out, "_announced", (None, -1))
-    return contextlib.nullcontext() if schedule is None else schedule.serving(step)
 
 
 def requests_of(out: Any, permutation: Any, features: Features) -> list[TensorAttr]:
