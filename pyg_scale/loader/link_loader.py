@@ -13,7 +13,7 @@ from torch_geometric.loader.utils import infer_filter_per_worker
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
-from pyg_scale.loader.batch.padding import padding_of
+from pyg_scale.loader.batch.padding import Padding, padding_of
 from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
@@ -168,22 +168,25 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
                 neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
             )
         self.link_sampler = self._keep(sampler, feature_store, why_processes, links=True)
-        edge_type = self.input_data.input_type
-        ends = (None, None) if edge_type is None else edge_type[::2]
-        self._plan = plan_of(
-            self.batch_cost,
-            data,
-            self._features,
-            self.link_sampler,
-            [*zip(ends, (self.input_data.row, self.input_data.col), strict=True)],
-            shuffle=self._shuffle,
-            collect=self.sampling.collect_features,
-            sample=self._sample,
-        )
-        if pad_to is not None and type(self)._fetch is not LinkLoader._fetch:
-            raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
-        known = self._cut() if self._own_order else None
-        self._padding = padding_of(pad_to, data, known, self._sample)
+        if self.batch_cost is not None:
+            edge_type = self.input_data.input_type
+            ends = (None, None) if edge_type is None else edge_type[::2]
+            self._plan = plan_of(
+                self.batch_cost,
+                data,
+                self._features,
+                self.link_sampler,
+                [*zip(ends, (self.input_data.row, self.input_data.col), strict=True)],
+                shuffle=self._shuffle,
+                collect=self.sampling.collect_features,
+                sample=self._sample,
+            )
+        self._padding: Padding | None = None
+        if pad_to is not None:
+            if type(self)._fetch is not LinkLoader._fetch:
+                raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
+            known = self._cut() if self._own_order else None
+            self._padding = padding_of(pad_to, data, known, self._sample)
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:

@@ -14,7 +14,7 @@ from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
-from pyg_scale.loader.batch.padding import padding_of
+from pyg_scale.loader.batch.padding import Padding, padding_of
 from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
@@ -186,20 +186,23 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             )
         why_processes = resolve.why_processes(sampler.sample_from_nodes)
         self.node_sampler = self._keep(sampler, feature_store, why_processes)
-        self._plan = plan_of(
-            self.batch_cost,
-            data,
-            self._features,
-            self.node_sampler,
-            [(node_type, self.input_data.node)],
-            shuffle=self._shuffle,
-            collect=self.sampling.collect_features,
-            sample=self._sample,
-        )
-        if pad_to is not None and type(self)._fetch is not NodeLoader._fetch:
-            raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
-        known = self._cut() if self._own_order else None
-        self._padding = padding_of(pad_to, data, known, self._sample)
+        if self.batch_cost is not None:
+            self._plan = plan_of(
+                self.batch_cost,
+                data,
+                self._features,
+                self.node_sampler,
+                [(node_type, self.input_data.node)],
+                shuffle=self._shuffle,
+                collect=self.sampling.collect_features,
+                sample=self._sample,
+            )
+        self._padding: Padding | None = None
+        if pad_to is not None:
+            if type(self)._fetch is not NodeLoader._fetch:
+                raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
+            known = self._cut() if self._own_order else None
+            self._padding = padding_of(pad_to, data, known, self._sample)
         self._publish()
 
     def _seed_tensors(self) -> list[Tensor]:
