@@ -15,6 +15,12 @@ with Checkpoint("runs/sage", state, every=100, stop_on=["SIGTERM"]) as checkpoin
 """
 
 from pyg_scale.train.accumulation import Accumulation, KnowsEnd
+from pyg_scale.train.balance import (
+    AdaptivePartition,
+    ScalingAdvice,
+    ScalingAdvisor,
+    SpeedShares,
+)
 from pyg_scale.train.checkpoint import Checkpoint, Resumed
 from pyg_scale.train.load import Load, LoadMonitor
 from pyg_scale.train.precision import Precision
@@ -27,6 +33,7 @@ from pyg_scale.train.stopping import EXIT_CODE, EarlyStopping
 __all__ = [
     "EXIT_CODE",
     "Accumulation",
+    "AdaptivePartition",
     "Checkpoint",
     "EarlyStopping",
     "KnowsEnd",
@@ -36,6 +43,9 @@ __all__ = [
     "Prometheus",
     "Recorder",
     "Resumed",
+    "ScalingAdvice",
+    "ScalingAdvisor",
+    "SpeedShares",
     "TensorBoard",
     "progress",
     "read_run",

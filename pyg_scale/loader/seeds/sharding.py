@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,7 @@ class SeedSharding:
     ) -> None:
         self.rank, self.uneven, self.part = group.rank, uneven, part
         self.split_batches = split_batches
+        self.speed_shares: tuple[int, ...] | None = None
         self.ranks = SharingRanks(group.world_size)
         if part is not None:
             known = default_owners(int(part.max()) + 1 if part.numel() else 1, group.world_size)
@@ -140,6 +142,8 @@ class SeedSharding:
         self._epochs += 1
         state = {
             "seed_given": seed_given,
+            "speed_shares": progress.speed_shares,
+            "next_speed_shares": self.speed_shares,
             "epoch": progress.epoch,
             "delivered": progress.delivered,
             "shares": [each.to_list() for each in progress.segments],
@@ -226,12 +230,13 @@ class SeedSharding:
         seed, number, count = progress.seed, progress.epoch, cut.count
         if self.split_batches:
             steps = cut.of_epoch(seed, number)
+            shares = progress.speed_shares
 
             def piece(step: int) -> BatchIndex | None:
                 if step >= count:
                     return None
                 seeds = steps(step)
-                mine = self._piece(seeds)
+                mine = self._piece(seeds, shares)
                 first = int(mine[0]) if mine.numel() else 0
                 key = keys.batch_key(seed, number, step)
                 return BatchIndex(seeds[mine], key, step, number, first=first)
@@ -268,12 +273,46 @@ class SeedSharding:
 
         return Batches(draw, turns.first, turns.lacks_batches)
 
-    def _piece(self, seeds: Tensor) -> Tensor:
+    @property
+    def takes_shares(self) -> bool:
+        """True if ranks share the seeds of steps, wherever these are."""
+        return self.split_batches and self.part is None
+
+    def set_speed_shares(self, shares: Sequence[int] | None) -> None:
+        """Give ranks unequal pieces of every step, from the next epoch on.
+
+        Args:
+            shares: One for each rank, 0 or more, in any unit; ``None``: equal ones.
+
+        Raises:
+            ValueError: If ranks do not share the seeds of steps, or the shares cannot be.
+        """
+        if not self.takes_shares:
+            raise ValueError(
+                f"shares are pieces of every step: give this {self._name} split_batches=True, and "
+                "split_seeds='global'"
+            )
+        if shares is None:
+            self.speed_shares = None
+            return
+        found = tuple(map(operator.index, shares))
+        if len(found) != self.ranks.world_size or min(found) < 0 or not 0 < sum(found) < 1 << 31:
+            raise ValueError(
+                f"shares must be {self.ranks.world_size} integers, one for each rank, not negative "
+                f"and not all 0, with a sum below 2**31 (got {list(shares)})"
+            )
+        self.speed_shares = found
+
+    def _piece(self, seeds: Tensor, shares: Sequence[int] | None) -> Tensor:
         """The positions of this rank's seeds in a step, ascending, ``int64`` ``[n]``.
 
         A run of them, or with parts those that it owns, as far as all ranks get equally many.
         """
         places, world_size = torch.arange(seeds.numel()), self.ranks.world_size
+        if shares is not None:
+            before, total = sum(shares[: self.rank]), sum(shares)
+            begin = seeds.numel() * before // total
+            return places[begin : seeds.numel() * (before + shares[self.rank]) // total]
         if self.part is None:
             return places.tensor_split(world_size)[self.rank]
         dealt = deal(places, self.ranks, self.part[seeds].to(torch.int64))[:, self.rank]

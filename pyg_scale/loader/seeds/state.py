@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ class EpochProgress:
         self.position = EpochPosition() if position is None else position
         self.finished = False
         self.generator: torch.Tensor | None = None
+        self.speed_shares: tuple[int, ...] | None = None
 
     @property
     def delivered(self) -> int:
@@ -136,6 +138,28 @@ class Resumable:
                 if callable(getattr(sampler, "set_epoch", None)):
                     sampler.set_epoch(epoch)
 
+    def set_speed_shares(self, shares: Sequence[int] | None) -> None:
+        """Say how many of each step's seeds each rank gets, from the next epoch on.
+
+        Every rank says the same. The steps, and the seeds of each, stay what they are. It is part
+        of the state, and forgotten where another number of ranks loads that.
+
+        Args:
+            shares: One for each rank, 0 or more, in any unit; ``None``: equal ones. Ranks that are
+                twice as fast get twice as much; see :class:`pyg_scale.train.SpeedShares`.
+
+        Raises:
+            ValueError: If the loader has not ``split_batches=True``, or the shares cannot be.
+        """
+        if self._sharing is None:
+            if shares is None or len(shares) == 1:  # one rank has everything
+                return
+            raise ValueError(
+                "shares are of ranks that share the seeds of a loader: give it "
+                "split_batches=True, and run several ranks"
+            )
+        self._sharing.set_speed_shares(shares)
+
     def _shared(self) -> SeedSharding | None:
         """The sharing of the seeds; ``None`` if each process has its own."""
         if self._sharing is None or self._sharing.split_by_hand():
@@ -148,8 +172,10 @@ class Resumable:
         if resumed is None:
             seed = draw_seed(self.generator) if self.seed is None else self.seed
             progress = EpochProgress(seed, self._epoch)
+            progress.speed_shares = None if self._sharing is None else self._sharing.speed_shares
         else:
             progress = EpochProgress(resumed.seed, resumed.epoch, resumed.position)
+            progress.speed_shares = resumed.speed_shares
         sharing = self._shared()
         if sharing is not None:
             self._resume = resumed  # if the others do not come, nothing has begun
@@ -227,6 +253,11 @@ class Resumable:
             "delivered": 0,
             **self._identity(),
         }
+        if self._sharing is not None:
+            now = None if progress is None else progress.speed_shares
+            for name, shares in (("shares_now", now), ("shares_next", self._sharing.speed_shares)):
+                if shares is not None:
+                    state[name] = list(shares)
         generator = None if self.generator is None else self.generator.get_state()
         sampler = None
         if progress is not None:
@@ -269,6 +300,8 @@ class Resumable:
         self._pinned = state["pinned"]
         self._epoch = state["next_epoch"]
         self._progress = self._resume = None
+        if self._sharing is not None:
+            self._sharing.speed_shares = self._speed_shares(state.get("shares_next"))
         if self.generator is not None and "generator" in state:
             self.generator.set_state(state["generator"])
         saved = SamplerState(*state["sampler"]) if "sampler" in state else None
@@ -278,8 +311,16 @@ class Resumable:
             position = EpochPosition(state["delivered"], segments, saved, pieces)
             self._resume = EpochProgress(state["seed"], state["epoch"], position)
             self._resume.generator = state.get("generator")
+            self._resume.speed_shares = self._speed_shares(state.get("shares_now"))
         elif saved is not None:
             index_state.restore(self._index_sampler, saved)
+
+    def _speed_shares(self, found: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Shares of a state, if they are those of as many ranks as there are now."""
+        if found is None or self._sharing is None:
+            return None
+        same = self._sharing.takes_shares and len(found) == self._sharing.ranks.world_size
+        return tuple(map(int, found)) if same else None
 
     def _identity(self) -> dict[str, Any]:
         """The properties in which loaders with other batches differ."""

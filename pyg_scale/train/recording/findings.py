@@ -165,7 +165,7 @@ def _slow_rank(found: Sequence[Summary]) -> list[Finding]:
     if stage == "compute":
         remedy = (
             f"look what else runs on the machine of rank {slowest.rank}, and at its device; where "
-            "it is slower for good, give it fewer seeds"
+            "it is slower for good, give it fewer seeds (SpeedShares)"
         )
     return [Finding("slow rank", (slowest.rank,), stage, text, remedy)]
 
