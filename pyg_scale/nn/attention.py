@@ -164,12 +164,15 @@ def attend(
         ``[num_dst, heads, channels]``.
 
     Raises:
-        NotFused: If nodes of edges do not exist.
+        NotFused: If nodes of edges do not exist, or features differ in type.
     """
-    wanted = False
-    if torch.is_grad_enabled():
-        for x in features:
-            wanted = wanted or (x is not None and x.requires_grad)
+    wanted, train = False, torch.is_grad_enabled()
+    for x in features:
+        if x is None:
+            continue
+        wanted = wanted or (train and x.requires_grad)
+        if x.dtype is not src.dtype:
+            raise NotFused(f"features are {src.dtype}, parameters {x.dtype}")
     num_src, num_dst = src.size(0), dst.size(0)
     num_loops = min(num_src, num_dst) if add_loops else -1
     try:

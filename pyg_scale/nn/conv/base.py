@@ -62,8 +62,8 @@ class FusedConv:
             order, and for those of a loader's batch. Calls with less take :attr:`fused_small`, or
             PyG's path. Work is the number of edges times that of channels
             (:meth:`message_channels`), less the channels that take as long as grouping the edges,
-            by both ends or, in a batch, by one. It was measured for our layers; for others it is 0,
-            so all calls are fused.
+            by both ends or, in a batch, by one. It was measured for the layers that have one; for
+            others it is 0, so all calls are fused.
         min_work: A value that replaces both, of a class or an instance; 0 fuses every call.
             ``None``: the measured values.
         fused_small: A method as :meth:`fused`, for inputs too small to group their edges. It raises
