@@ -123,6 +123,7 @@ class SourcePicker {
                    int64_t first, const int64_t* prefix, int64_t k, int64_t* out, double* share) {
     const int64_t d = c.size();
     if (k < 0 || k >= d) return all(c, out, share);
+    if (k == 0) return 0;
     shares(c, first, prefix, k);
     int64_t n = 0;
     for (int64_t i = 0; i < d; ++i) {

@@ -7,7 +7,9 @@ from pyg_scale import hookimpl
 def pyg_scale_samplers() -> dict[str, str]:
     return {
         "cuda": "pyg_scale.sampler.cuda:CudaSampler",
+        "fastgcn": "pyg_scale.sampler.layer_wise:FastGCN",
         "labor": "pyg_scale.sampler.labor:Labor",
+        "ladies": "pyg_scale.sampler.layer_wise:Ladies",
         "native": "pyg_scale.sampler.native:NativeSampler",
         "reference": "pyg_scale.sampler.reference:ReferenceSampler",
     }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.hop import HopSampler
     from pyg_scale.sampler.importance import ImportanceSampler, edges_by_layer
     from pyg_scale.sampler.labor import Labor
+    from pyg_scale.sampler.layer_wise import FastGCN, Ladies
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
     from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Chosen": "frontier",
     "CudaSampler": "cuda",
+    "FastGCN": "layer_wise",
     "Frontier": "frontier",
     "HGTSampler": "hgt",
     "HeteroSamplerOutput": "output",
     "HopSampler": "hop",
     "ImportanceSampler": "importance",
     "Labor": "labor",
+    "Ladies": "layer_wise",
     "NativeSampler": "native",
     "NegativeSampling": "negative",
     "NeighborSampler": "base",
@@ -49,12 +52,14 @@ _HOME = {
 __all__ = [
     "Chosen",
     "CudaSampler",
+    "FastGCN",
     "Frontier",
     "HGTSampler",
     "HeteroSamplerOutput",
     "HopSampler",
     "ImportanceSampler",
     "Labor",
+    "Ladies",
     "NativeSampler",
     "NegativeSampling",
     "NeighborSampler",

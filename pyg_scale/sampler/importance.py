@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
+from pyg_scale.ops.keys import SOURCE, edge_type_hash, fold
 from pyg_scale.sampler.base import one_of
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
@@ -39,7 +40,15 @@ class ImportanceSampler(NativeSampler):
     Args:
         args: See :class:`~pyg_scale.sampler.NeighborSampler`, as for ``kwargs``.
         weights: One of these, or ``None`` for no weights.
+        hops: ``"once"``: a node is expanded in the hop after it was reached, as in PyG.
+            ``"layers"``: in every hop from then on; layers of a model then have edges of their
+            own, see :func:`pyg_scale.sampler.edges_by_layer`.
         kwargs: See there.
+
+    Raises:
+        ValueError: If an option is none of these.
+        NotImplementedError: If the arguments ask for times, ``disjoint``, ``replace`` or subgraphs
+            that are not directional.
     """
 
     can: ClassVar[frozenset[str]] = frozenset()
@@ -49,10 +58,13 @@ class ImportanceSampler(NativeSampler):
 
     uniform: ClassVar[bool] = False
 
-    def __init__(self, *args: Any, weights: str | None = "mean", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, weights: str | None = "mean", hops: str = "once", **kwargs: Any
+    ) -> None:
         if weights is not None:
             one_of("weights", weights, ("sum", "mean", "gcn"))
         self.weights = weights
+        self.every_layer = one_of("hops", hops, ("once", "layers")) == "layers"
         super().__init__(*args, **kwargs)
 
     @property
@@ -84,7 +96,14 @@ class ImportanceSampler(NativeSampler):
         key: int,
     ) -> Sample:
         """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`."""
-        sample = super().sample(seed, seed_time, key)
+        return self.weighed(super().sample(seed, seed_time, key))
+
+    def source_key(self, key: int, hop: int, edge_type: EdgeType) -> int:
+        """The key of the random numbers of sources in a hop along an edge type."""
+        return fold(key, SOURCE, hop, edge_type_hash(edge_type))
+
+    def weighed(self, sample: Sample) -> Sample:
+        """A sample in plain torch with the weights that need degrees of both ends."""
         if self.weights is None:
             return sample
         none = {t: torch.empty(0) for t in sample.edge}  # without hops nothing gives weights
@@ -110,14 +129,53 @@ class ImportanceSampler(NativeSampler):
             position: See there.
             share: Their probabilities as numbers of ``2**32``, ``float64`` ``[m]``.
         """
+        return Chosen(row, position, self.weights_of(row, frontier.num_candidates, share) or None)
+
+    def weights_of(self, row: Tensor, degree: Tensor, share: Tensor) -> dict[str, Tensor]:
+        """The extra tensors of edges that were taken.
+
+        Args:
+            row: The place of each edge's destination, ``int64`` ``[m]``.
+            degree: Numbers of in-edges of destinations, ``int64`` ``[n]``.
+            share: The probabilities of edges as numbers of ``2**32``, ``float64`` ``[m]``.
+        """
         if self.weights is None:
-            return Chosen(row, position)
+            return {}
         weight = CERTAIN / share.to(torch.float64)
-        if self.weights == "gcn":  # sample() knows the degrees of both ends
-            return Chosen(row, position, {"edge_weight": weight})
+        if self.weights == "gcn":  # weighed() knows the degrees of both ends
+            return {"edge_weight": weight}
         if self.weights == "mean":
-            weight = weight / frontier.num_candidates[row].to(torch.float64)
-        return Chosen(row, position, {"edge_weight": weight.to(torch.float32)})
+            weight = weight / degree[row].to(torch.float64)
+        return {"edge_weight": weight.to(torch.float32)}
+
+
+def fill(weight: Tensor, group: Tensor, wanted: Tensor, certain: Tensor) -> Tensor:
+    """Shares in proportion to weights, of a given sum in each group, none above ``2**32``.
+
+    Those that would be are ``2**32``, and the others share what is left.
+
+    Args:
+        weight: ``int64`` ``[m]``.
+        group: The group of each, ``int64`` ``[m]``.
+        wanted: The sum of each group, in units of ``2**32``, ``int64`` ``[g]``.
+        certain: Which of them are ``2**32`` whatever their weight, ``bool`` ``[m]``; all of a
+            group or none.
+
+    Returns:
+        ``float64`` ``[m]``; at least 1 where there is a weight, and 0 in groups that want nothing.
+    """
+    nothing, some = (wanted <= 0)[group] & ~certain, ~certain
+    while True:
+        left = torch.zeros_like(wanted).index_add_(0, group, torch.where(certain, 0, weight))
+        rate = (wanted.to(torch.float64) * CERTAIN / left.clamp(min=1).to(torch.float64))[group]
+        scaled = weight.to(torch.float64) * rate
+        more = some & ~certain & (weight > 0) & (scaled >= CERTAIN)
+        if not bool(more.any()):
+            break
+        certain = certain | more
+        wanted = wanted - torch.zeros_like(wanted).index_add_(0, group, more.to(torch.int64))
+    share = torch.where(weight > 0, scaled.ceil().clamp(min=1), 0)
+    return torch.where(nothing, 0.0, torch.where(certain, CERTAIN, share))
 
 
 def degrees_of(graph: Topology, edge_type: EdgeType, node: Tensor) -> Tensor:

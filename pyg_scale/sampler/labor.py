@@ -29,12 +29,12 @@ from torch import Tensor
 from pyg_scale.graph.topology import CSC
 from pyg_scale.ops import library
 from pyg_scale.ops.expand import expand_neighbors
-from pyg_scale.ops.keys import SOURCE, edge_type_hash, fold, source_number
+from pyg_scale.ops.keys import source_number
 from pyg_scale.ops.sample import SourceDraws
-from pyg_scale.sampler.base import flag, one_of
+from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.frontier import Chosen, Frontier
-from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler
+from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler, fill
 
 
 class Labor(ImportanceSampler):
@@ -57,9 +57,7 @@ class Labor(ImportanceSampler):
             or ``None`` for no weights; see :class:`~pyg_scale.sampler.ImportanceSampler`.
         layer_dependency: If True, a node has the same random number in all hops, so that hops take
             the same nodes. Fewer nodes again, while layers are no longer independent.
-        hops: ``"once"``: a node is expanded in the hop after it was reached, as in PyG.
-            ``"layers"``: in every hop from then on, as LABOR is defined; layers of a model then
-            have edges of their own, see :func:`pyg_scale.sampler.edges_by_layer`.
+        hops: ``"once"`` or ``"layers"``, as LABOR is defined; see there.
         kwargs: See there.
 
     Raises:
@@ -80,8 +78,7 @@ class Labor(ImportanceSampler):
         **kwargs: Any,
     ) -> None:
         self.layer_dependency = flag("layer_dependency", layer_dependency)
-        self.every_layer = one_of("hops", hops, ("once", "layers")) == "layers"
-        super().__init__(*args, weights=weights, **kwargs)
+        super().__init__(*args, weights=weights, hops=hops, **kwargs)
 
     @property
     def source_draws(self) -> SourceDraws:
@@ -89,9 +86,8 @@ class Labor(ImportanceSampler):
         return SourceDraws(self.layer_dependency, WEIGHTS.index(self.weights), self.every_layer)
 
     def source_key(self, key: int, hop: int, edge_type: Any) -> int:
-        """The key of the random numbers of sources in a hop along an edge type."""
-        hop = 0 if self.layer_dependency else hop
-        return fold(key, SOURCE, hop, edge_type_hash(edge_type))
+        """See :meth:`ImportanceSampler.source_key`."""
+        return super().source_key(key, 0 if self.layer_dependency else hop, edge_type)
 
     def pick(self, frontier: Frontier, k: int) -> Chosen:
         """See :meth:`HopSampler.pick <pyg_scale.sampler.hop.HopSampler.pick>`."""
@@ -156,17 +152,4 @@ def shares(frontier: Frontier, row: Tensor, position: Tensor, k: int) -> Tensor:
     prefix = frontier.csc.weight_prefix
     weight = prefix[position]
     weight = weight - torch.where(position == frontier.first[row], 0, prefix[position - 1])
-    certain = (degree <= k)[row]
-    some = ~certain  # of nodes that do not take all
-    wanted = torch.full_like(degree, k)
-    while True:
-        left = torch.zeros_like(degree).index_add_(0, row, torch.where(certain, 0, weight))
-        rate = (wanted.to(torch.float64) * CERTAIN / left.clamp(min=1).to(torch.float64))[row]
-        scaled = weight.to(torch.float64) * rate
-        more = some & ~certain & (weight > 0) & (scaled >= CERTAIN)
-        if not bool(more.any()):
-            break
-        certain = certain | more
-        wanted = wanted - torch.zeros_like(degree).index_add_(0, row, more.to(torch.int64))
-    share = torch.where(weight > 0, scaled.ceil().clamp(min=1), 0)
-    return torch.where(certain, CERTAIN, share)
+    return fill(weight, row, torch.full_like(degree, k), (degree <= k)[row])

@@ -36,6 +36,9 @@ class ImportanceTests(SamplerTests):
     num_wanted = 4
     """The ``num_neighbors`` of a hop in these tests."""
 
+    by_node = True
+    """Whether ``num_neighbors`` is how many in-edges a node takes, on average, by itself."""
+
     def test_says_what_the_weights_estimate(self, unbound: NeighborSampler) -> None:
         assert isinstance(unbound, WeighsEdges) and unbound.weights in ("sum", "mean", "gcn"), (
             "give the sampler an attribute weights that is 'sum', 'mean' or 'gcn'"
@@ -128,7 +131,7 @@ class ImportanceTests(SamplerTests):
 
     def test_numbers_on_a_tree(self, unbound: NeighborSampler) -> None:
         data, degrees, k = *tree(), self.num_wanted
-        if getattr(unbound, "exact_count", True) or not draws_by_node(unbound):
+        if not self.by_node:
             pytest.skip("nodes do not take in-edges each by itself")
         bound = bind(unbound, data, [k, k])
         found = torch.tensor(
@@ -139,11 +142,6 @@ class ImportanceTests(SamplerTests):
         taken = [min(1.0, k / degrees[0]) * min(k, d) for d in degrees[1:]]
         z = _largest(found, torch.tensor([float(first), sum(taken)], dtype=torch.float64))
         assert z <= 4, f"numbers of edges on a tree are off by {z:.1f} standard errors"
-
-
-def draws_by_node(sampler: NeighborSampler) -> bool:
-    """True if a node takes in-edges by itself, as on a tree."""
-    return bool(getattr(sampler, "draws_by_node", False))
 
 
 def overlapping() -> Data:

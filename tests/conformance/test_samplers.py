@@ -3,7 +3,7 @@
 import pytest
 
 from pyg_scale.ops import library
-from pyg_scale.sampler import Labor
+from pyg_scale.sampler import FastGCN, Labor
 from pyg_scale.testing import ImportanceTests, SamplerTests
 
 pytestmark = pytest.mark.matrix(3)
@@ -33,3 +33,21 @@ class TestLaborByDegrees(ImportanceTests):
     @pytest.fixture
     def sampler(self):
         return Labor(weights="gcn", layer_dependency=True)
+
+
+class TestLadies(ImportanceTests):
+    num_wanted = 12
+    by_node = False
+
+    @pytest.fixture
+    def sampler(self):
+        return "ladies"
+
+
+class TestFastGCN(ImportanceTests):
+    num_wanted = 25
+    by_node = False
+
+    @pytest.fixture
+    def sampler(self):
+        return FastGCN(weights="gcn")

@@ -1,7 +1,7 @@
 """Importance samplers that weigh or draw wrongly: the conformance kit sees each.
 
-Each mutant is LABOR in plain torch with one thing wrong. That LABOR itself passes all tests is
-checked in ``tests/conformance``.
+Each mutant is LABOR, LADIES or FastGCN in plain torch with one thing wrong. That these pass all
+tests is checked in ``tests/conformance``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from pyg_scale.ops.keys import fold_tensor, source_number
-from pyg_scale.sampler import Chosen, Labor
+from pyg_scale.sampler import Chosen, FastGCN, Labor, Ladies
 from pyg_scale.sampler import labor as module
+from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.testing import ImportanceTests
 from pyg_scale.testing.run import failures
 
 pytestmark = pytest.mark.matrix(3)
+
+
+class ByLayer(ImportanceTests):
+    """The kit for samplers whose numbers count nodes of a hop."""
+
+    num_wanted = 12
+    by_node = False
+
 
 MUTANTS: list[tuple[type[Labor], str]] = []
 
@@ -33,7 +42,8 @@ def caught_by(*tests):
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda v: getattr(v, "__name__", v))
 def test_is_caught(mutant, test, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
-    failure = next(failures(ImportanceTests, test, sampler=mutant()), None)
+    kit = ByLayer if issubclass(mutant, Ladies) else ImportanceTests
+    failure = next(failures(kit, test, sampler=mutant()), None)
     assert failure is not None, f"{mutant.__name__} ({mutant.__doc__}) passes {test}"
     assert isinstance(failure[1], (AssertionError, pytest.fail.Exception)), failure
 
@@ -114,3 +124,30 @@ class DrawsByPosition(Labor):
         key = self.source_key(frontier.batch_key, frontier.hop, frontier.edge_type)
         taken = source_number(key, position).double() < share
         return self.chosen(frontier, row[taken], position[taken], share[taken])
+
+
+@caught_by("test_sums_are_unbiased", "test_edges_are_taken_as_often_as_weights_say")
+class ForgetsTheLimit(Ladies):
+    """Weighs by probabilities of which some exceed 1."""
+
+    def weights_of(self, row, degree, share):
+        return super().weights_of(row, degree, torch.where(share < 2.0**32, share, share * 2))
+
+
+@caught_by("test_parts_give_the_batches_of_the_whole_graph")
+class EachPartByItself(Ladies):
+    """Has every part choose among its own edges, instead of the hop as a whole."""
+
+    def expand(self, asks):
+        return HopSampler.expand(self, asks)
+
+    def choose(self, csc, ask, *rest):
+        return self._take(ask, super().choose(csc, ask._replace(num_neighbors=-1), *rest))
+
+
+@caught_by("test_sums_in_the_second_hop_are_unbiased", "test_sums_are_unbiased")
+class WeighsByTheHop(FastGCN):
+    """Draws by the norms of the whole graph, and weighs by those of the hop."""
+
+    def weights_of(self, row, degree, share):
+        return super().weights_of(row, degree, (share * 1.3).clamp(max=2.0**32))

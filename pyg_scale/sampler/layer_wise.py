@@ -1,0 +1,199 @@
+"""LADIES and FastGCN: a hop takes about as many nodes as are wanted, whatever they lead to.
+
+Sources are chosen for the hop as a whole. Each is in it by itself, with a probability in proportion
+to its squared column norm ``q(t)``, so that a hop has ``k`` sources on average (Poisson sampling:
+"PLADIES" in Balin and Catalyurek, NeurIPS 2023, which varies less than draws with replacement). All
+edges from these sources are taken. In integers, and thus the same wherever it is computed:
+
+* an edge ``t -> s`` of weight ``w`` (see :class:`~pyg_scale.sampler.ImportanceSampler`; without
+  weights, that of the mean) adds ``max(1, floor(w * w * 2**32))`` to ``q(t)``;
+* the shares ``c(t)`` of the sources follow from ``q`` and ``k`` as those of weighted in-edges do in
+  :mod:`pyg_scale.sampler.labor`: ``q * rate``, none above ``2**32``;
+* a source is taken if its random number is below its share, as there.
+
+In LADIES, ``q`` sums over the edges into the nodes that the hop expands, in FastGCN over all edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyg_scale.graph.topology import CSC, NodeType
+from pyg_scale.ops.keys import source_number
+from pyg_scale.sampler.choose import Ask, Picked
+from pyg_scale.sampler.hop import HopSampler
+from pyg_scale.sampler.importance import CERTAIN, ImportanceSampler, degrees_of, fill
+from pyg_scale.sampler.native import NativeSampler
+from pyg_scale.sampler.output import Sample
+
+_EDGES_AT_ONCE = 1 << 24
+
+
+class Ladies(ImportanceSampler):
+    """Samples about ``num_neighbors`` sources in each hop, among the neighbours of its nodes.
+
+    The method of Zou et al.: "Layer-Dependent Importance Sampling for Training Deep and Large Graph
+    Convolutional Networks", NeurIPS 2019, with independent draws. ``num_neighbors`` counts nodes
+    of a hop, not in-edges of a node; -1 takes all::
+
+        loader = NeighborLoader(data, [512, 512], neighbor_sampler=Ladies(weights="gcn"))
+
+    Args:
+        args: See :class:`~pyg_scale.sampler.NeighborSampler`, as for ``kwargs``.
+        weights: See :class:`~pyg_scale.sampler.ImportanceSampler`, also for ``hops`` and errors.
+        hops: See there.
+        kwargs: See there.
+    """
+
+    can: ClassVar[frozenset[str]] = frozenset({"backward", "links"})
+
+    @property
+    def draws_by_node(self) -> bool:
+        """See :class:`~pyg_scale.sampler.base.DrawsByNode`: other nodes of the hop count, too."""
+        return False
+
+    def sample(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+        key: int,
+    ) -> Sample:
+        """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`."""
+        return self.weighed(HopSampler.sample(self, seed, seed_time, key))
+
+    def expand(self, asks: Sequence[Ask]) -> list[Picked]:
+        """See :meth:`HopSampler.expand <pyg_scale.sampler.hop.HopSampler.expand>`.
+
+        All in-edges of the nodes are read, wherever they are, and those of the sources kept.
+        """
+        every = super().expand([ask._replace(num_neighbors=-1) for ask in asks])
+        return [self._take(ask, picked) for ask, picked in zip(asks, every, strict=True)]
+
+    def choose(
+        self,
+        csc: CSC,
+        ask: Ask,
+        place: Tensor | None,
+        neighbor_time: Tensor | None,
+        num_neighbor_nodes: int,
+    ) -> Picked:
+        """All in-edges; see :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
+        return NativeSampler.choose(self, csc, ask, place, neighbor_time, num_neighbor_nodes)
+
+    def _take(self, ask: Ask, every: Picked) -> Picked:
+        row = torch.arange(every.counts.numel()).repeat_interleave(every.counts)
+        source = every.neighbor
+        share = self.shares(ask, row, every)
+        number = source_number(self.source_key(ask.key, ask.hop, ask.edge_type), source)
+        taken = (number.to(torch.float64) < share).nonzero().view(-1)
+        row, counts = row[taken], every.counts
+        attrs = self.weights_of(row, counts, share[taken])
+        return Picked(
+            torch.bincount(row, minlength=counts.numel()), source[taken], every.edge[taken], attrs
+        )
+
+    def shares(self, ask: Ask, row: Tensor, every: Picked) -> Tensor:
+        """The shares of the sources of edges, as numbers of ``2**32``, ``float64`` ``[m]``.
+
+        Args:
+            ask: The nodes of the hop.
+            row: The place of each edge's destination among them, ``int64`` ``[m]``.
+            every: All in-edges.
+        """
+        if ask.num_neighbors < 0:
+            return torch.full(row.shape, CERTAIN, dtype=torch.float64)
+        source, place = torch.unique(every.neighbor, return_inverse=True)
+        theirs = None if self.weights != "gcn" else self._degrees(every.neighbor)
+        part = squares(self.weights, every.counts[row], theirs)
+        norm = torch.zeros_like(source).index_add_(0, place, part)
+        return layer_shares(norm, ask.num_neighbors)[place]
+
+    def _degrees(self, node: Tensor) -> Tensor:
+        assert self.topology is not None
+        return degrees_of(self.topology, None, node)
+
+
+class FastGCN(Ladies):
+    """Samples about ``num_neighbors`` nodes of the graph for each hop, and the edges from them.
+
+    The method of Chen, Ma, Xiao: "FastGCN: Fast Learning with Graph Convolutional Networks via
+    Importance Sampling", ICLR 2018: probabilities are those of the whole graph, in proportion to
+    the squared norms of its columns, with independent draws. Many of the nodes that are drawn are
+    neighbours of none that is expanded; these are not in the batch.
+
+    Args:
+        args: See :class:`~pyg_scale.sampler.NeighborSampler`, as for ``kwargs``.
+        weights: See :class:`~pyg_scale.sampler.ImportanceSampler`, also for ``hops`` and errors.
+        hops: See there.
+        kwargs: See there.
+
+    Raises:
+        NotImplementedError: If other ranks have parts of the graph.
+    """
+
+    @property
+    def draws_by_node(self) -> bool:
+        """See :class:`~pyg_scale.sampler.base.DrawsByNode`."""
+        return True
+
+    def _attach(self, data: Any) -> None:
+        super()._attach(data)
+        self._norm = self.column_norms()
+
+    def _check_supported(self) -> None:
+        super()._check_supported()
+        graph = self.topology
+        assert graph is not None
+        if graph.router is not None and graph.router.parts_here() is None:
+            raise NotImplementedError(
+                "FastGCN draws with the probabilities of the whole graph, but other ranks have "
+                "parts of it; neighbor_sampler='ladies' and 'labor' need only the nodes of a hop"
+            )
+
+    def shares(self, ask: Ask, row: Tensor, every: Picked) -> Tensor:
+        """See :meth:`Ladies.shares`."""
+        if ask.num_neighbors < 0:
+            return torch.full(row.shape, CERTAIN, dtype=torch.float64)
+        return layer_shares(self._norm, ask.num_neighbors)[every.neighbor]
+
+    def column_norms(self) -> Tensor:
+        """The squared norm of each node's column in fixed point, ``int64`` ``[num_nodes]``."""
+        graph = self.topology
+        assert graph is not None
+        norm = torch.zeros(graph.num_nodes[None], dtype=torch.int64)
+        here = None if graph.router is None else graph.router.parts_here()
+        for csc in [graph.csc[None]] if here is None else here.csc[None]:
+            degree = csc.indptr.diff()
+            for begin in range(0, csc.num_edges, _EDGES_AT_ONCE):
+                position = torch.arange(begin, min(begin + _EDGES_AT_ONCE, csc.num_edges))
+                row = torch.searchsorted(csc.indptr, position, right=True) - 1
+                source = csc.indices[position].to(torch.int64)
+                theirs = self._degrees(source) if self.weights == "gcn" else None
+                norm.index_add_(0, source, squares(self.weights, degree[row], theirs))
+        return norm
+
+
+def squares(weights: str | None, degree: Tensor, theirs: Tensor | None) -> Tensor:
+    """Squared weights of edges in fixed point, ``int64`` ``[m]``, at least 1.
+
+    Args:
+        weights: See :class:`~pyg_scale.sampler.ImportanceSampler`.
+        degree: Degrees of their destinations, ``int64`` ``[m]``.
+        theirs: Degrees of their sources, for ``"gcn"``.
+    """
+    if weights == "sum":
+        return torch.full_like(degree, 1 << 32)
+    other = degree if theirs is None else theirs.clamp(min=1)
+    product = degree.to(torch.float64) * other.to(torch.float64)
+    return (CERTAIN / product).floor().clamp(min=1).to(torch.int64)
+
+
+def layer_shares(norm: Tensor, k: int) -> Tensor:
+    """Shares in proportion to ``norm`` ``int64`` ``[n]``, of sum ``k``, ``float64`` ``[n]``."""
+    one = torch.zeros_like(norm)
+    everything = (norm > 0).sum() <= k
+    return fill(norm, one, torch.tensor([k]), (norm > 0) & everything)
