@@ -75,6 +75,10 @@ def test_results_are_those_of_pyg(x, edge_index, aggr, flow):
     compared(layer, (x, edge_index), tolerance=float("inf") if powers else 1e-9)
 
 
+def test_parameters_of_an_aggregation_get_gradients(x, edge_index):
+    compared(Difference(pyg.aggr.SoftmaxAggregation(learn=True)), (x, edge_index), tolerance=1e-9)
+
+
 def test_graphs_of_any_form(x, edge_index):
     by_destination = edge_index[:, edge_index[1].argsort(stable=True)]
     into_few = torch.stack([edge_index[0], edge_index[1] % 3])

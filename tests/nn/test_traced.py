@@ -322,3 +322,16 @@ def test_sparse_matrices_take_the_product_of_pyg(x, edge_index):
     accelerate(layer)
     assert torch.equal(layer(x, adj_t), expected)
     assert fallbacks(layer) == {"": {"a sparse matrix": 1}}
+
+
+def test_compiled_and_scripted_layers_are_those_of_pyg(x, edge_index, weight):
+    layer = pyg.SGConv(8, 4, K=2).double()
+    expected = layer(x, edge_index, weight)
+    accelerate(layer)
+    before = fallbacks().get("SGConv", {})
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert distance(compiled(x, edge_index, weight), expected) < 1e-12
+    reasons = fallbacks()["SGConv"].keys() - before.keys()
+    assert reasons == {"torch.compile or a CUDA graph"}
+    scripted = torch.jit.script(layer)
+    assert distance(scripted(x, edge_index, weight), expected) < 1e-12

@@ -56,15 +56,15 @@ class TracedConv(FusedConv):
     Made by :func:`traced`.
     """
 
-    crossover = 250_000, 150_000
+    crossover = 300_000, 200_000
 
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
-        reason = observed(self)
-        if reason is None and self._is_small(self._widest(kwargs), edge_index):
+        reason: str | None
+        if self._is_small(self._widest(kwargs), edge_index):
             reason = SMALL
-        elif reason is None and torch.compiler.is_compiling():
-            reason = RECORDED
+        else:
+            reason = RECORDED if torch.compiler.is_compiling() else observed(self)
         if reason is None:
             try:
                 return _propagate(self, edge_index, size, kwargs)
