@@ -147,7 +147,9 @@ LAYERS: dict[str, Example] = {
     "PointGNNConv": Example(
         lambda c: pyg.PointGNNConv(_mlp([c, 3]), _mlp([c + 3, c]), _mlp([c, c])), _positions
     ),
-    "GPSConv": Example(lambda c: pyg.GPSConv(c, pyg.GCNConv(c, c), heads=2, norm=None)),
+    "GPSConv": Example(
+        lambda c: pyg.GPSConv(c, pyg.GCNConv(c, c), heads=2, norm=None, attn_type="performer")
+    ),
     "AntiSymmetricConv": Example(lambda c: pyg.AntiSymmetricConv(c)),
     "DirGNNConv": Example(lambda c: pyg.DirGNNConv(pyg.SAGEConv(c, c))),
     "MixHopConv": Example(lambda c: pyg.MixHopConv(c, c), _weighted),
