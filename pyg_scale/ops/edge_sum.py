@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pyg_scale.ops import library
 
@@ -36,7 +37,17 @@ def edge_sum(x: Tensor, edge_index: Tensor, num_dst: int, norm: str = "sum") -> 
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)} (got {norm!r})")
-    return _EdgeSum.apply(x, edge_index, num_dst, NORMS.index(norm), False)
+    given = x, edge_index, num_dst, NORMS.index(norm), False
+    if x.requires_grad or getattr(forward_ad, "_current_level", -1) >= 0:
+        return _EdgeSum.apply(*given)
+    return _sum(*given)
+
+
+def _sum(x: Tensor, edge_index: Tensor, num_dst: int, norm: int, transposed: bool) -> Tensor:
+    if library.compiled():
+        op = torch.ops.pyg_scale.edge_sum
+        return op(x.contiguous(), edge_index, num_dst, norm, transposed)
+    return edge_sum_plain(x, edge_index, num_dst, NORMS[norm], transposed)
 
 
 class _EdgeSum(torch.autograd.Function):
@@ -46,15 +57,14 @@ class _EdgeSum(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(edge_index)
         ctx.rest = x.size(0), norm, not transposed
-        if library.compiled():
-            op = torch.ops.pyg_scale.edge_sum
-            return op(x.contiguous(), edge_index, num_dst, norm, transposed)
-        return edge_sum_plain(x, edge_index, num_dst, NORMS[norm], transposed)
+        return _sum(x, edge_index, num_dst, norm, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (edge_index,) = ctx.saved_tensors
-        return _EdgeSum.apply(grad, edge_index, *ctx.rest), None, None, None, None
+        # Without another function around it, unless it is to be differentiated again.
+        run = _EdgeSum.apply if torch.is_grad_enabled() else _sum
+        return run(grad, edge_index, *ctx.rest), None, None, None, None
 
 
 def edge_sum_plain(

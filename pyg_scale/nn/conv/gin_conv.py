@@ -48,4 +48,6 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
             raise NotFused(SMALL)
         how = check_small(self, src, edge_index)
         out = sum_small(src, edge_index, dst.size(0), how)
-        return self.nn(out + (1 + self.eps) * dst)
+        if self.eps.requires_grad:
+            return self.nn(out + (1 + self.eps) * dst)
+        return self.nn(out.add(dst, alpha=1 + self.eps.item()))

@@ -19,6 +19,7 @@ import argparse
 import copy
 import gc
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -103,7 +104,7 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         torch.set_num_threads(args.threads)
     found |= {"copy_bytes_per_s": gauge.copy_bandwidth(_COPY_BYTES), "graphs": [], "cases": []}
 
-    def run(name: str, where: str, cases: Sequence[Case]) -> None:
+    def run(name: str, where: str, cases: Sequence[Case], gauge: Gauge = gauge) -> None:
         print(f"measuring {name} on {where}", file=sys.stderr)
         for _, group in groupby(cases, key=lambda case: case.about["backward"]):
             gauge.measure(list(group), args.rounds, 0.0 if args.quick else _SHORT_SECONDS)
@@ -138,10 +139,11 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         torch.manual_seed(0)
         for name in args.steps:
             run(name, BATCHES, step_cases(name, seen, args.hidden))
+    processor = Gauge(torch.device("cpu"), time.process_time)
     for size in args.sizes:
         for name in args.small:
             cases = small_cases(name, size, args.small_channels, args.small_heads)
-            run(f"{name} twice", _small(size), cases)
+            run(name, _small(size), cases, processor)
 
 
 def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
@@ -404,7 +406,8 @@ def report(found: Mapping[str, Any]) -> Report:
         ),
         (
             f"N nodes, twice: two layers, {settings['small_channels']} channels, "
-            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every step"
+            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every "
+            "step; seconds of CPU time, as an interruption is longer than a step"
         ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",

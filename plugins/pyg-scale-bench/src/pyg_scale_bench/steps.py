@@ -66,17 +66,20 @@ class Gauge:
 
     Args:
         device: The CPU, or a CUDA device, whose own clock and memory are used.
+        clock: The clock of the CPU, in seconds.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self._cuda = device, device.type == "cuda"
+    def __init__(
+        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.device, self._cuda, self._clock = device, device.type == "cuda", clock
 
     def seconds(self, step: Callable[[], Any]) -> float:
         """Seconds of one step: between events on a CUDA device, by the clock on the CPU."""
         if not self._cuda:
-            start = time.perf_counter()
+            start = self._clock()
             step()
-            return time.perf_counter() - start
+            return self._clock() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         step()
