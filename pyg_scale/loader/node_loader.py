@@ -16,7 +16,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.padding import Padding, padding_of
 from pyg_scale.loader.batch.source import check_data
-from pyg_scale.loader.seeds.epoch import BatchIndex
+from pyg_scale.loader.seeds.epoch import BatchIndex, num_batches
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.seeds.plan import plan_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
@@ -184,6 +184,14 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             raise ValueError(
                 "redraw=False needs seed=: the neighbours of a node follow from it, in all epochs"
             )
+        if resolve.follows_steps(sampler) and (
+            self.seed is None or not self._own_order or self.batch_cost is not None
+        ):
+            raise ValueError(
+                "batch_dependency= needs seed=, and batches in the loader's own order, without "
+                "sampler=, batch_sampler= and batch_cost=: random numbers go on from batch to "
+                "batch, over all epochs"
+            )
         why_processes = resolve.why_processes(sampler.sample_from_nodes)
         self.node_sampler = self._keep(sampler, feature_store, why_processes)
         if self.batch_cost is not None:
@@ -216,8 +224,17 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         return resolve.drawn_by(self.node_sampler)
 
     def _sample(self, batch: BatchIndex) -> Any:
-        inputs, sampler = self.input_data[batch.index], self.node_sampler
+        inputs, sampler = self.input_data[batch.index], self._sampler_at(batch)
         return resolve.call(sampler.sample_from_nodes, inputs, self._key(batch))
+
+    def _sampler_at(self, batch: BatchIndex) -> Any:
+        """The sampler, which may have to know where a batch stands."""
+        if self.seed is None or not resolve.follows_steps(self.node_sampler):
+            return self.node_sampler
+        if batch.position < 0:  # loader(index) is none of the batches
+            return self.node_sampler.at_step(batch.key, 0)
+        count = num_batches(len(self.dataset), self.batch_size, self.drop_last)
+        return self.node_sampler.at_step(self.seed, batch.epoch * count + batch.position)
 
     def _key(self, batch: BatchIndex) -> int:
         """The key to sample a batch with."""

@@ -19,7 +19,13 @@ from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.loader.workers.randomness import torch_forked
 from pyg_scale.ops import keys
-from pyg_scale.sampler.base import DrawsByNode, MayKeepDraws, NeighborSampler
+from pyg_scale.sampler.base import (
+    DrawsByNode,
+    FollowsSteps,
+    MayKeepDraws,
+    NeighborSampler,
+    WeighsEdges,
+)
 
 
 def takes_key(method: Callable[..., Any]) -> bool:
@@ -72,6 +78,11 @@ def keeps_draws(sampler: Any) -> bool:
 def fixed_key(seed: int) -> int:
     """The key of all batches of a loader whose sampler keeps its draws, from the loader's seed."""
     return keys.fold(0, seed, keys.FIXED)
+
+
+def follows_steps(sampler: Any) -> bool:
+    """Return True if a sampler must know where batches stand among those of all epochs."""
+    return isinstance(sampler, FollowsSteps) and sampler.batch_dependency > 1
 
 
 def why_processes(method: Callable[..., Any]) -> str:
@@ -176,6 +187,10 @@ _OPTIONS = (
     "time_attr",
     "weight_attr",
     "redraw",
+    "weights",
+    "every_layer",
+    "layer_dependency",
+    "batch_dependency",
 )
 _NEGATIVES = ("mode", "amount", "src_weight", "dst_weight", "exclude_positives")
 
@@ -191,7 +206,8 @@ def drawn_by(sampler: Any, neg_sampling: Any = None) -> dict[str, str]:
         Arguments and their values as text; those that a sampler has not are left out.
     """
     found: dict[str, str] = {}
-    if not type(sampler).__module__.startswith("pyg_scale."):  # of those all draw the same
+    ours = type(sampler).__module__.startswith("pyg_scale.")  # of those all draw the same, but ...
+    if not ours or isinstance(sampler, WeighsEdges):
         found["neighbor_sampler"] = type(sampler).__qualname__
     options: Mapping[str, Any] = getattr(sampler, "options", {})  # where servers sample
     for name in _OPTIONS:

@@ -76,6 +76,27 @@ class WeighsEdges(Protocol):
 
 
 @runtime_checkable
+class FollowsSteps(Protocol):
+    """A sampler whose draws may depend on where a batch stands among those of all epochs.
+
+    Attributes:
+        batch_dependency: The number of batches within which its random numbers change; with 1,
+            those of a batch follow from its key, and nothing else is needed.
+    """
+
+    batch_dependency: int
+
+    def at_step(self, seed: int, step: int) -> Any:
+        """The sampler of a batch.
+
+        Args:
+            seed: The seed of the loader.
+            step: Counts the batches of all ranks, over all epochs, from 0.
+        """
+        ...
+
+
+@runtime_checkable
 class HasTopology(Protocol):
     """A sampler that has the graph as a topology.
 

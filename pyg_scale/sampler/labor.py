@@ -15,26 +15,35 @@ and a node takes the in-edges whose sources' numbers are below a share ``c`` of 
   repeated until there are no more of them. Of the others,
   ``c = max(1, ceil(q * rate))``, and 0 where ``q = 0``.
 
+With ``batch_dependency=b``, batch number ``g`` of all epochs has ``K = fold(0, seed, 25, g // b)``.
+A source with ``source_number(fold(k, 1), t) < ((g % b) << 32) // b``, where ``k`` is the key of its
+number, has the number of the next ``K`` already. So each node gets a new number once in ``b``
+batches, and at every batch numbers are uniform and independent between nodes.
+
 The probability of an in-edge is thus exactly ``c / 2**32``, and the weights of
 :class:`ImportanceSampler <pyg_scale.sampler.importance.ImportanceSampler>` are exact.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyg_scale.graph.topology import CSC
+from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops import library
 from pyg_scale.ops.expand import expand_neighbors
-from pyg_scale.ops.keys import source_number
+from pyg_scale.ops.keys import SOURCE, fold, source_number
 from pyg_scale.ops.sample import SourceDraws
 from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler, fill
+from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.walk_graph import integer
 
 
 class Labor(ImportanceSampler):
@@ -57,6 +66,10 @@ class Labor(ImportanceSampler):
             or ``None`` for no weights; see :class:`~pyg_scale.sampler.ImportanceSampler`.
         layer_dependency: If True, a node has the same random number in all hops, so that hops take
             the same nodes. Fewer nodes again, while layers are no longer independent.
+        batch_dependency: The number of batches within which every node gets a new random number,
+            each at a batch of its own. Batches that follow each other then share nodes, so that a
+            cache reads fewer rows. With 1, batches are independent. More is for node loaders with
+            a ``seed=``.
         hops: ``"once"`` or ``"layers"``, as LABOR is defined; see there.
         kwargs: See there.
 
@@ -74,16 +87,60 @@ class Labor(ImportanceSampler):
         *args: Any,
         weights: str | None = "mean",
         layer_dependency: bool = False,
+        batch_dependency: int = 1,
         hops: str = "once",
         **kwargs: Any,
     ) -> None:
         self.layer_dependency = flag("layer_dependency", layer_dependency)
+        self.batch_dependency = integer("batch_dependency", batch_dependency)
+        if not 1 <= self.batch_dependency < 2**31:
+            raise ValueError(
+                f"batch_dependency must be at least 1, and below 2**31 (got {batch_dependency})"
+            )
+        self._turn: list[int] = []  # key, next key, and how many nodes have numbers of that
         super().__init__(*args, weights=weights, hops=hops, **kwargs)
 
     @property
     def source_draws(self) -> SourceDraws:
         """See :attr:`NativeSampler.source_draws`."""
-        return SourceDraws(self.layer_dependency, WEIGHTS.index(self.weights), self.every_layer)
+        draws = SourceDraws(self.layer_dependency, WEIGHTS.index(self.weights), self.every_layer)
+        return (
+            draws._replace(next_key=self._turn[1], renewed=self._turn[2]) if self._turn else draws
+        )
+
+    @property
+    def supports(self) -> frozenset[str]:  # type: ignore[override]
+        """The capabilities with these options; links have no batches that depend on each other."""
+        return super().supports - {"links"} if self.batch_dependency > 1 else super().supports
+
+    def at_step(self, seed: int, step: int) -> Labor:
+        """See :class:`~pyg_scale.sampler.base.FollowsSteps`."""
+        number, of_batch = divmod(step, self.batch_dependency)
+        placed = copy.copy(self)
+        placed._turn = [
+            fold(0, seed, SOURCE, number),
+            fold(0, seed, SOURCE, number + 1),
+            (of_batch << 32) // self.batch_dependency,
+        ]
+        return placed
+
+    def sample(
+        self,
+        seed: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+        key: int,
+    ) -> Sample:
+        """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`.
+
+        Raises:
+            ValueError: If ``batch_dependency`` is more than 1, and :meth:`at_step` was not called.
+        """
+        if self.batch_dependency > 1 and not self._turn:
+            raise ValueError(
+                f"batch_dependency={self.batch_dependency} needs to know where a batch stands: "
+                "give the sampler to a node loader of pyg_scale.loader, or call at_step()"
+            )
+        return super().sample(seed, seed_time, self._turn[0] if self._turn else key)
 
     def source_key(self, key: int, hop: int, edge_type: Any) -> int:
         """See :meth:`ImportanceSampler.source_key`."""
@@ -94,7 +151,12 @@ class Labor(ImportanceSampler):
         row, position = frontier.candidates()
         share = shares(frontier, row, position, k)
         key = self.source_key(frontier.batch_key, frontier.hop, frontier.edge_type)
-        number = source_number(key, frontier.csc.indices[position])
+        source = frontier.csc.indices[position]
+        number = source_number(key, source)
+        if self._turn and self._turn[2]:
+            later = self.source_key(self._turn[1], frontier.hop, frontier.edge_type)
+            has_later = source_number(fold(key, 1), source) < self._turn[2]
+            number = torch.where(has_later, source_number(later, source), number)
         taken = number.to(torch.float64) < share
         return self.chosen(frontier, row[taken], position[taken], share[taken])
 
@@ -114,6 +176,7 @@ class Labor(ImportanceSampler):
         """See :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
         if self.weights == "gcn" or not library.compiled():
             return self.choose_plainly(csc, ask, place)
+        draws = self.source_draws
         found = expand_neighbors(
             csc.indptr,
             csc.indices,
@@ -129,7 +192,9 @@ class Labor(ImportanceSampler):
             ask.num_neighbors,
             replace=False,
             last=False,
-            by_source=self.source_draws,
+            by_source=draws._replace(
+                next_key=self.source_key(draws.next_key, ask.hop, ask.edge_type)
+            ),
         )
         attrs = {} if self.weights is None else {"edge_weight": found.weight}
         return Picked(found.counts, found.neighbor, found.edge, attrs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -246,3 +247,66 @@ def test_where_all_weights_are_zero_nothing_is_taken_unless_all_is():
     sampler = Labor(data, [2], weight_attr="weight")
     assert draw(sampler, [0], 1).num_sampled_edges == {None: [0]}
     assert draw(Labor(data, [-1], weight_attr="weight"), [6], 1).num_sampled_edges == {None: [1]}
+
+
+# Batches that depend on each other #############################################################
+
+
+def dependent(batches: int, **options):
+    return NeighborLoader(
+        graphs.hostile(), [4, 3], batch_size=10, shuffle=True, seed=3,
+        neighbor_sampler=Labor(batch_dependency=batches), **options,
+    )  # fmt: skip
+
+
+def test_numbers_change_once_in_so_many_batches(monkeypatch):
+    """Every source keeps its number over 8 batches on average, and each number is uniform."""
+    data = graphs.copies(1, 2000)
+    sampler = Labor(batch_dependency=8).bind(data, num_neighbors=[500])
+    taken = []
+    for step in range(24):
+        found = both_ways(sampler.at_step(5, step), {None: torch.tensor([0])}, 0, monkeypatch)
+        taken.append(
+            torch.zeros(2000, dtype=torch.bool).index_fill_(0, found.node[None][1:] - 1, 1)
+        )
+    counts = torch.stack(taken).sum(dim=1)
+    assert int(counts.min()) > 420 and int(counts.max()) < 580  # 500, standard deviation 19.4
+    changed = torch.stack([(one != other).sum() for one, other in itertools.pairwise(taken)])
+    # an eighth of the nodes gets a new number, which changes 2 * 1/4 * 3/4 of these
+    assert int(changed.min()) > 60 and int(changed.max()) < 130  # 93.75
+    far = (taken[0] != taken[16]).sum()
+    assert 650 < int(far) < 850, "after two times 8 batches all numbers are new: 750"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_dependent_batches_resume_over_epochs(num_workers):
+    made, expected = dependent(7), []
+    for _ in range(2):
+        expected += [b.n_id.tolist() for b in made]
+    first = dependent(7, num_workers=num_workers)
+    list(first)
+    iterator = iter(first)
+    found = [next(iterator).n_id.tolist() for _ in range(4)]
+    resumed = dependent(7, num_workers=num_workers)
+    resumed.load_state_dict(first.state_dict())
+    found += [b.n_id.tolist() for b in resumed]
+    assert found == expected[10:]
+    assert made(torch.tensor([1, 2])).n_id.tolist() == first(torch.tensor([1, 2])).n_id.tolist()
+
+
+def test_dependent_batches_need_a_seed_and_an_order():
+    def loader(**options):
+        return NeighborLoader(
+            graphs.hostile(), [2], neighbor_sampler=Labor(batch_dependency=4), **options
+        )
+
+    for options in ({}, {"seed": 1, "batch_sampler": [[0]]}):
+        with pytest.raises(ValueError, match="batch_dependency= needs seed="):
+            loader(**options)
+    with pytest.raises(ValueError, match="batch_dependency must be at least 1"):
+        Labor(batch_dependency=0)
+    with pytest.raises(TypeError, match="batch_dependency must be an integer"):
+        Labor(batch_dependency=0.5)
+    with pytest.raises(ValueError, match="needs to know where a batch stands"):
+        draw(Labor(graphs.hostile(), [2], batch_dependency=4), [0], 1)
+    assert "links" not in Labor(batch_dependency=4).supports
