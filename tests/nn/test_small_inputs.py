@@ -322,6 +322,20 @@ def test_attention_takes_the_checked_path_for_the_rest(name):
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
+def test_a_few_edges_with_features_and_loops_are_left_to_pyg(conv):
+    theirs = conv(6, 5, edge_dim=3)
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    for num_edges, left in ((300, True), (1200, False)):
+        edge_index, of_edges = edges(num_edges), torch.ones(num_edges, 3)
+        out = ours(features(6), edge_index, of_edges)
+        expected = theirs(features(6), edge_index, of_edges)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        assert fallbacks(ours) == (SMALL if left else {})
+        nn.forget_fallbacks()
+
+
 def test_a_gradient_of_attention_weights_alone():
     layer = nn.GATConv(6, 5, 2)
     x = features(6).requires_grad_()
