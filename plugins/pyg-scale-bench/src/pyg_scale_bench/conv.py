@@ -421,7 +421,7 @@ def report(found: Mapping[str, Any]) -> Report:
         found,
         [*lines, *sorted(errors)],
         [Table(header, rows, align="lllr")],
-        [[_panel(graph["name"], compared) for graph in found["graphs"]]],
+        _panels([graph["name"] for graph in found["graphs"]], compared),
         f"{settings['channels']} channels fp32, {settings['heads']} heads",
     )
 
@@ -488,6 +488,13 @@ def _times(entry: Mapping[str, Any], side: str) -> str:
 def _megabytes(case: Mapping[str, Any] | None) -> str:
     peak = None if case is None else case["peak_bytes"]
     return "" if peak is None else f"{peak / 1e6:.0f}"
+
+
+def _panels(graphs: Sequence[str], compared: Sequence[Mapping[str, Any]]) -> list[list[Panel]]:
+    """The panels of the graphs, and below them those of small graphs, with what was measured."""
+    seen = dict.fromkeys(entry["graph"] for entry in compared)
+    rows = [name for name in seen if name in graphs], [name for name in seen if name not in graphs]
+    return [[_panel(name, compared) for name in row] for row in rows if row]
 
 
 def _panel(graph: str, compared: Sequence[Mapping[str, Any]]) -> Panel:
