@@ -63,6 +63,7 @@ def pyg_scale_parallel_wrappers() -> dict[str, str]:
         "async_ps": "pyg_scale.parallel.async_ps:AsyncPS",
         "ddp": "pyg_scale.parallel.ddp:DDP",
         "federated": "pyg_scale.parallel.federated:Federated",
+        "feature": "pyg_scale.parallel.feature:FeatureParallel",
         "halo": "pyg_scale.parallel.halo:HaloParallel",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
     }

@@ -14,6 +14,7 @@ with model.join(optimizer):                         # ranks may have unequal num
 ```
 """
 
+from pyg_scale.parallel.advise import Advice, advise
 from pyg_scale.parallel.base import (
     CountsWaiting,
     GraphParallel,
@@ -25,11 +26,13 @@ from pyg_scale.parallel.base import (
 from pyg_scale.parallel.wrap import wrap
 
 __all__ = [
+    "Advice",
     "CountsWaiting",
     "GraphParallel",
     "GraphParallelModule",
     "Parallel",
     "ParallelModule",
+    "advise",
     "is_parallel_module",
     "wrap",
 ]

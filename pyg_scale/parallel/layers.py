@@ -13,7 +13,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch_geometric.nn as pyg
@@ -66,6 +66,16 @@ _OVER_NODES: tuple[type, ...] = (
 """Normalisations over all nodes that have no form for ranks."""
 
 _OF_LAYERS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
+
+
+@runtime_checkable
+class Fused(Protocol):
+    """A layer with a fused path, see :class:`pyg_scale.nn.FusedConv`."""
+
+    replaces: Any
+
+    def fused(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of ``forward``, without a row for every edge."""
 
 
 def check_module(module: nn.Module) -> None:
@@ -230,7 +240,11 @@ class GraphLayers(ABC):
                 for handle in self.hooked(conv):
                     stack.callback(handle.remove)
                 self._replace(stack, conv, "edge_updater", self._edge_updater(conv))
-                for name, function in _methods(type(conv), MessagePassing):
+                of = type(conv)
+                if isinstance(conv, Fused):  # there is no place for an exchange in a fused path
+                    of = conv.replaces
+                    self._replace(stack, conv, "forward", types.MethodType(of.forward, conv))
+                for name, function in _methods(of, MessagePassing):
                     if replaced.keys() & set(function.__code__.co_names):
                         self._replace(stack, conv, name, _with_globals(conv, function, replaced))
                 for name, value in self.attributes(conv).items():
@@ -240,9 +254,13 @@ class GraphLayers(ABC):
                 self._replace(stack, norm, "forward", forward)
             yield
 
-    def _replace(self, stack: ExitStack, layer: nn.Module, name: str, value: Any) -> None:
-        vars(layer)[name] = value
-        stack.callback(vars(layer).pop, name)
+    def _replace(self, stack: ExitStack, layer: Any, name: str, value: Any) -> None:
+        own = vars(layer)
+        if name in own:
+            stack.callback(own.__setitem__, name, own[name])
+        else:
+            stack.callback(own.pop, name)
+        own[name] = value
 
     def _before(self, layer: Any, inputs: Any) -> Any:
         edge_index, _, kwargs = inputs

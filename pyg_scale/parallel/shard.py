@@ -80,7 +80,7 @@ class Shard:
             if name in meta.nodes[None].attributes:
                 return self._of_nodes(None, name)
             if None in meta.edges and name in meta.edges[None].attributes:
-                return self._of_edges(None, name)
+                return self.of_edges(None, name)
             known = {"edge_index", *meta.nodes[None].attributes}
             known |= set(meta.edges[None].attributes) if None in meta.edges else set()
             raise ValueError(_unknown(name, known))
@@ -94,7 +94,7 @@ class Shard:
                     found[node.name] = self._of_nodes(node.name, of)
             for edge in meta.edges.values():
                 if of in edge.attributes:
-                    found[edge.name] = self._of_edges(edge.name, of)
+                    found[edge.name] = self.of_edges(edge.name, of)
         if not found:
             known = {"edge_index_dict"}
             known |= {f"{each}_dict" for node in meta.nodes.values() for each in node.attributes}
@@ -106,7 +106,8 @@ class Shard:
         parts = [self.directory.part(part).node_attribute(node_type, name) for part in self.parts]
         return torch.cat(parts)
 
-    def _of_edges(self, edge_type: EdgeType, name: str) -> Tensor:
+    def of_edges(self, edge_type: EdgeType, name: str) -> Tensor:
+        """An attribute ``[num_edges, ...]`` of the edges of a type."""
         if edge_type not in self._rows:
             rows, begin = [], 0
             for number in self.parts:
@@ -177,6 +178,48 @@ def share(graph: Any, peers: Peers) -> Shard:
                 directory, edge_type, parts, owner, peers.rank, halos[src], src, dst
             )
     return Shard(directory, parts, halos, edges, edge_ids)
+
+
+def whole_edges(shard: Shard, peers: Peers) -> tuple[Shard, list[int]]:
+    """All edges of a homogeneous graph, for methods in which every rank has them. Every rank calls.
+
+    Nodes are numbered by rank: the own nodes of rank 0 come first, in the order of its parts.
+
+    Args:
+        shard: The share of this rank.
+        peers: The ranks.
+
+    Returns:
+        A share with all parts, and the number of own nodes of each rank.
+
+    Raises:
+        ValueError: If a rank cannot read all parts, or nodes have types. The same on all ranks.
+        CommError: If a rank is gone or late; names it.
+    """
+    directory = shard.directory
+    with peers.together():
+        if shard.is_hetero:
+            raise ValueError("nodes have types, for which there is 'halo' only")
+        missing = sorted(set(range(directory.meta.num_parts)) - set(directory.parts))
+        if missing:
+            raise ValueError(
+                f"every rank needs the edges of all parts, and {directory.path} has no part "
+                f"{', '.join(map(str, missing))}: copy them, or use 'halo'"
+            )
+    found = peers.gather([shard.parts, shard.halos[None].num_own])
+    order = [part for parts, _ in found for part in parts]
+    book = directory.books[None]
+    ids = torch.cat([book.nodes_of(part) for part in order])
+    nobody = torch.empty(0, dtype=torch.int64)
+    halo = Halo(ids.numel(), 0, nobody, [0] * peers.size, [0] * peers.size, ids, nobody)
+    edges, edge_ids = {}, {}
+    with peers.together():
+        for edge_type in directory.meta.edges:
+            owner = [0] * directory.meta.num_parts
+            edges[edge_type], edge_ids[edge_type] = _edges(
+                directory, edge_type, order, owner, 0, halo, None, None
+            )
+    return Shard(directory, order, {None: halo}, edges, edge_ids), [size for _, size in found]
 
 
 def _directory(graph: Any) -> GraphDirectory:

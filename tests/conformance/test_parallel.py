@@ -8,6 +8,7 @@ import torch
 from pyg_scale.parallel.async_ps import AsyncPS
 from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
+from pyg_scale.parallel.feature import FeatureParallel
 from pyg_scale.parallel.federated import Federated
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.local_sgd import LocalSGD
@@ -62,3 +63,9 @@ class TestAsyncPS(ParallelTests):
     @pytest.fixture
     def parallel(self) -> AsyncPS:
         return AsyncPS(timeout=20)
+
+
+class TestFeature(GraphParallelTests):
+    @pytest.fixture
+    def parallel(self) -> FeatureParallel:
+        return FeatureParallel()

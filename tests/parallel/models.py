@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
@@ -13,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale import parallel
-from pyg_scale.testing.graph_parallel import cut
+from pyg_scale.nn import accelerate
+from pyg_scale.testing.graph_parallel import cut, opened
 from pyg_scale.testing.parallel import CHANNELS, CLASSES, TOLERANCE
 
 HIDDEN = 6
@@ -120,6 +123,21 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 """Models of ``x`` and ``edge_index``."""
 
+BY_HEAD: dict[str, Callable[[], nn.Module]] = {
+    "gat heads": lambda: Stack(
+        pyg.GATConv(CHANNELS, 2, heads=6), pyg.GATConv(12, CLASSES, heads=6, concat=False)
+    ),
+    "gatv2 heads": lambda: Stack(
+        pyg.GATv2Conv(CHANNELS, 2, heads=6, share_weights=True),
+        pyg.GATv2Conv(12, CLASSES, heads=6, concat=False),
+    ),
+    "transformer heads": lambda: Stack(
+        pyg.TransformerConv(CHANNELS, 2, heads=6),
+        pyg.TransformerConv(12, CLASSES, heads=6, concat=False),
+    ),
+}
+"""Models whose heads can be divided among 2 or 3 ranks."""
+
 MORE: dict[str, Callable[[], nn.Module]] = {
     "lg": lambda: last(pyg.LGConv()),
     "mixhop": lambda: Stack(pyg.MixHopConv(CHANNELS, 2), pyg.MixHopConv(6, 4)),
@@ -177,7 +195,7 @@ def inputs_of(name: str) -> tuple[str, ...]:
 def build(name: str, seed: int) -> nn.Module:
     """A model by name."""
     torch.manual_seed(seed)
-    make = OF_EDGES[name][0] if name in OF_EDGES else {**MODELS, **MORE}[name]
+    make = OF_EDGES[name][0] if name in OF_EDGES else {**MODELS, **BY_HEAD, **MORE}[name]
     return make().double()
 
 
@@ -209,6 +227,27 @@ def train(
         optimizer.step()
     final = {name: value.detach().clone() for name, value in module.state_dict().items()}
     return Found(first, gradients, final)
+
+
+def compare(
+    path: str, cut_name: str, names: list[str], method: str, accelerated: bool = False
+) -> dict[str, str]:
+    """What differs on a rank from the whole graph, by model."""
+    found = {}
+    data, _, _ = graph(cut_name)
+    with opened(path) as cut_graph:
+        for name in names:
+            model = build(name, dist.get_rank())
+            if accelerated:
+                accelerate(model)
+            inputs = inputs_of(name)
+            model = parallel.wrap(model, method, graph=cut_graph, inputs=inputs)
+            own = model.own_nodes
+            ours = train(model, model, data.y[own], data.train_mask[own])
+            plain = build(name, 0)
+            forward = partial(plain, *[data[each] for each in inputs])
+            found[name] = difference(ours, train(plain, forward, data.y, data.train_mask), own)
+    return {name: said for name, said in found.items() if said}
 
 
 def difference(found: Found, alone: Found, own: Tensor) -> str:

@@ -43,25 +43,6 @@ def write(tmp_path: Path, name: str) -> str:
 # Exact results #################################################################################
 
 
-def train_all(path: str, cut: str, names: list[str]) -> dict[str, str]:
-    """What differs from the whole graph, by model."""
-    found = {}
-    data, _, _ = models.graph(cut)
-    with opened(path) as graph:
-        for name in names:
-            inputs = models.inputs_of(name)
-            model = parallel.wrap(
-                models.build(name, dist.get_rank()), "halo", graph=graph, inputs=inputs
-            )
-            own = model.own_nodes
-            ours = models.train(model, model, data.y[own], data.train_mask[own])
-            plain = models.build(name, 0)
-            values = [data[each] for each in inputs]
-            theirs = models.train(plain, partial(plain, *values), data.y, data.train_mask)
-            found[name] = models.difference(ours, theirs, own)
-    return {name: said for name, said in found.items() if said}
-
-
 @pytest.mark.parametrize(
     ("cut", "size"),
     [
@@ -84,7 +65,17 @@ def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
 ) -> None:
     names = [*MODELS, *OF_EDGES]
-    assert ranks.run(train_all, write(tmp_path, cut), cut, names, world_size=size) == [{}] * size
+    path = write(tmp_path, cut)
+    assert ranks.run(models.compare, path, cut, names, "halo", world_size=size) == [{}] * size
+
+
+def test_accelerated_models_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path
+) -> None:
+    names = ["gcn", "sage mean", "gin", "gat", "gatv2", "transformer", "rgcn"]
+    path = write(tmp_path, "random")
+    found = ranks.run(models.compare, path, "random", names, "halo", True, world_size=2)
+    assert found == [{}] * 2
 
 
 @pytest.mark.slow
@@ -92,7 +83,8 @@ def test_further_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
     path = write(tmp_path, "random")
-    assert ranks.run(train_all, path, "random", list(MORE), world_size=3) == [{}] * 3
+    found = ranks.run(models.compare, path, "random", list(MORE), "halo", world_size=3)
+    assert found == [{}] * 3
 
 
 def train_typed(path: str, names: list[str]) -> dict[str, str]:

@@ -1,0 +1,106 @@
+"""What ``feature`` computes, against the whole graph in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch_geometric.nn as pyg
+
+import pyg_scale
+from pyg_scale import parallel
+from pyg_scale.testing.graph_parallel import opened
+from pyg_scale.testing.processes import WaitingProcesses
+from tests.parallel import models
+from tests.parallel.models import BY_HEAD, CHANNELS, CLASSES, HIDDEN
+from tests.parallel.test_inexact import sent_by
+
+BY_CHANNEL = [
+    "gcn",
+    "gcn improved",
+    "sage mean",
+    "sage max",
+    "gin",
+    "appnp",
+    "tag",
+    "sg",
+    "ssg",
+    "arma",
+    "gated",
+    "shared",
+    "rgcn",
+    "gcn weights",
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(4, limit=120.0) as started:
+        yield started
+
+
+def write(tmp_path: Path, name: str) -> str:
+    data, assignment, parts = models.graph(name)
+    path = tmp_path / f"{name}-parts"
+    pyg_scale.partition(data, parts, path=path, assignment=assignment)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("cut", "size"),
+    [
+        ("empty", 3),
+        *(
+            pytest.param(cut, size, marks=pytest.mark.slow)
+            for cut, size in (("random", 1), ("random", 2), ("apart", 3), ("untrained", 3))
+        ),
+    ],
+)
+def test_models_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
+) -> None:
+    path, names = write(tmp_path, cut), [*BY_CHANNEL, *BY_HEAD]
+    assert ranks.run(models.compare, path, cut, names, "feature", world_size=size) == [{}] * size
+
+
+@pytest.mark.slow
+def test_there_may_be_fewer_channels_than_ranks(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    path = write(tmp_path, "random")
+    found = ranks.run(models.compare, path, "random", ["mixhop"], "feature", world_size=4)
+    assert found == [{}] * 4
+
+
+def count(path: str) -> None:
+    """Every propagate is two messages forward and two back, of all channels of a rank's nodes."""
+    with opened(path) as graph:
+        model = parallel.wrap(models.pair(pyg.SAGEConv).double(), "feature", graph=graph)
+        own, nodes = len(model.own_nodes), graph.num_nodes
+        share = {width: width // 3 + (model.peers.rank < width % 3) for width in (CHANNELS, HIDDEN)}
+        for step in range(2):
+            model.zero_grad()
+            sent = sent_by(lambda: model.backward(model().square().mean(), 1))
+            first = [own * CHANNELS] if step == 0 else []  # of the graph's own features, once
+            back = [nodes * share[CHANNELS]]
+            second = [own * HIDDEN, nodes * share[HIDDEN]]
+            assert [n // 8 for n in sent] == [*first, *back, *second, *second]
+
+
+def test_messages_do_not_depend_on_the_cut(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(count, write(tmp_path, "random"), world_size=3)
+
+
+def refuse(path: str) -> None:
+    with opened(path) as graph:
+        for reason, model in (
+            (r"GATConv .* has 3 heads, which 2 ranks do not divide: 'halo'", pyg.GATConv(5, 2, 3)),
+            (r"GATConv .* has features of edges", pyg.GATConv(5, 2, 2, edge_dim=2)),
+            (r"EdgeConv .* is not known .*'halo'", models.last(pyg.EdgeConv(pyg.Linear(8, 4)))),
+            (r"SAGEConv .* has aggr='median'", pyg.SAGEConv(CHANNELS, CLASSES, aggr="median")),
+        ):
+            with pytest.raises(ValueError, match=reason):
+                parallel.wrap(model, "feature", graph=graph)
+
+
+def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(refuse, write(tmp_path, "random"), world_size=2)
