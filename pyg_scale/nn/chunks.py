@@ -26,8 +26,8 @@ from pyg_scale.ops.adjacency import Adjacency, recording
 ELEMENTS = 1 << 18
 """Number of elements of the rows of a chunk: they stay in the processor's cache."""
 
-_LEAST = 4
-"""Number of chunks from which on edges are cut."""
+LEAST = 64
+"""Number of chunks from which on edges are cut: below, gathering all rows is as fast or faster."""
 _SEEN = 61
 """Number of edges on which a layer's code is watched."""
 
@@ -98,7 +98,7 @@ class Messages:
         """The reason why the edges are not cut, or an empty string if there are too few."""
         sizes = [t.numel() // max(t.size(0), 1) for t in self.tensors if t.dim()]
         self.width = max(sizes, default=1)
-        if self.edges.num_edges * self.width < _LEAST * ELEMENTS:
+        if self.edges.num_edges * self.width < LEAST * ELEMENTS:
             return ""
         graph = self.edges.graph
         if graph.device.type != "cpu" or recording():

@@ -19,6 +19,7 @@ CHANNELS = 6
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "ELEMENTS", 300)
+    monkeypatch.setattr(chunks, "LEAST", 4)
 
 
 @pytest.fixture

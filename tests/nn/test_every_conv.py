@@ -1,6 +1,7 @@
 """accelerate() on every layer of PyG: results and gradients are PyG's, in float64."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ AT_ONCE = {
 }
 
 
+def test_every_name_has_a_row_in_the_documentation():
+    page = Path(__file__).parents[2].joinpath("docs", "convs.md").read_text(encoding="utf-8")
+    assert not [name for name in pyg.conv.__all__ if f"| `{name}` | " not in page]
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_equals_pyg(name, graph):
     example = LAYERS[name]
@@ -69,6 +75,7 @@ def test_equals_pyg(name, graph):
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_equals_pyg_in_chunks(name, graph, monkeypatch):
     monkeypatch.setattr(chunks, "ELEMENTS", 300)
+    monkeypatch.setattr(chunks, "LEAST", 4)
     example = LAYERS[name]
     ours, _ = compared(lambda: example.make(CHANNELS), example.inputs(*graph))
     found = {reason for reasons in fallbacks(ours).values() for reason in reasons}

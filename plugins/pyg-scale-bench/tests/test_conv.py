@@ -64,6 +64,7 @@ def test_every_layer_of_pyg(
 ) -> None:
     monkeypatch.setattr(FusedConv, "min_work", 0)
     monkeypatch.setattr(chunks, "ELEMENTS", 1000)
+    monkeypatch.setattr(chunks, "LEAST", 4)
     names = ("SGConv", "GINEConv", "SAGEConv", "NNConv", "FastRGCNConv")
     monkeypatch.setattr(conv, "EVERY_LAYER", {name: conv.EVERY_LAYER[name] for name in names})
     file = tmp_path / "r.json"
