@@ -15,6 +15,7 @@ from pyg_scale import parallel as parallel
 from pyg_scale import partitioner as partitioner
 from pyg_scale import plugins as plugins
 from pyg_scale import sampler as sampler
+from pyg_scale import serving as serving
 from pyg_scale import store as store
 from pyg_scale import testing as testing
 from pyg_scale import train as train

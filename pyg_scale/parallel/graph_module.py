@@ -138,7 +138,7 @@ class GraphModule(nn.Module):
             self._exchanges = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped module, with its keys."""
+        """The ``state_dict`` of the wrapped module, with its keys."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(

@@ -94,7 +94,7 @@ def choose(
         TypeError: If the sampler returned something else than a :class:`Chosen` of tensors.
         ValueError: If these differ in size.
     """
-    frontier = frontier_of(csc, ask, place, neighbor_time, by_node=sampler.draws_by_node)
+    frontier = frontier_of(csc, ask, place, neighbor_time, by_node=not sampler.redraw)
     if sampler.temporal_strategy == "last" and ask.num_neighbors >= 0 and ask.latest is not None:
         last = torch.maximum(frontier.begin, frontier.end - ask.num_neighbors)
         frontier = replace(frontier, begin=last)

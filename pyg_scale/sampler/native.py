@@ -89,7 +89,7 @@ class NativeSampler(ReferenceSampler):
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
             waits=any(c.waits for c in csc),
-            by_node=self.draws_by_node,
+            by_node=not self.redraw,
             by_source=self.source_draws,
             **in_parts,
         )
@@ -137,7 +137,7 @@ class NativeSampler(ReferenceSampler):
             ask.num_neighbors,
             replace=self.replace,
             last=self.temporal_strategy == "last",
-            by_node=self.draws_by_node,
+            by_node=not self.redraw,
         )
         return Picked(found.counts, found.neighbor, found.edge, {})
 

@@ -207,7 +207,7 @@ def test_nothing_is_left_of_a_killed_consumer() -> None:
     assert len(gone) == 2 and not alive
     pids = {str(process) for process in (consumer.pid, *(worker.pid for worker in workers))}
     for name in set(os.listdir("/dev/shm")) - before:  # other tests make some meanwhile
-        assert name.startswith(("pyg_scale-", "torch_")), name
+        assert name.startswith(("pyg_scale-", "torch_", "sem.mp-")), name
         assert not pids & set(re.split(r"\D+", name)), name
 
 

@@ -404,15 +404,17 @@ def report(found: Mapping[str, Any]) -> Report:
             f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
             "by trim_to_layer"
         ),
-        (
-            f"N nodes, twice: two layers, {settings['small_channels']} channels, "
-            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every "
-            "step; seconds of CPU time, as an interruption is longer than a step"
-        ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
     ]
+    if settings.get("small"):  # which reports of earlier releases lack
+        lines.insert(
+            3,
+            f"N nodes, twice: two layers, {settings['small_channels']} channels, "
+            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every "
+            "step; seconds of CPU time, as an interruption is longer than a step",
+        )
     errors = {f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]}
     header = ["what", "graph", "direction", "ms", "PyG ms", "faster", "sparse.mm ms", "faster"]
     header += ["rows GB/s", "of copy", "peak MB", "PyG peak MB"]
