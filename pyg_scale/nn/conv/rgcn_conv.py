@@ -86,10 +86,13 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
     def _mapped(self, rows, dst):  # type: ignore[no-untyped-def]
         """The result, of a reduction for every destination and relation, in this order.
 
-        One product adds up the relations, as a destination's reductions lie side by side.
+        A product for each relation: of one with the channels of all, torch's gradients have other
+        last bits for other numbers of threads.
         """
-        weight = self._weights().reshape(-1, self.out_channels)
-        out = rows.view(dst.size(0), weight.size(0)) @ weight
+        size = dst.size(0), self.num_relations, self.in_channels_l
+        out = None
+        for part, matrix in zip(rows.view(size).unbind(1), self._weights().unbind(0)):
+            out = part @ matrix if out is None else torch.addmm(out, part, matrix)
         return self._with_root(out, dst)
 
     def _with_root(self, out, dst):  # type: ignore[no-untyped-def]

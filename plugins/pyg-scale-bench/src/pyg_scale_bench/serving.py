@@ -155,7 +155,22 @@ class OverHttp:
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Make the graph, and load every way in turns."""
-    torch.set_num_threads(args.threads)
+    with _threads_of_torch(args.threads):
+        _measure(args, found)
+
+
+@contextlib.contextmanager
+def _threads_of_torch(number: int) -> Iterator[None]:
+    """A context in which torch uses so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     folder = Path(args.dir).absolute()
     graph = folder / "graph"
     data = graphs.cached(None, args.nodes, args.edges, args.features)
