@@ -93,7 +93,8 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
             split_seeds = "global" if shared else None
         if comm is None:
             comm = next(filter(None, (communicator_of(part.data) for part in self._parts)), None)
-        if any(getattr(part, "batch_cost", None) is not None for part in self._parts):
+        ours = (part for part in self._parts if isinstance(part, SubgraphLoader))
+        if any(part.batch_cost is not None for part in ours):
             raise ValueError(
                 "one of loaders has batch_cost=, but all loaders of a ZipLoader have the same "
                 "positions: leave it out, and give batch_size= to the ZipLoader"

@@ -16,6 +16,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import subgraph
 
 from pyg_scale.files.byte_size import byte_size
+from pyg_scale.graph.base import directory_of
 from pyg_scale.parallel.feature import check_channels
 from pyg_scale.parallel.layers import check_module, ends_of
 from pyg_scale.partitioner import Partitioner, Quality, assign, quality
@@ -214,7 +215,7 @@ def _row(tensor: Tensor, dim: int = 0) -> int:
 
 
 def _cut(graph: Data, world: int, method: str | Partitioner) -> Quality:
-    directory = getattr(graph, "graph_directory", None)
+    directory = directory_of(graph)
     if directory is not None and directory.meta.num_parts == world:
         return quality(directory)
     partition, _ = assign(graph, world, method)
