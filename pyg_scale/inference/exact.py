@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,12 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 
+from pyg_scale.inference.grid import Layout
+from pyg_scale.inference.inputs import Graph, LayerInputs
+from pyg_scale.inference.partial import NotStreamed
+from pyg_scale.inference.streaming import Cut, Streaming
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.ops import keys
 
@@ -129,6 +136,59 @@ def check_one_hop(
             "depends on more than a node and its in-neighbours (on degrees of neighbours, on all "
             "nodes of a batch, or on chance), so it cannot be computed layer by layer"
         )
+
+
+def check_pieces(
+    graph: Any, layers: Any, step: int, data: Any, inputs: Any, to_block: Any, degrees: Any
+) -> None:
+    """Refuse to stream a layer that gives other numbers from pieces of its edges.
+
+    Some nodes are computed from all of their edges at once, and from these in pieces.
+
+    Raises:
+        NotStreamed: Says what is different.
+    """
+    nodes, _ = _probes(graph)
+    if not nodes.numel():
+        return
+    (batch,) = NodeLoader(
+        data, graph.sampler(), nodes, feature_store=inputs, seed=0, **_whole(nodes)
+    )
+    block = to_block(batch)
+    one = layers.run(step, block, degrees).to("cpu", torch.float64)
+    inner = None if degrees is None else degrees[block.n_id.cpu()]
+    try:
+        layer = layers.streamed(step, inner)
+        small = Data(x=block.x.cpu(), edge_index=block.edge_index.cpu(), num_nodes=block.num_nodes)
+        if layer.attr is not None:
+            small[layer.attr] = block[layer.attr].cpu()
+        whole = Graph(small, [] if layer.attr is None else [layer.attr])
+        size, num_src = nodes.numel(), int(block.num_nodes)
+        layout = Layout(0, size, num_src, -(-size // 2), -(-num_src // 3))
+        with tempfile.TemporaryDirectory() as folder:
+            inputs = LayerInputs(whole, None, layers.real)
+            rows = Streaming(
+                whole,
+                layer,
+                inputs,
+                inputs,
+                range(size),
+                memory=1 << 20,
+                folder=Path(folder) / "edges",
+                device=block.x.device,
+                cut=Cut(layout, 5, size),
+            ).rows(0, 0)
+            other = torch.cat([each.to("cpu", torch.float64) for each in rows])
+    except NotStreamed:
+        raise
+    except Exception as error:  # the layer as it is raises its own
+        raise NotStreamed(f"it raised {error!r} on a piece of its edges") from error
+    tolerance = math.sqrt(torch.finfo(layers.real).eps)
+    size_of = float(one.abs().nan_to_num().amax()) if one.numel() else 0.0
+    if one.shape != other.shape or not torch.allclose(
+        one, other, rtol=tolerance, atol=tolerance * size_of, equal_nan=True
+    ):
+        raise NotStreamed("it gives other numbers from pieces of its edges")
 
 
 def _whole(nodes: Tensor) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from pyg_scale.sampler.choose import Ask
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store.directory.opening import open_graph
 
+_NODES = 1 << 16
+"""Nodes whose in-edges are asked for at a time, if they are in other processes."""
+
 
 class Graph:
     """A graph without types, and its features ``x``.
@@ -128,6 +131,33 @@ class Graph:
         (picked,) = self.sampler().expand([Ask(None, 0, -1, 0, nodes, None, None)])
         return picked.counts
 
+    @property
+    def num_src(self) -> int:
+        """Number of nodes that may be sources: all."""
+        return self.num_nodes
+
+    def in_edges(
+        self, begin: int, end: int, limit: int, with_ids: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
+        csc = self.sampler().topology.csc.get(None)
+        if csc is None:
+            for nodes in torch.arange(begin, end).split(_NODES):
+                (picked,) = self.sampler().expand([Ask(None, 0, -1, 0, nodes, None, None)])
+                dst = nodes.repeat_interleave(picked.counts)
+                yield picked.neighbor, dst, picked.edge if with_ids else None
+            return
+        indptr = csc.indptr[begin : end + 1]
+        first, last = (int(indptr[0]), int(indptr[-1])) if indptr.numel() else (0, 0)
+        for at in range(first, last, limit):
+            to = min(at + limit, last)
+            low = int(torch.searchsorted(indptr, at, right=True)) - 1
+            high = int(torch.searchsorted(indptr, to))
+            counts = indptr[low : high + 1].clamp(at, to).diff()
+            dst = torch.arange(begin + low, begin + high).repeat_interleave(counts)
+            ids = csc.original_id(torch.arange(at, to)) if with_ids else None
+            yield csc.indices[at:to].to(torch.int64), dst, ids
+
     def sketch(self, nodes: Tensor) -> Iterator[Tensor]:
         """Some of what the edges are, to tell graphs apart."""
         csc = self.sampler().topology.csc.get(None)
@@ -165,6 +195,12 @@ class Graph:
             return tuple(self.x.shape[1:])
         assert self._features is not None
         return tuple(self._features.get_tensor_size(group_name=None, attr_name="x")[1:])
+
+    def edge_values(self, name: str, ids: Tensor) -> Tensor:
+        """An attribute of edges by their ids, wherever it is."""
+        return (
+            gather(self._data[name], ids) if self._features is None else self.edge_rows(name, ids)
+        )
 
     def edge_rows(self, name: str, index: Tensor) -> Tensor:
         """An attribute of edges by their ids."""
@@ -209,6 +245,14 @@ class LayerInputs(FeatureStore):
     def width(self) -> tuple[int, ...]:
         """The shape of a row."""
         return self.graph.width() if self.hidden is None else tuple(self.hidden.shape[1:])
+
+    def read(self, begin: int, end: int) -> Tensor:
+        """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
+        whole = self.graph.x if self.hidden is None else self.hidden
+        if not isinstance(whole, Tensor):
+            return self._get_tensor(TensorAttr(None, "x", torch.arange(begin, end)))
+        rows = whole[begin:end]
+        return torch.empty(rows.shape, dtype=self.real).copy_(rows)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         if attr.attr_name != "x":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -12,9 +13,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.conv import GCNConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
-from torch_geometric.utils import add_remaining_self_loops, scatter
+from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_scale.inference.exact import check_modules
+from pyg_scale.inference.inputs import Graph
+from pyg_scale.inference.partial import NotStreamed
+from pyg_scale.inference.streaming import StreamedLayer
+
+_EDGES = 1 << 20
+"""Edges whose weights are added up at a time."""
 
 
 def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Layers:
@@ -115,6 +122,18 @@ class Layers:
             )
         return rows
 
+    def streamed(self, step: int, degrees: Any) -> StreamedLayer:
+        """The convolution of a step, if it can be computed from some of its edges at a time.
+
+        Raises:
+            NotStreamed: If it cannot.
+        """
+        raise NotStreamed("inference_per_layer needs all in-edges of a node at once")
+
+    def degrees(self, graph: Graph, begin: int, end: int) -> Tensor:
+        """The result of a step that computes degrees, ``[end - begin]``."""
+        raise NotImplementedError(type(self.model).__name__)
+
     def combine(self, step: int, xs: list[Tensor]) -> Tensor:
         """Rows of a step that needs no edges."""
         raise NotImplementedError(self.describe(step))
@@ -181,8 +200,6 @@ class BasicLayers(Layers):
     def run(self, step: int, block: Any, degrees: Any) -> Tensor:
         weight = None if self._edge_weight is None else block[self._edge_weight]
         attr = None if self._edge_attr is None else block[self._edge_attr]
-        if self.is_degree(step):
-            return self._degrees(block, weight)
         layer, size = step - self._first, block.batch_size
         conv, edge_index = self._convs[layer], block.edge_index
         if degrees is not None and _normalises(self.model.convs[layer]):
@@ -192,7 +209,26 @@ class BasicLayers(Layers):
             options["edge_weight"] = weight
         if self.model.supports_edge_attr:
             options["edge_attr"] = attr
-        x = conv(block.x, edge_index, **options)[:size]
+        return self._after(layer, conv(block.x, edge_index, **options)[:size])
+
+    def streamed(self, step: int, degrees: Any) -> StreamedLayer:
+        layer = step - self._first
+        given, conv = self.model.convs[layer], self._convs[layer]
+        weight = self._edge_weight if self.model.supports_edge_weight else None
+        attr = self._edge_attr if self.model.supports_edge_attr else None
+        if weight is not None and attr is not None:
+            raise NotStreamed("it takes two attributes of edges")
+        after = functools.partial(self._after, layer)
+        if degrees is not None and _normalises(given):
+            return StreamedLayer(
+                conv, after, weight, inverse=degrees, loop_value=_loop_weight(given)
+            )
+        if attr is not None:
+            return StreamedLayer(conv, after, attr, "edge_attr")
+        return StreamedLayer(conv, after, weight)
+
+    def _after(self, layer: int, x: Tensor) -> Tensor:
+        """The rows of a layer, from those of its convolution."""
         if layer < self.num_layers - 1 or self.model.jk_mode is not None:
             x = self._between(layer, x)
         if layer == self.num_layers - 1 and not self._combines and hasattr(self.model, "lin"):
@@ -214,11 +250,22 @@ class BasicLayers(Layers):
 
     # GCNConv: as gcn_norm, with the degrees of the whole graph #############################
 
-    def _degrees(self, block: Any, weight: Tensor | None) -> Tensor:
+    def degrees(self, graph: Graph, begin: int, end: int) -> Tensor:
         conv = next(conv for conv in self.model.convs if _normalises(conv))
-        edge_index, weight = self._with_loops(conv, block, weight)
-        degree = scatter(weight, edge_index[1], 0, dim_size=block.num_nodes, reduce="sum")
-        inverse = degree[: block.batch_size].pow(-0.5)
+        degree = torch.zeros(end - begin, dtype=self.real)
+        fill, name = _loop_weight(conv), self._edge_weight
+        loop = None if fill is None else torch.full_like(degree, 1.0 if name is None else fill)
+        for src, dst, ids in graph.in_edges(begin, end, _EDGES, name is not None):
+            weight, row = torch.ones(dst.numel(), dtype=self.real), dst - begin
+            if name is not None and ids is not None:
+                weight = graph.edge_values(name, ids).to(self.real)
+            if loop is not None:
+                own = src == dst
+                loop[row[own]] = weight[own]
+                weight[own] = 0
+            degree.index_add_(0, row, weight)
+        degree = degree if loop is None else degree + loop
+        inverse = degree.pow(-0.5)
         return inverse.masked_fill(inverse == float("inf"), 0)
 
     def _normalised(
@@ -231,7 +278,7 @@ class BasicLayers(Layers):
     def _with_loops(self, conv: Any, block: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         edge_index = block.edge_index
         if conv.add_self_loops:
-            fill = 2.0 if conv.improved else 1.0
+            fill = _loop_weight(conv)
             edge_index, weight = add_remaining_self_loops(edge_index, weight, fill, block.x.size(0))
         if weight is None:
             weight = torch.ones(edge_index.size(1), dtype=block.x.dtype, device=block.x.device)
@@ -240,6 +287,13 @@ class BasicLayers(Layers):
 
 def _normalises(conv: MessagePassing) -> bool:
     return type(conv) is GCNConv and conv.normalize
+
+
+def _loop_weight(conv: Any) -> float | None:
+    """The weight of the edge that a layer adds from a node to itself, if it adds one."""
+    if not conv.add_self_loops:
+        return None
+    return 2.0 if conv.improved else 1.0
 
 
 def _without_norm(conv: Any) -> Any:

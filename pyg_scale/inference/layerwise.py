@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,21 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyg_scale.inference.exact import check_one_hop
+from pyg_scale.files.byte_size import byte_size
+from pyg_scale.inference.exact import check_one_hop, check_pieces
 from pyg_scale.inference.inputs import Graph, LayerInputs
 from pyg_scale.inference.layers import Layers, layers_of
+from pyg_scale.inference.partial import NotStreamed
 from pyg_scale.inference.progress import InferenceProgress, fingerprint
 from pyg_scale.inference.ranks import InferenceRanks, RankRows, together_of
+from pyg_scale.inference.streaming import StreamedLayer, Streaming
 from pyg_scale.loader.node_loader import NodeLoader
 
 __all__ = ["layerwise_inference"]
+
+_log = logging.getLogger("pyg_scale")
+_DEGREES = 1 << 18
+"""Nodes whose degrees are computed at a time."""
 
 
 @torch.no_grad()
@@ -27,6 +35,7 @@ def layerwise_inference(
     out: str | Path,
     *,
     batch_size: int = 4096,
+    memory: int | str = "4GB",
     device: Any = None,
     num_workers: int = 0,
     dtype: torch.dtype | None = None,
@@ -39,10 +48,16 @@ def layerwise_inference(
     """Compute ``model(x, edge_index)`` for every node, one layer after the other.
 
     Each layer is one pass over all nodes with all of their in-edges. It reads the output of the
-    layer before from a mapped file and writes its own into the directory ``out``, so that memory
-    holds one batch at a time. A run that was killed goes on where it was; what is complete is
-    returned at once. (Layer-wise inference as in PyG's ``BasicGNN.inference``, which keeps hidden
-    states in memory and is inexact for ``GCN``.)
+    layer before from a mapped file and writes its own into the directory ``out``. A run that was
+    killed goes on where it was; what is complete is returned at once. (Layer-wise inference as in
+    PyG's ``BasicGNN.inference``, which keeps hidden states in memory and is inexact for ``GCN``.)
+
+    Layers that add up or compare messages, or weigh them by a softmax over in-edges, are streamed:
+    ``memory`` holds the aggregates of a block of nodes while the rows of all nodes are read one
+    after the other. If it holds all nodes, each row is read once in a layer, else once for each
+    block. Edges are written to ``out`` in the order in which they are needed. Other layers gather
+    the in-neighbours of ``batch_size`` nodes at a time; the log says which and why. (Streaming
+    instead of gathering as in ATLAS, arXiv 2605.09402.)
 
     The result is exact: the full-batch forward of the model up to the rounding of sums. Models of
     PyG's ``BasicGNN`` family (``GraphSAGE``, ``GCN``, ``GIN``, ``GAT``, ``PNA``, ``EdgeCNN``) work
@@ -65,7 +80,8 @@ def layerwise_inference(
         graph: ``Data``, the path of a graph directory, or ``(FeatureStore, GraphStore)``, without
             types; features ``x`` ``[num_nodes, channels]``.
         out: The directory of hidden states and of the result, made if it is not there.
-        batch_size: Nodes at a time.
+        batch_size: Nodes at a time in layers that are not streamed.
+        memory: Bytes that a streamed layer uses, or text such as ``"16GB"``.
         device: Where the model computes; ``None``: where its parameters are. Elsewhere a copy of
             it does.
         num_workers: Threads that sample and read ahead.
@@ -91,6 +107,7 @@ def layerwise_inference(
             in-neighbours; names the layer.
     """
     _check(model, batch_size, num_workers, dtype)
+    limit = byte_size(memory, "memory")
     given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
     model, target = _placed(model, device)
     layers = layers_of(model, edge_weight, edge_attr)
@@ -105,7 +122,7 @@ def layerwise_inference(
     with state.opened(resume):
         if state.is_done:
             return state.result()
-        work = _Pass(given, layers, state, batch_size, target, num_workers, dtype, ranks)
+        work = _Pass(given, layers, state, batch_size, limit, target, num_workers, dtype, ranks)
         total = work.size * layers.num_steps
         done = sum(state.rows(step) for step in range(layers.num_steps))
         with tqdm(
@@ -135,6 +152,7 @@ class _Pass:
         layers: Layers,
         state: InferenceProgress,
         batch_size: int,
+        memory: int,
         device: torch.device,
         num_workers: int,
         dtype: torch.dtype | None,
@@ -145,15 +163,17 @@ class _Pass:
         self.size = graph.num_nodes if ranks is None else ranks.size
         self._graph, self._layers, self._state = graph, layers, state
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
-        self._num_workers = num_workers
+        self._num_workers, self._memory = num_workers, memory
 
     def run(self, step: int, bar: Any) -> None:
         """Complete a step, from where it was."""
         state, size = self._state, self.size
         begin = state.rows(step)
         if begin < size or not (size or state.has(step)):
-            if self._layers.samples(step):
-                self._sampled(step, begin, bar)
+            if self._layers.is_degree(step):
+                self._counted(step, begin, bar)
+            elif self._layers.samples(step):
+                self._convolved(step, begin, bar)
             else:
                 self._by_rows(step, begin, bar)
             state.flush(step)
@@ -163,29 +183,55 @@ class _Pass:
             self._ranks.wait(f"step {step}")
         state.remove_before(step, keep=self._layers.kept(step))
 
-    def _sampled(self, step: int, begin: int, bar: Any) -> None:
-        hidden = self._input_of(step)
-        if self._layers.is_degree(step):  # reads no features
-            hidden = torch.zeros(1, 1).expand(self._graph.num_nodes, 1)
-        inputs = LayerInputs(self._graph, hidden, self._layers.real)
-        data = self._graph.for_loader(inputs)
-        nodes = torch.arange(self.begin + begin, self.begin + self.size)
-        options: dict[str, Any] = {
-            "feature_store": inputs,
-            "num_workers": self._num_workers,
-            "sampler": range(nodes.numel()),  # nobody else's, and not to be shared
-        }
-        sampler = self._graph.sampler()
-        if begin == 0:
-            check_one_hop(
-                self._graph, self._layers, step, data, inputs, self._block_of, self._globals(step)
-            )
-        loader = NodeLoader(data, sampler, nodes, batch_size=self._batch_size, seed=0, **options)
-        if begin == self.size == 0:  # no node, but a shape
+    def _counted(self, step: int, begin: int, bar: Any) -> None:
+        for first in range(begin, max(self.size, 1), _DEGREES):
+            last = min(first + _DEGREES, self.size)
+            rows = self._layers.degrees(self._graph, self.begin + first, self.begin + last)
+            self._write(step, first, rows, bar)
+
+    def _convolved(self, step: int, begin: int, bar: Any) -> None:
+        inputs = LayerInputs(self._graph, self._input_of(step), self._layers.real)
+        if self.size == 0:  # no node, but a shape
             self._write(step, 0, self._layers.empty(step, inputs.width(), self._device), bar)
+            return
+        data, degrees = self._graph.for_loader(inputs), self._globals(step)
+        probe = self._graph, self._layers, step, data, inputs, self._block_of, degrees
+        if begin == 0:
+            check_one_hop(*probe)
+        try:
+            layer = self._layers.streamed(step, degrees)
+            check_pieces(*probe)
+        except NotStreamed as reason:
+            _log.info("%s is not streamed: %s", self._layers.describe(step), reason)
+            self._gathered(step, begin, bar, inputs, data)
+        else:
+            self._streamed(step, begin, bar, inputs, layer)
+
+    def _streamed(
+        self, step: int, begin: int, bar: Any, inputs: LayerInputs, layer: StreamedLayer
+    ) -> None:
+        nodes, folder = range(self.begin, self.begin + self.size), self._state.path / ".edges"
+        stream = Streaming(
+            self._graph, layer, inputs, inputs, nodes, self._memory, folder, self._device
+        )
+        for rows in stream.rows(self.begin + begin, self._num_workers):
+            self._write(step, begin, rows, bar)
+            begin += rows.size(0)
+
+    def _gathered(self, step: int, begin: int, bar: Any, inputs: LayerInputs, data: Any) -> None:
+        nodes = torch.arange(self.begin + begin, self.begin + self.size)
+        loader = NodeLoader(
+            data,
+            self._graph.sampler(),
+            nodes,
+            batch_size=self._batch_size,
+            seed=0,
+            feature_store=inputs,
+            num_workers=self._num_workers,
+            sampler=range(nodes.numel()),  # nobody else's, and not to be shared
+        )
         for batch in loader:
-            block = self._block_of(batch)
-            rows = self._layers.run(step, block, self._globals(step))
+            rows = self._layers.run(step, self._block_of(batch), self._globals(step))
             self._write(step, begin, rows, bar)
             begin += rows.size(0)
 

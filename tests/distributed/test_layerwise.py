@@ -40,8 +40,8 @@ def test_equals_the_whole_graph(folder: Path, tmp_path: Path, name: str, world_s
     paths = spread(in_parts(DATA, folder, 3), shares(world_size, 3))
 
     def work(data: Any) -> torch.Tensor:
-        first = layerwise_inference(model, data, tmp_path / "out", batch_size=17)
-        again = layerwise_inference(model, data, tmp_path / "out", batch_size=17)
+        first = layerwise_inference(model, data, tmp_path / "out", memory=4_000)
+        again = layerwise_inference(model, data, tmp_path / "out", memory=4_000)
         assert torch.equal(first, again)
         return first
 
@@ -68,7 +68,7 @@ def test_what_was_interrupted_goes_on(
         write(self, *args)
 
     def work(data: Any) -> torch.Tensor:
-        return layerwise_inference(model, data, tmp_path / "out", batch_size=17)
+        return layerwise_inference(model, data, tmp_path / "out", memory=4_000)
 
     with monkeypatch.context() as patch:
         patch.setattr(InferenceProgress, "write", fails)

@@ -1,0 +1,183 @@
+"""Layers computed from some of their edges at a time, in blocks and chunks of any size."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GIN, EdgeCNN, GraphSAGE, TransformerConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+import pyg_scale
+from pyg_scale.inference import partial
+from pyg_scale.inference.inputs import LayerInputs
+from pyg_scale.inference.progress import InferenceProgress
+
+N, E, C, HIDDEN = 120, 900, 16, 16
+
+
+class Transformer(BasicGNN):
+    supports_edge_weight = False
+    supports_edge_attr = True
+    supports_norm_batch = False
+
+    def init_conv(self, in_channels: int, out_channels: int, **options: Any) -> Any:
+        return TransformerConv(in_channels, out_channels // 2, heads=2, **options)
+
+
+MODELS: dict[str, Any] = {
+    "sage": lambda: GraphSAGE(C, HIDDEN, 2),
+    "sage max": lambda: GraphSAGE(C, HIDDEN, 2, aggr="max", project=True),
+    "gcn": lambda: GCN(C, HIDDEN, 2, 5, improved=True),
+    "gcn no loops": lambda: GCN(C, HIDDEN, 2, add_self_loops=False),
+    "gin": lambda: GIN(C, HIDDEN, 2, norm="batch_norm"),
+    "gat": lambda: GAT(C, HIDDEN, 2, heads=4, jk="cat"),
+    "gatv2": lambda: GAT(C, HIDDEN, 2, heads=4, v2=True, residual=True),
+    "transformer": lambda: Transformer(C, HIDDEN, 2),
+    "edge": lambda: EdgeCNN(C, HIDDEN, 2),
+}
+WITH_EDGES = {"gcn": "edge_weight", "gcn no loops": "edge_weight", "transformer": "edge_attr"}
+
+
+def graph(num_edges: int = E) -> Data:
+    """A hub, parallel edges, self-loops (one for a node at most), nodes without in-edges."""
+    generator = torch.Generator().manual_seed(3)
+    edges = torch.randint(0, N - 10, (2, num_edges), generator=generator)
+    edges[1, : num_edges // 6] = 7
+    edges = edges[:, edges[0] != edges[1]]
+    loops = torch.arange(20, 40).expand(2, -1)
+    edges = torch.cat(
+        [edges[:, : num_edges // 2], loops, edges[:, num_edges // 2 :], edges[:, :9]], 1
+    )
+    x = torch.randn(N, C, dtype=torch.float64, generator=generator)
+    weight = torch.rand(edges.size(1), dtype=torch.float64, generator=generator)
+    attr = torch.randn(edges.size(1), 3, dtype=torch.float64, generator=generator)
+    return Data(x=x, edge_index=edges, edge_weight=weight, edge_attr=attr)
+
+
+def model(name: str) -> Any:
+    torch.manual_seed(1)
+    made = MODELS[name]().double()
+    for module in made.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return made.eval()
+
+
+def infer(made: Any, data: Data, out: Path, **options: Any) -> Tensor:
+    return pyg_scale.layerwise_inference(made, data, out, progress=False, **options)
+
+
+def far(got: Tensor, expected: Tensor) -> float:
+    assert got.shape == expected.shape and float(expected.std()) > 1e-3
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("memory", [3_000, 30_000, "1GB"])
+@pytest.mark.parametrize("name", MODELS)
+def test_any_cut_gives_the_forward_of_the_whole(
+    name: str, memory: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, data = model(name), graph()
+    options = {WITH_EDGES[name]: WITH_EDGES[name]} if name in WITH_EDGES else {}
+    if name == "transformer":
+        torch.manual_seed(1)
+        made = Transformer(C, HIDDEN, 2, edge_dim=3).double().eval()
+    with caplog.at_level(logging.INFO, "pyg_scale"):
+        got = infer(made, data, tmp_path, memory=memory, num_workers=1, **options)
+    assert "not streamed" not in caplog.text
+    with torch.no_grad():
+        given = {key: data[key] for key in options}
+        expected = made(data.x, data.edge_index, **given)
+    assert far(got, expected) < 1e-12
+    assert [p.name for p in tmp_path.iterdir() if "edges" in p.name] == []
+
+
+def test_weights_of_a_softmax_may_be_far_apart(tmp_path: Path) -> None:
+    """Sums of exponentials that are not scaled by the largest overflow."""
+    made, data = model("gat"), graph()
+    data.x = data.x * 300
+    with torch.no_grad():
+        expected = made(data.x, data.edge_index)
+    assert far(infer(made, data, tmp_path, memory=3_000), expected) < 1e-12
+
+
+def test_without_the_sums_of_a_softmax_numbers_are_wrong_and_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add = partial.Accumulator.add
+    monkeypatch.setattr(partial.Accumulator, "add", lambda *args: add(*args[:-1], None))
+    with caplog.at_level(logging.INFO, "pyg_scale"):
+        infer(model("gat"), graph(), tmp_path)
+    assert "GATConv) of GAT is not streamed: it gives other numbers" in caplog.text
+
+
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counts: list[int] = []
+    read = LayerInputs.read
+
+    def counted(self: LayerInputs, begin: int, end: int) -> Tensor:
+        if self.graph.num_nodes == N:  # not of a probe
+            counts.append(end - begin)
+        return read(self, begin, end)
+
+    monkeypatch.setattr(LayerInputs, "read", counted)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "gatv2"])
+def test_rows_are_read_once_for_a_block(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once where memory holds a layer, at most three times at a third of the files."""
+    made, data = model(name), graph(8 * E)
+    counts = rows_read(monkeypatch)
+    infer(made, data, tmp_path / "all", memory="1GB")
+    assert sum(counts) == 2 * N
+    counts.clear()
+    files = 8 * N * (C + HIDDEN) + 8 * data.num_edges
+    infer(made, data, tmp_path / "third", memory=files // 3)
+    assert 2 * N < sum(counts) <= 2 * 3 * N
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 6, 9])
+def test_a_stopped_run_goes_on_in_a_block(
+    stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data = model("gcn"), graph()
+    whole = infer(made, data, tmp_path / "whole", memory=20_000)
+    write, calls = InferenceProgress.write, [0]
+
+    def stopping(self: InferenceProgress, *args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == stop_at:
+            raise KeyboardInterrupt
+        write(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InferenceProgress, "write", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            infer(made, data, tmp_path / "stopped", memory=20_000)
+    resumed = infer(made, data, tmp_path / "stopped", memory=20_000)
+    assert torch.equal(resumed, whole)
+
+
+def test_a_graph_without_edges(tmp_path: Path) -> None:
+    for name in ("sage", "gatv2", "gcn no loops"):
+        made, data = model(name), graph()
+        data.edge_index = data.edge_index[:, :0]
+        with torch.no_grad():
+            expected = made(data.x, data.edge_index)
+        assert torch.allclose(infer(made, data, tmp_path / name, memory=5_000), expected)
+
+
+@pytest.mark.parametrize("memory", [0, -1, "4 apples", 1.5])
+def test_memory_must_be_an_amount(memory: Any, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError), match="memory must be"):
+        infer(model("sage"), graph(), tmp_path, memory=memory)
