@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
 
 from pyg_scale.graph.base import SuppliesFeatures
+from pyg_scale.graph.topology import CSC
 from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES
 from pyg_scale.loader.seeds.nodes import num_nodes_of
 from pyg_scale.ops import keys
@@ -140,25 +141,16 @@ class Graph:
         self, begin: int, end: int, limit: int, with_ids: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
-        csc = self.sampler().topology.csc.get(None)
-        if csc is None:
-            for nodes in torch.arange(begin, end).split(_NODES):
-                (picked,) = self.sampler().expand([Ask(None, 0, -1, 0, nodes, None, None)])
-                dst = nodes.repeat_interleave(picked.counts)
-                yield picked.neighbor, dst, picked.edge if with_ids else None
-            return
-        indptr = csc.indptr[begin : end + 1]
-        first, last = (int(indptr[0]), int(indptr[-1])) if indptr.numel() else (0, 0)
-        for at in range(first, last, limit):
-            to = min(at + limit, last)
-            low = int(torch.searchsorted(indptr, at, right=True)) - 1
-            high = int(torch.searchsorted(indptr, to))
-            counts = indptr[low : high + 1].clamp(at, to).diff()
-            dst = torch.arange(begin + low, begin + high).repeat_interleave(counts)
-            ids = csc.original_id(torch.arange(at, to)) if with_ids else None
-            yield csc.indices[at:to].to(torch.int64), dst, ids
+        edges = edges_of(self.sampler(), None, self.num_nodes)
+        yield from edges.in_edges(begin, end, limit, with_ids)
 
-    def sketch(self, nodes: Tensor) -> Iterator[Tensor]:
+    def content(self) -> Iterator[Tensor]:
+        """Some of the features and of what the edges are, to tell graphs apart."""
+        nodes = some(self.num_nodes)
+        yield self.rows(nodes)
+        yield from self._sketch(nodes)
+
+    def _sketch(self, nodes: Tensor) -> Iterator[Tensor]:
         """Some of what the edges are, to tell graphs apart."""
         csc = self.sampler().topology.csc.get(None)
         if csc is None:
@@ -214,6 +206,99 @@ class Graph:
         return None if size is None else size[0]
 
 
+class CSCEdges:
+    """The edges of a type in this process, without attributes.
+
+    Args:
+        csc: The edges.
+        num_src: Number of nodes that may be sources.
+    """
+
+    def __init__(self, csc: CSC, num_src: int) -> None:
+        self._csc, self.num_src = csc, num_src
+
+    def in_edges(
+        self, begin: int, end: int, limit: int, with_ids: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
+        csc, indptr = self._csc, self._csc.indptr[begin : end + 1]
+        first, last = (int(indptr[0]), int(indptr[-1])) if indptr.numel() else (0, 0)
+        for at in range(first, last, limit):
+            to = min(at + limit, last)
+            low = int(torch.searchsorted(indptr, at, right=True)) - 1
+            high = int(torch.searchsorted(indptr, to))
+            counts = indptr[low : high + 1].clamp(at, to).diff()
+            dst = torch.arange(begin + low, begin + high).repeat_interleave(counts)
+            ids = csc.original_id(torch.arange(at, to)) if with_ids else None
+            yield csc.indices[at:to].to(torch.int64), dst, ids
+
+    def edge_values(self, name: str, ids: Tensor) -> Tensor:
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`; there are none."""
+        raise KeyError(name)
+
+
+class RoutedEdges:
+    """The edges of a type that are in several parts or processes, without attributes.
+
+    Args:
+        sampler: A sampler of the graph.
+        edge_type: The type.
+        num_src: Number of nodes that may be sources.
+    """
+
+    def __init__(self, sampler: Any, edge_type: Any, num_src: int) -> None:
+        self._sampler, self._edge_type, self.num_src = sampler, edge_type, num_src
+
+    def in_edges(
+        self, begin: int, end: int, limit: int, with_ids: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
+        for nodes in torch.arange(begin, end).split(_NODES):
+            ask = Ask(self._edge_type, 0, -1, 0, nodes, None, None)
+            (picked,) = self._sampler.expand([ask])
+            dst = nodes.repeat_interleave(picked.counts)
+            yield picked.neighbor, dst, picked.edge if with_ids else None
+
+    def edge_values(self, name: str, ids: Tensor) -> Tensor:
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`; there are none."""
+        raise KeyError(name)
+
+
+def edges_of(sampler: Any, edge_type: Any, num_src: int) -> CSCEdges | RoutedEdges:
+    """The edges of a type, wherever they are.
+
+    Args:
+        sampler: A sampler of the graph.
+        edge_type: The type.
+        num_src: Number of nodes that may be sources.
+    """
+    csc = sampler.topology.csc.get(edge_type)
+    if csc is None:
+        return RoutedEdges(sampler, edge_type, num_src)
+    return CSCEdges(csc, num_src)
+
+
+class Table:
+    """A tensor with a row for each node, read in the dtype of the model.
+
+    Args:
+        tensor: ``[num_nodes, ...]``, mapped perhaps.
+        real: The dtype of the model.
+    """
+
+    def __init__(self, tensor: Tensor, real: torch.dtype) -> None:
+        self._tensor, self.real = tensor, real
+
+    def width(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return tuple(self._tensor.shape[1:])
+
+    def read(self, begin: int, end: int) -> Tensor:
+        """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
+        rows = self._tensor[begin:end]
+        return torch.empty(rows.shape, dtype=self.real).copy_(rows)
+
+
 def some(size: int) -> Tensor:
     """Up to 4096 of ``size`` positions, always the same."""
     count = min(size, 4096)
@@ -224,8 +309,8 @@ def some(size: int) -> Tensor:
 
 def _refuse_types() -> None:
     raise NotImplementedError(
-        "layerwise_inference does not support graphs with node and edge types: compute the types "
-        "with NeighborLoader, or give a homogeneous graph"
+        "layerwise_inference takes graphs with node and edge types as HeteroData or as the path of "
+        "a graph directory, not as stores"
     )
 
 
@@ -251,8 +336,7 @@ class LayerInputs(FeatureStore):
         whole = self.graph.x if self.hidden is None else self.hidden
         if not isinstance(whole, Tensor):
             return self._get_tensor(TensorAttr(None, "x", torch.arange(begin, end)))
-        rows = whole[begin:end]
-        return torch.empty(rows.shape, dtype=self.real).copy_(rows)
+        return Table(whole, self.real).read(begin, end)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         if attr.attr_name != "x":

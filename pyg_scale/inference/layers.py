@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn.conv import GCNConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import add_remaining_self_loops
@@ -19,6 +19,7 @@ from pyg_scale.inference.exact import check_modules
 from pyg_scale.inference.inputs import Graph
 from pyg_scale.inference.partial import NotStreamed
 from pyg_scale.inference.streaming import StreamedLayer
+from pyg_scale.store.directory.opening import open_graph
 
 _EDGES = 1 << 20
 """Edges whose weights are added up at a time."""
@@ -33,11 +34,6 @@ def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Lay
         NotImplementedError: If a module is known to need more than in-neighbours.
     """
     name = type(model).__name__
-    if isinstance(model, torch.fx.GraphModule) or _is_hetero(model):
-        raise NotImplementedError(
-            f"{name} is a model for several node types, which layerwise_inference does not "
-            "support: use the homogeneous model"
-        )
     own = getattr(type(model), "inference_per_layer", None)
     if isinstance(model, BasicGNN) and own is BasicGNN.inference_per_layer:
         if type(model).forward is not BasicGNN.forward:
@@ -64,8 +60,22 @@ def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Lay
     return Layers(model)
 
 
-def _is_hetero(model: Any) -> bool:
-    return any("Hetero" in type(each).__name__ for each in model.modules())
+def is_recorded(model: Any, graph: Any) -> bool:
+    """Return True if a model is recorded: for a graph with types, or without methods for layers."""
+    if isinstance(graph, str | Path):
+        graph = open_graph(graph)
+    if isinstance(graph, HeteroData):
+        return True
+    if not isinstance(graph, Data) or hasattr(type(model), "inference_per_layer"):
+        return False
+    return any(isinstance(module, MessagePassing) for module in model.modules())
+
+
+def real_of(model: Any) -> torch.dtype:
+    """The dtype of a model's parameters and buffers."""
+    floating = itertools.chain(model.parameters(), model.buffers())
+    dtypes = [p.dtype for p in floating if p.is_floating_point()]
+    return dtypes[0] if dtypes else torch.get_default_dtype()
 
 
 class Layers:
@@ -74,9 +84,7 @@ class Layers:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.num_layers = int(model.num_layers)
-        floating = itertools.chain(model.parameters(), model.buffers())
-        dtypes = [p.dtype for p in floating if p.is_floating_point()]
-        self.real = dtypes[0] if dtypes else torch.get_default_dtype()
+        self.real = real_of(model)
 
     @property
     def num_steps(self) -> int:

@@ -12,12 +12,21 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale.files.byte_size import byte_size
-from pyg_scale.inference.exact import check_one_hop, check_pieces
+from pyg_scale.files.npy import dtype_name
+from pyg_scale.inference.exact import check_modules, check_one_hop, check_pieces
 from pyg_scale.inference.inputs import Graph, LayerInputs
-from pyg_scale.inference.layers import Layers, layers_of
+from pyg_scale.inference.layers import Layers, is_recorded, layers_of, real_of
 from pyg_scale.inference.partial import NotStreamed
 from pyg_scale.inference.progress import InferenceProgress, fingerprint
 from pyg_scale.inference.ranks import InferenceRanks, RankRows, together_of
+from pyg_scale.inference.recorded import (
+    RecordedPass,
+    TypedGraph,
+    check_recorded,
+    opened,
+    record,
+    results_of,
+)
 from pyg_scale.inference.streaming import StreamedLayer, Streaming
 from pyg_scale.loader.node_loader import NodeLoader
 
@@ -44,7 +53,7 @@ def layerwise_inference(
     edge_weight: str | None = None,
     edge_attr: str | None = None,
     comm: Any = None,
-) -> Tensor:
+) -> Any:
     """Compute ``model(x, edge_index)`` for every node, one layer after the other.
 
     Each layer is one pass over all nodes with all of their in-edges. It reads the output of the
@@ -67,6 +76,11 @@ def layerwise_inference(
     ``[num_block_nodes, channels]``, whose first ``batch_size`` rows are the nodes that are asked
     for, to ``[batch_size, channels]``.
 
+    A model with node types, and one without a method for its layers, is recorded: its ``forward``
+    runs once on stand-ins for ``x`` and ``edge_index`` (``model(x_dict, edge_index_dict)`` for
+    ``HeteroData``), which notes its layers and what it does with rows between them. Models by
+    ``to_hetero``, of ``HeteroConv`` and of your own layers work, if all of these can be streamed.
+
     Several ranks that have the graph open together (or share ``comm``) divide the nodes among them.
     All of them call this, and see the same directory ``out``: on one machine, or on a shared file
     system.
@@ -77,8 +91,8 @@ def layerwise_inference(
 
     Args:
         model: The model, in evaluation mode.
-        graph: ``Data``, the path of a graph directory, or ``(FeatureStore, GraphStore)``, without
-            types; features ``x`` ``[num_nodes, channels]``.
+        graph: ``Data``, ``HeteroData``, the path of a graph directory, or ``(FeatureStore,
+            GraphStore)`` without types; features ``x`` ``[num_nodes, channels]``.
         out: The directory of hidden states and of the result, made if it is not there.
         batch_size: Nodes at a time in layers that are not streamed.
         memory: Bytes that a streamed layer uses, or text such as ``"16GB"``.
@@ -95,7 +109,8 @@ def layerwise_inference(
             the graph, if ranks opened it together. ``"local"``: this process alone.
 
     Returns:
-        ``[num_nodes, out_channels]``, mapped from ``out/output.npy``.
+        ``[num_nodes, out_channels]``, mapped from ``out/output.npy``; for a model that returns a
+        dictionary, one of each of its tensors, mapped from ``out/output-TYPE.npy``.
 
     Raises:
         TypeError: If the model or the graph is of a kind that is not known here.
@@ -103,15 +118,37 @@ def layerwise_inference(
             or ``out`` holds what another model, graph or ``batch_size`` left; if ranks do not
             compute the same, or see another ``out``.
         CommTimeoutError: If a rank stops; names it.
-        NotImplementedError: If the graph has types, or a layer cannot be computed exactly from
-            in-neighbours; names the layer.
+        NotImplementedError: If a layer cannot be computed exactly from in-neighbours, or a recorded
+            model cannot be cut into steps; names the layer or the function.
     """
     _check(model, batch_size, num_workers, dtype)
     limit = byte_size(memory, "memory")
-    given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
     model, target = _placed(model, device)
+    if is_recorded(model, graph):
+        return _recorded(
+            model,
+            graph,
+            Path(out),
+            memory=limit,
+            device=target,
+            num_workers=num_workers,
+            dtype=dtype,
+            resume=resume,
+            progress=progress,
+            attributes=[name for name in (edge_weight, edge_attr) if name is not None],
+            comm=comm,
+        )
+    given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
     layers = layers_of(model, edge_weight, edge_attr)
-    made_by = fingerprint(model, given, batch_size, dtype, (edge_weight, edge_attr))
+    made_by = fingerprint(
+        model,
+        given.content(),
+        num_nodes=given.num_nodes,
+        num_edges=given.num_edges,
+        batch_size=batch_size,
+        dtype=None if dtype is None else dtype_name(dtype),
+        **{"attributes of edges": [edge_weight, edge_attr]},
+    )
     ranks = together_of(graph, comm, Path(out), given.num_nodes)
     if ranks is None:
         state = InferenceProgress(Path(out), made_by)
@@ -125,15 +162,7 @@ def layerwise_inference(
         work = _Pass(given, layers, state, batch_size, limit, target, num_workers, dtype, ranks)
         total = work.size * layers.num_steps
         done = sum(state.rows(step) for step in range(layers.num_steps))
-        with tqdm(
-            total=total,
-            initial=done,
-            desc="Inference",
-            unit=" nodes",
-            unit_scale=True,
-            disable=None if progress and (ranks is None or ranks.rank == 0) else True,
-            delay=1,
-        ) as bar:
+        with _bar(total, done, progress and (ranks is None or ranks.rank == 0)) as bar:
             for step in range(layers.num_steps):
                 work.run(step, bar)
         if ranks is None:
@@ -141,6 +170,67 @@ def layerwise_inference(
             return state.result()
         ranks.result(state, layers.num_steps - 1)
     return ranks.opened()
+
+
+def _recorded(
+    model: torch.nn.Module,
+    graph: Any,
+    out: Path,
+    *,
+    memory: int,
+    device: torch.device,
+    num_workers: int,
+    dtype: torch.dtype | None,
+    resume: bool,
+    progress: bool,
+    attributes: list[str],
+    comm: Any,
+) -> Any:
+    """The rows that a recorded model returns."""
+    if attributes:
+        raise NotImplementedError(
+            f"attributes of edges ({attributes[0]}) are for models with methods for their layers "
+            "and graphs without types: leave it out"
+        )
+    given = TypedGraph(graph)
+    if together_of(graph, comm, out, 0) is not None:
+        raise NotImplementedError(
+            "several ranks cannot compute this model together yet: pass comm='local' on one of them"
+        )
+    check_modules(model, normalised=set())
+    real = real_of(model)
+    check_recorded(model, given, real, device)
+    program = record(model, given, real, device)
+    sizes = [given.num_nodes[value.node_type] for value in program.steps]
+    made_by = fingerprint(
+        model,
+        given.content(),
+        num_nodes={str(t): size for t, size in given.num_nodes.items()},
+        num_edges=given.num_edges,
+        dtype=None if dtype is None else dtype_name(dtype),
+    )
+    state = InferenceProgress(out, made_by, sizes, results_of(program))
+    with state.opened(resume):
+        if not state.is_done:
+            work = RecordedPass(program, given, state, memory, real, device, dtype, num_workers)
+            done = sum(state.rows(step) for step in range(len(sizes)))
+            with _bar(sum(sizes), done, progress) as bar:
+                for step in range(len(sizes)):
+                    work.run(step, bar)
+            state.finish(len(sizes))
+        return opened(program, state)
+
+
+def _bar(total: int, done: int, shown: bool) -> Any:
+    return tqdm(
+        total=total,
+        initial=done,
+        desc="Inference",
+        unit=" nodes",
+        unit_scale=True,
+        disable=None if shown else True,
+        delay=1,
+    )
 
 
 class _Pass:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from pyg_scale.files.npy import (
     num_bytes,
 )
 from pyg_scale.files.place import flush, naming, try_lock
-from pyg_scale.inference.inputs import some
 from pyg_scale.ops.raw_bytes import raw_bytes
 
 FORMAT = "pyg_scale layerwise inference"
@@ -43,11 +42,21 @@ class InferenceProgress:
     Args:
         path: The directory.
         made_by: What must be the same for the files to be gone on with.
+        sizes: Number of rows of each step; all have ``made_by["num_nodes"]`` if not given.
+        results: The file names of the steps that are results, by number; the last step is one if
+            not given.
     """
 
-    def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        made_by: dict[str, Any],
+        sizes: Sequence[int] | None = None,
+        results: Mapping[int, str] | None = None,
+    ) -> None:
         self.path = path
         self._made_by = made_by
+        self._sizes, self._results = sizes, results
         self._rows: dict[int, int] = {}
         self._kinds: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._done = False
@@ -107,11 +116,10 @@ class InferenceProgress:
             elif "rows" in line and (survived or line.get("synced")):
                 self._rows[line["step"]] = line["rows"]
             self._done |= bool(line.get("done"))
-        size = self._made_by["num_nodes"]
-        last = max(self._kinds, default=-1)
-        named = (self.path / RESULT).is_file()
-        self._done |= named and self._rows.get(last, 0) >= size
-        if not (named if self._done else self._files_are_there(size)):
+        named = all((self.path / name).is_file() for name in self._named.values())
+        complete = all(self._rows.get(k, 0) >= self._size(k) for k in self._named)
+        self._done |= named and bool(self._kinds) and complete
+        if not (named if self._done else self._files_are_there()):
             self._begin()
             return
         lines = [self._head()]
@@ -124,22 +132,32 @@ class InferenceProgress:
             staged.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         staged.replace(journal)
 
-    def _files_are_there(self, size: int) -> bool:
+    @property
+    def _named(self) -> Mapping[int, str]:
+        """The file names of results, by number of the step."""
+        return {max(self._kinds, default=0): RESULT} if self._results is None else self._results
+
+    def _size(self, step: int) -> int:
+        size: int = self._made_by["num_nodes"] if self._sizes is None else self._sizes[step]
+        return size
+
+    def _files_are_there(self) -> bool:
         """Return True if the file of each step is whole, or was removed when nobody needed it."""
         superseded = False
         for step in sorted(self._kinds, reverse=True):
             dtype, row = self._kinds[step]
             file = self._file(step)
             if file.exists():
-                if file.stat().st_size < num_bytes(dtype, (size, *row)):
+                if file.stat().st_size < num_bytes(dtype, (self._size(step), *row)):
                     return False
             elif not superseded:
                 return False
-            superseded |= self.rows(step) >= size
+            superseded |= self.rows(step) >= self._size(step)
         return True
 
     def _begin(self) -> None:
-        for file in (*self.path.glob("step-*.npy"), self.path / RESULT, self.path / JOURNAL):
+        results = [self.path / name for name in (self._results or {0: RESULT}).values()]
+        for file in (*self.path.glob("step-*.npy"), *results, self.path / JOURNAL):
             file.unlink(missing_ok=True)
         self._rows, self._kinds, self._done = {}, {}, False
         with naming(self.path / JOURNAL):
@@ -164,13 +182,13 @@ class InferenceProgress:
     def array(self, step: int) -> Tensor:
         """The result of a step, mapped."""
         dtype, row = self._kinds[step]
-        return map_array(self._file(step), dtype, (self._made_by["num_nodes"], *row))
+        return map_array(self._file(step), dtype, (self._size(step), *row))
 
-    def result(self) -> Tensor:
-        """The result of the inference, mapped."""
-        last = max(self._kinds)
-        dtype, row = self._kinds[last]
-        return map_array(self.path / RESULT, dtype, (self._made_by["num_nodes"], *row))
+    def result(self, step: int | None = None) -> Tensor:
+        """The result of the inference, mapped: that of the last step, or of another one."""
+        step = max(self._kinds) if step is None else step
+        dtype, row = self._kinds[step]
+        return map_array(self.path / self._named[step], dtype, (self._size(step), *row))
 
     def write(self, step: int, begin: int, rows: Tensor, size: int) -> None:
         """Write rows of a step from number ``begin`` on.
@@ -222,14 +240,13 @@ class InferenceProgress:
                 self._file(old).unlink(missing_ok=True)
 
     def finish(self, num_steps: int) -> None:
-        """Give the last result its name, and remove all else."""
-        last = num_steps - 1
-        self._close(last)
-        if self._file(last).exists():
-            self._file(last).replace(self.path / RESULT)
-        for step in range(last):
+        """Give the results their names, and remove all else."""
+        for step in range(num_steps):
             self._close(step)
-            self._file(step).unlink(missing_ok=True)
+            if step not in self._named:
+                self._file(step).unlink(missing_ok=True)
+            elif self._file(step).exists():
+                self._file(step).replace(self.path / self._named[step])
         self._done = True
         self._note({"done": True}, durable=True)
 
@@ -249,7 +266,7 @@ class InferenceProgress:
         if step not in self._files:
             handle = os.open(self._file(step), os.O_RDWR | os.O_CLOEXEC)
             dtype, row = self._kinds[step]
-            length = num_bytes(dtype, (self._made_by["num_nodes"], *row))
+            length = num_bytes(dtype, (self._size(step), *row))
             self._files[step] = handle, os.fstat(handle).st_size - length
         return self._files[step]
 
@@ -269,12 +286,13 @@ class InferenceProgress:
                 self._journal.flush()
 
 
-def fingerprint(
-    model: torch.nn.Module, graph: Any, batch_size: int, dtype: Any, attrs: Any
-) -> dict[str, Any]:
+def fingerprint(model: torch.nn.Module, content: Iterable[Tensor], **rest: Any) -> dict[str, Any]:
     """The properties that must be the same for an inference to be resumed.
 
-    Of the features and the edges 4096 rows are compared, of the model all parameters.
+    Args:
+        model: All of its parameters count.
+        content: Some of the features and edges.
+        rest: Further properties by name.
     """
     weights = hashlib.blake2b(digest_size=16)
     weights.update(repr(model).encode())
@@ -282,19 +300,10 @@ def fingerprint(
         if isinstance(value, Tensor):
             weights.update(f"{name}{value.dtype}{list(value.shape)}".encode())
             weights.update(_bytes(value))
-    nodes = some(graph.num_nodes)
-    content = hashlib.blake2b(digest_size=16)
-    for tensor in (graph.rows(nodes), *graph.sketch(nodes)):
-        content.update(_bytes(tensor))
-    return {
-        "model": weights.hexdigest(),
-        "graph": content.hexdigest(),
-        "num_nodes": graph.num_nodes,
-        "num_edges": graph.num_edges,
-        "batch_size": batch_size,
-        "dtype": None if dtype is None else dtype_name(dtype),
-        "attributes of edges": list(attrs),
-    }
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in content:
+        found.update(_bytes(tensor))
+    return {"model": weights.hexdigest(), "graph": found.hexdigest(), **rest}
 
 
 def _bytes(tensor: Tensor) -> bytes:

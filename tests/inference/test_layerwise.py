@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     GAT,
     GCN,
@@ -25,7 +25,6 @@ from torch_geometric.nn import (
     GraphSAGE,
     SAGEConv,
     SGConv,
-    to_hetero,
 )
 
 import pyg_scale
@@ -291,10 +290,6 @@ class Backward(Own):
             lambda: model(GIN, norm="batch_norm", norm_kwargs={"track_running_stats": False}),
             "BatchNorm1d .* track_running_stats=True",
         ),
-        (
-            lambda: to_hetero(model(), (["a"], [("a", "to", "a")])),
-            "several node types",
-        ),
     ],
 )
 def test_what_is_known_not_to_be_exact_is_named(make: Any, match: str, tmp_path: Path) -> None:
@@ -303,9 +298,7 @@ def test_what_is_known_not_to_be_exact_is_named(make: Any, match: str, tmp_path:
     assert not list(tmp_path.glob("*.npy"))
 
 
-def test_types_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="node and edge types"):
-        pyg_scale.layerwise_inference(model(), HeteroData(), tmp_path)
+def test_stores_with_types_are_refused(tmp_path: Path) -> None:
     edges = MemoryGraphStore()
     pair = torch.tensor([0]), torch.tensor([1])
     edges.put_edge_index(pair, edge_type=("a", "to", "a"), layout="coo", size=(2, 2))

@@ -1,0 +1,383 @@
+"""A model as layers between the nodes of types, recorded while it runs on a few rows.
+
+The model's own code runs once, on stand-ins for features and edges. A message passing layer is
+noted instead of computed; a function of torch on rows is noted and computed on four rows. What was
+noted is computed again for any rows, so a model needs no method for its layers: those of PyG's
+``to_hetero`` and of ``HeteroConv``, and your own, are recorded alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch_geometric.nn.conv import HeteroConv, MessagePassing
+
+from pyg_scale.inference.partial import NotStreamed, StreamedConv
+
+_SAMPLE = 4
+"""Rows on which functions are computed while a model is recorded."""
+_ALLOWED = ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "requires_grad")
+_ASKED = frozenset(
+    [getattr(Tensor, name).__get__ for name in _ALLOWED]
+    + [Tensor.dim, Tensor.size, Tensor.is_floating_point, Tensor.is_complex, Tensor.numel]
+)
+
+
+@dataclass(frozen=True)
+class EdgesOf:
+    """The stand-in for the edges of a type."""
+
+    edge_type: Any
+
+
+@dataclass(eq=False)
+class Value:
+    """Rows of all nodes of a type.
+
+    Attributes:
+        node_type: The type.
+        number: Values are numbered in the order in which the model makes them.
+    """
+
+    node_type: Any
+    number: int
+
+
+@dataclass(eq=False)
+class Input(Value):
+    """The features of a type."""
+
+
+@dataclass(eq=False)
+class Convolved(Value):
+    """The output of a layer, whose ``node_type`` is that of destinations.
+
+    Attributes:
+        conv: The layer.
+        name: Its name in the model.
+        src: The rows of sources.
+        dst: The rows of destinations.
+        edge_type: The type of its edges.
+    """
+
+    conv: Any = None
+    name: str = ""
+    src: Any = None
+    dst: Any = None
+    edge_type: Any = None
+
+
+@dataclass(eq=False)
+class Computed(Value):
+    """The result of a function of torch.
+
+    Attributes:
+        function: The function.
+        args: Its arguments, in which values stand for rows.
+        kwargs: Its named arguments.
+        at: The place of the result, if the function returns several; ``None`` if it returns one.
+    """
+
+    function: Any = None
+    args: Any = ()
+    kwargs: Any = field(default_factory=dict)
+    at: int | None = None
+
+    @property
+    def operands(self) -> list[Value]:
+        """The values that it is computed from."""
+        leaves, _ = tree_flatten((self.args, self.kwargs))
+        return [each for each in leaves if isinstance(each, Value)]
+
+
+class _Rows(torch.Tensor):
+    """The stand-in for rows: four of them, and the value that they belong to."""
+
+    value: Value
+    recorder: Recorder
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves, _ = tree_flatten((args, kwargs))
+        rows = [each for each in leaves if isinstance(each, _Rows)]
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _ASKED or not rows:
+                return func(*args, **kwargs)
+            plain = tree_map(_plain, (args, kwargs))
+            out = func(*plain[0], **plain[1])
+        return rows[0].recorder.computed(func, args, kwargs, rows, out)
+
+
+def _plain(each: Any) -> Any:
+    return each.as_subclass(torch.Tensor) if isinstance(each, _Rows) else each
+
+
+class Recorder:
+    """Records a model.
+
+    Args:
+        model: The model.
+        real: The dtype of its parameters.
+        device: Where these are.
+    """
+
+    def __init__(self, model: Any, real: torch.dtype, device: torch.device) -> None:
+        self._model, self._real, self._device = model, real, device
+        self._count = 0
+
+    def rows(self, value: Value, sample: Tensor) -> Any:
+        """The stand-in for a value."""
+        made: Any = sample.as_subclass(_Rows)
+        made.value, made.recorder = value, self
+        return made
+
+    def input(self, node_type: Any, width: Sequence[int]) -> Any:
+        """The stand-in for the features of a type."""
+        generator = torch.Generator().manual_seed(self._count)
+        sample = torch.randn(_SAMPLE, *width, generator=generator, dtype=torch.float64)
+        value = Input(node_type, self._next())
+        return self.rows(value, sample.to(self._device, self._real))
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def computed(self, function: Any, args: Any, kwargs: Any, rows: list[Any], out: Any) -> Any:
+        """Note the result of a function of torch.
+
+        Raises:
+            NotImplementedError: If it is not known to treat each row by itself.
+        """
+        name = getattr(function, "__name__", str(function))
+        types = {each.value.node_type for each in rows}
+        if len(types) > 1:
+            raise NotImplementedError(
+                f"the model calls {name} on rows of the node types {sorted(map(str, types))} at "
+                "once; only layers of message passing may mix types"
+            )
+        (node_type,) = types
+        args, kwargs = tree_map(
+            lambda each: each.value if isinstance(each, _Rows) else each, (args, kwargs)
+        )
+        leaves, spec = tree_flatten(out)
+        made = []
+        for at, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                raise NotImplementedError(
+                    f"the model calls {name} on rows of nodes, which gives {leaf!r}: it depends on "
+                    "the numbers of all nodes at once"
+                )
+            value = Computed(node_type, self._next(), function, args, kwargs)
+            value.at = None if isinstance(out, Tensor) else at
+            made.append(self.rows(value, leaf))
+        return tree_unflatten(made, spec)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Layers of message passing are noted, for as long as this lasts."""
+        patched = []
+        try:
+            for name, module in self._model.named_modules():
+                if isinstance(module, MessagePassing):
+                    patched.append((module, module.__dict__.get("forward")))
+                    module.__dict__["forward"] = self._noted(module, name)
+            yield
+        finally:
+            for module, own in patched:
+                del module.__dict__["forward"]
+                if own is not None:
+                    module.__dict__["forward"] = own
+
+    def _noted(self, module: Any, name: str) -> Callable[..., Any]:
+        who = f"{type(module).__name__} ({name})"
+
+        def check(src: Value, dst: Value) -> None:
+            try:
+                layer = StreamedConv(module)
+            except NotStreamed as reason:
+                raise NotImplementedError(
+                    f"{who} cannot be computed from some of its edges at a time: {reason}"
+                ) from None
+            if layer.adds_loops and src.node_type != dst.node_type:
+                raise NotImplementedError(
+                    f"{who} adds edges from nodes to themselves between the node types "
+                    f"{src.node_type!r} and {dst.node_type!r}: use add_self_loops=False"
+                )
+
+        def forward(x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+            pair = x if isinstance(x, (tuple, list)) else (x, x)
+            if len(pair) != 2 or not all(isinstance(each, _Rows) for each in pair):
+                raise NotImplementedError(
+                    f"{who} takes {type(x).__name__}, expected the rows of one node type or of two"
+                )
+            if not isinstance(edge_index, EdgesOf):
+                raise NotImplementedError(f"{who} takes edges that the model made itself")
+            if any(each is not None for each in (*args, *kwargs.values())):
+                raise NotImplementedError(f"{who} takes more than features and edges")
+            for each in pair:
+                _check_rows(each, f"{who} is given")
+            src, dst = (each.value for each in pair)
+            check(src, dst)
+            value = Convolved(
+                dst.node_type, self._next(), module, who, src, dst, edge_index.edge_type
+            )
+            return self.rows(value, self._sample(module, pair, who))
+
+        return forward
+
+    def _sample(self, module: Any, pair: Any, who: str) -> Tensor:
+        """The output for the four rows, with no edges."""
+        src, dst = (_plain(each) for each in pair)
+        given = src if pair[0] is pair[1] else (src, dst)
+        none = torch.empty(2, 0, dtype=torch.int64, device=self._device)
+        out = type(module).forward(module, given, none)
+        if not isinstance(out, Tensor) or out.shape[:1] != (_SAMPLE,):
+            raise NotImplementedError(f"{who} does not give a row for each destination")
+        return out
+
+    def record(self, x: Any, edges: Any) -> Any:
+        """The output of the model, with values in place of tensors.
+
+        Args:
+            x: The stand-in for features, or one for each node type.
+            edges: The stand-in for edges, or one for each edge type.
+
+        Raises:
+            NotImplementedError: If the model does what cannot be done for some rows at a time.
+            TypeError: If its output is no tensor, and no dictionary of tensors.
+        """
+        try:
+            with self._noting():
+                out = self._model(x, edges)
+        except Exception as error:
+            error.add_note(
+                "raised while layerwise_inference ran the model on stand-ins for x and edge_index, "
+                "to see its layers"
+            )
+            raise
+        for each in tree_flatten(out)[0]:
+            if isinstance(each, _Rows):
+                _check_rows(each, "the model returns")
+        if isinstance(out, _Rows):
+            return out.value
+        if isinstance(out, Mapping) and out and all(isinstance(v, _Rows) for v in out.values()):
+            return {key: each.value for key, each in out.items()}
+        raise TypeError(
+            f"{type(self._model).__name__} returns {type(out).__name__}, expected rows of nodes or "
+            "a dictionary of them"
+        )
+
+
+def _check_rows(rows: Any, who: str) -> None:
+    if rows.shape[:1] != (_SAMPLE,):
+        raise NotImplementedError(
+            f"{who} what is not a row for each node (got {list(rows.shape)} for {_SAMPLE} nodes)"
+        )
+
+
+class Program:
+    """The steps of a recorded model.
+
+    A step gives rows that a later layer reads, or that the model returns. It computes the layers
+    that the rows come from, and what the model does with their rows.
+
+    Args:
+        output: What the model returns, see :meth:`Recorder.record`.
+
+    Attributes:
+        steps: The values that are kept in files, in an order in which they can be computed.
+        output: As given.
+    """
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+        kept: dict[int, Value] = {}
+        for value in output.values() if isinstance(output, dict) else [output]:
+            kept[value.number] = value
+        todo, seen = list(kept.values()), set()
+        users: dict[int, set[int]] = {}
+        while todo:
+            value = todo.pop()
+            if value.number in seen:
+                continue
+            seen.add(value.number)
+            for leaf in _leaves(value, kept):
+                if not isinstance(leaf, Convolved):
+                    continue
+                users.setdefault(leaf.number, set()).add(value.number)
+                for end in (leaf.src, leaf.dst):
+                    if not isinstance(end, Input):
+                        kept[end.number] = end
+                        todo.append(end)
+                if len(users[leaf.number]) > 1:
+                    kept[leaf.number] = leaf
+        self.steps = [kept[number] for number in sorted(kept)]
+        self._place = {value.number: step for step, value in enumerate(self.steps)}
+
+    def step_of(self, value: Value) -> int:
+        """The number of the step that gives a value."""
+        return self._place[value.number]
+
+    def leaves(self, step: int) -> list[Value]:
+        """The features, earlier steps and layers that a step is computed from."""
+        return _leaves(self.steps[step], self._place)
+
+    def reads(self, step: int) -> set[int]:
+        """The earlier steps that a step reads."""
+        found = set()
+        for leaf in self.leaves(step):
+            ends: list[Value] = [leaf]
+            if isinstance(leaf, Convolved) and self.is_computed(leaf, step):
+                ends = [leaf.src, leaf.dst]
+            found |= {self.step_of(end) for end in ends if end.number in self._place}
+        return found
+
+    def is_computed(self, leaf: Value, step: int) -> bool:
+        """Return True if a leaf of a step is a layer that the step computes."""
+        own = leaf is self.steps[step] or leaf.number not in self._place
+        return isinstance(leaf, Convolved) and own
+
+    def rows(self, step: int, leaves: Mapping[int, Tensor]) -> Tensor:
+        """Rows of a step, from those of its leaves by number."""
+        return _evaluate(self.steps[step], dict(leaves))
+
+
+def _leaves(value: Value, kept: Mapping[int, Any]) -> list[Value]:
+    """The values that a value is computed from by functions of rows alone, in order."""
+    found: dict[int, Value] = {}
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, Computed) and (each is value or each.number not in kept):
+            todo.extend(each.operands)
+        else:
+            found[each.number] = each
+    return [found[number] for number in sorted(found)]
+
+
+def _evaluate(value: Value, known: dict[int, Any]) -> Tensor:
+    if value.number in known:
+        found: Tensor = known[value.number]
+        return found
+    assert isinstance(value, Computed)
+    args, kwargs = tree_map(
+        lambda each: _evaluate(each, known) if isinstance(each, Value) else each,
+        (value.args, value.kwargs),
+    )
+    out = value.function(*args, **kwargs)
+    known[value.number] = out if value.at is None else tree_flatten(out)[0][value.at]
+    return known[value.number]
+
+
+def has_types(model: Any) -> bool:
+    """Return True if a model is one for several node types, by ``to_hetero`` or ``HeteroConv``."""
+    return any(isinstance(m, HeteroConv) or "Hetero" in type(m).__name__ for m in model.modules())

@@ -1,0 +1,266 @@
+"""Models with node types, and without methods for their layers: recorded, then layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import (
+    GAT,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphNorm,
+    GraphSAGE,
+    HeteroConv,
+    HGTConv,
+    Linear,
+    SAGEConv,
+    to_hetero,
+)
+
+import pyg_scale
+from pyg_scale.inference.progress import InferenceProgress
+
+SIZES = {"author": 60, "paper": 90, "venue": 7}
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+BY, IN = ("paper", "by", "author"), ("venue", "of", "paper")
+AT = ("paper", "at", "venue")
+C = 8
+
+
+def typed() -> HeteroData:
+    """Every kind of edges: within a type and between two, and nodes without any."""
+    generator = torch.Generator().manual_seed(0)
+    data = HeteroData()
+    for name, size in SIZES.items():
+        data[name].x = torch.randn(size, C, dtype=torch.float64, generator=generator)
+    for edge_type, count in ((WRITES, 300), (CITES, 500), (BY, 200), (IN, 60), (AT, 80)):
+        src, _, dst = edge_type
+        rows = [torch.randint(SIZES[t] - 2, (count,), generator=generator) for t in (src, dst)]
+        data[edge_type].edge_index = torch.stack(rows)
+    return data
+
+
+class ByHand(torch.nn.Module):
+    """Layers of several kinds, a sum over edge types, and both layers' rows in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = HeteroConv(self.convs(C), aggr="sum")
+        self.second = HeteroConv(self.convs(16), aggr="max")
+        self.norm, self.lin = torch.nn.BatchNorm1d(16), Linear(32, 3)
+        self.venue = Linear(C, 16)
+
+    def convs(self, width: int) -> Any:
+        return {
+            WRITES: SAGEConv((width, width), 16, aggr="max"),
+            CITES: GATConv(width, 8, heads=2),
+            BY: GATv2Conv((width, width), 16, add_self_loops=False),
+            IN: SAGEConv((width, width), 16),
+            AT: SAGEConv((width, width), 16),
+        }
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        first = {name: rows.relu() for name, rows in self.first(x, edges).items()}
+        first["paper"] = self.norm(first["paper"])
+        first["venue"] = self.venue(x["venue"])
+        second = self.second(first, edges)
+        return self.lin(torch.cat([first["paper"], second["paper"].tanh()], dim=-1))
+
+
+class OneType(torch.nn.Module):
+    """No types, a layer used twice, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = SAGEConv(C, 12), GINConv(torch.nn.Linear(12, 12))
+        self.heads = GATConv(12, 3, heads=4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index).relu_()
+        x = x + self.again(x, edge_index)
+        return (self.again(x, edge_index) + self.heads(x, edge_index)).log_softmax(dim=-1)
+
+
+def hetero(cls: Any, **options: Any) -> Any:
+    return to_hetero(cls(C, 16, 2, 4, **options), typed().metadata())
+
+
+MODELS: dict[str, Any] = {
+    "to_hetero sage": lambda: hetero(GraphSAGE, norm="batch_norm", jk="cat"),
+    "to_hetero gat": lambda: hetero(GAT, add_self_loops=False, heads=2),
+    "by hand": ByHand,
+}
+
+
+def made(name: str) -> Any:
+    torch.manual_seed(1)
+    return MODELS[name]().double().eval()
+
+
+def infer(model: Any, data: Any, out: Path, **options: Any) -> Any:
+    return pyg_scale.layerwise_inference(model, data, out, progress=False, **options)
+
+
+def far(got: Tensor, expected: Tensor) -> float:
+    assert got.shape == expected.shape and float(expected.std()) > 1e-4
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("memory", [6_000, "1GB"])
+@pytest.mark.parametrize("name", MODELS)
+def test_is_the_forward_of_the_whole_graph(name: str, memory: Any, tmp_path: Path) -> None:
+    model, data = made(name), typed()
+    got = infer(model, data, tmp_path, memory=memory)
+    with torch.no_grad():
+        expected = made(name)(data.x_dict, data.edge_index_dict)
+    if isinstance(expected, dict):
+        assert set(got) == set(expected)
+        for t in got:
+            assert far(got[t], expected[t]) < 1e-12
+            assert np.array_equal(np.load(tmp_path / f"output-{t}.npy"), got[t].numpy())
+    else:
+        assert far(got, expected) < 1e-12
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("step")]
+
+
+def test_from_a_directory_and_in_parts(tmp_path: Path) -> None:
+    model, data = made("to_hetero sage"), typed()
+    pyg_scale.save(data, tmp_path / "graph")
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)
+    got = infer(model, tmp_path / "graph", tmp_path / "out", memory=8_000)
+    assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+
+
+@pytest.mark.parametrize("memory", [4_000, "1GB"])
+def test_a_model_without_methods_for_its_layers(memory: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, data = OneType().double().eval(), typed()
+    whole = Data(x=data["paper"].x, edge_index=data[CITES].edge_index)
+    with torch.no_grad():
+        expected = model(whole.x, whole.edge_index)
+    assert far(infer(model, whole, tmp_path, memory=memory), expected) < 1e-12
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 9, 14])
+def test_a_stopped_run_goes_on(
+    stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = made("by hand"), typed()
+    whole = infer(model, data, tmp_path / "whole", memory=9_000)
+    write, calls = InferenceProgress.write, [0]
+
+    def stopping(self: InferenceProgress, *args: Any) -> None:
+        if self.path == tmp_path / "stopped":  # not the probe
+            calls[0] += 1
+            if calls[0] == stop_at:
+                raise KeyboardInterrupt
+        write(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InferenceProgress, "write", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            infer(model, data, tmp_path / "stopped", memory=9_000)
+    resumed = infer(model, data, tmp_path / "stopped", memory=9_000)
+    assert torch.equal(resumed, whole)
+    assert torch.equal(infer(model, data, tmp_path / "stopped", memory=9_000), whole)
+
+
+def test_a_real_graph(data_dir: Path, tmp_path: Path) -> None:
+    from pyg_scale.datasets.read import read_npz
+
+    data = read_npz(data_dir / "dblp.npz")
+    for t in data.node_types:
+        if "x" not in data[t]:
+            data[t].x = torch.ones(data[t].num_nodes, 1)
+        data[t].x = data[t].x.double()
+    torch.manual_seed(0)
+    model = to_hetero(GraphSAGE((-1, -1), 8, 2), data.metadata()).double().eval()
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)
+    got = infer(model, data, tmp_path, memory="4MB")
+    assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+
+
+class Custom(OneType):
+    """Does with the rows of its first layer what a test says."""
+
+    def __init__(self, what: Any, layer: Any = None) -> None:
+        super().__init__()
+        self.what = what
+        if layer is not None:
+            self.first = layer
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return self.what(self.first(x, edge_index))
+
+
+class Loops(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv: Any = GATConv((C, C), 4)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        return self.conv((x["author"], x["paper"]), edges[WRITES])
+
+
+class Mixed(Loops):
+    def forward(self, x: Any, edges: Any) -> Any:
+        return x["author"] @ x["paper"].t()
+
+
+class HGT(Loops):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = HGTConv(C, 8, typed().metadata())
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        return self.conv(x, edges)
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "match"),
+    [
+        (lambda: Custom(lambda x: x - x.mean(0)), NotImplementedError, "other numbers layer by"),
+        (lambda: Custom(lambda x: x.mean(0)), NotImplementedError, "returns what is not a row"),
+        (lambda: Custom(lambda x: x[: int(x.sum())]), NotImplementedError, "calls __int__|item"),
+        (lambda: Custom(lambda x: [x]), TypeError, "returns list"),
+        (lambda: Custom(GraphNorm(12)), NotImplementedError, "GraphNorm .* over all nodes"),
+        (lambda: Custom(None, GCNConv(C, 4)), NotImplementedError, "degrees of neighbours"),
+        (
+            lambda: Custom(lambda x: x, SAGEConv(C, 4, aggr="median")),
+            NotImplementedError,
+            r"SAGEConv \(first\) cannot be computed from some of its edges",
+        ),
+        (Loops, NotImplementedError, "add_self_loops=False"),
+        (Mixed, NotImplementedError, "only layers of message passing may mix types"),
+        (HGT, NotImplementedError, r"HGTConv \(conv\) takes dict"),
+    ],
+)
+def test_what_is_not_a_row_at_a_time_is_refused(
+    model: Any, error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    data: Any = typed()
+    given = model().double().eval()
+    if isinstance(given, Custom):
+        data = Data(x=data["paper"].x, edge_index=data[CITES].edge_index)
+    with pytest.raises(error, match=match):
+        infer(given, data, tmp_path)
+    assert not list(tmp_path.glob("*.npy")), "before any work"
+
+
+def test_arguments_that_are_for_other_models(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match="attributes of edges"):
+        infer(made("by hand"), typed(), tmp_path, edge_weight="w")
+    data = HeteroData()
+    data["a"].num_nodes = 3
+    with pytest.raises(ValueError, match="no features x"):
+        infer(made("by hand"), data, tmp_path)
