@@ -35,7 +35,7 @@ Tensor copy(const int64_t* from, int64_t count) {
 // the neighbours, the edge ids, and what edges weigh (nothing without `weighting`).
 std::tuple<Tensor, Tensor, Tensor, Tensor> expand_neighbors(
     Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, Tensor weight_prefix, Tensor place,
-    Tensor node, Tensor seed, Tensor latest, int64_t num_neighbor_nodes, int64_t key,
+    Tensor node, Tensor seed, Tensor latest, Tensor after, int64_t num_neighbor_nodes, int64_t key,
     int64_t num_neighbors, bool replace, bool last, bool by_node, bool by_source, int64_t next_key,
     int64_t renewed, int64_t weighting) {
   EdgeView view;
@@ -56,6 +56,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> expand_neighbors(
   Rows rows{int64_data(node, n, "node"), optional_int64_data(seed, n, "seed"), nullptr};
   rows.place = int64_data(place, n, "place");
   rows.latest = optional_int64_data(latest, n, "latest");
+  rows.after = optional_int64_data(after, n, "after");
+  check(!rows.after || rows.latest, "after goes with latest");
   check(n == 0 || !view.time || (rows.seed && rows.latest),
         "edges with times need the seed and the latest time of each row");
   for (int64_t i = 0; i < n; ++i) {
@@ -174,7 +176,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "expand_neighbors(Tensor indptr, Tensor indices, Tensor edge_id, Tensor time, "
       "Tensor weight_prefix, Tensor place, Tensor node, Tensor seed, Tensor latest, "
-      "int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last, "
+      "Tensor after, int num_neighbor_nodes, int key, int num_neighbors, bool replace, bool last, "
       "bool by_node=False, bool by_source=False, int next_key=0, int renewed=0, int weighting=0) "
       "-> "
       "(Tensor, Tensor, Tensor, Tensor)");

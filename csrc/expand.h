@@ -32,6 +32,8 @@ struct Rows {
   const int64_t* seed_time;  // of each seed position; null without times
   const int64_t* place = nullptr;   // where the in-edges of each row are; null: at its node
   const int64_t* latest = nullptr;  // the time of each row's seed, instead of seed_time
+  // The time that edges must be after: of each row if `latest` is, else of each seed position.
+  const int64_t* after = nullptr;
 
   int64_t at(int64_t row) const { return place ? place[row] : node[row]; }
 };
@@ -123,8 +125,12 @@ class alignas(64) Expansion {  // not two threads on one cache line
         if (view.temporal()) {
           const int64_t when = rows.latest ? rows.latest[row] : rows.seed_time[rows.seed[row]];
           c.end = first + in->until(first, c.end, when);
+          if (rows.after) {
+            const int64_t since = rows.latest ? rows.after[row] : rows.after[rows.seed[row]];
+            c.begin = first + in->until(first, c.end, since);
+          }
           if (hop.last && hop.num_neighbors >= 0) {
-            c.begin = std::max(first, c.end - hop.num_neighbors);
+            c.begin = std::max(c.begin, c.end - hop.num_neighbors);
           }
         }
       }

@@ -299,7 +299,8 @@ Output hgt_sample(Tensors indptr, Tensors indices, Tensors edge_id, std::vector<
   Induced induced;
   EdgeList list;
   for (const EdgeView& view : views) {
-    induced.edges(view, nodes[view.expanded_type], nodes[view.neighbor_type], nullptr, list);
+    induced.edges(view, nodes[view.expanded_type], nodes[view.neighbor_type], nullptr, nullptr,
+                  false, list);
     const int64_t count = list.row.size();
     row.push_back(to_tensor(list.row.data(), count, int32_output));
     edge.push_back(to_tensor(list.edge.data(), count, false));

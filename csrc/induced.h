@@ -36,23 +36,26 @@ struct EdgeList {
 };
 
 // Finds the in-edges of every sampled row whose neighbours were sampled as well (for the same
-// seed if disjoint; no edge later than its seed), in order of (row, edge id).
+// seed if disjoint; no edge beyond the times of its seed), in order of (row, edge id).
 class Induced {
  public:
   void edges(const EdgeView& view, const NodeList& expanded, const NodeList& neighbors,
-             const int64_t* seed_time, EdgeList& out) {
+             const int64_t* seed_time, const int64_t* after, bool strict, EdgeList& out) {
     out.begin();
     out.colptr.reserve(expanded.size() + 1);
     for (int64_t i = 0; i < expanded.size(); ++i) {
       const int64_t v = expanded.node()[i], seed = expanded.seed() ? expanded.seed()[i] : 0;
       const Held here = held(view, v);
       const EdgeView& in = *here.view;
-      const int64_t begin = in.indptr[here.place];
+      int64_t begin = in.indptr[here.place];
       int64_t end = in.indptr[here.place + 1];
       check_entries(here.place, begin, end, in.num_edges);
-      // Nodes were already chosen by their times, so only times of edges are checked.
-      if (in.time && seed_time && !view.times_of_neighbors) {
+      // Nodes were already chosen by their times, so only times of edges are checked, unless
+      // nodes come by ways that have other limits.
+      const bool of_edges = in.time && !view.times_of_neighbors;
+      if (view.temporal() && seed_time && (of_edges || after || strict)) {
         end = begin + in.until(begin, end, seed_time[seed]);
+        if (after) begin += in.until(begin, end, after[seed]);
       }
       if (i + kAhead < expanded.size()) {
         const Held coming = held(view, expanded.node()[i + kAhead]);

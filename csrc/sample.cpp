@@ -46,6 +46,7 @@ struct Options {
   uint32_t renewed;  // the share of nodes whose numbers are those of the next key, of 2^32
   Weighting weighting;
   bool layers;  // each hop expands all nodes of the batch, not only the new ones
+  bool strict;  // seed times are before those of the seeds themselves
 };
 
 // What a thread keeps between batches.
@@ -80,7 +81,8 @@ class Sampling {
     edges_per_hop_ = zeros(views.size(), options.num_hops);
   }
 
-  void begin(const std::vector<int64_t>& num_nodes, const Tensors& seed, const Tensors& seed_time) {
+  void begin(const std::vector<int64_t>& num_nodes, const Tensors& seed, const Tensors& seed_time,
+             const Tensors& after) {
     int64_t num_seeds = 0;
     for (const Tensor& one : seed) num_seeds += one.numel();
     const int64_t max_rows = options_.int32_output ? std::numeric_limits<int32_t>::max()
@@ -99,7 +101,10 @@ class Sampling {
       const int64_t* time = int64_data(seed_time[t], count, "seed_time");
       seed_time_.insert(seed_time_.end(), time, time + count);
     }
-    for (size_t r = 0; r < views_.size(); ++r) scratch_.edges[r].begin();
+    for (size_t r = 0; r < views_.size(); ++r) {
+      scratch_.edges[r].begin();
+      after_.push_back(after.empty() ? nullptr : optional_int64_data(after[r], num_seeds, "after"));
+    }
   }
 
   void run() {
@@ -118,7 +123,8 @@ class Sampling {
     if (!options_.induced) return;
     for (size_t r = 0; r < views_.size(); ++r) {
       scratch_.induced.edges(views_[r], nodes(views_[r].expanded_type),
-                             nodes(views_[r].neighbor_type), times(), scratch_.edges[r]);
+                             nodes(views_[r].neighbor_type), times(), after_[r], options_.strict,
+                             scratch_.edges[r]);
     }
   }
 
@@ -195,13 +201,13 @@ class Sampling {
     list.colptr.reserve(list.colptr.size() + end - begin);
 
     if (options_.num_threads > 1 && end - begin >= 2 * task_rows()) {
-      expand_parallel(view, how, begin, end, list);
+      expand_parallel(r, how, begin, end, list);
     } else {
       const int64_t step = Expansion::block_rows(k);
       Expansion& expansion = scratch_.expansions[0];
       for (int64_t from = begin; from < end; from += step) {
         expansion.clear();
-        expansion.expand(view, how, rows(view), from, std::min(end, from + step), end);
+        expansion.expand(view, how, rows(r), from, std::min(end, from + step), end);
         append(view, expansion, list);
       }
     }
@@ -209,8 +215,9 @@ class Sampling {
   }
 
   // In rounds: one thread numbers what the others have sampled in the round before.
-  void expand_parallel(const EdgeView& view, const HopOptions& how, int64_t begin, int64_t end,
+  void expand_parallel(size_t r, const HopOptions& how, int64_t begin, int64_t end,
                        EdgeList& list) {
+    const EdgeView& view = views_[r];
     const int64_t size = end - begin;
     const int64_t workers = std::min(options_.num_threads - 1, size / task_rows());
     const int64_t per_task = std::max(task_rows(), size / (workers * kRounds) + 1);
@@ -227,7 +234,7 @@ class Sampling {
       for (int64_t w = 0; round > 0 && w < workers; ++w) waiting += before[w].num_edges();
       // Nodes are read while others are appended, so their memory must stay where it is.
       nodes(view.neighbor_type).reserve_nodes(waiting);
-      const Rows all = rows(view);
+      const Rows all = rows(r);
       const auto work = [&](int64_t task) {
         if (task == 0) {
           for (int64_t w = 0; round > 0 && w < workers; ++w) append(view, before[w], list);
@@ -244,9 +251,11 @@ class Sampling {
     }
   }
 
-  Rows rows(const EdgeView& view) {
-    const NodeList& list = nodes(view.expanded_type);
-    return {list.node(), list.seed(), times()};
+  Rows rows(size_t r) {
+    const NodeList& list = nodes(views_[r].expanded_type);
+    Rows out{list.node(), list.seed(), times()};
+    out.after = after_[r];
+    return out;
   }
 
   // Numbers the sampled neighbours of the rows that come next.
@@ -275,7 +284,8 @@ class Sampling {
   const Options& options_;
   Scratch& scratch_;
   size_t num_types_;
-  std::vector<int64_t> seed_time_;  // of each seed position
+  std::vector<int64_t> seed_time_;     // of each seed position
+  std::vector<const int64_t*> after_;  // of each edge type, or null: of each seed position
   Counts nodes_per_hop_, edges_per_hop_;
 };
 
@@ -321,9 +331,9 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                        std::vector<int64_t> num_neighbors, int64_t num_hops, bool replace,
                        bool disjoint, bool last, bool induced, int64_t key, bool int32_output,
                        int64_t num_threads, Tensors part, Tensors local, Tensors offsets,
-                       bool times_of_neighbors, bool waits, bool by_node, bool by_source,
-                       bool same_in_all_hops, int64_t next_key, int64_t renewed, int64_t weighting,
-                       bool layers) {
+                       Tensors after, bool times_of_neighbors, bool waits, bool by_node,
+                       bool by_source, bool same_in_all_hops, int64_t next_key, int64_t renewed,
+                       int64_t weighting, bool layers, bool strict) {
   const size_t types = num_nodes.size(), edge_types = expanded_type.size();
   const bool in_parts = !offsets.empty();
   const std::vector<Places> places =
@@ -350,6 +360,7 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
   check_length(seed.size(), types, "seed");
   check_length(seed_time.size(), types, "seed_time");
   check_length(num_neighbors.size(), edge_types * num_hops, "num_neighbors");
+  if (!after.empty()) check_length(after.size(), edge_types, "after");
 
   std::vector<EdgeView> views, of_parts;
   for (size_t i = 0; i < edge_types * parts; ++i) {
@@ -388,12 +399,13 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
                         static_cast<uint64_t>(next_key),
                         static_cast<uint32_t>(renewed),
                         weighting_of(weighting),
-                        layers};
+                        layers,
+                        strict};
   thread_local std::unique_ptr<Scratch> kept;
   std::unique_ptr<Scratch> scratch = std::move(kept);  // lost if anything below throws
   if (!scratch) scratch = std::make_unique<Scratch>();
   Sampling sampling(views, num_nodes, options, *scratch);
-  sampling.begin(num_nodes, seed, seed_time);
+  sampling.begin(num_nodes, seed, seed_time, after);
   sampling.run();
   Output out = sampling.output();
   if (scratch->bytes() <= kScratchLimit) kept = std::move(scratch);
@@ -410,10 +422,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "int[] neighbor_type, int[] edge_type_hash, Tensor[] seed, Tensor[] seed_time, "
       "int[] num_neighbors, int num_hops, bool replace, bool disjoint, bool last, bool induced, "
       "int key, bool int32_output, int num_threads, Tensor[] part, Tensor[] local, "
-      "Tensor[] offsets, bool times_of_neighbors, bool waits, bool by_node=False, bool "
+      "Tensor[] offsets, Tensor[] after, bool times_of_neighbors, bool waits, bool by_node=False, "
+      "bool "
       "by_source=False, "
       "bool same_in_all_hops=False, int next_key=0, int renewed=0, int weighting=0, "
-      "bool layers=False) -> (Tensor[] node, Tensor[] row, Tensor[] col, Tensor[] edge, "
+      "bool layers=False, bool strict=False) -> (Tensor[] node, Tensor[] row, Tensor[] col, "
+      "Tensor[] edge, "
       "Tensor[] batch, Tensor[] colptr, Tensor[] weight, Tensor num_sampled_nodes, "
       "Tensor num_sampled_edges)");
 }

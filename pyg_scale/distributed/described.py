@@ -20,8 +20,10 @@ _NOT_SENT = {
     "is_sorted",
     "time_attr",
     "weight_attr",
+    "time_window",
+    "strictly_earlier",
 }
-"""Fields that do not affect the choice of edges, or that the graph itself has."""
+"""Fields that do not affect the choice of edges, or that the graph or the asks have."""
 
 
 def describe(sampler: HopSampler) -> dict[str, Any]:

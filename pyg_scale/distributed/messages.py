@@ -1,14 +1,16 @@
 """The messages of ranks about edges: a fixed layout, checked by the receiver.
 
-A request has five tensors:
+A request has six tensors:
 
 * a record: the sampler (:mod:`pyg_scale.distributed.described`), and true if edges have weights;
 * the asks, ``int64`` ``[k, 6]``: number of the edge type, hop, ``num_neighbors``, key, number of
-  nodes, and 1 if the nodes have components plus 2 if they have times;
+  nodes, and 1 if the nodes have components, plus 2 if they have times, plus 4 if they have a
+  window;
 * their nodes, one ask after the other, ``int32`` if all node types are small enough, else
   ``int64``;
 * the components of those that have them, ``int32`` or ``int64`` likewise;
-* the times of those that have them, ``int64``.
+* the times of those that have them, ``int64``;
+* the times that edges must be after, of those that have a window, ``int64``.
 
 The answer has four tensors and one for each extra attribute of edges: the record of the names of
 these, the number of edges of each node (``int64``), neighbours, and edge ids (``int32`` or
@@ -31,7 +33,7 @@ from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.store.directory.meta import Meta
 
 _COLUMNS = 6
-_COMPONENT, _LATEST = 1, 2
+_COMPONENT, _LATEST, _AFTER = 1, 2, 4
 _INT64 = torch.int64
 
 
@@ -63,6 +65,7 @@ class Layout:
         rows = []
         for ask in asks:
             flags = _COMPONENT * (ask.component is not None) + _LATEST * (ask.latest is not None)
+            flags += _AFTER * (ask.after is not None)
             number, key = self._number[ask.edge_type], to_signed(ask.key)
             rows.append([number, ask.hop, ask.num_neighbors, key, ask.node.numel(), flags])
         return [
@@ -73,6 +76,7 @@ class Layout:
                 self._node
             ),
             torch.cat([none, *[ask.latest for ask in asks if ask.latest is not None]]),
+            torch.cat([none, *[ask.after for ask in asks if ask.after is not None]]),
         ]
 
     def read_request(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Ask]]:
@@ -81,31 +85,40 @@ class Layout:
         Raises:
             CommError: If it is not a request.
         """
-        _check(len(tensors) == 5, f"it has {len(tensors)} tensors instead of 5")
-        record, rows, node, component, latest = tensors
+        _check(len(tensors) == 6, f"it has {len(tensors)} tensors instead of 6")
+        record, rows, *columns = tensors
         _check(rows.dtype == _INT64 and rows.dim() == 2 and rows.size(1) == _COLUMNS, "its asks")
-        for values, dtype in ((node, self._node), (component, self._node), (latest, _INT64)):
+        for values, dtype in zip(columns, (self._node, self._node, _INT64, _INT64), strict=True):
             _check(values.dtype == dtype and values.dim() == 1, "a dtype or a shape")
-        asks, at = [], [0, 0, 0]
+        asks, at = [], [0] * len(columns)
         for number, hop, num_neighbors, key, size, flags in rows.tolist():
             _check(0 <= number < len(self.edge_types), f"edge type number {number}")
-            _check(hop >= 0 and num_neighbors >= -1 and size >= 0 and 0 <= flags <= 3, "an ask")
-            pieces = []
-            for i, (values, there) in enumerate(
-                ((node, True), (component, flags & _COMPONENT), (latest, flags & _LATEST))
-            ):
-                pieces.append(values[at[i] : at[i] + size] if there else None)
-                _check(not there or pieces[-1].numel() == size, "too few nodes")  # type: ignore[union-attr]
-                at[i] += size if there else 0
+            _check(hop >= 0 and num_neighbors >= -1 and size >= 0 and 0 <= flags <= 7, "an ask")
+            _check(not flags & _AFTER or bool(flags & _LATEST), "a window without times")
+            pieces: list[Tensor | None] = []
+            there = (True, flags & _COMPONENT, flags & _LATEST, flags & _AFTER)
+            for i, values in enumerate(columns):
+                pieces.append(values[at[i] : at[i] + size] if there[i] else None)
+                at[i] += size if there[i] else 0
+                _check(at[i] <= values.numel(), "too few nodes")
             edge_type = self.edge_types[number]
-            nodes = _wide(pieces[0])
+            nodes, component = _wide(pieces[0]), pieces[1]
             assert nodes is not None
             _in_range(nodes, self._num_nodes[self._ends[edge_type][0]], "node")
-            _check(pieces[1] is None or not size or int(pieces[1].min()) >= 0, "a component")
+            _check(component is None or not size or int(component.min()) >= 0, "a component")
             asks.append(
-                Ask(edge_type, hop, num_neighbors, key % 2**64, nodes, _wide(pieces[1]), pieces[2])
+                Ask(
+                    edge_type,
+                    hop,
+                    num_neighbors,
+                    key % 2**64,
+                    nodes,
+                    _wide(component),
+                    pieces[2],
+                    pieces[3],
+                )
             )
-        _check(at == [node.numel(), component.numel(), latest.numel()], "too many nodes")
+        _check(at == [values.numel() for values in columns], "too many nodes")
         return record, asks
 
     # Answers ###############################################################################

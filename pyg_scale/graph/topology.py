@@ -230,6 +230,24 @@ class Topology:
             return _floor(time)
         return sortable_time(time.to(torch.int64))
 
+    def time_before(self, time: Tensor, length: float) -> Tensor:
+        """Times that are earlier by a length of time.
+
+        Args:
+            time: Sortable times, as :meth:`to_time` gives them, ``int64``.
+            length: A positive length: an integer, unless the graph's times are floating point
+                numbers, which are subtracted in ``float64``.
+
+        Returns:
+            Sortable times ``int64``; the least there is in the place of those before it.
+        """
+        if self.float_time:
+            return sortable_time(_unsorted(time) - float(length))
+        least = -(2**63)
+        if length >= 2**63:
+            return torch.full_like(time, least)
+        return torch.where(time < least + length, least, time - length)
+
 
 def _floor(time: Tensor) -> Tensor:
     """Times rounded down to ``int64``, clamped to its range."""
@@ -253,3 +271,8 @@ def sortable_time(time: Tensor) -> Tensor:
         raise ValueError("timestamps must not be NaN: give every node or edge a time")
     bits = (time.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0 turns -0.0 into 0.0
     return bits ^ ((bits >> 63) & ((1 << 63) - 1))
+
+
+def _unsorted(time: Tensor) -> Tensor:
+    """The floating point times that sortable ones stand for."""
+    return (time ^ ((time >> 63) & ((1 << 63) - 1))).view(torch.float64)

@@ -44,6 +44,9 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         filter_per_worker: See :class:`LinkLoader`.
         neighbor_sampler: See :class:`~pyg_scale.loader.NeighborLoader`.
         directed: Deprecated; ``False`` means ``subgraph_type="induced"``.
+        time_window: See :class:`~pyg_scale.loader.NeighborLoader`.
+        strictly_earlier: See there: the seed links themselves, and all other edges of their times,
+            are then in no neighbourhood.
         seed: See :class:`~pyg_scale.loader.NodeLoader`.
         worker_type: See there.
         feature_store: See there.
@@ -83,6 +86,8 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        time_window: Any = None,
+        strictly_earlier: bool = False,
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
@@ -121,6 +126,7 @@ class LinkNeighborLoader(LinkLoader, torch_geometric.loader.LinkNeighborLoader):
             time_attr=time_attr,
             weight_attr=weight_attr,
             is_sorted=is_sorted,
+            **resolve.set_options(time_window=time_window, strictly_earlier=strictly_earlier),
         )
         self._setup(
             data,

@@ -48,6 +48,12 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             hop follows from ``seed=`` and the node alone, so that with ``disjoint=True`` (or
             times) a seed has the same neighbourhood in all epochs, in a batch with any others, and
             in :class:`pyg_scale.serving.Predictor`.
+        time_window: A length of time ``w`` in the unit of ``time_attr``: a seed of time ``t`` sees
+            what is in ``(t - w, t]``, in every hop. One number for all edge types that have times,
+            or a dictionary by edge type, where types that are missing have no window. An integer,
+            unless times are floating point numbers. Works with either ``temporal_strategy``.
+        strictly_earlier: Whether a seed sees only what is before its own time, ``(t - w, t)``: it
+            never sees its own row, nor the edge that it is to predict.
         directed: Deprecated; ``False`` means ``subgraph_type="induced"``.
         seed: See :class:`NodeLoader`.
         worker_type: See :class:`NodeLoader`.
@@ -88,6 +94,8 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         directed: bool = True,
         *,
         redraw: bool = True,
+        time_window: Any = None,
+        strictly_earlier: bool = False,
         seed: int | None = None,
         worker_type: str | None = None,
         feature_store: Any = None,
@@ -123,7 +131,9 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
             time_attr=time_attr,
             weight_attr=weight_attr,
             is_sorted=is_sorted,
-            **({} if redraw is True else {"redraw": redraw}),
+            **resolve.set_options(
+                redraw=redraw, time_window=time_window, strictly_earlier=strictly_earlier
+            ),
         )
         self._setup(
             data,

@@ -124,15 +124,50 @@ def resolve(
             sampler = sampler()
         elif issubclass(sampler, pyg.BaseSampler):
             foreign: Any = sampler
-            return foreign(data, **_said(foreign, options))
+            options = _said(foreign, options)
+            if not _takes_all(foreign, options):
+                _refuse_own(foreign, options)
+            return foreign(data, **options)
     if isinstance(sampler, NeighborSampler):
         return sampler.bind(data, **options)
     if isinstance(sampler, pyg.BaseSampler):
+        _refuse_own(sampler, options)
         return sampler
     raise TypeError(
         f"{argument} must be a name, such as 'native', or a sampler "
         f"(got {type(sampler).__name__}); sampler= is torch's index sampler"
     )
+
+
+_OWN = ("redraw", "time_window", "strictly_earlier")
+"""The options that PyG's samplers do not have, which the loaders hand on only if they are set."""
+
+
+def set_options(
+    *, redraw: bool = True, time_window: Any = None, strictly_earlier: bool = False
+) -> dict[str, Any]:
+    """Those of the options that PyG's samplers do not have which a caller has set."""
+    given = {"redraw": redraw, "time_window": time_window, "strictly_earlier": strictly_earlier}
+    usual = {"redraw": True, "time_window": None, "strictly_earlier": False}
+    return {name: value for name, value in given.items() if value is not usual[name]}
+
+
+def _refuse_own(sampler: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that a sampler of PyG's kind cannot follow."""
+    for name in _OWN:
+        if name in options:
+            kind = sampler if isinstance(sampler, type) else type(sampler)
+            raise NotImplementedError(
+                f"{kind.__name__} knows no {name}= (got {options[name]!r}): leave it out, or use "
+                "neighbor_sampler='native', which does"
+            )
+
+
+def _takes_all(cls: Any, options: Mapping[str, Any]) -> bool:
+    """Return True if a class has parameters for all options."""
+    known = inspect.signature(cls).parameters
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    return anything or options.keys() <= known.keys()
 
 
 def _said(cls: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +222,8 @@ _OPTIONS = (
     "time_attr",
     "weight_attr",
     "redraw",
+    "time_window",
+    "strictly_earlier",
     "weights",
     "every_layer",
     "layer_dependency",

@@ -44,6 +44,7 @@ def expand_neighbors(
     node: Tensor,
     seed: Tensor | None,
     latest: Tensor | None,
+    after: Tensor | None,
     num_neighbor_nodes: int,
     key: int,
     num_neighbors: int,
@@ -67,6 +68,8 @@ def expand_neighbors(
         seed: Position of the seed of each node, ``int64`` ``[n]``, if disjoint.
         latest: The latest time of an edge for each node, ``int64`` ``[n]``; times are ignored if
             ``None``.
+        after: The time that edges must be after, ``int64`` ``[n]``, or ``None``; goes with
+            ``latest``.
         num_neighbor_nodes: Number of nodes of the neighbours' type.
         key: Key of the hop and the edge type.
         num_neighbors: Number of draws for each node, -1 for all in-edges.
@@ -87,6 +90,7 @@ def expand_neighbors(
         node,
         _ABSENT if seed is None else seed,
         _ABSENT if latest is None else latest,
+        _ABSENT if after is None or time is None else after,
         num_neighbor_nodes,
         keys.to_signed(key),
         num_neighbors,

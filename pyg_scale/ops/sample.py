@@ -95,6 +95,8 @@ def neighbor_sample(
     waits: bool = False,
     by_node: bool = False,
     by_source: SourceDraws | None = None,
+    after: Sequence[Tensor] = (),
+    strict: bool = False,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
@@ -126,6 +128,10 @@ def neighbor_sample(
             those of torch.
         by_node: If True, the draws of a node are the same for all seeds also if disjoint.
         by_source: Draws by the random numbers of sources, if not by those of expanded nodes.
+        after: For every edge type, the time that edges must be after, ``int64`` ``[num_seeds]``
+            over all types of seeds, :data:`ABSENT` where there is none; or an empty list.
+        strict: True if ``seed_time`` is before the times of the seeds themselves: induced edges
+            then do not come from the seeds either.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -160,6 +166,7 @@ def neighbor_sample(
         list(part),
         list(local),
         list(offsets),
+        list(after),
         times_of_neighbors,
         waits,
         by_node,
@@ -169,5 +176,6 @@ def neighbor_sample(
         draws.renewed,
         draws.weighting,
         draws.layers,
+        strict,
     )
     return SampledTensors(*out)

@@ -18,6 +18,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
+from pyg_scale.sampler.times import TimeLimits, limits_of, windows_of
 from pyg_scale.store.topology import topology_of
 
 CAPABILITIES = {
@@ -28,6 +29,8 @@ CAPABILITIES = {
     "node_time": "time_attr= of a node attribute",
     "edge_time": "time_attr= of an edge attribute",
     "last": "temporal_strategy='last'",
+    "window": "time_window=",
+    "strict": "strictly_earlier=True",
     "bidirectional": "subgraph_type='bidirectional'",
     "induced": "subgraph_type='induced'",
     "backward": "sample_direction='backward'",
@@ -134,6 +137,10 @@ class NeighborSampler(pyg.BaseSampler):
     ``redraw=False`` asks for the same neighbours of a node in all batches: see
     :class:`MayKeepDraws`. The key is then the same for all batches.
 
+    ``time_window=w`` limits what a seed of time ``t`` sees to ``(t - w, t]``, and
+    ``strictly_earlier=True`` to what is before ``t``: see
+    :class:`~pyg_scale.loader.NeighborLoader`.
+
     Every random choice of a subclass must be drawn from the key of the batch, see
     :mod:`pyg_scale.ops.keys`, so that batches do not depend on workers, ranks or parts.
     """
@@ -173,6 +180,8 @@ class NeighborSampler(pyg.BaseSampler):
         directed: bool = True,
         sample_direction: str = "forward",
         redraw: bool = True,
+        time_window: Any = None,
+        strictly_earlier: bool = False,
     ):
         if not directed:
             subgraph_type = "induced"
@@ -188,6 +197,8 @@ class NeighborSampler(pyg.BaseSampler):
         self.is_sorted = is_sorted
         self.share_memory = share_memory
         self.redraw = flag("redraw", redraw)
+        self.time_window = time_window
+        self.strictly_earlier = flag("strictly_earlier", strictly_earlier)
         self.num_neighbors = num_neighbors
         if data is not None:
             self._attach(data)
@@ -262,6 +273,12 @@ class NeighborSampler(pyg.BaseSampler):
             raise ValueError("num_neighbors is missing: give one number per hop, such as [15, 10]")
         self.hops()  # refuses wrong edge types and unequal numbers of hops
         self._check_supported()
+        if self.time_window is not None:
+            windows_of(self.time_window, self.topology)  # refuses what is no window
+        if self.strictly_earlier and not self.topology.is_temporal:
+            raise ValueError(
+                "strictly_earlier=True needs times: say in time_attr= which attribute has them"
+            )
 
     def needs(self) -> dict[str, bool]:
         """Those of the :data:`CAPABILITIES` that the arguments ask for."""
@@ -272,6 +289,8 @@ class NeighborSampler(pyg.BaseSampler):
             "replace": self.replace,
             "disjoint": self._disjoint,
             "weighted": self.weight_attr is not None,
+            "window": self.time_window is not None,
+            "strict": self.strictly_earlier,
             "node_time": graph.has_node_time,
             "edge_time": graph.has_edge_time,
             "last": self.temporal_strategy == "last",
@@ -337,6 +356,18 @@ class NeighborSampler(pyg.BaseSampler):
     @disjoint.setter
     def disjoint(self, value: bool) -> None:
         self._disjoint = value
+
+    def time_limits(self, seed_time: Tensor) -> TimeLimits:
+        """The times between which the seeds of a batch see edges.
+
+        Args:
+            seed_time: (Sortable) times, ``int64`` ``[num_seeds]``, of the seeds of all types, in
+                the order of the types.
+        """
+        graph = self.topology
+        assert graph is not None
+        windows = windows_of(self.time_window, graph)
+        return limits_of(graph, seed_time, windows, strict=self.strictly_earlier)
 
     # Sampling ##############################################################################
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,6 +33,8 @@ class Ask(NamedTuple):
         component: Position of the seed of each, ``int64`` ``[n]``, if disjoint.
         latest: The (sortable) time that no edge may be after, ``int64`` ``[n]``; ``None`` if the
             edge type has no times, or they do not matter.
+        after: The (sortable) time that every edge must be after, ``int64`` ``[n]``; ``None`` if
+            the edge type has no window.
     """
 
     edge_type: EdgeType
@@ -41,6 +44,7 @@ class Ask(NamedTuple):
     node: Tensor
     component: Tensor | None
     latest: Tensor | None
+    after: Tensor | None = None
 
     def at(self, rows: Tensor) -> Ask:
         """The same of some of the nodes."""
@@ -48,6 +52,7 @@ class Ask(NamedTuple):
             node=gather(self.node, rows),
             component=None if self.component is None else gather(self.component, rows),
             latest=None if self.latest is None else gather(self.latest, rows),
+            after=None if self.after is None else gather(self.after, rows),
         )
 
 
@@ -142,7 +147,7 @@ def frontier_of(
     *,
     by_node: bool = False,
 ) -> Frontier:
-    """The nodes with the in-edges that are not later than their seeds; see :func:`choose`."""
+    """The nodes with the in-edges within the time limits of their seeds; see :func:`choose`."""
     key = fold_tensor(hop_key(ask), ask.node)
     if ask.component is not None and not by_node:
         key = fold_tensor(key, ask.component)
@@ -160,12 +165,14 @@ def frontier_of(
     )
     if ask.latest is None:
         return frontier
-    latest = ask.latest
 
-    def too_late(position: Tensor) -> Tensor:
+    def later_than(limit: Tensor, position: Tensor) -> Tensor:
         if csc.time is not None:
-            return csc.time[position] > latest
+            return csc.time[position] > limit
         assert neighbor_time is not None
-        return neighbor_time[csc.indices[position].to(torch.int64)] > latest
+        return neighbor_time[csc.indices[position].to(torch.int64)] > limit
 
-    return replace(frontier, end=frontier.first_where(too_late))
+    within = replace(frontier, end=frontier.first_where(partial(later_than, ask.latest)))
+    if ask.after is None:
+        return within
+    return replace(within, begin=within.first_where(partial(later_than, ask.after)))

@@ -18,7 +18,7 @@ class Frontier:
 
     Row ``i`` is node ``node[i]``. Its candidates are the positions ``begin[i]`` to
     ``end[i] - 1`` of ``csc``: its in-edges, in a temporal graph only those that are not later
-    than its seed (with ``temporal_strategy="last"``, the last of them).
+    than its seed and within its window (with ``temporal_strategy="last"``, the last of them).
 
     Attributes:
         csc: The in-edges of the edge type: ``csc.indices[position]`` is the neighbour at a

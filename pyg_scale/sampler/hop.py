@@ -22,6 +22,7 @@ from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import edges_among, swap_directions, to_bidirectional
+from pyg_scale.sampler.times import TimeLimits, rows_of
 
 
 class HopSampler(NeighborSampler):
@@ -49,6 +50,8 @@ class HopSampler(NeighborSampler):
             "node_time",
             "edge_time",
             "last",
+            "window",
+            "strict",
             "bidirectional",
             "induced",
             "backward",
@@ -98,6 +101,7 @@ class HopSampler(NeighborSampler):
         graph, hops = self.topology, self.hops()
         assert graph is not None
         nodes, time = self._seeds(graph, seed, seed_time)
+        limits = None if time is None else self.time_limits(time)
         edges = {edge_type: _Edges() for edge_type in graph.edge_types}
         expanded = dict.fromkeys(graph.node_types, 0)
         for hop in range(max(map(len, hops.values()), default=0)):
@@ -105,7 +109,7 @@ class HopSampler(NeighborSampler):
             rows = {t: torch.arange(first[t], nodes[t].size) for t in graph.node_types}
             expanded = {t: nodes[t].size for t in graph.node_types}
             asks = [
-                _ask(graph, t, hop, hops[t][hop], key, nodes, rows[graph.expanded_type(t)], time)
+                _ask(graph, t, hop, hops[t][hop], key, nodes, rows[graph.expanded_type(t)], limits)
                 for t in graph.edge_types
             ]
             for edge_type, picked in zip(graph.edge_types, self.expand(asks), strict=True):
@@ -115,7 +119,7 @@ class HopSampler(NeighborSampler):
                 nodes[node_type].per_hop.append(nodes[node_type].size - expanded[node_type])
         self._check_attrs_are_kept(edges)
         if self.subgraph_type == SubgraphType.induced:
-            edges = self._induced(graph, nodes, time, key)
+            edges = self._induced(graph, nodes, limits, key)
             expanded = {t: nodes[t].size for t in graph.node_types}
         return self._finish(_sample(graph, nodes, edges, None if self.every_layer else expanded))
 
@@ -199,18 +203,20 @@ class HopSampler(NeighborSampler):
         self,
         graph: Topology,
         nodes: Mapping[NodeType, _Nodes],
-        seed_time: Tensor | None,
+        limits: TimeLimits | None,
         key: int,
     ) -> dict[EdgeType, _Edges]:
         """All edges among the nodes of the batch, sorted by (destination row, edge id)."""
         out = {}
-        # Nodes are in the batch because of their time: only times of edges are looked at.
-        time = seed_time if graph.has_edge_time else None
+        asks = []
         rows_of = {t: torch.arange(nodes[t].size) for t in graph.node_types}
-        asks = [
-            _ask(graph, t, 0, -1, key, nodes, rows_of[graph.expanded_type(t)], time)
-            for t in graph.edge_types
-        ]
+        for edge_type in graph.edge_types:
+            # Nodes are in the batch because of their time: only times of edges are looked at,
+            # unless nodes come by ways that have other limits.
+            matters = limits is not None and (graph.has_edge_time or limits.limits_rows(edge_type))
+            rows = rows_of[graph.expanded_type(edge_type)]
+            within = limits if matters else None
+            asks.append(_ask(graph, edge_type, 0, -1, key, nodes, rows, within))
         for edge_type, picked in zip(graph.edge_types, self.expand(asks), strict=True):
             component = nodes[graph.expanded_type(edge_type)].component
             neighbors = nodes[graph.neighbor_type(edge_type)]
@@ -312,16 +318,16 @@ def _ask(
     key: int,
     nodes: Mapping[NodeType, _Nodes],
     row: Tensor,
-    seed_time: Tensor | None,
+    limits: TimeLimits | None,
 ) -> Ask:
-    """The nodes at ``row``, with the times of their seeds where the edge type has times."""
+    """The nodes at ``row``, with the limits of their seeds where the edge type has times."""
     expanded = nodes[graph.expanded_type(edge_type)]
     component = expanded.component(row)
-    latest = None
-    if seed_time is not None and graph.is_timed(edge_type):
-        assert component is not None
-        latest = seed_time[component]
-    return Ask(edge_type, hop, num_neighbors, key, expanded.node[row], component, latest)
+    latest = after = None
+    if limits is not None and graph.is_timed(edge_type):
+        latest = rows_of(limits.latest, component)
+        after = rows_of(limits.after.get(edge_type), component)
+    return Ask(edge_type, hop, num_neighbors, key, expanded.node[row], component, latest, after)
 
 
 def _sample(

@@ -187,6 +187,7 @@ class Labor(ImportanceSampler):
             ask.node,
             None,
             None,
+            None,
             num_neighbor_nodes,
             self.source_key(ask.key, ask.hop, ask.edge_type),
             ask.num_neighbors,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.graph.topology import CSC, EdgeType, NodeType
+from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.ops import library
 from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.ops.sample import ABSENT, SourceDraws, neighbor_sample
@@ -66,7 +66,8 @@ class NativeSampler(ReferenceSampler):
             in_parts["offsets"] = [book.offsets for book in books]
             in_parts["times_of_neighbors"] = graph.has_node_time
         hops = self.hops()
-        disjoint, time = self.disjoint, seed_time or {}
+        disjoint = self.disjoint
+        time, after = self._limits(graph, seed_time)
         out = neighbor_sample(
             indptr=[c.indptr for c in csc],
             indices=[c.indices for c in csc],
@@ -79,7 +80,9 @@ class NativeSampler(ReferenceSampler):
             neighbor_type=graph.neighbor_types,
             edge_type_hash=graph.edge_type_hashes,
             seed=[_int64(seed.get(t)) for t in graph.node_types],
-            seed_time=[_int64(time.get(t)) for t in graph.node_types],
+            seed_time=time,
+            after=after,
+            strict=self.strictly_earlier,
             num_neighbors=[hops[e] for e in graph.edge_types],
             num_hops=max((len(numbers) for numbers in hops.values()), default=0),
             key=key,
@@ -110,6 +113,18 @@ class NativeSampler(ReferenceSampler):
             )
         )
 
+    def _limits(
+        self, graph: Topology, seed_time: Mapping[NodeType, Tensor] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The last time that seeds of each node type see; for each edge type that before it."""
+        given = seed_time or {}
+        time = [_int64(given.get(node_type)) for node_type in graph.node_types]
+        if seed_time is None or (self.time_window is None and not self.strictly_earlier):
+            return time, []
+        limits = self.time_limits(time[0] if len(time) == 1 else torch.cat(time))
+        latest = limits.latest.split([each.numel() for each in time])
+        return [*latest], [_or_absent(limits.after.get(t)) for t in graph.edge_types]
+
     def choose(
         self,
         csc: CSC,
@@ -132,6 +147,7 @@ class NativeSampler(ReferenceSampler):
             ask.node,
             ask.component,
             ask.latest,
+            ask.after,
             num_neighbor_nodes,
             hop_key(ask),
             ask.num_neighbors,

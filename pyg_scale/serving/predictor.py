@@ -60,7 +60,7 @@ class Predictor:
         workers: Threads that make batches. One uses all of torch's threads; several share them.
         device: The device of the model, to which batches are copied.
         options: ``replace``, ``time_attr``, ``temporal_strategy``, ``weight_attr``,
-            ``subgraph_type``: arguments of the sampler.
+            ``time_window``, ``strictly_earlier``, ``subgraph_type``: arguments of the sampler.
 
     Raises:
         DeviceError: If the device is not there.

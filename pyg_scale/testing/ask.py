@@ -44,6 +44,8 @@ def needed(data: Data | HeteroData, **options: Any) -> list[str]:
         "node_time": time == "time",
         "edge_time": time == "when",
         "last": options.get("temporal_strategy") == "last",
+        "window": options.get("time_window") is not None,
+        "strict": options.get("strictly_earlier"),
         "bidirectional": subgraph_type == "bidirectional",
         "induced": subgraph_type == "induced",
         "backward": options.get("sample_direction") == "backward",
@@ -129,6 +131,11 @@ def requested(
         if isinstance(num_neighbors, Mapping)
         else {edge_type: list(num_neighbors) for edge_type in facts.edges}
     )
+    window = options.get("time_window")
+    windows: dict[Any, int] = {}
+    if window is not None:
+        by_edge_type = isinstance(window, Mapping)
+        windows = dict(window) if by_edge_type else dict.fromkeys(facts.edges, window)
     return SampleRequest(
         facts=facts,
         seeds={t: list(s) for t, s in by_type(seeds).items()},
@@ -137,5 +144,7 @@ def requested(
         replace=options.get("replace", False),
         disjoint=options.get("disjoint", False) or temporal,
         last=options.get("temporal_strategy") == "last",
+        windows=windows,
+        strict=options.get("strictly_earlier", False),
         exact_count=sampler.exact_count,
     )

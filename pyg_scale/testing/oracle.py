@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class SampleRequest:
         replace: True if sampling with replacement.
         disjoint: True if every seed has its own subgraph.
         last: True for ``temporal_strategy="last"``.
+        windows: The lengths of time that seeds look back along an edge type.
+        strict: True for ``strictly_earlier=True``.
         exact_count: The declaration of the sampler.
     """
 
@@ -36,7 +38,19 @@ class SampleRequest:
     replace: bool = False
     disjoint: bool = False
     last: bool = False
+    windows: Mapping[EdgeType, int] = field(default_factory=dict)
+    strict: bool = False
     exact_count: bool = True
+
+    def visible(self, edge_type: EdgeType, node: int, component: int) -> list[int]:
+        """The in-edges of a node that a seed sees, in order: none too late, and none too early."""
+        if self.times is None:
+            return self.facts.in_edges(edge_type, node)
+        now, time = self.times[component], self.facts.time_of(edge_type)
+        edges = self.facts.in_edges(edge_type, node, now - 1 if self.strict else now)
+        if edge_type not in self.windows or time is None:
+            return edges
+        return [edge for edge in edges if now - self.windows[edge_type] < time[edge]]
 
     @property
     def num_hops(self) -> int:
@@ -256,10 +270,15 @@ def _verify_choice(
 ) -> None:
     facts, k = request.facts, request.hops[edge_type][hop]
     until = None if request.times is None else request.times[component]
-    candidates = facts.in_edges(edge_type, node, until)
+    candidates = request.visible(edge_type, node, component)
     weight = facts.weight.get(edge_type)
-    late = set(edges) - set(candidates)
+    late = set(edges) - set(facts.in_edges(edge_type, node, until))
     assert not late, f"{what}: edge {min(late)} is later than the seed ({until})"
+    hidden = set(edges) - set(candidates)
+    assert not hidden, (
+        f"{what}: edge {min(hidden)} is not in the window of the seed ({until}): time_window="
+        f"{dict(request.windows)}, strictly_earlier={request.strict}"
+    )
     if request.last and k >= 0 and facts.time_of(edge_type) is not None:
         candidates = candidates[max(0, len(candidates) - k) :]
         early = set(edges) - set(candidates)

@@ -22,6 +22,7 @@ from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs
 from pyg_scale.testing.ask import ask, bind, draw, unbound
 from pyg_scale.testing.draws import DrawTests, assert_equal
+from pyg_scale.testing.graphs import EdgeLists
 from pyg_scale.testing.oracle import SampleRequest, edge_list, first_rows, identities
 
 OPTIONS: list[dict[str, Any]] = [
@@ -40,6 +41,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"time_attr": "when", "temporal_strategy": "last", "replace": True},
     {"time_attr": "when", "weight_attr": "weight"},
     {"time_attr": "time", "sample_direction": "backward"},
+    {"time_attr": "time", "time_window": 3},
+    {"time_attr": "when", "time_window": 4, "temporal_strategy": "last"},
+    {"time_attr": "when", "time_window": 5, "weight_attr": "weight", "replace": True},
+    {"time_attr": "time", "time_window": 4, "strictly_earlier": True, "temporal_strategy": "last"},
 ]
 """Combinations of options; those that a sampler does not support are skipped."""
 
@@ -75,6 +80,7 @@ class AcrossPartsTests:
             (False, {"weight_attr": "weight"}),
             (False, {"time_attr": "when"}),
             (False, {"time_attr": "when", "temporal_strategy": "last"}),
+            (False, {"time_attr": "when", "time_window": 4, "strictly_earlier": True}),
             (False, {"subgraph_type": "induced"}),
             (True, {}),
         ],
@@ -156,6 +162,8 @@ class SamplerTests(DrawTests, AcrossPartsTests):
             "node_time": (graphs.hostile(), {"time_attr": "time"}),
             "edge_time": (graphs.hostile(), {"time_attr": "when"}),
             "last": (graphs.hostile(), {"temporal_strategy": "last"}),
+            "window": (graphs.hostile(), {"time_attr": "when", "time_window": 2}),
+            "strict": (graphs.hostile(), {"time_attr": "when", "strictly_earlier": True}),
             "bidirectional": (graphs.hostile(), {"subgraph_type": "bidirectional"}),
             "induced": (graphs.hostile(), {"subgraph_type": "induced"}),
             "backward": (graphs.hostile(), {"sample_direction": "backward"}),
@@ -228,6 +236,63 @@ class SamplerTests(DrawTests, AcrossPartsTests):
         source, destination = graphs.hostile().edge_index[:, out.edge]
         assert torch.equal(out.node[out.row], source)
         assert torch.equal(out.node[out.col], destination)
+
+    @pytest.mark.parametrize("strategy", ["last", "uniform"])
+    def test_a_link_is_not_in_its_own_neighborhood(
+        self, unbound: NeighborSampler, strategy: str
+    ) -> None:
+        if "links" not in unbound.supports:
+            pytest.skip(f"{type(unbound).__name__} does not declare 'links'")
+        data, seeds = graphs.hostile(), torch.arange(40)
+        bound = bind(
+            unbound,
+            data,
+            [4, 4],
+            time_attr="when",
+            temporal_strategy=strategy,
+            strictly_earlier=True,
+        )
+        links, time = data.edge_index[:, seeds], data.when[seeds]
+        out = bound.sample_from_edges(EdgeSamplerInput(None, *links, None, time), key=2)
+        assert out.edge.numel()
+        early = data.when[out.edge] < time[out.batch[out.col]]
+        assert bool(early.all()), "a link sees an edge that is as late as itself"
+
+    def test_windows_of_some_edge_types(self, unbound: NeighborSampler) -> None:
+        data = graphs.hetero()
+        for attr in ("when", "time"):
+            timed = EdgeLists.of(data, attr)
+            types = [t for t in timed.edges if timed.time_of(t) is not None]
+            windows = {types[0]: 2, types[-1]: 5}
+            time = {"user": [4, 7, 3], "item": [3, 9, 5]}
+            for hops in ([3, 2], [-1, -1]):
+                ask(
+                    unbound,
+                    data,
+                    ITEMS_AND_USERS,
+                    hops,
+                    time=time,
+                    time_attr=attr,
+                    time_window=windows,
+                )
+
+    @pytest.mark.parametrize(
+        ("window", "error"),
+        [
+            (0, ValueError),
+            (-3, ValueError),
+            (2.5, TypeError),
+            (True, TypeError),
+            ("1d", TypeError),
+            ({("a", "b", "c"): 1}, ValueError),
+        ],
+        ids=str,
+    )
+    def test_windows_that_are_none_raise(
+        self, unbound: NeighborSampler, window: Any, error: type[Exception]
+    ) -> None:
+        with pytest.raises(error, match="time_window"):
+            bind(unbound, graphs.hostile(), [2], time_attr="when", time_window=window)
 
     # Subgraphs #############################################################################
 
@@ -337,6 +402,8 @@ class SamplerTests(DrawTests, AcrossPartsTests):
             {"disjoint": True},
             {"time_attr": "time"},
             {"time_attr": "when"},
+            {"time_attr": "time", "time_window": 5, "strictly_earlier": True},
+            {"time_attr": "when", "time_window": 4},
             {"sample_direction": "backward"},
         ],
         ids=name,
@@ -399,11 +466,15 @@ def _among(sample: Any, request: SampleRequest, edge_type: Any) -> list[tuple[in
     facts = request.facts
     source_type, destination_type = facts.source_type(edge_type), facts.destination_type(edge_type)
     rows = dict(zip(identities(sample, source_type), first_rows(sample, source_type)))
-    time, source = facts.edge_time.get(edge_type), facts.edges[edge_type][0].tolist()
+    time, source = facts.time_of(edge_type), facts.edges[edge_type][0].tolist()
+    limited = bool(facts.edge_time) or request.strict or edge_type in request.windows
     out = []
     for col, (component, node) in enumerate(identities(sample, destination_type)):
-        for edge in facts.in_edges(edge_type, node):
-            late = time is not None and request.times and time[edge] > request.times[component]
-            if not late and (component, source[edge]) in rows:
+        if time is not None and request.times and limited:
+            edges = request.visible(edge_type, node, component)
+        else:
+            edges = facts.in_edges(edge_type, node)
+        for edge in edges:
+            if (component, source[edge]) in rows:
                 out.append((rows[component, source[edge]], col, edge))
     return sorted(out)

@@ -39,6 +39,8 @@ TIMED: list[dict[str, Any]] = [
     {"num_neighbors": [-1, 2]},
     {"replace": True},
     {"subgraph_type": "induced", "input_time": 3},
+    {"time_window": 4, "temporal_strategy": "last"},
+    {"time_window": 6, "strictly_earlier": True, "subgraph_type": "induced"},
 ]
 
 

@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weighted": {"weight_attr": "weight"},
     "timed": {"time_attr": "time"},
     "last": {"time_attr": "time", "temporal_strategy": "last"},
+    "window": {"time_attr": "time", "time_window": 9, "strictly_earlier": True},
     "reference": {"neighbor_sampler": "reference"},
     "workers": {"num_workers": 2, "prefetch_factor": 3},
     "one worker": {"num_workers": 1, "persistent_workers": True},

@@ -215,6 +215,7 @@ def sample(**changes: Any) -> Arguments:
         "part": [],
         "local": [],
         "offsets": [],
+        "after": [],
         "times_of_neighbors": False,
         "waits": False,
         "by_source": False,
@@ -264,6 +265,7 @@ def expand(**changes: Any) -> Arguments:
         "node": longs(0, 2, 3),
         "seed": longs(0, 1, 1),
         "latest": longs(9, 5, 8),
+        "after": none(),
         "num_neighbor_nodes": NODES,
         "key": 1,
         "num_neighbors": 2,
@@ -645,6 +647,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "expand_neighbors": expand,
     "expand_neighbors, by weight": lambda: expand(weight_prefix=prefix(), num_neighbors=1),
     "expand_neighbors, by node": lambda: expand(by_node=True),
+    "expand_neighbors, in a window": lambda: expand(after=longs(1, -1, 6), last=True),
     "expand_neighbors, by source": lambda: expand(
         time=none(), seed=none(), latest=none(), by_source=True, renewed=2**31, weighting=2
     ),
@@ -698,6 +701,10 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     ),
     "neighbor_sample, induced": lambda: temporal(induced=True, edge_id=[torch.arange(EDGES)]),
     "neighbor_sample, temporal": temporal,
+    "neighbor_sample, in a window": lambda: temporal(after=[longs(1, 9, 2)], last=True),
+    "neighbor_sample, induced in a window": lambda: temporal(
+        after=[longs(1, 9, 2)], induced=True, strict=True
+    ),
     "neighbor_sample, times of nodes": lambda: temporal(
         edge_time=[none()], node_time=[torch.arange(NODES)], last=True, times_of_neighbors=True
     ),

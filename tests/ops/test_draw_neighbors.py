@@ -31,7 +31,7 @@ def in_edges(index_dtype: torch.dtype, with_ids: bool) -> tuple[Tensor, Tensor, 
 
 def expected(graph: Any, node: Tensor, key: int, k: int, replace: bool) -> tuple[Tensor, ...]:
     return expand_neighbors(
-        graph[0], graph[1], graph[2], None, None, node, node, None, None, NUM_NODES, key, k,
+        graph[0], graph[1], graph[2], None, None, node, node, None, None, None, NUM_NODES, key, k,
         replace=replace, last=False,
     )  # fmt: skip
 

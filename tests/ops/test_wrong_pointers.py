@@ -53,6 +53,7 @@ def sample(indptr: Tensor, **changes: object) -> object:
         "part": [],
         "local": [],
         "offsets": [],
+        "after": [],
         "times_of_neighbors": False,
         "waits": False,
     }
@@ -61,7 +62,7 @@ def sample(indptr: Tensor, **changes: object) -> object:
 
 def expand(indptr: Tensor) -> object:
     graph = (indptr, indices(), NONE, NONE, NONE)
-    return ops.expand_neighbors(*graph, ALL, ALL, NONE, NONE, 3, 1, 2, False, False)
+    return ops.expand_neighbors(*graph, ALL, ALL, NONE, NONE, NONE, 3, 1, 2, False, False)
 
 
 def induce(indptr: Tensor) -> object:

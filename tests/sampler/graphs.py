@@ -148,13 +148,23 @@ def random_options(rng: random.Random, topology: Topology) -> dict[str, Any]:
     num_neighbors: Any = per_hop()
     if topology.is_hetero and rng.random() < 0.5:
         num_neighbors = {edge_type: per_hop() for edge_type in topology.edge_types}
-    return {
+    options = {
         "num_neighbors": num_neighbors,
         "replace": rng.random() < 0.3,
         "disjoint": rng.random() < 0.4,
         "subgraph_type": rng.choice(["directional"] * 3 + ["induced", "bidirectional"]),
         "temporal_strategy": rng.choice(["uniform", "last"]),
     }
+    timed = [edge_type for edge_type in topology.edge_types if topology.is_timed(edge_type)]
+    if timed and rng.random() < 0.5:
+        window: Any = rng.choice([1, 2, 3, 5, 8])
+        if topology.is_hetero and rng.random() < 0.5:
+            some = timed[: 1 + len(timed) // 2]
+            window = {edge_type: rng.choice([1, 3, 6]) for edge_type in some}
+        options["time_window"] = window
+    if timed and rng.random() < 0.3:
+        options["strictly_earlier"] = True
+    return options
 
 
 def difference(a: Any, b: Any) -> Mapping[str, Any]:

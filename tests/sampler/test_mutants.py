@@ -6,6 +6,8 @@ tests is checked in ``tests/conformance``. See also ``test_mutants_draws.py``.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch_geometric.sampler.base import SubgraphType
@@ -13,6 +15,7 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_scale.sampler import hop as hops
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.reference import ReferenceSampler
+from pyg_scale.sampler.times import TimeLimits
 from pyg_scale.testing import SamplerTests
 from pyg_scale.testing.run import failures
 
@@ -37,7 +40,7 @@ def test_is_caught(mutant, test):
 
 
 def test_all_are_there():
-    assert len({mutant for mutant, _ in MUTANTS}) == 23
+    assert len({mutant for mutant, _ in MUTANTS}) == 26
     assert all(hasattr(SamplerTests, test) for _, test in MUTANTS)
 
 
@@ -263,6 +266,33 @@ class InducedWithoutSelfLoops(ReferenceSampler):
         return out
 
 
+@caught_by("test_options", "test_types", "test_windows_of_some_edge_types", "test_induced")
+class LooksBackForEver(ReferenceSampler):
+    """Ignores how far a seed looks back."""
+
+    def time_limits(self, seed_time):
+        return dataclasses.replace(super().time_limits(seed_time), after={})
+
+
+@caught_by("test_options", "test_types", "test_induced")
+class LooksBackTooFar(ReferenceSampler):
+    """Takes what is exactly a window before the seed."""
+
+    def time_limits(self, seed_time):
+        limits = super().time_limits(seed_time)
+        after = {edge_type: time - 1 for edge_type, time in limits.after.items()}
+        return dataclasses.replace(limits, after=after)
+
+
+@caught_by("test_a_link_is_not_in_its_own_neighborhood", "test_options")
+class SeesTheAnswer(ReferenceSampler):
+    """Lets a seed see what is as late as itself, whatever it was asked."""
+
+    def time_limits(self, seed_time):
+        limits = super().time_limits(seed_time)
+        return dataclasses.replace(limits, latest=seed_time, strict=False)
+
+
 @caught_by("test_induced")
 class InducedIgnoresTime(ReferenceSampler):
     """Puts edges that are later than the seed into induced subgraphs."""
@@ -277,7 +307,7 @@ class InducedIgnoresTime(ReferenceSampler):
                 t: hops._Nodes(graph.num_nodes[t], 99, out.node[t].long(), out.batch[t], [])
                 for t in graph.node_types
             }
-            edges = self._induced(graph, nodes, torch.full((99,), 99), key)
+            edges = self._induced(graph, nodes, TimeLimits(torch.full((99,), 99)), key)
             size = {t: nodes[t].size for t in graph.node_types}
             return self._finish(hops._sample(graph, nodes, edges, size))
         return super().sample(seed, seed_time, key)

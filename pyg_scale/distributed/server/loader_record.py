@@ -35,6 +35,8 @@ _OPTIONS = {
     "weight_attr",
     "is_sorted",
     "redraw",
+    "time_window",
+    "strictly_earlier",
 }
 _HGT_OPTIONS = {"num_samples", "is_sorted"}
 
@@ -143,6 +145,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SubgraphType):
         return value.value
     if isinstance(value, Mapping):
+        if any(isinstance(name, tuple) for name in value):
+            return {"by_type": [[list(t), _plain(v)] for t, v in value.items()]}
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
@@ -152,6 +156,8 @@ def _plain(value: Any) -> Any:
 
 
 def _rebuilt(name: str, value: Any) -> Any:
+    if name == "time_window" and isinstance(value, dict):
+        return {tuple(t): length for t, length in value["by_type"]}
     if name != "num_neighbors" or not isinstance(value, dict) or "values" not in value:
         return value
     values = value["values"]
