@@ -34,6 +34,9 @@ _SUBMODULES = (
 )
 
 _FUNCTIONS = {
+    "Appender": "store.directory.appending:Appender",
+    "append": "store.directory.appending:append",
+    "compact": "store.directory.compacting:compact",
     "layerwise_inference": "inference.layerwise:layerwise_inference",
     "open": "distributed.opening:open_graph",
     "partition": "partitioner:partition",

@@ -102,6 +102,7 @@ def pyg_scale_convs() -> dict[str, str]:
 def pyg_scale_commands() -> dict[str, str]:
     return {
         "build": "pyg_scale.cli.build:main",
+        "compact": "pyg_scale.cli.compact:main",
         "convert": "pyg_scale.cli.convert:main",
         "doctor": "pyg_scale.cli.doctor.command:main",
         "info": "pyg_scale.cli.info:main",

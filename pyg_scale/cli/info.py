@@ -29,10 +29,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--verify", action="store_true", help="read everything: checksums, ids, orders"
     )
+    parser.add_argument("--snapshot", type=int, metavar="N", help="default: the newest")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     try:
-        directory = GraphDirectory(args.directory)
+        directory = GraphDirectory(args.directory, args.snapshot)
         if args.verify:
             verify(directory)
     except GraphDirectoryError as error:
@@ -54,6 +55,9 @@ def describe(directory: GraphDirectory) -> dict[str, Any]:
         "is_hetero": meta.is_hetero,
         "num_parts": meta.num_parts,
         "parts_here": directory.parts,
+        "snapshot": directory.snapshot,
+        "snapshots": [directory.head.base, directory.head.newest],
+        "appended_bytes": sum(file.bytes for file in directory.head.files.values()),
         "bytes": sum(file.bytes for file in meta.files.values()),
         "bytes_here": sum(file.bytes for file in directory.files_here().values()),
         "files": len(meta.files),
@@ -118,6 +122,10 @@ def _text(found: Mapping[str, Any]) -> str:
     if len(found["parts_here"]) < found["num_parts"]:
         here = ", ".join(map(str, found["parts_here"])) or "none"
         lines.append(f"parts here: {here} ({_size(found['bytes_here'])})")
+    if found["snapshots"] != [0, 0]:
+        first, last = found["snapshots"]
+        size = _size(found["appended_bytes"])
+        lines.append(f"snapshot {found['snapshot']}, of {first} to {last}: {size} appended")
     for node in found["nodes"]:
         name = "nodes" if node["type"] is None else f"nodes of {node['type']!r}"
         lines += ["", f"{name}: {node['num_nodes']:,} ({_size(node['bytes'])})"]

@@ -35,6 +35,7 @@ def open_graph(
     part: None = None,
     *,
     verify: bool = False,
+    snapshot: int | None = None,
     comm: str | Communicator | None = None,
     through: str = "mappings",
     timeout: float | None = None,
@@ -48,7 +49,9 @@ def open_graph(
 
 
 @overload
-def open_graph(path: str | PathLike[str], part: int, *, verify: bool = False) -> Part: ...
+def open_graph(
+    path: str | PathLike[str], part: int, *, verify: bool = False, snapshot: int | None = None
+) -> Part: ...
 
 
 def open_graph(
@@ -56,6 +59,7 @@ def open_graph(
     part: int | None = None,
     *,
     verify: bool = False,
+    snapshot: int | None = None,
     comm: str | Communicator | None = None,
     through: str = "mappings",
     timeout: float | None = None,
@@ -90,6 +94,8 @@ def open_graph(
         part: Open this part alone.
         verify: Read all files present, and check checksums, ids and orders; see
             :func:`pyg_scale.store.directory.verify.verify`.
+        snapshot: The id of a snapshot, see :func:`pyg_scale.append`; ``None`` for the newest. What
+            is appended later does not change the opened graph.
         comm: The ranks: a name of the kind ``comm`` or a communicator (which is then not closed
             with the graph). ``None``: all ranks of the job. ``"local"``: this process alone, even
             if there are others.
@@ -131,6 +137,8 @@ def open_graph(
         from pyg_scale.distributed.server.served_graph import connect_graph, refuse_for_servers
 
         refuse_for_servers(part=part, verify=verify, comm=comm)
+        if snapshot is not None:
+            raise ValueError("snapshot= is for directories; servers have opened one already")
         if cache is not None or cache_ratio is not None:
             raise ValueError(
                 "cache= and cache_ratio= keep features of other ranks, and servers send whole "
@@ -143,17 +151,19 @@ def open_graph(
     if through not in THROUGH:
         raise ValueError(f"through must be one of {', '.join(THROUGH)} (got {through!r})")
     if part is not None:
-        return alone.open_graph(path, part, verify=verify)
+        return alone.open_graph(path, part, verify=verify, snapshot=snapshot)
     if comm == "local" or (comm is None and _num_ranks() == 1):
-        return alone.open_graph(path, verify=verify)
+        return alone.open_graph(path, verify=verify, snapshot=snapshot)
     from pyg_scale.comm import connect
 
     ranks = connect(comm, timeout=timeout)
     if ranks.world_size == 1:
-        return alone.open_graph(path, verify=verify)
+        return alone.open_graph(path, verify=verify, snapshot=snapshot)
     owns_comm = ranks is not comm
     try:
-        return open_on_ranks(Path(path), ranks, verify, through, num_threads, owns_comm, options)
+        return open_on_ranks(
+            Path(path), ranks, verify, through, num_threads, owns_comm, options, snapshot
+        )
     except BaseException:
         if owns_comm:
             ranks.close()
@@ -176,6 +186,7 @@ def open_on_ranks(
     num_threads: int = 2,
     owns_comm: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
+    snapshot: int | None = None,
 ) -> Opened:
     """Open a graph on several ranks, all of which call it; see :func:`open_graph`.
 
@@ -187,6 +198,7 @@ def open_on_ranks(
         num_threads: See :func:`open_graph`.
         owns_comm: Close ``comm`` with the graph.
         options: Options of :class:`~pyg_scale.distributed.features.store.RankFeatures`.
+        snapshot: See :func:`open_graph`; for a path.
 
     Raises:
         GraphDirectoryError: See :func:`open_graph`.
@@ -199,7 +211,11 @@ def open_on_ranks(
 
     directory, error = None, ""
     try:
-        directory = source if isinstance(source, GraphDirectory) else GraphDirectory.shared(source)
+        directory = (
+            source
+            if isinstance(source, GraphDirectory)
+            else GraphDirectory.shared(source, snapshot)
+        )
         if verify:
             verify_directory(directory)
     except (GraphDirectoryError, OSError) as found:

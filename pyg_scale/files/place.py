@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 from pyg_scale.errors import GraphDirectoryError
 
+_LOOK_AGAIN = 0.01  # seconds between two attempts at a lock
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -52,14 +54,16 @@ class Lock:
 
     Args:
         path: The path to write.
+        timeout: Seconds to wait for another process that writes it.
 
     Raises:
-        GraphDirectoryError: If another process writes it.
+        GraphDirectoryError: If another process writes it; names that.
         OSError: If no file can be created next to it, or the file system does not support locks.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
         self._file = path.with_name(f".{path.name}.lock")
+        until = time.monotonic() + timeout
         while True:
             self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -69,9 +73,19 @@ class Lock:
                 self._file.unlink(missing_ok=True)
                 raise
             if not locked:
+                holder = os.pread(self._handle, 100, 0).decode("ascii", "replace")
                 os.close(self._handle)
-                raise GraphDirectoryError(f"another process is writing {path}")
+                if time.monotonic() < until:
+                    time.sleep(_LOOK_AGAIN)
+                    continue
+                waited = f", and was not ready within {timeout:g} seconds" if timeout else ""
+                who = f" ({holder})" if holder else ""
+                raise GraphDirectoryError(f"another process is writing {path}{who}{waited}")
             if self._is_current():
+                name = f"process {os.getpid()} on {socket.gethostname()}"
+                with contextlib.suppress(OSError):  # the disk may be full; it is for others to read
+                    os.ftruncate(self._handle, 0)
+                    os.pwrite(self._handle, name.encode("ascii", "replace"), 0)
                 return
             os.close(self._handle)  # its last owner removed it; a new one may exist
 
@@ -180,13 +194,13 @@ def replace_file(path: Path, content: str, *, durable: bool = True) -> None:
         sync(path.parent)
 
 
-def sync(folder: Path) -> None:
-    """Flush the names in a directory to the disk.
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk.
 
     Raises:
         OSError: If the disk fails.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -6,6 +6,7 @@ methods takes part; a graph has as many of them as fit.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch_geometric.data import FeatureStore
@@ -107,6 +108,19 @@ class HasOwners(Protocol):
         """The :class:`~pyg_scale.distributed.Owners`: the ranks that answer for each part."""
 
 
+@runtime_checkable
+class AtSnapshot(Protocol):
+    """A graph directory, or a store that reads one, at one snapshot.
+
+    Attributes:
+        path: The directory.
+        snapshot: The number of the snapshot; ``None`` if a store has a directory of its own.
+    """
+
+    path: Path
+    snapshot: int | None
+
+
 def needs_threads(data: Any) -> str:
     """The reason why worker processes cannot read a graph; empty if they can."""
     return data.needs_threads if isinstance(data, NeedsThreads) else ""
@@ -115,3 +129,9 @@ def needs_threads(data: Any) -> str:
 def directory_of(data: Any) -> Any:
     """The directory from which a graph was opened, or ``None``."""
     return data.graph_directory if isinstance(data, InDirectory) else None
+
+
+def snapshot_of(data: Any) -> int:
+    """The number of the snapshot that a graph, or a pair of stores, is; 0 if it is no directory."""
+    held = data if isinstance(data, tuple | list) else [directory_of(data)]
+    return max((each.snapshot or 0 for each in held if isinstance(each, AtSnapshot)), default=0)

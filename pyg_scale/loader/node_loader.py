@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
 
+from pyg_scale.graph.base import snapshot_of
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
@@ -212,6 +213,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             known = self._cut() if self._own_order else None
             self._padding = padding_of(pad_to, data, known, self._sample)
         self._publish()
+
+    def _graph_snapshot(self) -> int:
+        return snapshot_of(self.data)
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time

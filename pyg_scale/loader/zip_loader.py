@@ -199,6 +199,11 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
                 out = self.filter_fn(out)
         return pin_batch(out, stats) if pin else out
 
+    def _graph_snapshot(self) -> list[Any]:
+        parts = [each for each in self._parts if isinstance(each, SubgraphLoader)]
+        found = [part._graph_snapshot() for part in parts]
+        return found if any(found) else []
+
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {"loader_seeds": [part.seed for part in self._parts]}
 

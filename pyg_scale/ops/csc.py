@@ -84,6 +84,48 @@ def build_csc(
     return Compressed(_pointers(dst[order], num_dst), pair[:, 0], pair[:, 1])
 
 
+def merge_csc(first: Compressed, second: Compressed) -> Compressed:
+    """Edges of the same destinations, from two lists of edges of which one follows the other.
+
+    Args:
+        first: Edges, in any order within a destination.
+        second: Later ones, with ids of their own: theirs continue those of ``first``.
+
+    Returns:
+        Within each destination, the edges of ``first`` in their order, then those of ``second``.
+    """
+    count = first.indices.numel()
+    size = count + second.indices.numel()
+    narrow = first.indices.dtype == second.indices.dtype == torch.int32 and size <= _INT32_MAX
+    dtype = torch.int32 if narrow else torch.int64
+    if library.compiled():
+        pair = torch.ops.pyg_scale.huge_empty([size, 2], dtype)
+    else:
+        pair = torch.empty(size, 2, dtype=dtype)
+    shifts = second.indptr[:-1], first.indptr[1:]
+    for csc, shift, first_id in zip((first, second), shifts, (0, count), strict=True):
+        for begin, end in _chunks(csc.indices.numel(), "Merging edges"):
+            position = torch.arange(begin, end)
+            where = position + shift[_groups(csc.indptr, begin, end)]
+            ids = position if csc.edge_id is None else csc.edge_id[begin:end].to(torch.int64)
+            pair[where, 0] = csc.indices[begin:end].to(dtype)
+            pair[where, 1] = (ids + first_id).to(dtype)
+    indptr, indices, edge_id = first.indptr + second.indptr, pair[:, 0], pair[:, 1]
+    if first.edge_id is None and bool((edge_id == torch.arange(size, dtype=dtype)).all()):
+        return Compressed(indptr, indices.contiguous(), None)
+    return Compressed(indptr, indices, edge_id)
+
+
+def _groups(indptr: Tensor, begin: int, end: int) -> Tensor:
+    """The groups ``int64`` of the positions from ``begin`` to ``end - 1``."""
+    if begin == end:
+        return indptr.new_empty(0)
+    low = int(torch.searchsorted(indptr, begin, right=True)) - 1
+    high = int(torch.searchsorted(indptr, end))
+    counts = indptr[low : high + 1].clamp(begin, end).diff()
+    return torch.arange(low, high).repeat_interleave(counts, output_size=end - begin)
+
+
 def from_pointers(
     indptr: Tensor, indices: Tensor, num_dst: int, num_src: int, *, what: str = "edge {}"
 ) -> Compressed:

@@ -15,8 +15,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.graph.topology import Topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.data import unchanged_directory
-from pyg_scale.store.directory.opening import open_graph
-from pyg_scale.store.directory.saving import save
+from pyg_scale.store.directory.opening import graph_of
+from pyg_scale.store.directory.saving import save, saved_as
 from pyg_scale.store.topology import topology_of
 
 
@@ -26,8 +26,8 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
 
     Args:
         data: The path of such a directory, or an open one; else a graph in memory, or a directory
-            of several parts, which are merged in memory. These are saved, and the saved files are
-            removed when the context ends.
+            of several parts or with appended rows, which are merged in memory. These are saved, and
+            the saved files are removed when the context ends.
         beside: Files are saved next to this path, on the same disk. ``None``: with temporary files.
 
     Raises:
@@ -35,20 +35,15 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
         TypeError: If ``data`` is something else.
     """
     opened = directory_of(data)
-    if opened is not None and opened.meta.num_parts == 1 and not is_by_src(opened):
+    is_one = opened is not None and opened.meta.num_parts == 1 and opened.delta is None
+    if opened is not None and is_one and not is_by_src(opened):
         opened.part(0)
         yield opened
         return
     if opened is not None:
-        meta, data = opened.meta, open_graph(opened.path)
-        options: dict[str, Any] = {"time_attr": meta.time_attr, "weight_attr": meta.weight_attr}
-        sets = {
-            name: {each: opened.index_set(each, name or None) for each in found}
-            for name, found in meta.index_sets.items()
-        }
-        options["index_sets"] = sets if meta.is_hetero else sets.get("", {})
+        graph, options = saved_as(opened)
     elif isinstance(data, Data | HeteroData):
-        options = {}
+        graph, options = data, {}
     else:
         raise TypeError(
             "data must be a graph directory or its path, Data or HeteroData (got "
@@ -58,7 +53,7 @@ def whole_directory(data: Any, beside: Path | None = None) -> Iterator[GraphDire
         beside = beside.absolute().parent
         beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pyg_scale-", dir=beside) as folder:
-        yield GraphDirectory(save(data, Path(folder) / "graph", **options))
+        yield GraphDirectory(save(graph, Path(folder) / "graph", **options))
 
 
 def is_by_src(directory: GraphDirectory) -> bool:
@@ -92,7 +87,7 @@ def whole_topology(data: Any) -> Topology:
         return topology_of(data)
     meta = directory.meta
     if meta.num_parts > 1 or is_by_src(directory):
-        return topology_of(open_graph(directory.path))
+        return topology_of(graph_of(directory))
     csc = {name: directory.part(0).csc(name) for name in meta.edges}  # in any order
     return Topology(
         node_types=tuple(meta.nodes),

@@ -83,7 +83,7 @@ class Disk(Cached):
         self.read_ahead = (
             self.capacity if read_ahead is None else byte_size(read_ahead, "read_ahead")
         )
-        self.path = features.directory.path
+        self.path, self.snapshot = features.directory.path, features.directory.snapshot
 
     @classmethod
     def for_data(cls, data: Any) -> Disk:

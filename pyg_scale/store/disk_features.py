@@ -52,7 +52,8 @@ class DiskFeatures(DirectoryFeatures):
         super().__init__(
             path if isinstance(path, GraphDirectory) else GraphDirectory(path), attributes
         )
-        self._arguments = (self.directory.path, attributes, direct, threads)
+        self._arguments = (self.directory, attributes, direct, threads)
+        self._appended: dict[Key, DiskFile] = {}
         self._files: dict[Key, dict[int, DiskFile]] = {
             key: {part: self._file(column, part) for part in self.directory.parts}
             for key, column in self.columns.items()
@@ -61,7 +62,8 @@ class DiskFeatures(DirectoryFeatures):
 
     def _file(self, column: FeatureColumn, part: int) -> DiskFile:
         directory, kind = self.directory, column.type
-        described: Any = (directory.meta.edges if column.of_edges else directory.meta.nodes)[kind]
+        meta = directory.base_meta
+        described: Any = (meta.edges if column.of_edges else meta.nodes)[kind]
         spec: Attribute = described.attributes[column.name]
         rows = (described.part_edges if column.of_edges else described.part_nodes)[part]
         folder = edge_dir(kind, part) if column.of_edges else node_dir(kind, part)
@@ -72,15 +74,22 @@ class DiskFeatures(DirectoryFeatures):
             (rows, *spec.row),
             open_file=partial(directory.file, name),
         )
-        opened, (_, _, direct, threads) = partial(directory.open_file, name), self._arguments
-        return DiskFile(
-            directory.path / name, opened, offset, rows, column.row_bytes, direct, threads
-        )
+        new = None if directory.delta is None else directory.delta.columns.get(name)
+        if new is not None:
+            self._appended[column.key] = self._open(column, new.name, new.pad, new.rows)
+        return self._open(column, name, offset, rows)
+
+    def _open(self, column: FeatureColumn, name: str, offset: int, rows: int) -> DiskFile:
+        directory, (_, _, direct, threads) = self.directory, self._arguments
+        opened = partial(directory.open_file, name)
+        path = directory.path / name
+        return DiskFile(path, opened, offset, rows, column.row_bytes, direct, threads)
 
     @property
     def files(self) -> list[DiskFile]:
         """The files of all tensors."""
-        return [file for files in self._files.values() for file in files.values()]
+        found = [file for files in self._files.values() for file in files.values()]
+        return [*found, *self._appended.values()]
 
     def close(self) -> None:
         """Close all files; later reads raise ``ValueError``."""
@@ -125,7 +134,16 @@ class DiskFeatures(DirectoryFeatures):
         """
         column, files = self.column(attr), self._files[key_of(attr)]
         if self.directory.meta.num_parts == 1 and 0 in files:
-            files[0].read(index, position, out)
+            new = self._appended.get(key_of(attr))
+            if new is None:
+                files[0].read(index, position, out)
+                return
+            appended = index >= files[0].num_rows
+            for file, mine, first in (
+                (files[0], ~appended, 0),
+                (new, appended, files[0].num_rows),
+            ):
+                file.read(index[mine] - first, position[mine], out)
             return
         find = self._local_edges if column.of_edges else self._local_nodes
         left = torch.ones(index.numel(), dtype=torch.bool)
@@ -162,11 +180,10 @@ class DiskFeatures(DirectoryFeatures):
             yield number, mine.nonzero().view(-1), at[mine]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        path, attributes, direct, threads = self._arguments
-        return _opened, (type(self), path, attributes, direct, threads)
+        return _opened, (type(self), *self._arguments)
 
 
 def _opened(
-    cls: Any, path: Path, attributes: Any, direct: Any, threads: int | None
+    cls: Any, directory: GraphDirectory, attributes: Any, direct: Any, threads: int | None
 ) -> DiskFeatures:
-    return cls(path, attributes, direct=direct, threads=threads)
+    return cls(directory, attributes, direct=direct, threads=threads)

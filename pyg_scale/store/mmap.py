@@ -38,6 +38,7 @@ class Mmap(MemoryFeatureStore):
             process that has the store ends.
         readahead: Let the system read ahead of the requested rows. Use ``False`` for files much
             larger than memory, of which it would read rows in vain.
+        snapshot: Of a graph directory: the id of a snapshot; ``None`` for the newest.
 
     Raises:
         GraphDirectoryError: If the directory is damaged or of another kind.
@@ -48,19 +49,32 @@ class Mmap(MemoryFeatureStore):
         loader = NeighborLoader(data, [15, 10], feature_store=Mmap("features/"))
     """
 
-    def __init__(self, path: str | Path | None = None, *, readahead: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        readahead: bool = True,
+        snapshot: int | None = None,
+    ) -> None:
         super().__init__()
         segment = Segment(None, Path(tempfile.gettempdir())) if path is None else None
         path = Path(segment.path if segment else path).absolute()  # type: ignore[arg-type]
         graph = (path / META).is_file()
         tensors: Any
         if graph:
-            tensors = GraphTensors(GraphDirectory(path), readahead)
+            opened = GraphDirectory(path, snapshot)
+            tensors, snapshot = GraphTensors(opened, readahead), opened.snapshot
         else:
+            refuse_snapshot(path, snapshot)
             directory = TensorDirectory(path, durable=segment is None)
             tensors = DirectoryTensors(directory, readahead)
         self.__dict__.update(
-            path=path, read_only=graph, readahead=readahead, _tensors=tensors, _segment=segment
+            path=path,
+            read_only=graph,
+            readahead=readahead,
+            snapshot=snapshot,
+            _tensors=tensors,
+            _segment=segment,
         )
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -86,7 +100,13 @@ class Mmap(MemoryFeatureStore):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), str(self.path), self._segment, self.readahead)
+        return _reopen, (
+            type(self),
+            str(self.path),
+            self._segment,
+            self.readahead,
+            self.snapshot,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -97,8 +117,20 @@ class Mmap(MemoryFeatureStore):
             self._segment.close()
 
 
-def _reopen(cls: type[Mmap], path: str, segment: Segment | None, readahead: bool) -> Mmap:
-    store = cls(path, readahead=readahead)
+def refuse_snapshot(path: Path, snapshot: int | None) -> None:
+    """Refuse ``snapshot=`` for what is no graph directory.
+
+    Raises:
+        ValueError: If it is given.
+    """
+    if snapshot is not None:
+        raise ValueError(f"snapshot={snapshot}: {path} is no graph directory, and has none")
+
+
+def _reopen(
+    cls: type[Mmap], path: str, segment: Segment | None, readahead: bool, snapshot: int | None
+) -> Mmap:
+    store = cls(path, readahead=readahead, snapshot=snapshot)
     store.__dict__["_segment"] = segment
     return store
 

@@ -20,7 +20,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.files.segment import Segment
 from pyg_scale.files.tensor_directory import TensorDirectory
-from pyg_scale.graph.base import TopologyOptions
+from pyg_scale.graph.base import AtSnapshot, TopologyOptions
 from pyg_scale.graph.source import GraphSource, of
 from pyg_scale.graph.topology import CSC, EdgeType, Topology
 from pyg_scale.ops.raw_bytes import raw_bytes
@@ -36,6 +36,7 @@ from pyg_scale.store.mapped_topology import (
     write_topology,
 )
 from pyg_scale.store.memory import MemoryGraphStore
+from pyg_scale.store.mmap import refuse_snapshot
 
 _KIND, _TOPOLOGY = "edges", "topology"
 _KEPT = 8
@@ -56,6 +57,7 @@ class MmapGraph(MemoryGraphStore):
     Args:
         path: The directory. ``None`` for a new temporary one, which is removed when the last
             process that has the store ends.
+        snapshot: Of a graph directory: the id of a snapshot; ``None`` for the newest.
 
     Raises:
         GraphDirectoryError: If the directory is damaged or of another kind.
@@ -66,11 +68,13 @@ class MmapGraph(MemoryGraphStore):
         loader = NeighborLoader((Mmap("graph/"), MmapGraph("graph/")), [15, 10])
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, *, snapshot: int | None = None) -> None:
         super().__init__()
         segment = Segment(None, Path(tempfile.gettempdir())) if path is None else None
         path = Path(segment.path if segment else path).absolute()  # type: ignore[arg-type]
-        graph = GraphDirectory(path) if (path / META).is_file() else None
+        graph = GraphDirectory(path, snapshot) if (path / META).is_file() else None
+        if graph is None:
+            refuse_snapshot(path, snapshot)
         if graph is not None and graph.meta.num_parts != 1:
             raise NotImplementedError(
                 f"{path} has {graph.meta.num_parts} parts, MmapGraph reads graphs of one part: "
@@ -90,6 +94,7 @@ class MmapGraph(MemoryGraphStore):
         self.__dict__.update(
             path=path,
             read_only=graph is not None,
+            snapshot=None if graph is None else graph.snapshot,
             _segment=segment,
             _graph=graph,
             _directory=directory,
@@ -130,7 +135,8 @@ class MmapGraph(MemoryGraphStore):
             each process then builds the topology in its own memory.
         """
         if self._graph is not None:
-            same = getattr(features, "path", None) == self.path
+            mine = self.path, self.snapshot
+            same = isinstance(features, AtSnapshot) and (features.path, features.snapshot) == mine
             if reason := why_not(self._graph, options, None if same else features):
                 warnings.warn(
                     f"the topology is built in the memory of each process instead of mapped from "
@@ -161,7 +167,7 @@ class MmapGraph(MemoryGraphStore):
         if key[0] == "graph":
             assert self._graph is not None
             found = os.stat(self.path / META)
-            known = (str(self.path), found.st_ino, found.st_mtime_ns, *key)
+            known = (str(self.path), self.snapshot, found.st_ino, found.st_mtime_ns, *key)
             graph, options = self._graph, TopologyOptions(*key[1:])
             return once(known, lambda: of_graph_directory(graph, options, self, key))
         if key[0] == _KIND:
@@ -218,7 +224,7 @@ class MmapGraph(MemoryGraphStore):
     # Life ##################################################################################
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), str(self.path), self._segment)
+        return _reopen, (type(self), str(self.path), self._segment, self.snapshot)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -229,8 +235,10 @@ class MmapGraph(MemoryGraphStore):
             self._segment.close()
 
 
-def _reopen(cls: type[MmapGraph], path: str, segment: Segment | None) -> MmapGraph:
-    store = cls(path)
+def _reopen(
+    cls: type[MmapGraph], path: str, segment: Segment | None, snapshot: int | None
+) -> MmapGraph:
+    store = cls(path, snapshot=snapshot)
     store.__dict__["_segment"] = segment
     return store
 

@@ -291,7 +291,7 @@ class Resumable:
             raise ValueError(
                 f"the loader state has version {state.get('version')!r}, this is version {VERSION}"
             )
-        if missing := (_KEYS | self._identity().keys()) - {"by_part", "order"} - state.keys():
+        if missing := (_KEYS | self._identity().keys()) - _MAY_LACK - state.keys():
             raise ValueError(
                 f"state must be what state_dict() returned; it lacks {', '.join(sorted(missing))}"
             )
@@ -332,9 +332,14 @@ class Resumable:
             "drop_last": self.drop_last,
             "shuffle": self._shuffle,
             **({"by_part": by_part} if by_part else {}),
+            **({"snapshot": found} if (found := self._graph_snapshot()) else {}),
             **({"order": _COMPUTED} if self._computes_order(sharing) else {}),
             **({} if self._plan is None else self._plan.identity),
         }
+
+    def _graph_snapshot(self) -> Any:
+        """The number of the snapshot of the graph, or several; nothing else than 0 is noted."""
+        return 0
 
     def _computes_order(self, sharing: SeedSharding | None) -> bool:
         """Return True if the seeds of an epoch come in an order that nobody lists."""
@@ -350,6 +355,12 @@ class Resumable:
                 + ("grouped by part" if "by_part" in state else "not grouped by part")
                 + ", and this one has others, none, or those of another partition: build the "
                 "loader as it was (split_seeds=)"
+            )
+        then, now = state.get("snapshot", 0), identity.pop("snapshot", 0)
+        if then != now:
+            raise ValueError(
+                f"the state was taken at snapshot {then} of the graph, this loader has snapshot "
+                f"{now}: open that one, pyg_scale.open(path, snapshot={then})"
             )
         ordered = identity.pop("order", None)
         if "batch_cost" in state and self._plan is None:
@@ -385,6 +396,7 @@ class Resumable:
 
 _COMPUTED = "permuted"
 """The order of many shuffled seeds; a state without it is of few, or of an older release."""
+_MAY_LACK = {"by_part", "order", "snapshot"}
 _KEYS = {"running", "seed", "fixed_seed", "epoch", "next_epoch", "pinned", "delivered"}
 
 

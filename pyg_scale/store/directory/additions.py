@@ -213,6 +213,11 @@ def _adding(path: str | PathLike[str]) -> Iterator[_Adding]:
             raise GraphDirectoryError(
                 f"{resolved} lacks parts ({min(absent)}): add to it where all of them are"
             )
+        if adding.directory.delta is not None:
+            raise GraphDirectoryError(
+                f"{resolved} has appended rows, which files of the base do not count: fold them in "
+                "first, pyg_scale.compact(path)"
+            )
         yield adding
         adding.finish()
     finally:

@@ -37,7 +37,7 @@ class MemoryDirectory(GraphDirectory):
         self, meta: Meta, tensors: Mapping[str, Tensor], parts: Sequence[int], name: str
     ) -> None:
         self.path = Path(name)
-        self.meta, self.parts = meta, list(parts)
+        self.meta, self.base_meta, self.parts = meta, meta, list(parts)
         self._tensors = dict(tensors)
         self.grouped, self.attributes = {}, {}
         meta.files = {k: _file(dtype_name(v.dtype), tuple(v.shape)) for k, v in tensors.items()}

@@ -26,16 +26,26 @@ _INFERS = ("x", "feat", "pos", "batch", "node_type", "n_id")  # PyG counts nodes
 
 @overload
 def open_graph(
-    path: str | PathLike[str], part: None = None, *, verify: bool = False
+    path: str | PathLike[str],
+    part: None = None,
+    *,
+    verify: bool = False,
+    snapshot: int | None = None,
 ) -> DirectoryData | DirectoryHeteroData: ...
 
 
 @overload
-def open_graph(path: str | PathLike[str], part: int, *, verify: bool = False) -> Part: ...
+def open_graph(
+    path: str | PathLike[str], part: int, *, verify: bool = False, snapshot: int | None = None
+) -> Part: ...
 
 
 def open_graph(
-    path: str | PathLike[str], part: int | None = None, *, verify: bool = False
+    path: str | PathLike[str],
+    part: int | None = None,
+    *,
+    verify: bool = False,
+    snapshot: int | None = None,
 ) -> DirectoryData | DirectoryHeteroData | Part:
     """Open a graph directory. Only ``META.json`` and the headers of files are read.
 
@@ -53,16 +63,18 @@ def open_graph(
         part: Open this part alone.
         verify: Read everything, and check checksums, ids and orders; see
             :func:`pyg_scale.store.directory.verify.verify`.
+        snapshot: The id of a snapshot, see :func:`pyg_scale.append`; ``None`` for the newest. What
+            is appended later does not change the opened graph.
 
     Returns:
         The graph, or with ``part`` a :class:`~pyg_scale.store.directory.Part`.
 
     Raises:
         GraphDirectoryError: If it is not a graph directory, has a newer version, is damaged, or
-            parts are missing; names the file or the parts.
+            parts are missing; names the file or the parts. If the snapshot does not exist.
         IndexError: If the part does not exist.
     """
-    directory = GraphDirectory.shared(Path(path))
+    directory = GraphDirectory.shared(Path(path), snapshot)
     if verify:
         verify_directory(directory)
     if part is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import operator
 import os
 import threading
 import weakref
@@ -16,43 +19,57 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.npy import check_regular, map_array, open_regular
+from pyg_scale.files.place import try_lock
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.layout import book_dtype
 from pyg_scale.store.directory.meta import META, FileMeta, Meta
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, set_file
+from pyg_scale.store.directory.snapshots import HEAD, Delta, counts_at, read_head
 
 _LONGEST_META = 1 << 26
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], GraphDirectory] = (
     weakref.WeakValueDictionary()
 )
 _opening = threading.Lock()
+_merging = threading.RLock()
 
 
 class GraphDirectory:
-    """An opened graph directory. Only ``META.json`` and file lengths are read.
+    """An opened graph directory, at one snapshot. Only ``META.json`` and file lengths are read.
 
     Tensors are mapped copy-on-write: a write to one stays in this process. Files are found through
     the opened directory, which is never mixed with one that another writer puts in its place. A
-    copy in another process opens the path again.
+    copy in another process opens the path again. What is appended later does not change it.
 
     Args:
         path: The directory.
+        snapshot: The id of a snapshot; ``None`` for the newest.
 
     Raises:
         GraphDirectoryError: If it is not a graph directory, has a newer version, or a file is
             missing, has another length, is not a regular file, or is reached by a link that leads
             out of the directory; names the file. Parts that are wholly absent are not an error: a
-            machine may have only its own.
+            machine may have only its own. If the snapshot does not exist; says which do.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    snapshot = 0
+    """The id of the snapshot."""
+    delta: Delta | None = None
+    """Rows that were appended to the files of the base until the snapshot."""
+
+    def __init__(self, path: str | PathLike[str], snapshot: int | None = None) -> None:
         self.path = Path(path).absolute()
         self._handle = _open_directory(self.path)
         weakref.finalize(self, os.close, self._handle).atexit = False
+        with contextlib.suppress(OSError):  # compaction keeps what is in use, if it can be told
+            try_lock(self._handle, self.path, shared=True)
         text = self._read_meta()
         self._checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
-        self.meta = Meta.from_json(text, self.path / META)
+        self.base_meta = self.meta = Meta.from_json(text, self.path / META)
+        """``meta`` is the content of ``META.json``, with the counts of the snapshot."""
+        self.head = read_head(self.file, self.path, self.base_meta)
+        self._look_at(self.head.newest if snapshot is None else operator.index(snapshot))
         names = set(os.listdir(self._handle))
         needed = {name.partition("/")[0] for name in self.meta.files}
         self.parts = [
@@ -65,11 +82,23 @@ class GraphDirectory:
         """In-edges in use, see :mod:`pyg_scale.store.directory.data`."""
         self.attributes: dict[Any, Tensor] = {}
         """Attributes in use."""
+        self.merged: dict[EdgeType, CSC] = {}
+        """In-edges of the base with those that were appended."""
         self.check_lengths()
 
+    def _look_at(self, snapshot: int) -> None:
+        head, base = self.head, self.base_meta
+        counts = counts_at(head, snapshot, self.file, self.path, base)
+        self.snapshot = snapshot
+        if snapshot != head.base:
+            self.delta = Delta(self, base, counts)
+            self.meta = self.delta.meta
+        if head.lineage:
+            self._checksum = zlib.crc32(f"{head.lineage} {snapshot}".encode(), self._checksum)
+
     @classmethod
-    def shared(cls, path: str | PathLike[str]) -> GraphDirectory:
-        """The same object for the same directory, for as long as it is in use.
+    def shared(cls, path: str | PathLike[str], snapshot: int | None = None) -> GraphDirectory:
+        """The same object for the same snapshot of a directory, for as long as it is in use.
 
         Raises:
             GraphDirectoryError: See the class.
@@ -80,21 +109,29 @@ class GraphDirectory:
                 folder, meta = path.stat(), (path / META).stat()
             except (OSError, ValueError):
                 return cls(path)  # raises the reason
-            key = (str(path), *_identity(folder), *_identity(meta))
+            newest = None
+            if snapshot is None:  # which may only be known from the head
+                newest = cls(path) if os.path.lexists(path / HEAD) else None
+                snapshot = 0 if newest is None else newest.snapshot
+            key = (str(path), snapshot, *_identity(folder), *_identity(meta))
             known = _opened.get(key)
             if known is None:
-                known = _opened[key] = cls(path)
+                known = _opened[key] = newest or cls(path, snapshot)
             else:
                 known.check_lengths()
             return known
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of ``META.json``, which identifies the graph."""
+        """CRC-32 of ``META.json`` and the snapshot, which identifies the graph."""
         return self._checksum
 
+    def let_go(self) -> None:
+        """Let compaction remove the files of this snapshot; those that are mapped stay mapped."""
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self._checksum)
+        return _reopen, (str(self.path), self._checksum, self.snapshot)
 
     def __copy__(self) -> GraphDirectory:
         return self
@@ -140,6 +177,15 @@ class GraphDirectory:
                     f"{self.path / name} has {size} bytes, {META} says {file.bytes}: it is "
                     "truncated or was changed"
                 )
+        for name, rows in {} if self.delta is None else self.delta.files.items():
+            try:
+                size = check_regular(name, self.path, self._handle).st_size
+            except OSError:
+                raise GraphDirectoryError(f"{self.path / name} is missing") from None
+            if size < rows.bytes:
+                raise GraphDirectoryError(
+                    f"{self.path / name} has {size} bytes, {HEAD} says {rows.bytes}: truncated"
+                )
 
     def files_here(self) -> dict[str, FileMeta]:
         """The files of local parts, and those that belong to no part."""
@@ -177,6 +223,8 @@ class GraphDirectory:
         if name not in self.meta.files:
             raise GraphDirectoryError(f"{self.path / META} does not list {name}")
         try:
+            if self.delta is not None and name in self.delta.columns:
+                return self.delta.array(name)
             return map_array(self.path / name, dtype, shape, open_file=partial(self.file, name))
         except GraphDirectoryError:
             if self._was_replaced():
@@ -277,7 +325,18 @@ class Part:
 
         ``indices`` are original node ids, ``edge_id`` original edge ids.
         """
-        meta = self.directory.meta
+        delta = self.directory.delta
+        if delta is None or not delta.changes(edge_type):
+            return self._mapped_csc(edge_type)
+        with _merging:
+            if edge_type not in self.directory.merged:
+                found = delta.in_edges(edge_type, self._mapped_csc(edge_type))
+                self.directory.merged[edge_type] = found
+            return self.directory.merged[edge_type]
+
+    def _mapped_csc(self, edge_type: EdgeType) -> CSC:
+        """Those in the files of the base."""
+        meta = self.directory.base_meta
         edge, folder = meta.edges[edge_type], edge_dir(edge_type, self.number)
         end = meta.grouped_by(edge_type)
         shape = (edge.part_edges[self.number],)
@@ -381,13 +440,13 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _reopen(path: str, checksum: int) -> GraphDirectory:
+def _reopen(path: str, checksum: int, snapshot: int) -> GraphDirectory:
     """Open the directory that another process has open.
 
     Raises:
         GraphDirectoryError: If it has been replaced.
     """
-    directory = GraphDirectory.shared(path)
+    directory = GraphDirectory.shared(path, snapshot)
     if directory._checksum != checksum:
         raise GraphDirectoryError(f"{path} was replaced since it was opened: open it again")
     return directory

@@ -22,7 +22,9 @@ from pyg_scale.store.directory.assemble import FilledPlaces, fill_edge_list
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
+from pyg_scale.store.directory.opening import graph_of
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, quoted, set_file
+from pyg_scale.store.directory.reader import GraphDirectory
 from pyg_scale.store.directory.values import as_plain_tensor, encode
 from pyg_scale.store.directory.writer import DirectoryWriter
 from pyg_scale.store.topology import topology_of
@@ -93,6 +95,18 @@ def save(
                 meta.index_sets[node_type or ""] = {n: ids.numel() for n, ids in named.items()}
         writer.commit(meta)
     return writer.path
+
+
+def saved_as(directory: GraphDirectory) -> tuple[Data | HeteroData, dict[str, Any]]:
+    """The graph of a directory, and the options with which :func:`save` writes the same again."""
+    meta = directory.meta
+    options: dict[str, Any] = {"time_attr": meta.time_attr, "weight_attr": meta.weight_attr}
+    sets = {
+        name: {each: directory.index_set(each, name or None) for each in found}
+        for name, found in meta.index_sets.items()
+    }
+    options["index_sets"] = sets if meta.is_hetero else sets.get("", {})
+    return graph_of(directory), options
 
 
 def _everything(data: Data | HeteroData) -> Iterator[tuple[BaseStorage, str, Any]]:

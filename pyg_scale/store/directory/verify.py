@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import torch
@@ -22,10 +23,11 @@ _WINDOW = 1 << 28  # edge ids that are checked for repetition at a time
 def verify(directory: GraphDirectory) -> None:
     """Check the local parts.
 
-    It checks checksums of all files; pointers that rise from 0 to the number of edges; nodes, edge
-    ids, parts and local ids that exist; every edge id once, if all parts are local; edges of a node
-    in their order; halo nodes and original ids that rise. It needs at most 256 MB in addition to
-    the book, and time: everything is read twice, and edge ids once per 268 million.
+    It checks checksums of all files, of appended rows up to the newest snapshot; pointers that rise
+    from 0 to the number of edges; nodes, edge ids, parts and local ids that exist; every edge id
+    once, if all parts are local; edges of a node in their order; halo nodes and original ids that
+    rise. It needs at most 256 MB in addition to the book (and memory for in-edges that were
+    appended to), and time: everything is read twice, and edge ids once per 268 million.
 
     Raises:
         GraphDirectoryError: If a file is wrong; names the first and its fault.
@@ -33,14 +35,19 @@ def verify(directory: GraphDirectory) -> None:
     meta = directory.meta
     try:
         altered = find_altered(directory.file, directory.files_here())
+        altered = altered or _altered_rows(directory)
     except OSError as error:
         raise GraphDirectoryError(f"{directory.path} cannot be read: {error}") from None
     if altered is not None:
         raise GraphDirectoryError(
             f"{directory.path / altered} does not have its checksum: it was altered"
         )
-    for file in expected_files(meta, directory.parts):
-        directory.array(file.name, file.dtype, file.shape)
+    delta = directory.delta
+    for file in expected_files(directory.base_meta, directory.parts):
+        if delta is not None and file.name in delta.columns:
+            delta.array(file.name)
+        else:
+            directory.array(file.name, file.dtype, file.shape)
     for node_type in meta.nodes:
         for name in meta.index_sets.get(node_type or "", {}):
             ids = directory.index_set(name, node_type)
@@ -49,6 +56,18 @@ def verify(directory: GraphDirectory) -> None:
         _check_nodes(directory, node_type)
     for edge_type in meta.edges:
         _check_edge_type(directory, edge_type)
+
+
+def _altered_rows(directory: GraphDirectory) -> str | None:
+    """The first file of appended rows that differs from its checksum; ``None`` if there is none."""
+    for name, file in directory.head.files.items():
+        with directory.file(name) as rows:
+            crc, left = 0, file.bytes
+            while left and (piece := rows.read(min(left, _CHUNK))):
+                crc, left = zlib.crc32(piece, crc), left - len(piece)
+        if left or crc != file.crc32:
+            return name
+    return None
 
 
 def _check_nodes(directory: GraphDirectory, node_type: NodeType) -> None:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,13 +49,24 @@ def _is_watched(frame: FrameType, everywhere: bool) -> bool:
 
 def killed_at(line: int, path: Path, everywhere: bool) -> bool:
     """Write the new graph in a child that dies at a line of the writer; whether it died."""
+
+    def write() -> None:
+        pyg_scale.save(graph(old=False), path, overwrite=True)
+
+    return killed_while(line, write, lambda frame: _is_watched(frame, everywhere))
+
+
+def killed_while(
+    line: int, write: Callable[[], object], is_watched: Callable[[FrameType], bool]
+) -> bool:
+    """Run something in a child that dies at a line of the functions watched; whether it died."""
     child = os.fork()
     if child == 0:
         seen = 0
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal seen
-            if not _is_watched(frame, everywhere):
+            if not is_watched(frame):
                 return None
             if event == "line":
                 seen += 1
@@ -65,7 +77,7 @@ def killed_at(line: int, path: Path, everywhere: bool) -> bool:
         threading.settrace(trace)
         sys.settrace(trace)
         try:
-            pyg_scale.save(graph(old=False), path, overwrite=True)
+            write()
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
