@@ -17,9 +17,10 @@ from pyg_scale.distributed.owners import Owners
 from pyg_scale.distributed.ranks import Ranks
 from pyg_scale.distributed.router import RankRouter
 from pyg_scale.graph.base import TopologyOptions
-from pyg_scale.graph.topology import Topology
+from pyg_scale.graph.topology import NodeType, Topology
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.store.directory import GraphDirectory
+from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
 from pyg_scale.store.directory.lazy import EDGE_INDEX
 from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
@@ -42,6 +43,11 @@ class _OverRanks:
     def owners(self) -> Owners:
         """The ranks that answer for each part."""
         return self.ranks.owners
+
+    @property
+    def partition_books(self) -> dict[NodeType, PartitionBook]:
+        """The part of every node, by node type."""
+        return self.__dict__["_over"].directory.books
 
     def close(self, timeout: float | None = None) -> None:
         """Serve until all ranks have closed the graph, then stop.

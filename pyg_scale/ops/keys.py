@@ -44,6 +44,7 @@ WALK = 22
 SAINT = 23
 FIXED = 24
 SOURCE = 25
+EMBEDDING = 32
 
 
 def to_signed(word: int) -> int:

@@ -8,8 +8,8 @@ each rank's mean is something else as soon as ranks have unequal numbers of seed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -204,6 +204,41 @@ class CountsWaiting(Protocol):
     def seconds_waited(self) -> float:
         """Seconds since it was made in which nothing else was done."""
         ...
+
+
+class StepMean(Protocol):
+    """The mean of a step, by which a wrapper divides gradients of sums.
+
+    :meth:`ParallelModule.backward` differentiates the sum over the seeds of this rank. A gradient
+    that leaves the wrapped module, as that of its input, is that of the sum; who uses it divides by
+    the number of all seeds, once the ranks have exchanged it.
+    """
+
+    @property
+    def all_seeds(self) -> float:
+        """The number of seeds of all ranks since the exchange before the last, at least 1.
+
+        Raises:
+            NotImplementedError: If the wrapper has no such mean.
+        """
+
+
+_differentiated: list[StepMean] = []  # not by thread: gradients on a device are made in others
+
+
+@contextmanager
+def differentiating(mean: StepMean) -> Iterator[None]:
+    """While a loss that was multiplied by a number of seeds is differentiated."""
+    _differentiated.append(mean)
+    try:
+        yield
+    finally:
+        _differentiated.remove(mean)
+
+
+def means_under_way() -> tuple[StepMean, ...]:
+    """The means of the losses that are being differentiated, the innermost last."""
+    return tuple(_differentiated)
 
 
 def is_parallel_module(module: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.base import Parallel, differentiating
 from pyg_scale.parallel.compression import Compression, Compressor, compression_of
 from pyg_scale.parallel.replica import (
     check_module,
@@ -24,7 +24,7 @@ from pyg_scale.parallel.replica import (
     checked_seeds,
     functions_of,
 )
-from pyg_scale.parallel.seed_weights import SeedWeights, counting, reduce
+from pyg_scale.parallel.seed_weights import SeedWeights, reduce
 
 _joined: list[DataParallel] = []
 """The module whose ``join`` is under way, if there is one."""
@@ -184,7 +184,7 @@ class DataParallel(DistributedDataParallel):
         self._check_not_beside()
         self._weights.add(num_seeds)
         # DDP counts the gradients that it waits for: an empty batch must send some, all zero.
-        with self._weights.roll_call.explained(), counting(self._weights):
+        with self._weights.roll_call.explained(), differentiating(self._weights):
             (loss * num_seeds).backward()
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyg_scale.parallel.base import differentiating
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard
 
@@ -38,6 +39,7 @@ class GraphModule(nn.Module):
             names = default if inputs is None else tuple(inputs)
             self.inputs = {name: _moved(shard.input(name), peers.device) for name in names}
         self._seeds: int | None = None
+        self.all_seeds = 1.0  # of the last step; see StepMean
         self._exchanges = True
         peers.broadcast([*module.parameters(), *module.buffers()])
 
@@ -95,7 +97,7 @@ class GraphModule(nn.Module):
                 "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
                 "to add up gradients of several steps use no_sync()"
             )
-        with self.attached():
+        with self.attached(), differentiating(self):
             (loss * num_seeds).backward()
         self._seeds = (self._seeds or 0) + num_seeds
         if self._exchanges:
@@ -108,13 +110,14 @@ class GraphModule(nn.Module):
         device = self.peers.device
         counts = torch.tensor([self._seeds or 0, *used], dtype=torch.float64, device=device)
         total, *anywhere = self.peers.sum(counts).tolist()
+        self.all_seeds = max(1.0, total)
         self._seeds = None
         trained = [p for p, n in zip(trained, anywhere, strict=True) if n]
         for dtype in dict.fromkeys(p.dtype for p in trained):
             some = [p for p in trained if p.dtype == dtype]
             own = [torch.zeros_like(p) if p.grad is None else p.grad for p in some]
             flat = self.peers.sum(torch.cat([grad.reshape(-1) for grad in own]))
-            flat = flat.div_(max(1.0, total))
+            flat = flat.div_(self.all_seeds)
             for p, grad in zip(some, flat.split([p.numel() for p in some]), strict=True):
                 p.grad = grad.view_as(p).clone()
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pyg_scale.parallel.base import differentiating
+
 
 class Replica(nn.Module):
     """A wrapped module whose ``backward`` stays on its rank; subclasses say how ranks agree.
@@ -49,7 +51,8 @@ class Replica(nn.Module):
             check_no_gradients(self.module)
         total = (self._accumulated or 0) + num_seeds
         self._accumulated = total
-        (loss * num_seeds).backward()
+        with differentiating(self):
+            (loss * num_seeds).backward()
         if self._accumulates:
             return
         self._accumulated = None
@@ -58,6 +61,18 @@ class Replica(nn.Module):
                 parameter.grad.div_(max(1, total))
         self.seeds += total
         self.steps += 1
+
+    @property
+    def all_seeds(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.StepMean`.
+
+        Raises:
+            NotImplementedError: Always: ranks make steps of their own.
+        """
+        raise NotImplementedError(
+            "ranks of this wrapper make steps of their own, so there is no mean over the seeds of "
+            'all of them: what they share, such as a NodeEmbedding, needs parallel.wrap(..., "ddp")'
+        )
 
     @abstractmethod
     def join(self, *steps: Any) -> AbstractContextManager[Any]:

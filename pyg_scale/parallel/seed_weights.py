@@ -18,6 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from pyg_scale.comm.roll_call import RollCall
+from pyg_scale.parallel.base import means_under_way
 from pyg_scale.parallel.compression import Compressor
 
 MIXED = (
@@ -29,17 +30,6 @@ APART = (
     "seeds are known to one of them only: wrap one module that holds both, as one, and call its "
     "backward"
 )
-_counting: list["SeedWeights"] = []  # not by thread: gradients on a device are made in others
-
-
-@contextmanager
-def counting(weights: "SeedWeights") -> Iterator[None]:
-    """While a loss that was multiplied by a number of seeds is differentiated."""
-    _counting.append(weights)
-    try:
-        yield
-    finally:
-        _counting.remove(weights)
 
 
 class SeedWeights:
@@ -83,6 +73,12 @@ class SeedWeights:
         """True if nothing was counted since the last exchange."""
         return self._seeds is None
 
+    @property
+    def all_seeds(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.StepMean`."""
+        assert self._totals is not None, "backward() exchanges gradients"
+        return max(1.0, float(_tensor(self._totals.value())[0]))
+
     def add(self, num_seeds: int) -> None:
         """Count seeds whose gradients are on their way."""
         self._seeds = (self._seeds or 0) + num_seeds
@@ -91,7 +87,8 @@ class SeedWeights:
         """The mean of a bucket, under way."""
         buffer = bucket.buffer()
         if bucket.index() == 0:
-            if _counting and self not in _counting and not self.joined:
+            others = means_under_way()
+            if others and self not in others and not self.joined:
                 raise RuntimeError(APART)
             self._totals = self._all_reduce(self._own(buffer.device))
             self._under_way = [self._totals]

@@ -22,6 +22,8 @@ from pyg_scale.train.balance import (
     SpeedShares,
 )
 from pyg_scale.train.checkpoint import Checkpoint, Resumed
+from pyg_scale.train.embedding.module import NodeEmbedding
+from pyg_scale.train.embedding.optimizers import RowAdagrad
 from pyg_scale.train.load import Load, LoadMonitor
 from pyg_scale.train.precision import Precision
 from pyg_scale.train.progress import progress
@@ -39,10 +41,12 @@ __all__ = [
     "KnowsEnd",
     "Load",
     "LoadMonitor",
+    "NodeEmbedding",
     "Precision",
     "Prometheus",
     "Recorder",
     "Resumed",
+    "RowAdagrad",
     "ScalingAdvice",
     "ScalingAdvisor",
     "SpeedShares",

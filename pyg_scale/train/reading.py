@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyg_scale.errors import CheckpointError
 from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.train import folders
 from pyg_scale.train.folders import Folder
-from pyg_scale.train.storage import Reader
+from pyg_scale.train.storage import Reader, StoredRows
 from pyg_scale.train.tree import names_of, unflatten
 from pyg_scale.train.writing import tell
 
@@ -167,7 +168,52 @@ def _read(
     reader: Reader, metadata: Metadata, state: Any, layouts: Mapping[str, DTensor] | None = None
 ) -> Any:
     tensors = _tensors(reader, metadata, names_of(state), layouts)
-    return unflatten(state, tensors.__getitem__)
+
+    def rows(values: str, ids: str | None) -> SavedRows:
+        order = None if ids is None else reader.rows_of(ids, metadata)
+        return SavedRows(reader.rows_of(values, metadata), order)
+
+    return unflatten(state, tensors.__getitem__, rows)
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """Rows of a table that ranks saved; see :class:`~pyg_scale.train.tree.Rows`.
+
+    Only what is asked for is kept, whatever rank saved it.
+
+    Attributes:
+        values: The rows.
+        ids: The original id of each, ``int64``; ``None`` if that is its number.
+    """
+
+    values: StoredRows
+    ids: StoredRows | None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the whole table."""
+        return self.values.size[0]
+
+    def take(self, ids: Tensor) -> Tensor:
+        """See :meth:`pyg_scale.train.tree.Rows.take`."""
+        if self.ids is None:
+            lacking = (ids < 0) | (ids >= self.num_rows)
+            number = ids
+        else:
+            ordered, order = ids.sort()
+            number = torch.full_like(ids, -1)
+            for begin, block in self.ids.blocks() if ids.numel() else ():
+                at = torch.searchsorted(ordered, block).clamp_(max=ids.numel() - 1)
+                found = ordered[at] == block
+                number[order[at[found]]] = begin + found.nonzero().view(-1)
+            lacking = number < 0
+        if bool(lacking.any()):
+            raise CheckpointError(
+                f"{self.values.folder}: row {int(ids[lacking][0])} is not in {self.values.name!r}, "
+                f"which has {self.num_rows} rows"
+            )
+        return self.values.at(number)
 
 
 def _tensors(

@@ -8,11 +8,12 @@ them when it reads. Here a rank has two files: ``rank-0.bin``, its tensors one a
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,6 +47,7 @@ from pyg_scale.ops.raw_bytes import raw_bytes
 from pyg_scale.train.tree import Piece
 
 FORMAT = 1
+_BLOCK = 1 << 24  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,11 @@ class Reader(StorageReader):
         """Refuse a tensor of which a piece is nowhere: it would keep what was in its memory."""
         zero = torch.Size([0] * len(whole.size))
         complete = [(each.offsets, each.sizes) for each in whole.chunks] == [(zero, whole.size)]
-        if not complete:
+        if not complete and all(each.sizes[1:] == whole.size[1:] for each in whole.chunks):
+            spans = sorted((each.offsets[0], each.sizes[0]) for each in whole.chunks)
+            ends = list(itertools.accumulate((size for _, size in spans), initial=0))
+            complete = [begin for begin, _ in spans] + [whole.size[0]] == ends
+        elif not complete:
             seen = torch.zeros(whole.size, dtype=torch.bool)
             for each in whole.chunks:
                 ends = [a + b for a, b in zip(each.offsets, each.sizes, strict=True)]
@@ -228,6 +234,22 @@ class Reader(StorageReader):
                 f"{self.folder} lacks a piece of {name!r}, of shape {list(whole.size)}: the file "
                 "of a rank is missing or damaged"
             )
+
+    def rows_of(self, name: str, metadata: Metadata) -> StoredRows:
+        """The rows of a tensor whose pieces are ranges of rows.
+
+        Raises:
+            CheckpointError: If there is no such tensor.
+        """
+        about = metadata.state_dict_metadata.get(name)
+        if not isinstance(about, TensorStorageMetadata) or not about.size:
+            raise CheckpointError(f"{self.folder} has no rows {name!r}")
+        pieces = []
+        for chunk in sorted(about.chunks, key=lambda each: each.offsets[0]):
+            if chunk.sizes[1:] != about.size[1:]:
+                raise CheckpointError(f"{self.folder}: the pieces of {name!r} are not rows")
+            pieces.append((chunk.offsets[0], self._places[MetadataIndex(name, chunk.offsets)]))
+        return StoredRows(self.folder, name, about.size, about.properties.dtype, pieces)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -262,6 +284,61 @@ class Reader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
         return Path(checkpoint_id).is_dir()
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a tensor in files, which are read a block at a time.
+
+    Attributes:
+        folder: The checkpoint.
+        name: Of the tensor.
+        size: Its shape.
+        dtype: Its dtype.
+        pieces: The number of the first row and the place of each piece, ascending.
+    """
+
+    folder: Path
+    name: str
+    size: torch.Size
+    dtype: torch.dtype
+    pieces: list[tuple[int, TensorPlace]]
+
+    def blocks(self, wanted: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """The number of the first row and the rows of each block.
+
+        Args:
+            wanted: Rows, ascending, ``int64`` ``[n]``: blocks without any of them are left out.
+        """
+        row_bytes = math.prod(self.size[1:]) * self.dtype.itemsize
+        step = max(1, _BLOCK // max(1, row_bytes))
+        for first, place in self.pieces:
+            with opened(self.folder / place.file) as source:
+                for begin in range(0, place.shape[0], step):
+                    count = min(step, place.shape[0] - begin)
+                    if wanted is not None:
+                        ends = torch.tensor([first + begin, first + begin + count])
+                        low, high = torch.searchsorted(wanted, ends).tolist()
+                        if low == high:
+                            continue
+                    block = TensorPlace(
+                        place.file,
+                        place.offset + begin * row_bytes,
+                        count * row_bytes,
+                        self.dtype,
+                        torch.Size([count, *self.size[1:]]),
+                    )
+                    yield first + begin, _read(source, block, self.folder / place.file)
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Some rows by their number, ``int64`` ``[n]``, which exist."""
+        ordered, order = rows.sort()
+        out = torch.empty(rows.numel(), *self.size[1:], dtype=self.dtype)
+        for begin, values in self.blocks(ordered):
+            ends = torch.tensor([begin, begin + values.size(0)])
+            low, high = torch.searchsorted(ordered, ends).tolist()
+            out[order[low:high]] = values[ordered[low:high] - begin]
+        return out
 
 
 def _read(source: Any, place: TensorPlace, path: Path) -> Tensor:

@@ -12,12 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from pyg_scale.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,60 @@ class Piece:
     values: Tensor
     offsets: torch.Size
     size: torch.Size
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows of a table, which may be sharded among ranks, found by their original ids."""
+
+    def take(self, ids: Tensor) -> Tensor:
+        """Some rows, on the CPU.
+
+        Args:
+            ids: Original ids, ``int64`` ``[n]``.
+
+        Returns:
+            ``[n, ...]``.
+
+        Raises:
+            CheckpointError: If one is not there.
+        """
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the whole table."""
+
+
+@dataclass(frozen=True)
+class RowShard:
+    """The rows of a table that this rank has; every row is one rank's.
+
+    In a checkpoint the rows of all ranks are one tensor, in the order of the ranks.
+
+    Attributes:
+        values: ``[n, ...]``.
+        ids: Their original ids, ``int64`` ``[n]``.
+        begin: Number of rows of lower ranks.
+        num_rows: Number of rows of all ranks.
+        in_order: True if the rows of all ranks, one after the other, are in the order of their ids.
+            The same on all ranks.
+    """
+
+    values: Tensor
+    ids: Tensor
+    begin: int
+    num_rows: int
+    in_order: bool
+
+    def take(self, ids: Tensor) -> Tensor:
+        """See :class:`Rows`: those that this rank has."""
+        ordered, order = self.ids.sort()
+        at = torch.searchsorted(ordered, ids)
+        found = at < ordered.numel()
+        found[found.clone()] = ordered[at[found]] == ids[found]
+        if not bool(found.all()):
+            raise CheckpointError(f"row {int(ids[~found][0])} is not among those of this rank")
+        return self.values[order[at]]
 
 
 class Pieces(dict[str, Piece]):
@@ -61,6 +117,23 @@ class Pieces(dict[str, Piece]):
         elif not self._shards_only:
             self[name] = Piece(_copied(tensor), torch.Size([0] * tensor.dim()), tensor.shape)
         return name
+
+    def keep_rows(self, shard: RowShard, where: str) -> list[str | None]:
+        """Copy the rows of this rank; the names of the values, and of their ids if need be."""
+        names: list[str | None] = []
+        for values, kind in ((shard.values, "rows"), (shard.ids, "ids")):
+            if kind == "ids" and shard.in_order:
+                names.append(None)
+                continue
+            name = f"{where}.{kind}"
+            self._names.add(name)
+            if values.size(0) or not shard.num_rows:
+                rest = values.shape[1:]
+                begin = torch.Size([shard.begin, *[0] * len(rest)])
+                size = torch.Size([shard.num_rows, *rest])
+                self[name] = Piece(_copied(values), begin, size)
+            names.append(name)
+        return names
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -112,6 +185,8 @@ def _flatten(value: Any, where: str, tensors: Pieces) -> Any:
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, Tensor):
         return {"tensor": tensors.keep(value, where)}
+    if isinstance(value, RowShard):
+        return {"rows": tensors.keep_rows(value, where)}
     if isinstance(value, np.ndarray):
         return {"array": tensors.keep(_from_numpy(value, where), where)}
     if isinstance(value, np.generic):
@@ -143,18 +218,23 @@ def _from_numpy(array: Any, where: str) -> Tensor:
         raise TypeError(f"{where} is an array of {array.dtype}, which torch has not") from None
 
 
-def unflatten(found: Any, tensors: Callable[[str], Tensor]) -> Any:
+def unflatten(
+    found: Any,
+    tensors: Callable[[str], Tensor],
+    rows: Callable[[str, str | None], Rows] | None = None,
+) -> Any:
     """Put a state together again.
 
     Args:
         found: What :func:`flatten` made JSON of.
         tensors: Gives the tensor of a name.
+        rows: Gives the rows of a :class:`RowShard`, by the names of the values and of their ids.
 
     Raises:
         ValueError: If it is not what :func:`flatten` makes.
     """
     if isinstance(found, list):
-        return [unflatten(item, tensors) for item in found]
+        return [unflatten(item, tensors, rows) for item in found]
     if not isinstance(found, dict):
         return found
     if len(found) != 1:
@@ -164,22 +244,24 @@ def unflatten(found: Any, tensors: Callable[[str], Tensor]) -> Any:
         return float(value)
     if kind == "tensor":
         return tensors(value)
+    if kind == "rows" and rows is not None:
+        return rows(*value)
     if kind == "array":
         return tensors(value).numpy()
     if kind == "number":
         return tensors(value).numpy()[()]
     if kind in ("dict", "counter"):
-        pairs = {unflatten(key, tensors): unflatten(item, tensors) for key, item in value}
+        pairs = {unflatten(key, tensors): unflatten(item, tensors, rows) for key, item in value}
         return Counter(pairs) if kind == "counter" else pairs
     if kind == "tuple":
-        return tuple(unflatten(item, tensors) for item in value)
+        return tuple(unflatten(item, tensors, rows) for item in value)
     if kind == "bytes":
         return base64.b64decode(value)
     raise ValueError(f"not the state of a checkpoint: {kind!r}")
 
 
 def names_of(found: Any) -> list[str]:
-    """The names of all tensors of a state that was taken apart."""
+    """The names of all tensors of a state that was taken apart, but for those of rows."""
     if isinstance(found, list):
         return [name for item in found for name in names_of(item)]
     if not isinstance(found, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ from pyg_scale.ops.gather_parts import gather_parts
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory_features import FeatureColumn, described
 from pyg_scale.store.rows import Key, raw_rows
+
+
+class RowSource(Protocol):
+    """A source of the rows of local parts."""
+
+    def raw(self, column: FeatureColumn, part: int) -> Tensor:
+        """All rows of a part, ``uint8`` ``[n, row_bytes]``."""
+
+    def place_of_edges(self, edge_type: EdgeType, part: int, ids: Tensor) -> Tensor:
+        """The places ``int64`` ``[n]`` of edges in their part, by original id."""
 
 
 class PartRows:

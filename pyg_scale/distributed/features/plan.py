@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,22 @@ class RemoteRows:
     take: Tensor | None
 
 
+class Book(NamedTuple):
+    """The part of every row of a type.
+
+    Attributes:
+        part: See :func:`~pyg_scale.ops.split_rows.split_rows`, also for the next two.
+        local: Places in parts.
+        offsets: The first row of each part.
+        narrow: True if requested ids fit into ``int32``.
+    """
+
+    part: Tensor | None
+    local: Tensor | None
+    offsets: Tensor
+    narrow: bool
+
+
 @dataclass
 class RowsByRank:
     """Rows of one type, by the rank that has them.
@@ -63,6 +79,42 @@ class RowsByRank:
     local: list[tuple[int, Tensor | None, Tensor]] = field(default_factory=list)
     absent: Tensor = field(default_factory=lambda: _NONE)
     remote: list[RemoteRows] = field(default_factory=list)
+
+    def fill(self, book: Book, here: Tensor, *, ask: bool = True) -> None:
+        """Divide the rows, of which there must be some, among parts.
+
+        Args:
+            book: The part of every row.
+            here: True for each local part, ``bool`` ``[num_parts]``.
+            ask: Fill in ``remote`` for the rows that are not local.
+
+        Raises:
+            IndexError: If one does not exist.
+        """
+        parts, each = here.numel(), torch.arange(here.numel())
+        # without asking, all parts that are not local are one
+        group = each if ask else torch.where(here, each, parts)
+        once = ~here if ask else torch.zeros(parts + 1, dtype=torch.bool)
+        absent = []
+        for share in split_rows(
+            book.part,
+            book.local,
+            book.offsets,
+            self.index,
+            group,
+            once,
+            original=self.of_edges,
+            narrow=book.narrow,
+        ):
+            if share.group < parts and bool(here[share.group]):
+                whole = share.position.numel() == self.index.numel()
+                self.local.append((share.group, None if whole else share.position, share.ids))
+                continue
+            absent.append(share.position)
+            if ask:
+                self.remote.append(RemoteRows(share.group, share.ids, share.position, share.take))
+        if absent:
+            self.absent = absent[0] if len(absent) == 1 else torch.cat(absent)
 
     def here(self) -> Iterator[tuple[Tensor, Tensor]]:
         """``(positions, original ids)`` of the rows in local parts, if any."""
@@ -91,10 +143,6 @@ class Splitter:
         self._parts = directory.meta.num_parts
         self._here = torch.zeros(self._parts, dtype=torch.bool)
         self._here[sorted(here)] = True
-        self._each = torch.arange(self._parts)
-        # all parts that are not local as one
-        self._absent_as_one = torch.where(self._here, self._each, self._parts)
-        self._nothing_once = torch.zeros(self._parts + 1, dtype=torch.bool)
         self._edge_books: dict[EdgeType, Tensor | None] = {}
         self._narrow = {
             t: max(n.part_nodes, default=0) < 2**31 for t, n in directory.meta.nodes.items()
@@ -120,38 +168,20 @@ class Splitter:
             GraphDirectoryError: If the directory does not say which part has an edge.
         """
         rows = RowsByRank(of_edges, kind, index)
-        if not index.numel():
-            return rows
-        part, local, offsets, narrow = self._book(of_edges, kind)
-        group = self._each if ask else self._absent_as_one
-        once = ~self._here if ask else self._nothing_once
-        absent = []
-        shares = split_rows(
-            part, local, offsets, index, group, once, original=of_edges, narrow=narrow
-        )
-        for share in shares:
-            if share.group < self._parts and bool(self._here[share.group]):
-                whole = share.position.numel() == index.numel()
-                rows.local.append((share.group, None if whole else share.position, share.ids))
-                continue
-            absent.append(share.position)
-            if ask:
-                rows.remote.append(RemoteRows(share.group, share.ids, share.position, share.take))
-        if absent:
-            rows.absent = absent[0] if len(absent) == 1 else torch.cat(absent)
+        if index.numel():
+            rows.fill(self._book(of_edges, kind), self._here, ask=ask)
         return rows
 
-    def _book(self, of_edges: bool, kind: Any) -> tuple[Tensor | None, Tensor | None, Tensor, bool]:
-        """Parts, places in them, their first ids, and True if requested ids fit into ``int32``."""
+    def _book(self, of_edges: bool, kind: Any) -> Book:
         if not of_edges:
             book = self._directory.books[kind]
-            return book.part, book.local, book.offsets, self._narrow[kind]
+            return Book(book.part, book.local, book.offsets, self._narrow[kind])
         if kind not in self._edge_books:
             self._edge_books[kind] = edge_book(self._directory, kind)
         size = self._directory.meta.edges[kind].num_edges
         offsets = torch.zeros(self._parts + 1, dtype=torch.int64)
         offsets[-1] = size
-        return self._edge_books[kind], None, offsets, size < 2**31
+        return Book(self._edge_books[kind], None, offsets, size < 2**31)
 
 
 @dataclass

@@ -90,7 +90,7 @@ class FeatureAnswers:
 
     def rows(self, tensors: list[Tensor]) -> list[GatheredRows]:
         """The same rows, to be chosen while they are sent."""
-        entries = [self._checked(entry) for entry in _entries(tensors)]
+        entries = [self._checked(entry) for entry in entries_of(tensors)]
         size = sum(ids.numel() * c.row_bytes for _, columns, ids in entries for c in columns)
         if size > MAX_BYTES:
             raise ValueError(f"the requested rows have {size} bytes, more than {MAX_BYTES}")
@@ -132,7 +132,12 @@ class FeatureAnswers:
         return entry.part, columns, ids
 
 
-def _entries(tensors: Sequence[Tensor]) -> list[ServedRows]:
+def entries_of(tensors: Sequence[Tensor]) -> list[ServedRows]:
+    """The entries of a request.
+
+    Raises:
+        ValueError: If it is none.
+    """
     if not tensors or tensors[0].dtype != torch.uint8 or tensors[0].dim() != 1:
         raise ValueError("a request for features must begin with a text")
     if tensors[0].numel() > MAX_TEXT:

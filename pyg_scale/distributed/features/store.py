@@ -15,7 +15,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.comm import Service
 from pyg_scale.distributed.failover import Health, PartOwners, Search
 from pyg_scale.distributed.features.hot import capacity_of, check_cache, hot_rows
-from pyg_scale.distributed.features.parts import PartRows
+from pyg_scale.distributed.features.parts import PartRows, RowSource
 from pyg_scale.distributed.features.plan import ReadPlan, RowsByRank, Splitter
 from pyg_scale.distributed.features.requests import RemoteRead
 from pyg_scale.ops import memory, row_cache
@@ -408,7 +408,7 @@ def _same(one: TensorAttr, two: TensorAttr) -> bool:
 
 
 def read_here(
-    parts: PartRows,
+    parts: RowSource,
     store: FeatureStore | None,
     rows: RowsByRank,
     columns: Sequence[FeatureColumn],
@@ -417,7 +417,7 @@ def read_here(
     """Read the local ones of some rows.
 
     Args:
-        parts: The mapped files.
+        parts: The mapped files, or what else has the rows.
         store: A store that reads them instead, or ``None``.
         rows: Rows of one type.
         columns: The attributes to read.
@@ -449,7 +449,7 @@ def _made(column: FeatureColumn, count: int, out: dict[Key, Tensor]) -> Tensor:
     return out[column.key]
 
 
-def _place(parts: PartRows, rows: RowsByRank, part: int, ids: Tensor) -> Tensor:
+def _place(parts: RowSource, rows: RowsByRank, part: int, ids: Tensor) -> Tensor:
     return parts.place_of_edges(rows.type, part, ids) if rows.of_edges else ids  # type: ignore[arg-type]
 
 
