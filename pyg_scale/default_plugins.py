@@ -66,6 +66,7 @@ def pyg_scale_parallel_wrappers() -> dict[str, str]:
         "feature": "pyg_scale.parallel.feature:FeatureParallel",
         "halo": "pyg_scale.parallel.halo:HaloParallel",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
+        "mesh": "pyg_scale.parallel.mesh:MeshParallel",
     }
 
 

@@ -29,6 +29,7 @@ _GRACE = 3.0  # seconds in which ranks that are alive report
 _PAUSE = 0.02
 _STORE_SECONDS = 10.0
 _NOBODY = (1 << 29) + 1  # a tag that nobody sends with
+_LONGEST = 2_000  # characters of an error that others are told
 
 
 class RollCall:
@@ -43,6 +44,7 @@ class RollCall:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
+        self._parts: list[dist.ProcessGroup] = []
         self._named: CommError | None = None
         self._store: Any = None
         if len(self._ranks) == 1 or "gloo" not in str(dist.get_backend_config(group)):
@@ -52,6 +54,37 @@ class RollCall:
         dist.broadcast(word, self._ranks[0], group=group)
         store = dist.distributed_c10d._get_default_store()
         self._store = PrefixStore(f"pyg_scale/roll/{int(word)}", store)
+
+    def include(self, part: dist.ProcessGroup) -> None:
+        """Explain errors of a smaller group of these ranks, too: waits in it end with the others.
+
+        Args:
+            part: A group that this rank is in.
+        """
+        self._parts.append(part)
+
+    def leave_word(self, error: Exception) -> None:
+        """End the exchanges of all ranks for an error of this one: the others will name both.
+
+        Args:
+            error: The reason; ranks that have named another before keep that.
+        """
+        if self._store is None or self._named is not None:
+            return
+        alive = self._look()[1]
+        text = f"{type(error).__name__}: {error}"
+        word = {"late": 0.0, "ended": [], "raised": text[:_LONGEST]}
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            within(_STORE_SECONDS, self._store.set, f"word/{self._group.rank()}", json.dumps(word))
+        _break(alive)
+
+    def _look(self) -> tuple[list[int], list[Any]]:
+        """See :func:`look`; the receives are also those of smaller groups."""
+        ended, alive = look(self._group, self._others())
+        for part in self._parts:
+            others = [rank for rank in range(part.size()) if rank != part.rank()]
+            alive += look(part, others)[1]
+        return ended, alive
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -74,7 +107,7 @@ class RollCall:
     def _ask(self, late: bool, said: str) -> CommError:
         seconds = self._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         own, others = self._group.rank(), self._others()
-        ended, alive = look(self._group, others)
+        ended, alive = self._look()
         word = {"late": seconds if late else 0.0, "ended": [] if late else ended}
         why = f"(rank {self._ranks[own]} got from gloo: {said})"
         try:
@@ -86,6 +119,9 @@ class RollCall:
                 f"the connection to {which} ended, and the store in which all met, that of "
                 f"rank 0 or of the launcher, is gone {why}"
             )
+        for rank, each in sorted(words.items()):
+            if raised := each.get("raised"):
+                return CommError(f"rank {self._ranks[rank]} failed: {raised}")
         silent = [rank for rank in others if rank not in words]
         limit = max(each["late"] for each in words.values())
         if not limit:
@@ -116,6 +152,8 @@ class RollCall:
         _break(alive)
         words, deadline = {own: word}, time.monotonic() + _GRACE
         while time.monotonic() < deadline and len(words) < self._group.size():
+            if any("raised" in each for each in words.values()):
+                break
             for rank in self._others():
                 if rank not in words and store.check([f"word/{rank}"]):
                     words[rank] = json.loads(store.get(f"word/{rank}"))

@@ -1,4 +1,4 @@
-"""Gradients of `ddp` that are sent in fewer bytes: the largest entries, half precision, low rank.
+"""Gradients that are sent in fewer bytes: the largest entries, half precision, low rank.
 
 A rank brings its gradient of the mean over the seeds of all ranks: the sum over its own seeds,
 divided by the number of all before anything is rounded or left out. Ranks add these up. What a
@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
@@ -31,6 +30,62 @@ class Compression(ABC):
         Args:
             group: The ranks.
         """
+
+
+class Bucket(Protocol):
+    """Gradients that are sent together; torch's ``GradBucket`` is one."""
+
+    def index(self) -> int:
+        """The number of the bucket in a step."""
+        ...
+
+    def buffer(self) -> Tensor:
+        """All gradients in a row, ``[n]``."""
+        ...
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in the order of their gradients."""
+        ...
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients, with the shapes of the parameters; views of the buffer."""
+        ...
+
+    def is_last(self) -> bool:
+        """True for the last bucket of a step."""
+        ...
+
+
+class Flat:
+    """A bucket of gradients that nobody else has put together.
+
+    Args:
+        buffer: ``[n]``.
+        parameters: See :class:`Bucket`.
+        number: The number of the bucket in a step.
+        last: True for the last one of a step.
+    """
+
+    def __init__(self, buffer: Tensor, parameters: list[Any], number: int, last: bool) -> None:
+        self._buffer, self._parameters = buffer, parameters
+        self._number, self._last = number, last
+
+    def index(self) -> int:
+        """See :class:`Bucket`, as of all others."""
+        return self._number
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[Tensor]:
+        return self._parameters
+
+    def gradients(self) -> list[Tensor]:
+        parts = self._buffer.split([each.numel() for each in self._parameters])
+        return [part.view_as(each) for part, each in zip(parts, self._parameters, strict=True)]
+
+    def is_last(self) -> bool:
+        return self._last
 
 
 class _Sent(NamedTuple):
@@ -60,7 +115,7 @@ class Compressor(ABC):
         self._sent: list[_Sent] = []
 
     @abstractmethod
-    def reduce(self, bucket: GradBucket) -> Future[Any]:
+    def reduce(self, bucket: Bucket) -> Future[Any]:
         """Begin to make a bucket the sum over ranks of what each sends of it, in place.
 
         Args:
@@ -94,7 +149,7 @@ class Compressor(ABC):
         self.keep(whole)
         return None if whole else self._blame(sent, names)
 
-    def _note(self, bucket: GradBucket, values: Tensor) -> None:
+    def _note(self, bucket: Bucket, values: Tensor) -> None:
         """Remember what is about to be sent of a bucket."""
         wrong = values.isfinite().logical_not_()
         first = wrong.to(torch.uint8).argmax()
@@ -165,7 +220,7 @@ class _TopK(Compressor):
         self._left: dict[int, Tensor] = {}
         self._next: dict[int, Tensor] = {}
 
-    def reduce(self, bucket: GradBucket) -> Future[Any]:
+    def reduce(self, bucket: Bucket) -> Future[Any]:
         index, buffer = bucket.index(), bucket.buffer()
         if index in self._left:
             buffer.add_(self._left[index])
@@ -230,7 +285,7 @@ class _Half(Compressor):
         super().__init__(group)
         self._dtype = dtype
 
-    def reduce(self, bucket: GradBucket) -> Future[Any]:
+    def reduce(self, bucket: Bucket) -> Future[Any]:
         buffer = bucket.buffer()
         rounded = buffer.to(self._dtype)
         self._note(bucket, rounded)
@@ -281,7 +336,7 @@ class _PowerSGD(Compressor):
         self._state = PowerSGDState(group, **options)
         self._before: dict[int, Tensor] = {}
 
-    def reduce(self, bucket: GradBucket) -> Future[Any]:
+    def reduce(self, bucket: Bucket) -> Future[Any]:
         buffer = bucket.buffer()
         self._note(bucket, buffer)
         if bucket.index() == 0:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops
 
-from pyg_scale.parallel.base import GraphParallel
-from pyg_scale.parallel.graph_module import GraphModule, tensors_of
-from pyg_scale.parallel.layers import GraphLayers, check_module, ends_of
-from pyg_scale.parallel.peers import Peers
-from pyg_scale.parallel.shard import Shard, share, whole_edges
+from pyg_scale.parallel.compression import Compressor
+from pyg_scale.parallel.exchange import HaloExchange
+from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
+from pyg_scale.parallel.layers import HaloLayers, ends_of
+from pyg_scale.parallel.peers import Alone, Peers
+from pyg_scale.parallel.shard import Shard, share, sizes_of, slice_of
 
 BY_CHANNEL: tuple[Any, ...] = (
     pyg.APPNP,
@@ -51,63 +51,67 @@ BY_HEAD: tuple[Any, ...] = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)
 _AGGREGATIONS = ("add", "sum", "mean", "max", "min", "mul")
 
 
-class FeatureParallel(GraphParallel):
+class FeatureParallel(SharedGraph):
     """Trains on the full graph: ranks aggregate a slice of channels of all nodes each.
 
     It is exact. Layers must aggregate each channel for itself, or attend with a number of heads
-    that the ranks divide. All ranks must be able to read all parts of the graph directory.
+    that the ranks divide. All ranks must be able to read all parts of the graph directory, and own
+    equal numbers of nodes, whatever the parts.
     """
 
-    def wrap(
+    def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
+        super().check(module, peers, mesh)
+        check_channels(module, peers.size)
+
+    def divided(
         self,
         module: nn.Module,
-        group: Any = None,
-        *,
-        graph: Any = None,
-        inputs: Sequence[str] | None = None,
-        mesh: Any = None,
+        peers: Peers,
+        graph: Any,
+        inputs: Sequence[str] | None,
+        mesh: Any,
     ) -> FeatureModule:
-        """Wrap a module; see :meth:`GraphParallel.wrap`.
-
-        Raises:
-            RuntimeError: If ``torch.distributed`` was not initialised.
-            TypeError: If ``graph`` is not an opened graph, or a mesh is given.
-            ValueError: If the module has a layer that needs all channels of an edge, or the graph
-                does not suit it or the ranks. The same on all ranks.
-            CommError: If a rank is gone or late; names it.
-        """
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        peers = Peers(group, device)
+        alone = Alone(peers.device)
         with peers.together():
-            if mesh is not None:
-                raise TypeError("'feature' divides one dimension: give it group= and not mesh=")
-            check_module(module)
-            check_channels(module, peers.size)
-        own = share(graph, peers)
-        whole, sizes = whole_edges(own, peers)
-        return FeatureModule(module, _Both(own, whole), peers, inputs, sizes)
-
-
-class _Both(Shard):
-    """Own nodes, and the edges of all."""
-
-    def __init__(self, own: Shard, whole: Shard) -> None:
-        super().__init__(own.directory, own.parts, own.halos, whole.edges, whole.edge_ids)
-        self._whole = whole
-
-    def of_edges(self, edge_type: Any, name: str) -> Tensor:
-        return self._whole.of_edges(edge_type, name)
+            shard = share(graph, alone)
+        exchange = HaloExchange(shard.halos, alone)
+        return FeatureModule(module, shard, peers, inputs, exchange, peers)
 
 
 class FeatureModule(GraphModule):
-    """A module whose layers aggregate a slice of channels on each rank."""
+    """A module whose layers aggregate a slice of channels on each rank of a group.
+
+    Args:
+        module: See :class:`GraphModule`.
+        shard: The share of the ranks of ``columns`` together.
+        peers: All ranks.
+        inputs: See :class:`GraphModule`.
+        exchange: The exchange of halo rows with ranks that have the same channels.
+        columns: The ranks that divide channels.
+        compressor: See :class:`GraphModule`.
+    """
 
     def __init__(
-        self, module: nn.Module, shard: Shard, peers: Peers, inputs: Any, sizes: list[int]
+        self,
+        module: nn.Module,
+        shard: Shard,
+        peers: Peers,
+        inputs: Sequence[str] | None,
+        exchange: HaloExchange,
+        columns: Peers,
+        compressor: Compressor | None = None,
     ) -> None:
-        super().__init__(module, shard, peers, inputs)
+        with peers.together():
+            shard, sizes = slice_of(shard, columns)
+        super().__init__(module, shard, peers, inputs, compressor)
         constant = [tensor for value in self.inputs.values() for tensor in tensors_of(value)]
-        self._layers = FeatureLayers(module, peers, constant, sizes)
+        self._exchange = exchange
+        self._layers = FeatureLayers(module, shard, exchange, columns, peers, sizes, constant)
+
+    def forward(self, **replaced: Any) -> Any:
+        """See :meth:`GraphModule.forward`."""
+        self._exchange.begin(self.training)
+        return super().forward(**replaced)
 
     def attached(self) -> AbstractContextManager[Any]:
         """The context in which the layers of the module are those of the whole graph."""
@@ -139,64 +143,85 @@ def _reason(layer: Any, size: int) -> str:
     return "" if known else f"has aggr={layer.aggr!r}, which 'halo' takes"
 
 
-class FeatureLayers(GraphLayers):
-    """Layers that follow edges for a slice of channels of all nodes.
+class FeatureLayers(HaloLayers):
+    """Layers that follow edges for a slice of channels of the nodes of several ranks.
 
     Args:
         module: See :class:`GraphLayers`.
-        peers: The ranks.
+        shard: The share of the ranks of ``columns`` together.
+        exchange: The exchange of halo rows with ranks that have the same channels.
+        columns: The ranks that divide channels.
+        peers: All ranks.
+        sizes: Number of own nodes of each rank of ``columns``.
         constant: See :class:`GraphLayers`.
-        sizes: Number of own nodes of each rank.
     """
 
     def __init__(
-        self, module: nn.Module, peers: Peers, constant: Sequence[Tensor], sizes: list[int]
+        self,
+        module: nn.Module,
+        shard: Shard,
+        exchange: HaloExchange,
+        columns: Peers,
+        peers: Peers,
+        sizes: list[int],
+        constant: Sequence[Tensor],
     ) -> None:
-        super().__init__(module, peers, constant)
-        self._sizes, self._total = sizes, sum(sizes)
-        self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
+        super().__init__(module, shard, exchange, peers, constant)
+        self._columns, self._sizes, self._total = columns, sizes, sum(sizes)
         self._channels = 0
-        self._kept: dict[int, Tensor] = {}
+        self._as_columns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def before_propagate(
         self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
     ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
-        kwargs = self._columns(layer, kwargs, layer._user_args)
+        kwargs = self._sliced(layer, kwargs, layer._user_args)
         if isinstance(layer, pyg.TransformerConv):  # its messages have the heads of this rank
-            layer.heads //= self.peers.size
-        return edge_index, (self._total, self._total), kwargs
+            layer.heads //= self._columns.size
+        return super().before_propagate(layer, edge_index, kwargs)
 
     def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return self._columns(layer, kwargs, layer._edge_user_args)
+        kwargs = self._sliced(layer, kwargs, layer._edge_user_args)
+        return super().before_edge_updater(layer, kwargs)
 
     def after_propagate(self, layer: Any, out: Any) -> Any:
         if isinstance(layer, pyg.TransformerConv):
-            layer.heads *= self.peers.size
-        if self.peers.size == 1:
+            layer.heads *= self._columns.size
+        if self._columns.size == 1:
             return out
         dim, axis = layer.node_dim % out.dim(), self._axis(layer, out)
         rows = out.movedim((dim, axis), (0, -1))
-        plan = _Plan(self._sizes, _widths(self._channels, self.peers.size), self.peers)
-        (found,) = _Transpose.apply(plan, False, rows)
+        (found,) = _Transpose.apply(self._plan(self._channels), False, rows)
         return found.movedim((0, -1), (dim, axis)).contiguous()
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
-        return {"gcn_norm": self._gcn_norm, "add_self_loops": self._add_self_loops}
+        return {**super().replacements(), "add_self_loops": self._add_self_loops}
 
     def attributes(self, layer: Any) -> dict[str, Any]:
         if isinstance(layer, pyg.TransformerConv):
             return {"heads": layer.heads}  # and again after an error in its messages
         if isinstance(layer, pyg.GATv2Conv):  # the only weights that are used on edges
-            return {"att": layer.att.tensor_split(self.peers.size, dim=1)[self.peers.rank]}
+            return {"att": layer.att.tensor_split(self._columns.size, dim=1)[self._columns.rank]}
         return {}
+
+    def _leave(self, layer: Any, args: Any, out: Any) -> None:
+        super()._leave(layer, args, out)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep the columns of constant tensors only."""
+        kept = {k: each for k, each in self._as_columns.items() if self.is_constant(each[0])}
+        self._as_columns = kept
 
     def _axis(self, layer: Any, tensor: Tensor) -> int:
         """The axis of a tensor that is divided: heads, or channels."""
         return 1 if isinstance(layer, BY_HEAD) else tensor.dim() - 1
 
-    def _columns(self, layer: Any, kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """The arguments as slices of channels of all nodes."""
-        if self.peers.size == 1:
+    def _plan(self, channels: int) -> _Plan:
+        return _Plan(self._sizes, sizes_of(channels, self._columns.size), self._columns)
+
+    def _sliced(self, layer: Any, kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """The arguments as slices of channels of all nodes of the ranks of ``columns``."""
+        if self._columns.size == 1:
             return kwargs
         needed: list[tuple[str, int, Tensor]] = []
         for end, place in (("_j", 0), ("_i", 1)):
@@ -206,13 +231,19 @@ class FeatureLayers(GraphLayers):
                 if isinstance(value, Tensor):
                     needed.append((name, place, value))
         given = {id(value): value for _, _, value in needed}
-        found = {key: self._kept[key] for key in given if key in self._kept}
+        found = {
+            key: self._as_columns[key, value._version][1]
+            for key, value in given.items()
+            if (key, value._version) in self._as_columns
+        }
         missing = [value for key, value in given.items() if key not in found]
         if missing:
+            self._forget()
             for value, whole in zip(missing, self._transposed(layer, missing), strict=True):
                 found[id(value)] = whole
+                self._as_columns[id(value), value._version] = (value, whole)
                 if self.is_constant(value):
-                    self._kept[id(value)] = whole
+                    self.add_constant(whole)
         pairs: dict[str, list[Any]] = {}
         for name, place, value in needed:
             pairs.setdefault(name, [None, None])[place] = found[id(value)]
@@ -225,37 +256,13 @@ class FeatureLayers(GraphLayers):
             dim, axis = layer.node_dim % value.dim(), self._axis(layer, value)
             rows.append(value.movedim((dim, axis), (0, -1)))
             back.append((dim, axis))
-        widths = _widths(rows[0].size(-1), self.peers.size)
-        plan = _Plan(self._sizes, widths, self.peers)
-        found = _Transpose.apply(plan, True, *rows)
+        found = _Transpose.apply(self._plan(rows[0].size(-1)), True, *rows)
         return [
             each.movedim((0, -1), to).contiguous() for each, to in zip(found, back, strict=True)
         ]
 
-    def _gcn_norm(
-        self,
-        edge_index: Tensor,
-        weight: Any = None,
-        num_nodes: Any = None,
-        *args: Any,
-        **kw: Any,
-    ) -> Any:
-        key = (id(edge_index), args, tuple(kw.items()))
-        keeps = self.is_constant(edge_index) and weight is None
-        if keeps and key in self._norms:
-            return self._norms[key]
-        found = gcn_norm(edge_index, weight, self._total, *args, **kw)
-        if keeps:
-            self._norms[key] = found
-        return found
-
     def _add_self_loops(self, edge_index: Tensor, edge_attr: Any = None, **kwargs: Any) -> Any:
         return add_self_loops(edge_index, edge_attr, **{**kwargs, "num_nodes": self._total})
-
-
-def _widths(channels: int, size: int) -> list[int]:
-    """The number of channels of each rank."""
-    return [channels // size + (rank < channels % size) for rank in range(size)]
 
 
 class _Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,9 +11,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_scale.parallel.base import differentiating
+from pyg_scale.parallel.base import GraphParallel, differentiating
+from pyg_scale.parallel.compression import Compressor, Flat
+from pyg_scale.parallel.layers import check_module
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard
+
+
+class SharedGraph(GraphParallel):
+    """A method whose ranks meet, agree on the module and the options, and take their shares."""
+
+    def wrap(
+        self,
+        module: nn.Module,
+        group: Any = None,
+        *,
+        graph: Any = None,
+        inputs: Sequence[str] | None = None,
+        mesh: Any = None,
+    ) -> GraphModule:
+        """Wrap a module; see :meth:`GraphParallel.wrap`.
+
+        Raises:
+            RuntimeError: If ``torch.distributed`` was not initialised.
+            TypeError: If ``graph`` is not an opened graph, or ``mesh`` is of no use.
+            ValueError: If the module has layers that the method cannot divide, the graph does not
+                suit it or the ranks, or ranks have different options. The same on all ranks.
+            CommError: If a rank is gone or late; names it.
+        """
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        peers = Peers(group, device)
+        with peers.together():
+            self.check(module, peers, mesh)
+        said = peers.gather(self.options())
+        if any(each != said[0] for each in said):
+            raise ValueError(f"ranks have different options: {said}")
+        return self.divided(module, peers, graph, inputs, mesh)
+
+    def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
+        """Refuse what the method cannot do. No collective may be called.
+
+        Raises:
+            TypeError: If ``mesh`` is of no use.
+            ValueError: If the module has layers that the method cannot divide.
+        """
+        if mesh is not None:
+            raise TypeError(
+                f"{type(self).__name__} divides one dimension: give it group= and not mesh=, or "
+                "use 'mesh'"
+            )
+        check_module(module)
+
+    def options(self) -> list[Any]:
+        """The options, which all ranks must have in common, as JSON knows them."""
+        return []
+
+    @abstractmethod
+    def divided(
+        self,
+        module: nn.Module,
+        peers: Peers,
+        graph: Any,
+        inputs: Sequence[str] | None,
+        mesh: Any,
+    ) -> GraphModule:
+        """The wrapped module, of a module that :meth:`check` has accepted on every rank."""
 
 
 class GraphModule(nn.Module):
@@ -23,17 +86,24 @@ class GraphModule(nn.Module):
         shard: The share of this rank.
         peers: The ranks.
         inputs: See :meth:`~pyg_scale.parallel.GraphParallel.wrap`.
+        compressor: Adds up gradients instead of an all-reduce.
 
     Raises:
         ValueError: If the graph has no such input. The same on all ranks.
     """
 
     def __init__(
-        self, module: nn.Module, shard: Shard, peers: Peers, inputs: Sequence[str] | None
+        self,
+        module: nn.Module,
+        shard: Shard,
+        peers: Peers,
+        inputs: Sequence[str] | None,
+        compressor: Compressor | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.shard, self.peers = shard, peers
+        self._compressor = compressor
         default = ("x_dict", "edge_index_dict") if shard.is_hetero else ("x", "edge_index")
         with peers.together():
             names = default if inputs is None else tuple(inputs)
@@ -46,7 +116,7 @@ class GraphModule(nn.Module):
     @property
     def own_nodes(self) -> Any:
         """The original ids of this rank's nodes; see the contract."""
-        ids = {node_type: halo.own_ids for node_type, halo in self.shard.halos.items()}
+        ids = self.shard.own_ids
         return ids if self.shard.is_hetero else ids[None]
 
     def attached(self) -> AbstractContextManager[Any]:
@@ -71,7 +141,7 @@ class GraphModule(nn.Module):
                     f"{name} is not one of the inputs {', '.join(self.inputs)}: see wrap(inputs=)"
                 )
             _check_rows(name, value, self.inputs[name])
-        with self.attached():
+        with self.peers.announced(), self.attached():
             return self.module(*values.values())
 
     def backward(self, loss: Tensor, num_seeds: int) -> None:
@@ -97,7 +167,7 @@ class GraphModule(nn.Module):
                 "gradients of an earlier step are still there: call optimizer.zero_grad() first; "
                 "to add up gradients of several steps use no_sync()"
             )
-        with self.attached(), differentiating(self):
+        with self.peers.announced(), self.attached(), differentiating(self):
             (loss * num_seeds).backward()
         self._seeds = (self._seeds or 0) + num_seeds
         if self._exchanges:
@@ -112,14 +182,36 @@ class GraphModule(nn.Module):
         total, *anywhere = self.peers.sum(counts).tolist()
         self.all_seeds = max(1.0, total)
         self._seeds = None
-        trained = [p for p, n in zip(trained, anywhere, strict=True) if n]
-        for dtype in dict.fromkeys(p.dtype for p in trained):
-            some = [p for p in trained if p.dtype == dtype]
-            own = [torch.zeros_like(p) if p.grad is None else p.grad for p in some]
-            flat = self.peers.sum(torch.cat([grad.reshape(-1) for grad in own]))
-            flat = flat.div_(self.all_seeds)
-            for p, grad in zip(some, flat.split([p.numel() for p in some]), strict=True):
-                p.grad = grad.view_as(p).clone()
+        by_dtype = dict.fromkeys(p.dtype for p in trained)
+        for number, dtype in enumerate(by_dtype):
+            some = [(p, n) for p, n in zip(trained, anywhere, strict=True) if p.dtype == dtype]
+            if self._compressor is None:  # which must find the same entries at the same places
+                some = [(p, n) for p, n in some if n]
+            if not some:
+                continue
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p, _ in some]
+            flat = torch.cat([grad.reshape(-1) for grad in parts])
+            if self._compressor is None:
+                self.peers.sum(flat).div_(self.all_seeds)
+            else:
+                last = number == len(by_dtype) - 1
+                bucket = Flat(flat.div_(self.all_seeds), [p for p, _ in some], number, last)
+                with self.peers.explained():
+                    self._compressor.reduce(bucket).wait()
+            for (p, n), grad in zip(some, flat.split([p.numel() for p, _ in some]), strict=True):
+                if n or bool(grad.any()):  # what was left out before may come now
+                    p.grad = grad.view_as(p).clone()
+        if self._compressor is not None:
+            names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+            with self.peers.explained():
+                error = self._compressor.finish(names)
+            if error is not None:
+                raise error
+
+    @property
+    def rank_state(self) -> Compressor | None:
+        """See :class:`~pyg_scale.parallel.base.HasRankState`: what this rank has not sent."""
+        return self._compressor
 
     def join(self, *steps: Any) -> AbstractContextManager[Any]:
         """An empty context: all ranks make the same number of steps.

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import nn
 from torch_geometric.nn.conv import MessagePassing
 
-from pyg_scale.parallel.base import GraphParallel
+from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange, Wire
-from pyg_scale.parallel.graph_module import GraphModule, tensors_of
+from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
 from pyg_scale.parallel.inexact import (
     BITS,
     LINEAR,
@@ -28,12 +27,12 @@ from pyg_scale.parallel.inexact import (
     SampledExchange,
     StaleExchange,
 )
-from pyg_scale.parallel.layers import HaloLayers, check_module
+from pyg_scale.parallel.layers import HaloLayers
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard, share
 
 
-class HaloParallel(GraphParallel):
+class HaloParallel(SharedGraph):
     """Trains on the full graph, each rank on the parts that it owns.
 
     Without options it is exact. Each option trades that for fewer bytes or for time in training;
@@ -78,40 +77,27 @@ class HaloParallel(GraphParallel):
         self.quantize, self.seed = quantize, seed
         self.exact = boundary_sample == 1 and not stale and quantize is None
 
-    def wrap(
+    def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
+        super().check(module, peers, mesh)
+        if self.boundary_sample < 1:
+            _check_linear(module)
+
+    def options(self) -> list[Any]:
+        return [self.boundary_sample, self.stale, self.smoothing, self.quantize, self.seed]
+
+    def divided(
         self,
         module: nn.Module,
-        group: Any = None,
-        *,
-        graph: Any = None,
-        inputs: Sequence[str] | None = None,
-        mesh: Any = None,
-    ) -> HaloModule:
-        """Wrap a module; see :meth:`GraphParallel.wrap`.
-
-        Raises:
-            RuntimeError: If ``torch.distributed`` was not initialised.
-            TypeError: If ``graph`` is not an opened graph, or a mesh is given.
-            ValueError: If the module has layers that look at all nodes, or the graph does not suit
-                it or the ranks. The same on all ranks.
-            CommError: If a rank is gone or late; names it.
-        """
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        peers = Peers(group, device)
-        with peers.together():
-            if mesh is not None:
-                raise TypeError("'halo' divides one dimension: give it group= and not mesh=")
-            check_module(module)
-            if self.boundary_sample < 1:
-                _check_linear(module)
-        options = [self.boundary_sample, self.stale, self.smoothing, self.quantize, self.seed]
-        said = peers.gather(options)
-        if any(each != said[0] for each in said):
-            raise ValueError(f"ranks have different options: {said}")
+        peers: Peers,
+        graph: Any,
+        inputs: Sequence[str] | None,
+        mesh: Any,
+    ) -> GraphModule:
         shard = share(graph, peers)
-        return HaloModule(module, shard, peers, inputs, self._exchange(shard, peers))
+        return HaloModule(module, shard, peers, inputs, self.exchange(shard, peers))
 
-    def _exchange(self, shard: Shard, peers: Peers) -> HaloExchange:
+    def exchange(self, shard: Shard, peers: Peers) -> HaloExchange:
+        """The exchange of halo rows that the options say, among ranks that share a graph."""
         if self.boundary_sample < 1:
             return SampledExchange(shard.halos, peers, self.boundary_sample, self.seed)
         wire = Wire(peers) if self.quantize is None else Quantized(peers, self.quantize, self.seed)
@@ -123,12 +109,27 @@ class HaloParallel(GraphParallel):
 
 
 class HaloModule(GraphModule):
-    """A module whose layers exchange halo rows."""
+    """A module whose layers exchange halo rows.
+
+    Args:
+        module: See :class:`GraphModule`.
+        shard: The share of this rank.
+        peers: All ranks.
+        inputs: See :class:`GraphModule`.
+        exchange: The exchange of halo rows.
+        compressor: See :class:`GraphModule`.
+    """
 
     def __init__(
-        self, module: nn.Module, shard: Shard, peers: Peers, inputs: Any, exchange: HaloExchange
+        self,
+        module: nn.Module,
+        shard: Shard,
+        peers: Peers,
+        inputs: Sequence[str] | None,
+        exchange: HaloExchange,
+        compressor: Compressor | None = None,
     ) -> None:
-        super().__init__(module, shard, peers, inputs)
+        super().__init__(module, shard, peers, inputs, compressor)
         constant = [tensor for value in self.inputs.values() for tensor in tensors_of(value)]
         self._exchange = exchange
         self._layers = HaloLayers(module, shard, exchange, peers, constant)

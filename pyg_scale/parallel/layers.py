@@ -226,6 +226,10 @@ class GraphLayers(ABC):
         known = self._constant.get(id(tensor))
         return known is not None and known[1] == tensor._version and not tensor.requires_grad
 
+    def add_constant(self, tensor: Tensor) -> None:
+        """Declare that a tensor never changes; it is kept."""
+        self._constant[id(tensor)] = (tensor, tensor._version)
+
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Within it, the layers compute what they would on the whole graph."""

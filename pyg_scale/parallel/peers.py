@@ -28,13 +28,14 @@ class Peers:
     Args:
         group: A process group of ``torch.distributed``; all ranks if ``None``.
         device: The device of the model.
+        whole: The ranks of which these are some: an error then ends the waits of all of them.
 
     Raises:
         RuntimeError: If the ranks have not met.
         TypeError: If ``group`` is no process group.
     """
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device, whole: Peers | None = None) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "the ranks have not met: call pyg_scale.distributed.init() first, or torch's "
@@ -49,7 +50,26 @@ class Peers:
         self.group: dist.ProcessGroup = group
         self.rank, self.size = group.rank(), group.size()
         self.device = device
-        self._roll_call = RollCall(group)
+        if whole is None:
+            self._roll_call = RollCall(group)
+        else:
+            self._roll_call = whole._roll_call
+            self._roll_call.include(group)
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Within it, an error of this rank ends the waits of the others, which name both.
+
+        Raises:
+            Exception: Of this rank, as it is.
+        """
+        try:
+            yield
+        except CommError:
+            raise
+        except Exception as error:
+            self._roll_call.leave_word(error)
+            raise
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -87,6 +107,9 @@ class Peers:
         Raises:
             CommError: If a rank is gone or late; names it. Also raised by the function.
         """
+        if self.size == 1:
+            received.copy_(sent)
+            return lambda *_: None
         with self.explained():
             work = dist.all_to_all_single(
                 received, sent, num_received, num_sent, group=self.group, async_op=later
@@ -173,3 +196,14 @@ class Peers:
                 raise error
             kind, text = said
             raise _RAISED.get(kind, ValueError)(f"rank {rank}: {text}")
+
+
+class Alone(Peers):
+    """This rank and no other: nothing is sent.
+
+    Args:
+        device: The device of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size, self.device = 0, 1, device

@@ -8,7 +8,7 @@ that of the whole graph once the halo has the rows of its owners.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ class Shard:
         halos: The nodes of each type.
         edges: By edge type ``int64`` ``[2, num_edges]``, local numbers, grouped by destination.
         edge_ids: By edge type the original ids ``int64`` ``[num_edges]``.
+        own: The own nodes of this rank among those of the parts; all of them, but where several
+            ranks share the same parts.
     """
 
     directory: GraphDirectory
@@ -60,12 +62,18 @@ class Shard:
     halos: dict[NodeType, Halo]
     edges: dict[EdgeType, Tensor]
     edge_ids: dict[EdgeType, Tensor]
+    own: slice = field(default_factory=lambda: slice(None))
     _rows: dict[EdgeType, Tensor] = field(default_factory=dict)
 
     @property
     def is_hetero(self) -> bool:
         """True if nodes have types."""
         return self.directory.meta.is_hetero
+
+    @property
+    def own_ids(self) -> dict[NodeType, Tensor]:
+        """The original ids ``int64`` ``[num_own]`` of the own nodes of this rank, by type."""
+        return {node_type: halo.own_ids[self.own] for node_type, halo in self.halos.items()}
 
     def input(self, name: str) -> Any:
         """An attribute of the graph for own nodes or their in-edges, or a dictionary by type.
@@ -104,7 +112,12 @@ class Shard:
 
     def _of_nodes(self, node_type: NodeType, name: str) -> Tensor:
         parts = [self.directory.part(part).node_attribute(node_type, name) for part in self.parts]
-        return torch.cat(parts)
+        first, last, _ = self.own.indices(sum(part.size(0) for part in parts))
+        found, begin = [], 0
+        for part in parts:
+            found.append(part[max(0, first - begin) : max(0, last - begin)])
+            begin += part.size(0)
+        return torch.cat(found)
 
     def of_edges(self, edge_type: EdgeType, name: str) -> Tensor:
         """An attribute ``[num_edges, ...]`` of the edges of a type."""
@@ -177,49 +190,41 @@ def share(graph: Any, peers: Peers) -> Shard:
             edges[edge_type], edge_ids[edge_type] = _edges(
                 directory, edge_type, parts, owner, peers.rank, halos[src], src, dst
             )
+            edges[edge_type] = edges[edge_type].to(peers.device)
     return Shard(directory, parts, halos, edges, edge_ids)
 
 
-def whole_edges(shard: Shard, peers: Peers) -> tuple[Shard, list[int]]:
-    """All edges of a homogeneous graph, for methods in which every rank has them. Every rank calls.
+def sizes_of(number: int, size: int) -> list[int]:
+    """The sizes of ``size`` shares of ``number`` things in a row, which differ by 1 at most."""
+    return [number // size + (rank < number % size) for rank in range(size)]
 
-    Nodes are numbered by rank: the own nodes of rank 0 come first, in the order of its parts.
+
+def slice_of(shard: Shard, peers: Peers) -> tuple[Shard, list[int]]:
+    """A share of which each of several ranks owns a slice of nodes, and all have the edges.
 
     Args:
-        shard: The share of this rank.
+        shard: The share of all of them, which has no types of nodes.
         peers: The ranks.
 
     Returns:
-        A share with all parts, and the number of own nodes of each rank.
+        The share with the slice of this rank, and the sizes of all slices.
 
     Raises:
-        ValueError: If a rank cannot read all parts, or nodes have types. The same on all ranks.
+        ValueError: If nodes have types, or ranks have other parts. The same on all ranks.
         CommError: If a rank is gone or late; names it.
     """
-    directory = shard.directory
+    others = peers.gather(shard.parts)
     with peers.together():
         if shard.is_hetero:
             raise ValueError("nodes have types, for which there is 'halo' only")
-        missing = sorted(set(range(directory.meta.num_parts)) - set(directory.parts))
-        if missing:
+        if any(parts != others[0] for parts in others):
             raise ValueError(
-                f"every rank needs the edges of all parts, and {directory.path} has no part "
-                f"{', '.join(map(str, missing))}: copy them, or use 'halo'"
+                f"ranks that share parts of {shard.directory.path} can read different ones: copy "
+                f"the same parts to the machines of these ranks (they would take {others})"
             )
-    found = peers.gather([shard.parts, shard.halos[None].num_own])
-    order = [part for parts, _ in found for part in parts]
-    book = directory.books[None]
-    ids = torch.cat([book.nodes_of(part) for part in order])
-    nobody = torch.empty(0, dtype=torch.int64)
-    halo = Halo(ids.numel(), 0, nobody, [0] * peers.size, [0] * peers.size, ids, nobody)
-    edges, edge_ids = {}, {}
-    with peers.together():
-        for edge_type in directory.meta.edges:
-            owner = [0] * directory.meta.num_parts
-            edges[edge_type], edge_ids[edge_type] = _edges(
-                directory, edge_type, order, owner, 0, halo, None, None
-            )
-    return Shard(directory, order, {None: halo}, edges, edge_ids), [size for _, size in found]
+    sizes = sizes_of(shard.halos[None].num_own, peers.size)
+    begin = sum(sizes[: peers.rank])
+    return replace(shard, own=slice(begin, begin + sizes[peers.rank])), sizes
 
 
 def _directory(graph: Any) -> GraphDirectory:
@@ -243,7 +248,8 @@ def _owners(readable: Sequence[Sequence[int]], num_parts: int) -> list[int]:
     load, owner = [0] * len(readable), [0] * num_parts
     for part in sorted(range(num_parts), key=lambda p: (len(holders[p]), p)):
         if not holders[part]:
-            raise ValueError(f"no rank has part {part}: copy part-{part} to one of the machines")
+            who = "no rank has" if len(readable) > 1 else "this rank needs"
+            raise ValueError(f"{who} part {part}: copy part-{part} to its machine")
         owner[part] = min(holders[part], key=lambda r: (load[r], (r - part) % len(readable)))
         load[owner[part]] += 1
     return owner

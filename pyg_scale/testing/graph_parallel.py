@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch_geometric.data import Data
 
 import pyg_scale
@@ -25,6 +26,18 @@ LIMIT = 60.0
 
 CUTS = ("random", "empty", "apart", "untrained")
 """Ways in which the kit cuts its graph, into three parts or more."""
+
+
+class Mesh(NamedTuple):
+    """Dimensions of a ``DeviceMesh``: ``shapes[number of ranks]`` are their sizes."""
+
+    names: tuple[str, ...]
+    shapes: Mapping[int, tuple[int, ...]]
+
+    def made(self) -> DeviceMesh:
+        """The mesh of all ranks."""
+        shape = self.shapes[dist.get_world_size()]
+        return init_device_mesh("cpu", shape, mesh_dim_names=self.names)
 
 
 class Found(NamedTuple):
@@ -76,6 +89,9 @@ class GraphParallelTests:
     processes, so it must be possible to pickle it. The kit cuts a small graph in several ways.
 
     * ``world_sizes``: Possible numbers of ranks.
+    * ``one_part_each``: Whether every rank needs a part of its own.
+    * ``mesh``: The sizes of the dimensions of a ``DeviceMesh`` by number of ranks, and their names;
+      wrappers of one dimension get none. Every node must be one rank's own.
 
     Example::
 
@@ -86,6 +102,8 @@ class GraphParallelTests:
     """
 
     world_sizes: tuple[int, ...] = (1, 2, 3)
+    one_part_each: bool = True
+    mesh: Mesh | None = None
 
     @pytest.fixture
     def parallel(self) -> GraphParallel:
@@ -109,7 +127,7 @@ class GraphParallelTests:
         data, assignment, parts = cut(name)
         path = tmp_path / "parts"
         pyg_scale.partition(data, parts, path=path, assignment=assignment)
-        found = ranks.run(_train, parallel, str(path), world_size=size)
+        found = ranks.run(_train, parallel, str(path), self.mesh, world_size=size)
         owned = torch.cat([each.own_nodes for each in found])
         assert torch.equal(owned.sort().values, torch.arange(NODES)), "a node is no rank's or two's"
         for rank, each in enumerate(found):
@@ -139,6 +157,8 @@ class GraphParallelTests:
     def test_fewer_parts_than_ranks_are_refused_on_every_rank(
         self, parallel: GraphParallel, ranks: Any, tmp_path: Path
     ) -> None:
+        if not self.one_part_each:
+            pytest.skip("a rank needs no part of its own")
         data, assignment, _ = cut("random")
         size, path = max(self.world_sizes), tmp_path / "parts"
         pyg_scale.partition(data, size - 1, path=path, assignment=assignment % (size - 1))
@@ -176,10 +196,11 @@ def _net(seed: int) -> Net:
     return Net()
 
 
-def _train(parallel: GraphParallel, path: str) -> Found:
+def _train(parallel: GraphParallel, path: str, mesh: Mesh | None) -> Found:
     """Three steps on one of several ranks; each begins with different parameters."""
     with opened(path) as graph:
-        model = wrap(_net(dist.get_rank()), parallel, graph=graph)
+        made = None if mesh is None else mesh.made()
+        model = wrap(_net(dist.get_rank()), parallel, graph=graph, mesh=made)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         own = model.own_nodes
         trains = graph.train_mask[own]

@@ -12,7 +12,9 @@ from pyg_scale.parallel.feature import FeatureParallel
 from pyg_scale.parallel.federated import Federated
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.local_sgd import LocalSGD
+from pyg_scale.parallel.mesh import MeshParallel
 from pyg_scale.testing import GraphParallelTests, ParallelTests
+from pyg_scale.testing.graph_parallel import Mesh
 
 
 class TestDDP(ParallelTests):
@@ -66,6 +68,17 @@ class TestAsyncPS(ParallelTests):
 
 
 class TestFeature(GraphParallelTests):
+    one_part_each = False
+
     @pytest.fixture
     def parallel(self) -> FeatureParallel:
         return FeatureParallel()
+
+
+class TestMesh(GraphParallelTests):
+    one_part_each = False
+    mesh = Mesh(("partition", "feature"), {1: (1, 1), 2: (1, 2), 3: (3, 1)})
+
+    @pytest.fixture
+    def parallel(self) -> MeshParallel:
+        return MeshParallel()

@@ -11,11 +11,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale import parallel
 from pyg_scale.nn import accelerate
+from pyg_scale.parallel.mesh import DIMENSIONS
 from pyg_scale.testing.graph_parallel import cut, opened
 from pyg_scale.testing.parallel import CHANNELS, CLASSES, TOLERANCE
 
@@ -230,18 +232,24 @@ def train(
 
 
 def compare(
-    path: str, cut_name: str, names: list[str], method: str, accelerated: bool = False
+    path: str,
+    cut_name: str,
+    names: list[str],
+    method: Any,
+    accelerated: bool = False,
+    shape: tuple[int, ...] = (),
 ) -> dict[str, str]:
     """What differs on a rank from the whole graph, by model."""
     found = {}
     data, _, _ = graph(cut_name)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS) if shape else None
     with opened(path) as cut_graph:
         for name in names:
             model = build(name, dist.get_rank())
             if accelerated:
                 accelerate(model)
             inputs = inputs_of(name)
-            model = parallel.wrap(model, method, graph=cut_graph, inputs=inputs)
+            model = parallel.wrap(model, method, graph=cut_graph, inputs=inputs, mesh=mesh)
             own = model.own_nodes
             ours = train(model, model, data.y[own], data.train_mask[own])
             plain = build(name, 0)

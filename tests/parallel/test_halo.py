@@ -292,3 +292,43 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path, where: str) -> None:
         ranks.run(lose_rank_1, write(tmp_path, "random"), where)
     (error,) = raised.value.exceptions
     assert str(error) == "the process of rank 1 ended (-9)"
+
+
+class Picky(nn.Module):
+    """Fails on one rank, in a forward or a backward."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.conv, self.where = pyg.SAGEConv(CHANNELS, CLASSES).double(), where
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.conv(x, edge_index)
+        if dist.get_rank() == 2 and self.where == "forward":
+            raise KeyError("no such thing")
+        if dist.get_rank() == 2:
+            x.register_hook(lambda grad: grad.view(0))
+        return x
+
+
+def fail_alone(path: str, method: str, where: str) -> None:
+    with opened(path) as graph:
+        model = parallel.wrap(Picky(where), method, graph=graph)
+
+        def steps() -> None:
+            for _ in range(2):  # ranks meet at the latest in the second step
+                model.backward(model().square().mean(), 1)
+                model.zero_grad()
+
+        if dist.get_rank() == 2:
+            with pytest.raises((KeyError, RuntimeError)):
+                steps()
+        else:  # and not the time limit of the group
+            with pytest.raises(CommError, match=r"^rank 2 failed: (KeyError: 'no such|Runtime)"):
+                steps()
+
+
+@pytest.mark.parametrize(("method", "where"), [("halo", "forward"), ("feature", "backward")])
+def test_an_error_of_one_rank_ends_all_by_its_name(
+    tmp_path: Path, ranks: WaitingProcesses, method: str, where: str
+) -> None:
+    ranks.run(fail_alone, write(tmp_path, "random"), method, where, world_size=3)
