@@ -29,6 +29,7 @@ from pyg_scale.parallel.inexact import (
 )
 from pyg_scale.parallel.layers import HaloLayers
 from pyg_scale.parallel.peers import Peers
+from pyg_scale.parallel.remat import RematLayers, check_sequential
 from pyg_scale.parallel.shard import Shard, share
 
 
@@ -48,6 +49,10 @@ class HaloParallel(SharedGraph):
         quantize: ``"int8"`` or ``"bf16"``: fewer bits for each number, rounded at random; see
             :class:`~pyg_scale.parallel.inexact.Quantized`.
         seed: Seed of samples and of rounding.
+        remat: Whether to get the halo in blocks, one rank after the other, and again in the
+            backward pass: less memory, more messages, and exact. For layers that add up or average
+            messages, and ``GATConv``; goes with no other option. See
+            :mod:`~pyg_scale.parallel.remat`.
 
     Raises:
         ValueError: If an option is out of range, or does not go with another.
@@ -60,6 +65,7 @@ class HaloParallel(SharedGraph):
         smoothing: float = 0.0,
         quantize: str | None = None,
         seed: int = 0,
+        remat: bool = False,
     ) -> None:
         if not 0 < boundary_sample <= 1:
             raise ValueError(
@@ -73,6 +79,9 @@ class HaloParallel(SharedGraph):
             raise ValueError(f"quantize must be one of {', '.join(BITS)} (got {quantize!r})")
         if boundary_sample < 1 and (stale or quantize):
             raise ValueError("boundary_sample= goes neither with stale= nor with quantize=")
+        if remat and (boundary_sample < 1 or stale or quantize):
+            raise ValueError("remat=True goes with no other option")
+        self.remat = remat
         self.boundary_sample, self.stale, self.smoothing = boundary_sample, stale, smoothing
         self.quantize, self.seed = quantize, seed
         self.exact = boundary_sample == 1 and not stale and quantize is None
@@ -81,9 +90,12 @@ class HaloParallel(SharedGraph):
         super().check(module, peers, mesh)
         if self.boundary_sample < 1:
             _check_linear(module)
+        if self.remat:
+            check_sequential(module)
 
     def options(self) -> list[Any]:
-        return [self.boundary_sample, self.stale, self.smoothing, self.quantize, self.seed]
+        inexact = [self.boundary_sample, self.stale, self.smoothing, self.quantize, self.seed]
+        return [*inexact, self.remat]
 
     def divided(
         self,
@@ -94,7 +106,8 @@ class HaloParallel(SharedGraph):
         mesh: Any,
     ) -> GraphModule:
         shard = share(graph, peers)
-        return HaloModule(module, shard, peers, inputs, self.exchange(shard, peers))
+        exchange = self.exchange(shard, peers)
+        return HaloModule(module, shard, peers, inputs, exchange, remat=self.remat)
 
     def exchange(self, shard: Shard, peers: Peers) -> HaloExchange:
         """The exchange of halo rows that the options say, among ranks that share a graph."""
@@ -118,6 +131,7 @@ class HaloModule(GraphModule):
         inputs: See :class:`GraphModule`.
         exchange: The exchange of halo rows.
         compressor: See :class:`GraphModule`.
+        remat: Whether layers get the halo in blocks.
     """
 
     def __init__(
@@ -128,11 +142,13 @@ class HaloModule(GraphModule):
         inputs: Sequence[str] | None,
         exchange: HaloExchange,
         compressor: Compressor | None = None,
+        remat: bool = False,
     ) -> None:
         super().__init__(module, shard, peers, inputs, compressor)
         constant = [tensor for value in self.inputs.values() for tensor in tensors_of(value)]
         self._exchange = exchange
-        self._layers = HaloLayers(module, shard, exchange, peers, constant)
+        layers = RematLayers if remat else HaloLayers
+        self._layers = layers(module, shard, exchange, peers, constant)
 
     def forward(self, **replaced: Any) -> Any:
         """See :meth:`GraphModule.forward`."""

@@ -334,10 +334,13 @@ class HaloLayers(GraphLayers):
     # The layer #############################################################################
 
     def hooked(self, conv: MessagePassing) -> list[Any]:
+        return [*self.hooks_of_layer(conv), *super().hooked(conv)]
+
+    def hooks_of_layer(self, conv: MessagePassing) -> list[Any]:
+        """Handles of the hooks around the forward of a layer."""
         return [
             conv.register_forward_pre_hook(self._enter, with_kwargs=True),
             conv.register_forward_hook(self._leave, always_call=True),
-            *super().hooked(conv),
         ]
 
     def _enter(self, layer: Any, args: Any, kwargs: Any) -> None:
@@ -376,7 +379,17 @@ class HaloLayers(GraphLayers):
 
     def _extended(self, layer: Any, kwargs: dict[str, Any], names: list[str]) -> dict[str, Any]:
         """The arguments with the halo's rows where a source is looked at."""
-        kwargs = dict(kwargs)
+        kwargs, src = dict(kwargs), self._types[0]
+        pairs = self._sources(layer, kwargs, names)
+        whole = self._halo_of(src, [value for value, _ in pairs.values()], layer.node_dim)
+        for (name, (_, other)), found in zip(pairs.items(), whole, strict=True):
+            kwargs[name] = (found, other)
+        return kwargs
+
+    def _sources(
+        self, layer: Any, kwargs: dict[str, Any], names: list[str]
+    ) -> dict[str, tuple[Tensor, Any]]:
+        """The arguments that a layer looks at by the source of an edge: own rows of both ends."""
         src, dst = self._types
         pairs: dict[str, tuple[Tensor, Any]] = {}
         for name in ends_of(names, "_j"):
@@ -392,10 +405,7 @@ class HaloLayers(GraphLayers):
                     f"{type(layer).__name__}: {name} has {value.size(layer.node_dim)} rows for "
                     f"{own} own nodes"
                 )
-        whole = self._halo_of(src, [value for value, _ in pairs.values()], layer.node_dim)
-        for (name, (_, other)), found in zip(pairs.items(), whole, strict=True):
-            kwargs[name] = (found, other)
-        return kwargs
+        return pairs
 
     def _halo_of(self, node_type: NodeType, tensors: list[Tensor], dim: int) -> list[Tensor]:
         """Tensors with the halo's rows, of which those that are known are not sent again."""

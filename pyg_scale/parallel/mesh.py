@@ -61,6 +61,8 @@ class MeshParallel(HaloParallel):
         super().check(module, peers, None)
         if sizes["feature"] > 1:
             check_channels(module, sizes["feature"])
+            if self.remat:
+                raise ValueError("remat=True needs a dimension 'feature' of one rank")
 
     def options(self) -> list[Any]:
         compression = self.compression
@@ -82,7 +84,7 @@ class MeshParallel(HaloParallel):
         exchange = self.exchange(shard, rows)
         compressor = None if self.compression is None else self.compression.compressor(peers.group)
         if columns.size == 1:
-            return HaloModule(module, shard, peers, inputs, exchange, compressor)
+            return HaloModule(module, shard, peers, inputs, exchange, compressor, self.remat)
         return FeatureModule(module, shard, peers, inputs, exchange, columns, compressor)
 
 
