@@ -24,11 +24,14 @@ class Nodes:
         num_nodes: ``None`` where only the edges tell: one more than the largest id.
         attributes: Dtype and row shape of each attribute, in the order that the user sees.
         index_sets: Named sets of nodes (``"train"``): how many ids each has.
+        other: What the type has beside rows, as JSON (see
+            :mod:`pyg_scale.store.directory.values`).
     """
 
     num_nodes: int | None = None
     attributes: dict[str, Attribute] = field(default_factory=dict)
     index_sets: dict[str, int] = field(default_factory=dict)
+    other: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -54,11 +57,13 @@ class Description:
         nodes: Every node type, in the order of the metadata; ``{None: ...}`` if homogeneous.
         edges: Every edge type; ``{None: ...}`` if homogeneous.
         graph_attributes: What the graph has beside nodes and edges, as JSON.
+        time_attr: The attribute that holds times, where the user names none.
     """
 
     nodes: dict[NodeType, Nodes]
     edges: dict[EdgeType, EdgeList]
     graph_attributes: dict[str, Any] = field(default_factory=dict)
+    time_attr: str | None = None
 
     @property
     def is_hetero(self) -> bool:
@@ -156,7 +161,10 @@ class Reader(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} reads no index sets")
 
     def node_attribute_file(self, node_type: NodeType, name: str) -> Path | None:
-        """A ``.npy`` file that holds exactly an attribute, if there is one: it can be linked."""
+        """A ``.npy`` file that holds exactly an attribute, if there is one: it can be linked.
+
+        One in the workspace's folder always is linked, not copied.
+        """
         return None
 
     def edge_name(self, edge_type: EdgeType, row: int) -> str:
@@ -166,7 +174,7 @@ class Reader(abc.ABC):
     def result_files(self) -> Mapping[str, Path]:
         """More ``.npy`` files for the graph directory, ``{name in it: file}``, after the rest.
 
-        They are moved if they lie in the workspace's folder, otherwise copied.
+        They are linked if they lie in the workspace's folder, otherwise copied.
         """
         return {}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class Conversion:
         """Do what is not done yet; returns what ``META.json`` is to say."""
         self.reader.prepare(self.work)
         self.description = self.reader.describe()
+        if self.options.time_attr is None:
+            self.options = replace(self.options, time_attr=self.description.time_attr)
         self._check_options()
         streams = edge_streams(
             self.reader,
@@ -252,8 +255,9 @@ class Conversion:
             rows = self._rows(node_type, name, dtype)
             file = self.root / attribute_file(node_dir(node_type, 0), name)
             step = f"attribute nodes-{number} {name}"
-            if self.options.link_features and name == FEATURES:
-                source = self.reader.node_attribute_file(node_type, name)
+            source = self.reader.node_attribute_file(node_type, name)
+            own = source is not None and dtype is None and self.work.folder in source.parents
+            if own or (self.options.link_features and name == FEATURES):
                 if source is None:
                     raise ValueError(
                         f"link_features=True: {name!r}{of(node_type)} is not a .npy file of its "
@@ -275,6 +279,7 @@ class Conversion:
                 {name: self._stored(name, each) for name, each in described.attributes.items()},
                 part_nodes=[size],
                 part_halo=[0],
+                other=dict(described.other),
             )
         for edge_type, each in edge_work.items():
             size = scans[edge_type].num_edges
@@ -342,7 +347,11 @@ class Conversion:
             def keep(name: str = name, source: Path = source) -> None:
                 file = self.root / name
                 file.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, file)
+                if self.work.folder in source.parents:
+                    file.unlink(missing_ok=True)
+                    os.link(source, file)
+                else:
+                    shutil.copyfile(source, file)
 
             self.work.journal.once(f"file {name}", keep)
 

@@ -10,6 +10,7 @@ def pyg_scale_readers():
         "csv": "pyg_scale_tables.text:CsvReader",
         "feather": "pyg_scale_tables.columnar:ArrowReader",
         "parquet": "pyg_scale_tables.columnar:ParquetReader",
+        "tables": "pyg_scale_tables.relational:RelationalReader",
         "tsv": "pyg_scale_tables.text:CsvReader",
         "txt": "pyg_scale_tables.text:CsvReader",
     }
