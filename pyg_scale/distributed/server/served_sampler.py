@@ -20,7 +20,7 @@ from pyg_scale.loader.workers.remote import Pending
 from pyg_scale.ops import keys
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.negative import NegativeSampling
-from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 
 
 class ServedSampler(pyg.BaseSampler):
@@ -163,12 +163,10 @@ class ServedSampler(pyg.BaseSampler):
             return ()
         out = []
         for store in self._data.stores:
-            mapping: Any = getattr(store, "_mapping", None)
-            for name in list(mapping) if hasattr(mapping, "entry") else ():
-                entry: LazyAttribute | None = mapping.entry(name)
-                wanted = entry is not None and not entry.made and name != EDGE_INDEX
-                if wanted and name not in self.leave_out:
-                    assert entry is not None
+            mapping = getattr(store, "_mapping", None)
+            for entry in mapping.entries() if isinstance(mapping, LazyMapping) else ():
+                name = entry.address[2]
+                if not entry.made and name != EDGE_INDEX and name not in self.leave_out:
                     out.append(entry.address)
         return tuple(out)
 

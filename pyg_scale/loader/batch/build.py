@@ -22,6 +22,7 @@ from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
+from pyg_scale.store.directory.frame import FRAME
 
 
 def build(
@@ -104,6 +105,8 @@ def _homogeneous(
     if source.features is not None:
         for feature in source.features.read({None: out.node}, {None: edge}, source.stats):
             batch[feature.name] = feature.value
+    if isinstance(data, Data):
+        _put_frame(data._store, batch._store)
     if "n_id" not in batch:
         batch.n_id = out.node
     if edge is not None and "e_id" not in batch:
@@ -160,6 +163,8 @@ def _heterogeneous(
     if source.features is not None:
         for feature in source.features.read(out.node, edge, source.stats):
             batch[feature.type][feature.name] = feature.value
+    for node_type in data.node_types if isinstance(data, HeteroData) else ():
+        _put_frame(data[node_type], batch[node_type])
     for node_type, node in out.node.items():
         if "n_id" not in batch[node_type]:
             batch[node_type].n_id = node
@@ -204,12 +209,28 @@ def _take_nodes(
 ) -> None:
     skip = source.names(False, kind)
     for key in list(store.keys()):
+        columns = store.frame_columns(key) if isinstance(store, RecordedAttributes) else None
         if key == "num_nodes":
             into.num_nodes = node.numel()
+        elif columns is not None:
+            del into[key]
+            for part in columns.parts if source.collect else ():
+                if part not in skip:
+                    into[part] = None
+                    _take_rows(store, into, (False, kind, part), node, source)
         elif key in skip:
             del into[key]
         elif store.is_node_attr(key):
             _take_rows(store, into, (False, kind, key), node, source)
+
+
+def _put_frame(store: BaseStorage, into: BaseStorage) -> None:
+    """Put the rows of a ``TensorFrame`` together, of which the batch has the arrays."""
+    columns = store.frame_columns(FRAME) if isinstance(store, RecordedAttributes) else None
+    if columns is not None and all(part in into for part in columns.parts):
+        into[FRAME] = columns.frame({part: into[part] for part in columns.parts})
+        for part in columns.parts:
+            del into[part]
 
 
 def _take_edges(

@@ -5,7 +5,8 @@
 memory, as a sampler makes them, are one tensor. Tuples, dictionaries (with any of these as keys),
 NumPy arrays, sampler outputs, ``Data``, ``HeteroData`` and a ``Batch`` of ``Data`` (that was not
 collated from several) are objects of the one entry ``$tuple``, ``$dict``, ``$array``, ``$output``,
-``$hetero_output``, ``$data``, ``$hetero_data`` and ``$batch``.
+``$hetero_output``, ``$data``, ``$hetero_data`` and ``$batch``. A ``TensorFrame`` is ``$frame``: its
+columns and its arrays.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from pyg_scale.loader.batch.build import edge_index_of
 from pyg_scale.ops import colptr
 from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
+from pyg_scale.store.directory.frame import FrameColumns, taken_apart
 from pyg_scale.store.directory.values import as_plain_tensor
 
 MAX_DEPTH = 32
@@ -100,6 +103,9 @@ class _Packer:
             return {tag: self._add(as_plain_tensor(value, where))}
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, TensorFrame):
+            columns, arrays = taken_apart(value, where)
+            return {"$frame": [self.plain(columns.plain(), where), self.plain(arrays, where)]}
         if type(value) is list:
             return [self.plain(each, f"{where}[{i}]") for i, each in enumerate(value)]
         if type(value) is tuple:
@@ -187,6 +193,8 @@ class _Unpacker:
             return tuple(self.value(each, depth + 1) for each in content)
         if tag == "$dict":
             return self._dict(content, depth + 1)
+        if tag == "$frame":
+            return self._frame(*(self.value(each, depth + 1) for each in content))
         if tag in _OUTPUTS:
             return self._output(_OUTPUTS[tag], content, depth + 1)
         if tag in _GRAPHS:
@@ -201,6 +209,13 @@ class _Unpacker:
 
     def _dict(self, pairs: Any, depth: int) -> dict[Any, Any]:
         return {self.value(key, depth): self.value(value, depth) for key, value in pairs}
+
+    def _frame(self, columns: Any, arrays: dict[str, Tensor]) -> TensorFrame:
+        rows = {name: tuple(array.shape[1:]) for name, array in arrays.items()}
+        found = FrameColumns.of(columns, rows)
+        if found is None or len({array.size(0) for array in arrays.values()}) != 1:
+            raise ValueError("it has a frame whose arrays are not those of its columns")
+        return found.frame(arrays)
 
     def _output(self, output: Any, content: dict[str, Any], depth: int) -> Any:
         fields = {field.name for field in dataclasses.fields(output)} - {"row", "col"}

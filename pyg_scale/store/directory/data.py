@@ -21,11 +21,14 @@ from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.grouped import GroupedEdges, KnowsEdges
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory import assemble
+from pyg_scale.store.directory.frame import COLUMNS, FRAME, FrameColumns
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, LazyMapping
 from pyg_scale.store.directory.page_faults import no_readahead_beyond_memory
 from pyg_scale.store.directory.reader import GraphDirectory
+from pyg_scale.store.directory.tasks import Tasks
+from pyg_scale.store.directory.values import decode
 
-_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")  # PyG counts nodes by these
+_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", FRAME)  # PyG counts nodes by these
 
 
 class RecordedAttributes(KnowsEdges):
@@ -107,8 +110,15 @@ class RecordedAttributes(KnowsEdges):
 
     def is_waiting(self, name: str) -> bool:
         """Return True if an attribute is still in files, as it was not read yet."""
+        if self.frame_columns(name) is not None:
+            return True  # its arrays are read, each by itself
         entry = self._mapping.entry(name)
         return entry is not None and not entry.made
+
+    def frame_columns(self, name: str) -> FrameColumns | None:
+        """The columns of a ``TensorFrame`` in files, whose arrays can be read by their names."""
+        frame = self._mapping.frame(name)
+        return None if frame is None else frame.columns
 
     def waiting_rows(self, name: str, index: Tensor) -> Tensor | None:
         """Rows of a remote attribute that was not read as a whole; ``None`` for other ones."""
@@ -150,6 +160,8 @@ class _OfNodes(RecordedAttributes):
         return self._sketch().num_node_features
 
     def is_node_attr(self, key: str) -> bool:
+        if self.frame_columns(key) is not None:
+            return True
         sketch = self._attribute_sketch(key)
         if sketch is None:
             return super().is_node_attr(key)  # type: ignore[misc]
@@ -347,6 +359,26 @@ class DirectoryHeteroData(OpenedGraph, HeteroData):
                 )
             node_type = types[0]
         return node_type, directory.index_set(name, node_type)
+
+    @property
+    def tasks(self) -> Tasks:
+        """The seed tables of a graph made of tables, by task: ``graph.tasks["churn"].train``."""
+        return Tasks(self.graph_directory)
+
+    @property
+    def col_stats(self) -> dict[NodeType, dict[str, dict[Any, Any]]]:
+        """Statistics of the columns of each ``tf``, as encoders of torch_frame take them.
+
+        Raises:
+            ModuleNotFoundError: If torch_frame is not installed.
+        """
+        found, directory = {}, self.graph_directory
+        for node_type, node in directory.meta.nodes.items():
+            rows = {name: each.row for name, each in node.attributes.items()}
+            columns = FrameColumns.of(decode(node.other.get(COLUMNS), directory), rows)
+            if columns is not None:
+                found[node_type] = columns.col_stats()
+        return found
 
 
 def unchanged_directory(data: Any) -> GraphDirectory | None:

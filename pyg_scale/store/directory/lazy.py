@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.typing import WITH_TORCH_FRAME, TensorFrame
 
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.store.directory import assemble
+from pyg_scale.store.directory.frame import COLUMNS, FRAME, NOT_INSTALLED, FrameColumns
 from pyg_scale.store.directory.reader import GraphDirectory
 
 EDGE_INDEX = "edge_index"
@@ -134,11 +136,80 @@ def read_stored(directory: GraphDirectory, of_edges: bool, kind: Any, name: str)
     return assemble.edge_attribute(directory, kind, name)
 
 
+class LazyFrame:
+    """A ``TensorFrame`` whose arrays are attributes of a directory.
+
+    Args:
+        columns: What is in the arrays.
+        entries: The arrays, by name.
+    """
+
+    def __init__(self, columns: FrameColumns, entries: dict[str, LazyAttribute]) -> None:
+        self.columns, self.entries = columns, entries
+        self._value: TensorFrame | None = None
+        self._features: dict[Any, Any] = {}
+        self._making = threading.Lock()
+
+    @property
+    def made(self) -> bool:
+        """True if it was put together."""
+        return self._value is not None
+
+    def get(self) -> TensorFrame:
+        """The frame itself, of all rows. Lists of categories are packed, which takes memory.
+
+        Raises:
+            GraphDirectoryError: If a file has wrong content, or an array is on other ranks.
+        """
+        with self._making:
+            if self._value is None:
+                value = self.columns.frame({n: each.get() for n, each in self.entries.items()})
+                self._features = dict(value.feat_dict)
+                self._value = value
+            return self._value
+
+    def sketch(self) -> TensorFrame:
+        """A frame of the same columns, without content if it was not made yet."""
+        if self._value is not None:
+            return self._value
+        return self.columns.sketch(next(iter(self.entries.values())).shape[0])
+
+    @property
+    def intact(self) -> bool:
+        """True if no array of the frame was put in the place of another, or changed in place."""
+        if not all(each.intact for each in self.entries.values()):
+            return False
+        value, own = self._value, self._features
+        if value is None:
+            return True
+        same = value.feat_dict.keys() == own.keys()
+        return same and all(value.feat_dict[stype] is own[stype] for stype in own)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if not self.intact:
+            return copy.deepcopy(self.get(), memo)
+        copies = copy.deepcopy(self.entries, memo)
+        if any(isinstance(each, Tensor) for each in copies.values()):
+            return self.columns.frame({n: _tensor(each) for n, each in copies.items()})
+        return LazyFrame(self.columns, copies)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyFrame, (self.columns, self.entries)
+
+
+_LAZY = (LazyAttribute, LazyFrame)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.get() if type(value) is LazyAttribute else value
+
+
 class LazyMapping(MutableMapping[str, Any]):
     """Attributes by name, some of them entries of a directory.
 
     Reading a value gives a tensor. Setting an attribute to its current value changes nothing; any
     other value replaces the entry. Another process reads unchanged attributes from the directory.
+    The arrays of a frame can be read by their names, and are not listed beside it.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -147,19 +218,39 @@ class LazyMapping(MutableMapping[str, Any]):
     def entry(self, name: str) -> LazyAttribute | None:
         """The entry of that name, unless it was replaced."""
         value = self._values.get(name)
+        if value is None and (frame := self.frame(FRAME)) is not None:
+            return frame.entries.get(name)
         return value if type(value) is LazyAttribute else None
+
+    def entries(self) -> Iterator[LazyAttribute]:
+        """All entries that were not replaced, arrays of frames included."""
+        for name in self._values:
+            frame = self.frame(name)
+            found = [self.entry(name)] if frame is None else frame.entries.values()
+            yield from (entry for entry in found if entry is not None)
+
+    def frame(self, name: str) -> LazyFrame | None:
+        """The frame of that name, if it is one of the directory that was not replaced."""
+        value = self._values.get(name)
+        return value if type(value) is LazyFrame and value.intact else None
 
     def sketch(self) -> dict[str, Any]:
         """All values; entries that were not read have no content."""
-        return {k: v.sketch() if type(v) is LazyAttribute else v for k, v in self._values.items()}
+        return {k: v.sketch() if type(v) in _LAZY else v for k, v in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            entry = self.entry(name)
+            if entry is not None:
+                return entry.get()
+            if name == FRAME and COLUMNS in self._values and not WITH_TORCH_FRAME:
+                raise ModuleNotFoundError(NOT_INSTALLED)
         value = self._values[name]
-        return value.get() if type(value) is LazyAttribute else value
+        return value.get() if type(value) in _LAZY else value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        entry = self.entry(name)
-        if entry is None or not entry.made or entry.get() is not value:
+        entry: Any = self._values.get(name)
+        if type(entry) not in _LAZY or not entry.made or entry.get() is not value:
             self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -185,7 +276,6 @@ class LazyMapping(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {
-            k: v.get() if type(v) is LazyAttribute and not v.intact else v
-            for k, v in self._values.items()
+            k: v.get() if type(v) in _LAZY and not v.intact else v for k, v in self._values.items()
         }
         return LazyMapping, (values,)

@@ -6,6 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from torch_geometric.typing import WITH_TORCH_FRAME
+
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.data import (
@@ -15,9 +17,11 @@ from pyg_scale.store.directory.data import (
     DirectoryHeteroData,
     DirectoryNodeStorage,
 )
-from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, Read
+from pyg_scale.store.directory.frame import COLUMNS, FRAME, FrameColumns
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyAttribute, LazyFrame, Read
 from pyg_scale.store.directory.meta import EdgeMeta, NodeMeta
 from pyg_scale.store.directory.reader import GraphDirectory, Part
+from pyg_scale.store.directory.tasks import SEED_TABLES, seed_tables
 from pyg_scale.store.directory.values import decode
 from pyg_scale.store.directory.verify import verify as verify_directory
 
@@ -115,7 +119,7 @@ def fill_homogeneous(directory: GraphDirectory, out: D, read: Read | None = None
         values |= _edge_values(directory, edge, read)
     values |= {name: decode(v, directory) for name, v in meta.graph_attributes.items()}
     store = DirectoryGlobalStorage(_parent=out)
-    store.attach(directory, _listed(values, meta.keys, node))
+    store.attach(directory, _with_frame(_listed(values, meta.keys, node)))
     out.__dict__["_store"] = store
     out.__dict__["_directory"] = directory
     return out
@@ -128,7 +132,7 @@ def fill_hetero(directory: GraphDirectory, out: H, read: Read | None = None) -> 
         if node.listed:
             store = DirectoryNodeStorage(_parent=out, _key=node_type)
             values = _listed(_node_values(directory, node, read), node.keys, node)
-            store.attach(directory, values, node_type=node_type)
+            store.attach(directory, _with_frame(values), node_type=node_type)
             out._node_store_dict[node_type] = store
     for edge_type, edge in meta.edges.items():
         store = DirectoryEdgeStorage(_parent=out, _key=edge_type)
@@ -136,6 +140,8 @@ def fill_hetero(directory: GraphDirectory, out: H, read: Read | None = None) -> 
         store.attach(directory, values, edge_type=edge_type)
         out._edge_store_dict[edge_type] = store
     for name in meta.graph_attributes if meta.keys is None else meta.keys:
+        if name == SEED_TABLES and seed_tables(meta.graph_attributes) is not None:
+            continue  # graph.tasks, not to be carried along with every batch
         out._global_store[name] = decode(meta.graph_attributes[name], directory)
     out.__dict__["_directory"] = directory
     return out
@@ -146,6 +152,19 @@ def _node_values(directory: GraphDirectory, node: NodeMeta, read: Read | None) -
     if not any(name in _INFERS or "node" in name for name in out):
         out["num_nodes"] = node.num_nodes
     return out | {name: decode(value, directory) for name, value in node.other.items()}
+
+
+def _with_frame(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with a frame in place of its arrays; as they are without torch_frame."""
+    entries = {n: each for n, each in values.items() if isinstance(each, LazyAttribute)}
+    rows = {name: entry.shape[1:] for name, entry in entries.items()}
+    columns = FrameColumns.of(values.get(COLUMNS), rows)
+    if columns is None or FRAME in values or not WITH_TORCH_FRAME:
+        return values
+    parts = {name: entries[name] for name in columns.parts}
+    gone = parts.keys() | {COLUMNS}
+    rest = {name: value for name, value in values.items() if name not in gone}
+    return {FRAME: LazyFrame(columns, parts), **rest}
 
 
 def _edge_values(directory: GraphDirectory, edge: EdgeMeta, read: Read | None) -> dict[str, Any]:

@@ -13,19 +13,23 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
+from torch_geometric.typing import TensorFrame
 from tqdm.auto import tqdm
 
 from pyg_scale.files.npy import dtype_name
 from pyg_scale.graph.source import of
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.store.directory.assemble import FilledPlaces, fill_edge_list
+from pyg_scale.store.directory.data import DirectoryHeteroData, RecordedAttributes
+from pyg_scale.store.directory.frame import COLUMNS, FRAME, taken_apart
 from pyg_scale.store.directory.index_sets import checked_sets
 from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.opening import graph_of
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir, quoted, set_file
 from pyg_scale.store.directory.reader import GraphDirectory
-from pyg_scale.store.directory.values import as_plain_tensor, encode
+from pyg_scale.store.directory.tasks import SEED_TABLES, seed_tables
+from pyg_scale.store.directory.values import as_plain_tensor, decode, encode
 from pyg_scale.store.directory.writer import DirectoryWriter
 from pyg_scale.store.topology import topology_of
 
@@ -173,6 +177,8 @@ class _Saving:
                 edge.keys = self._attributes(store, None, edge, edge.other, edge_type)
             store = self.data._global_store
             meta.keys = self._attributes(store, None, None, meta.graph_attributes, None)
+            if isinstance(self.data, DirectoryHeteroData):
+                self._seed_tables(self.data, meta)
         else:
             edge, store = meta.edges[None], self.data._store
             meta.keys = self._attributes(store, meta.nodes[None], edge, meta.graph_attributes, None)
@@ -226,6 +232,9 @@ class _Saving:
             if name in _STRUCTURE:
                 continue
             what = f"{name!r}{of(kind)}"
+            if node is not None and name == FRAME and isinstance(value, TensorFrame):
+                keys[-1:] = self._frame(store, value, node, what)
+                continue
             if isinstance(value, np.ndarray):
                 value = as_plain_tensor(value, what)
             if edge is not None and self._is_of_edges(store, name, value, edge):
@@ -237,6 +246,32 @@ class _Saving:
                     value, f"graph/{_folder(kind)}{quoted(name)}", what, self.writer
                 )
         return keys
+
+    def _seed_tables(self, data: DirectoryHeteroData, meta: Meta) -> None:
+        """Keep the tasks of an opened graph."""
+        found = seed_tables(data.graph_directory.meta.graph_attributes)
+        if found and SEED_TABLES not in meta.graph_attributes:
+            tables = decode(found, data.graph_directory)
+            file = f"graph/{SEED_TABLES}"
+            meta.graph_attributes[SEED_TABLES] = encode(tables, file, SEED_TABLES, self.writer)
+            meta.keys = [*(meta.keys or []), SEED_TABLES]
+
+    def _frame(
+        self, store: BaseStorage, frame: TensorFrame, node: NodeMeta, what: str
+    ) -> list[str]:
+        """Write the arrays of a frame, and what is in them; return their names."""
+        if len(frame) != node.num_nodes:
+            raise ValueError(f"{what} has {len(frame)} rows, but there are {node.num_nodes} nodes")
+        columns, arrays = taken_apart(frame, what)
+        if isinstance(store, RecordedAttributes) and (known := store.frame_columns(FRAME)):
+            columns.details = known.details
+        for name, value in arrays.items():
+            if name in store:
+                raise ValueError(f"{what} is stored with an array {name!r}: rename the other one")
+            node.attributes[name] = self._rows(node_dir(node.name, 0), name, value, what)
+        file = f"graph/{_folder(node.name)}{COLUMNS}"
+        node.other[COLUMNS] = encode(columns.plain(), file, what, self.writer)
+        return [*arrays, COLUMNS]
 
     def _is_of_edges(self, store: BaseStorage, name: str, value: Any, edge: EdgeMeta) -> bool:
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != edge.num_edges:

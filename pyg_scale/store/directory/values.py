@@ -7,7 +7,7 @@ dictionary that looks like one of these ``{"$dict": {...}}``.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,7 @@ def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
     if isinstance(value, Tensor):
         value = as_plain_tensor(value, name)
         writer.write(f"{file}.npy", value)
-        return {
-            "$tensor": {
-                "file": f"{file}.npy",
-                "dtype": dtype_name(value.dtype),
-                "shape": list(value.shape),
-            }
-        }
+        return tensor_in(f"{file}.npy", dtype_name(value.dtype), value.shape)
     if type(value) in (list, tuple):
         items = [encode(v, f"{file}-{i}", f"{name}[{i}]", writer) for i, v in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
@@ -70,6 +64,17 @@ def encode(value: Any, file: str, name: str, writer: DirectoryWriter) -> Any:
         f"{name} is a {type(value).__name__}, which a graph directory cannot hold: make it a "
         "tensor, a number or a string, or delete it"
     )
+
+
+def tensor_in(file: str, dtype: str, shape: Iterable[int]) -> Any:
+    """The JSON of a tensor in a file.
+
+    Args:
+        file: The path in the directory.
+        dtype: As in ``torch.float32``.
+        shape: Its shape.
+    """
+    return {"$tensor": {"file": file, "dtype": dtype, "shape": list(shape)}}
 
 
 def _plain(value: Any) -> Any:
