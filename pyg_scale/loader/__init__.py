@@ -15,7 +15,6 @@ from torch_geometric.loader import (
     ImbalancedSampler,
     NeighborSampler,
     PrefetchLoader,
-    TemporalDataLoader,
 )
 
 from pyg_scale.loader.batch.padding import Buckets
@@ -26,6 +25,7 @@ from pyg_scale.loader.graph_saint import (
     GraphSAINTRandomWalkSampler,
 )
 from pyg_scale.loader.hgt_loader import HGTLoader
+from pyg_scale.loader.last_neighbor import LastNeighborLoader
 from pyg_scale.loader.link_loader import LinkLoader
 from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_scale.loader.neighbor_loader import NeighborLoader
@@ -34,6 +34,7 @@ from pyg_scale.loader.options import SamplingOptions
 from pyg_scale.loader.random_node import RandomNodeLoader
 from pyg_scale.loader.seeds.budget import Budget
 from pyg_scale.loader.shadow import ShaDowKHopSampler
+from pyg_scale.loader.temporal_data import TemporalDataLoader
 from pyg_scale.loader.zip_loader import ZipLoader
 
 RandomNodeSampler = _pyg.RandomNodeSampler  # PyG's deprecated alias; it has more than __all__ says
@@ -55,6 +56,7 @@ __all__ = [
     "GraphSAINTSampler",
     "HGTLoader",
     "ImbalancedSampler",
+    "LastNeighborLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "NeighborLoader",

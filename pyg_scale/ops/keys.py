@@ -17,6 +17,8 @@ import math
 import torch
 from torch import Tensor
 
+from pyg_scale.ops import library
+
 GOLDEN = 0x9E3779B97F4A7C15
 """The odd constant of SplitMix64: 2**64 divided by the golden ratio."""
 
@@ -44,6 +46,7 @@ WALK = 22
 SAINT = 23
 FIXED = 24
 SOURCE = 25
+EVENT_NEGATIVE = 26
 EMBEDDING = 32
 
 
@@ -138,6 +141,20 @@ def bounded(key: Tensor, index: int | Tensor, size: Tensor) -> Tensor:
         word = torch.where(again, mix_tensor(word + to_signed(GOLDEN)), word)
         high, low = _multiply_high(word, size)
     return high
+
+
+def draws(key: int, count: int, size: int) -> Tensor:
+    """The first draws of a key from ``{0, ..., size - 1}``, ``int64`` ``[count]``.
+
+    Args:
+        key: Unsigned.
+        count: How many.
+        size: From 1 to ``2**63 - 1``.
+    """
+    index, sizes = torch.arange(count), torch.full((count,), size)
+    if library.compiled():
+        return torch.ops.pyg_scale.keyed_draws(to_signed(key), index, sizes)
+    return bounded(torch.full((count,), to_signed(key)), index, sizes)
 
 
 def source_number(key: int, source: Tensor) -> Tensor:

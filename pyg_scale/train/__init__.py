@@ -31,6 +31,7 @@ from pyg_scale.train.randomness import seed_everything
 from pyg_scale.train.rates import scale_learning_rate
 from pyg_scale.train.recording import Prometheus, Recorder, TensorBoard, read_run
 from pyg_scale.train.stopping import EXIT_CODE, EarlyStopping
+from pyg_scale.train.tgn import TGNMessages
 
 __all__ = [
     "EXIT_CODE",
@@ -50,6 +51,7 @@ __all__ = [
     "ScalingAdvice",
     "ScalingAdvisor",
     "SpeedShares",
+    "TGNMessages",
     "TensorBoard",
     "progress",
     "read_run",

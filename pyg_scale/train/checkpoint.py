@@ -26,6 +26,7 @@ from pyg_scale.train.randomness import RandomState
 from pyg_scale.train.reading import RANDOM, VALUES, layouts_of, newest, read_states
 from pyg_scale.train.replicas import fingerprint
 from pyg_scale.train.stopping import EXIT_CODE, Stopping
+from pyg_scale.train.tgn import TGNMessages, memories_of
 from pyg_scale.train.tree import Piece, flatten
 from pyg_scale.train.writing import Staged, write
 
@@ -60,7 +61,8 @@ class Checkpoint:
     ``DTensor``) and their moments every rank saves what it has. Everything else, such as a loader,
     is saved for each rank; with another number of ranks it can be loaded if it was the same on all.
     What a wrapper keeps for each rank, such as gradients that were not sent, belongs to it: give
-    the wrapped module, and it is saved as ``NAME-of-rank``. Wrappers of which each rank has
+    the wrapped module, and it is saved as ``NAME-of-rank``. The messages of a ``TGNMemory``
+    (:class:`TGNMessages`) are saved as ``NAME-messages``. Wrappers of which each rank has
     parameters of its own have everything saved for each rank.
 
     Args:
@@ -106,6 +108,8 @@ class Checkpoint:
         for name, part in state.items():
             if (of_rank := _rank_state(part)) is not None:
                 self._state[f"{name}-of-rank"] = of_rank
+            if memories_of(self._state[name]):
+                self._state[f"{name}-messages"] = TGNMessages(self._state[name])
         self._replicated = not any(_has_own_parameters(part) for part in state.values())
         if random_state:
             self._state[RANDOM] = RandomState()

@@ -36,7 +36,8 @@ def test_pygs_parameters_in_pygs_order_and_with_its_defaults(name: str) -> None:
     positional = [p for p in ours.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert [p.name for p in positional] == list(theirs)
     assert [p.default for p in positional] == [p.default for p in theirs.values()]
-    extras = EXTRAS | {"redraw"} if name == "NeighborLoader" else EXTRAS
+    own = {"redraw", "time_window", "strictly_earlier"}
+    extras = EXTRAS | own if name == "NeighborLoader" else EXTRAS
     assert {n for n, p in ours.items() if p.kind is inspect.Parameter.KEYWORD_ONLY} == extras
 
 

@@ -692,8 +692,22 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     },
     "huge_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
     "map_rows": lambda: {"x": features(4096), "device": 0},
+    "insert_events": lambda: {
+        "head": longs(0, 2, 1, 0, 0, 0),
+        "log": torch.cat([longs(2, 0, 0, 1, 0, 0), torch.zeros(18, dtype=torch.int64)]),
+        "src": longs(1, 3),
+        "dst": longs(2, 3),
+        "used": 2,
+        "first_event": 1,
+    },
     "is_edge": lambda: {**graph(), "src": longs(0, 3), "dst": longs(1, 1)},
     "keyed_draws": lambda: {"key": 1, "index": longs(0, 1), "size": longs(5, 0)},
+    "last_events": lambda: {
+        "head": longs(0, 3, 4, 0, 0, 0),
+        "log": longs(2, 0, 0, 1, 0, 0, 2, 1, 1, 1, 1, 2),
+        "n_id": longs(2, 0, 2),
+        "size": 2,
+    },
     "neighbor_sample": sample,
     "neighbor_sample, in parts": in_parts,
     "neighbor_sample, in parts by weight": lambda: in_parts(

@@ -135,6 +135,26 @@ WRONG = {
             "weight_prefix must rise from 0 within a node, but does not at node 2",
         ),
     ],
+    "insert_events": [
+        ({"src": longs(1, 6)}, "node 6 does not exist: there are 6"),
+        ({"used": 5}, "the log has no room"),
+        ({"used": -1}, "the log has no room"),
+        ({"log": torch.zeros(16, dtype=torch.int64)}, "with 3 numbers for each entry"),
+        ({"first_event": MOST}, "first_event must be from 0"),
+    ],
+    "last_events": [
+        ({"n_id": longs(-1)}, "node -1 does not exist: there are 6"),
+        ({"head": longs(0, 3, 5, 0, 0, 0)}, "the log is damaged: entry 5 is not before entry 5"),
+        (
+            {"log": longs(2, 0, 0, 1, 0, 4, 2, 1, 1, 1, 1, 2)},
+            "the log is damaged: entry 4 is not before entry 2",
+        ),
+        (
+            {"log": longs(2, 0, 0, 9, 0, 0, 2, 1, 1, 1, 1, 2)},
+            "the log is damaged: node 9 does not exist: there are 6",
+        ),
+        ({"size": -1}, "size must not be negative"),
+    ],
     "hgt_sample": [({"num_nodes": [MOST]}, "num_nodes must be from 0")],
     "neighbor_sample": [
         ({"num_nodes": [MOST]}, "num_nodes must be from 0"),
