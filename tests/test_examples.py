@@ -59,6 +59,21 @@ def test_runs_tiny(example, call, monkeypatch):
     assert call(example, "--tiny").strip()
 
 
+def test_tgn_is_as_good_as_with_pygs_buffer_and_goes_on_where_it_was_stopped(call, tmp_path):
+    tgn = next(example for example in EXAMPLES if example.stem == "tgn")
+
+    def precision(*arguments: str) -> float:
+        out = call(tgn, "--events", "3000", *arguments)
+        return float(re.search(r"test AP ([\d.]+)", out)[1])
+
+    ours, theirs = precision("--epochs", "3"), precision("--epochs", "3", "--buffer", "pyg")
+    assert ours > 0.7
+    assert ours > theirs - 0.02
+    saved = str(tmp_path / "run")
+    precision("--epochs", "1", "--checkpoint", saved)
+    assert precision("--epochs", "3", "--checkpoint", saved) == ours
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_says_what_it_does(example, call, capsys):
     with pytest.raises(SystemExit) as end:
