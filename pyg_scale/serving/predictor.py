@@ -16,6 +16,7 @@ from torch_geometric.data import HeteroData
 
 from pyg_scale.errors import OverloadError, PredictionTimeoutError
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.serving.following import NewestSnapshot
 from pyg_scale.serving.neighborhoods import Neighborhoods
 from pyg_scale.serving.new_rows import NewRows
 from pyg_scale.store.device.target import device_of
@@ -59,6 +60,9 @@ class Predictor:
         timeout: Seconds after which a request that waits is given up.
         workers: Threads that make batches. One uses all of torch's threads; several share them.
         device: The device of the model, to which batches are copied.
+        follow: Look for new snapshots of the graph directory, so many seconds apart (``True``:
+            1), see :func:`pyg_scale.append`. They are opened in a thread of their own, and seen
+            from the next batch on. ``False``: only by :meth:`refresh`.
         options: ``replace``, ``time_attr``, ``temporal_strategy``, ``weight_attr``,
             ``time_window``, ``strictly_earlier``, ``subgraph_type``: arguments of the sampler.
 
@@ -84,6 +88,7 @@ class Predictor:
         timeout: float = 30.0,
         workers: int = 1,
         device: Any = "cpu",
+        follow: bool | float = False,
         **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -97,15 +102,22 @@ class Predictor:
             raise ValueError("timeout must be more than 0 seconds")
         num_workers = _at_least(1, "workers", workers)
         self._device = device_of(device)
-        self.neighborhoods = Neighborhoods(
-            graph,
-            num_neighbors,
-            input_type=input_type,
-            seed=seed,
-            feature_store=feature_store,
-            attributes=attributes,
-            **options,
-        )
+        every = _looks(follow)
+        if every is not None and not isinstance(feature_store, str | None):
+            raise ValueError("follow= needs feature_store= by name: an instance has one graph")
+
+        def make(graph: Any) -> Neighborhoods:
+            return Neighborhoods(
+                graph,
+                num_neighbors,
+                input_type=input_type,
+                seed=seed,
+                feature_store=feature_store,
+                attributes=attributes,
+                **options,
+            )
+
+        self._newest = NewestSnapshot(graph, make, every)
         self.model = model.eval()
         self._forward = _usual_forward(input_type) if forward is None else forward
         self._line = _Line(self.max_batch, self.max_waiting, self.max_delay)
@@ -116,6 +128,24 @@ class Predictor:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def neighborhoods(self) -> Neighborhoods:
+        """The neighbourhoods of nodes, in the newest snapshot that is known."""
+        return self._newest.current
+
+    def refresh(self) -> int:
+        """Take the newest snapshot of the graph directory, from the next batch on.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ValueError: If the graph is no directory as it was opened.
+            GraphDirectoryError: If the directory is damaged, or another graph is there; predictions
+                go on with the snapshot before.
+        """
+        return self._newest.refresh()
 
     # Requests ##############################################################################
 
@@ -188,9 +218,15 @@ class Predictor:
             ``requests``, ``nodes``, ``batches``, ``failed``, ``refused``, ``expired``,
             ``cancelled``, ``waiting`` (nodes now); ``nodes_per_batch``; ``seconds`` of
             ``neighborhoods`` and ``model`` in all; ``latency``: seconds from request to prediction,
-            ``p50``, ``p90``, ``p99`` and ``max``.
+            ``p50``, ``p90``, ``p99`` and ``max``. ``snapshot`` of the graph directory, and
+            ``follow_error``, the reason why the last look for a newer one failed; else ``None``.
         """
-        return self._counts.as_dict() | {"waiting": self._line.num_nodes}
+        error = self._newest.error
+        return self._counts.as_dict() | {
+            "waiting": self._line.num_nodes,
+            "snapshot": self._newest.snapshot,
+            "follow_error": None if error is None else f"{type(error).__name__}: {error}",
+        }
 
     def close(self, timeout: float | None = None) -> None:
         """Take no further requests, answer those that wait, and end; a second call does nothing.
@@ -201,6 +237,7 @@ class Predictor:
         """
         until = clock.monotonic() + (self.timeout if timeout is None else timeout)
         self._line.close()
+        self._newest.close(max(0.0, until - clock.monotonic()))
         for thread in self._threads:
             thread.join(max(0.0, until - clock.monotonic()))
         for request in self._line.rest():
@@ -524,6 +561,16 @@ def _check_model(model: nn.Module) -> None:
                 f"{name or 'the model'} has cached=True: it would keep the edges of the first "
                 "batch; build it with cached=False"
             )
+
+
+def _looks(follow: bool | float) -> float | None:
+    """Seconds between two looks for a snapshot; ``None``: nobody looks."""
+    if isinstance(follow, bool):
+        return 1.0 if follow else None
+    every = _seconds("follow", follow)
+    if every == 0:
+        raise ValueError("follow must be more than 0 seconds, or False")
+    return every
 
 
 def _at_least(least: int, name: str, value: int) -> int:

@@ -210,6 +210,9 @@ def _prometheus(stats: dict[str, Any], answers: dict[int, int]) -> str:
         lines.append(f"pyg_scale_{name}_total {stats[name]}")
     lines += ["# HELP pyg_scale_waiting Nodes that wait now.", "# TYPE pyg_scale_waiting gauge"]
     lines.append(f"pyg_scale_waiting {stats['waiting']}")
+    if stats["snapshot"] is not None:
+        lines += ["# HELP pyg_scale_snapshot Of the graph.", "# TYPE pyg_scale_snapshot gauge"]
+        lines.append(f"pyg_scale_snapshot {stats['snapshot']}")
     name = "pyg_scale_latency_seconds"
     lines.append(f"# HELP {name} From request to prediction, of the last 10,000.")
     lines.append(f"# TYPE {name} summary")

@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="(default: 1)")
     parser.add_argument(
+        "--follow",
+        metavar="SECONDS",
+        type=float,
+        help="look for new snapshots of the graph so often (default: never)",
+    )
+    parser.add_argument(
         "--max-body",
         metavar="BYTES",
         type=int,
@@ -145,6 +151,7 @@ def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[i
         max_waiting=args.max_waiting,
         timeout=args.timeout,
         workers=args.workers,
+        follow=False if args.follow is None else args.follow,
     )
     with predictor:
         predictor.warm_up()
