@@ -233,6 +233,63 @@ void for_destinations(const int64_t* indptr, int64_t num_dst, int64_t num_thread
   for_tasks(tasks, [&](int64_t task) { f(bound[task], bound[task + 1]); });
 }
 
+// Edges grouped by destination, of which the ids of positions may be given.
+struct Grouped {
+  Grouped(const Tensor& indptr, const Tensor& indices, const Tensor& edge_id)
+      : num_dst(num_pointed(indptr)), num_edges(indices.numel()) {
+    begin = int64_data(indptr, num_dst + 1, "indptr");
+    neighbor = int_column(indices, "indices");
+    id = int_column(edge_id, "edge_id");
+    if (edge_id.numel() == 0) id.data = nullptr;
+    check(
+        begin[0] == 0 && begin[num_dst] == num_edges && (!id.data || edge_id.numel() == num_edges),
+        "indptr must go from 0 to the number of edges");
+  }
+
+  template <typename T>
+  void copy(int64_t v, int64_t first_id, T* out) const {
+    for (int64_t e = begin[v]; e < begin[v + 1]; ++e, out += 2) {
+      out[0] = static_cast<T>(neighbor[e]);
+      out[1] = static_cast<T>((id.data ? id[e] : e) + first_id);
+    }
+  }
+
+  int64_t num_dst, num_edges;
+  const int64_t* begin;
+  IntColumn neighbor, id;
+};
+
+template <typename T>
+void merge(const Grouped& first, const Grouped& second, T* pair, int64_t num_threads) {
+  for_destinations(first.begin, first.num_dst, num_threads, [&](int64_t low, int64_t high) {
+    for (int64_t v = low; v < high; ++v) {
+      check_entries(v, first.begin[v], first.begin[v + 1], first.num_edges);
+      check_entries(v, second.begin[v], second.begin[v + 1], second.num_edges);
+      first.copy(v, 0, pair + 2 * (first.begin[v] + second.begin[v]));
+      second.copy(v, first.num_edges, pair + 2 * (first.begin[v + 1] + second.begin[v]));
+    }
+  });
+}
+
+// Writes neighbour and id of the edges of each destination: those of the first, then those of the
+// second, whose ids continue.
+void csc_merge(Tensor first_indptr, Tensor first_indices, Tensor first_id, Tensor second_indptr,
+               Tensor second_indices, Tensor second_id, Tensor pair, int64_t num_threads) {
+  const Grouped first(first_indptr, first_indices, first_id);
+  const Grouped second(second_indptr, second_indices, second_id);
+  check(first.num_dst == second.num_dst, "both must have the same number of destinations");
+  const bool wide = pair.scalar_type() == ScalarType::Long;
+  check(pair.is_cpu() && pair.is_contiguous() &&
+            pair.numel() == 2 * (first.num_edges + second.num_edges) &&
+            (wide || pair.scalar_type() == ScalarType::Int),
+        "pair must be contiguous, int32 or int64, with two numbers an edge, on the CPU");
+  check_apart(
+      pair, "pair",
+      {&first_indptr, &first_indices, &first_id, &second_indptr, &second_indices, &second_id});
+  wide ? merge(first, second, static_cast<int64_t*>(pair.mutable_data_ptr()), num_threads)
+       : merge(first, second, static_cast<int32_t*>(pair.mutable_data_ptr()), num_threads);
+}
+
 struct TimedEdge {
   int64_t time, neighbor, id;
 };
@@ -378,6 +435,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
       "csc_place(Tensor dst, Tensor src, Tensor(a!) cursor, Tensor(b!) pair, int begin, int end, "
       "int num_threads) -> ()");
   m.def(
+      "csc_merge(Tensor first_indptr, Tensor first_indices, Tensor first_id, "
+      "Tensor second_indptr, Tensor second_indices, Tensor second_id, Tensor(a!) pair, "
+      "int num_threads) -> ()");
+  m.def(
       "csc_by_time(Tensor indptr, Tensor(a!) indices, Tensor(b!) edge_id, Tensor time, "
       "bool of_edges, bool sort, int num_threads) -> bool");
   m.def(
@@ -389,6 +450,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("csc_pointers", TORCH_BOX(&pyg_scale::csc_pointers));
   m.impl("csc_cursor", TORCH_BOX(&pyg_scale::csc_cursor));
   m.impl("csc_place", TORCH_BOX(&pyg_scale::csc_place));
+  m.impl("csc_merge", TORCH_BOX(&pyg_scale::csc_merge));
   m.impl("csc_by_time", TORCH_BOX(&pyg_scale::csc_by_time));
   m.impl("csc_weight_prefix", TORCH_BOX(&pyg_scale::csc_weight_prefix));
 }

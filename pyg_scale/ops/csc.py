@@ -100,30 +100,25 @@ def merge_csc(first: Compressed, second: Compressed) -> Compressed:
     dtype = torch.int32 if narrow else torch.int64
     if library.compiled():
         pair = torch.ops.pyg_scale.huge_empty([size, 2], dtype)
+        none = first.indptr.new_empty(0, dtype=torch.int32)
+        lists = [
+            tensor
+            for csc in (first, second)
+            for tensor in (csc.indptr, csc.indices, none if csc.edge_id is None else csc.edge_id)
+        ]
+        torch.ops.pyg_scale.csc_merge(*lists, pair, num_threads())
     else:
         pair = torch.empty(size, 2, dtype=dtype)
-    shifts = second.indptr[:-1], first.indptr[1:]
-    for csc, shift, first_id in zip((first, second), shifts, (0, count), strict=True):
-        for begin, end in _chunks(csc.indices.numel(), "Merging edges"):
-            position = torch.arange(begin, end)
-            where = position + shift[_groups(csc.indptr, begin, end)]
-            ids = position if csc.edge_id is None else csc.edge_id[begin:end].to(torch.int64)
-            pair[where, 0] = csc.indices[begin:end].to(dtype)
-            pair[where, 1] = (ids + first_id).to(dtype)
+        shifts = second.indptr[:-1], first.indptr[1:]
+        for csc, shift, first_id in zip((first, second), shifts, (0, count), strict=True):
+            group = expand_pointers(csc.indptr, csc.indices.numel()).to(torch.int64)
+            where = torch.arange(group.numel()) + shift[group]
+            pair[where, 0] = csc.indices.to(dtype)
+            pair[where, 1] = (_edge_id(csc) + first_id).to(dtype)
     indptr, indices, edge_id = first.indptr + second.indptr, pair[:, 0], pair[:, 1]
     if first.edge_id is None and bool((edge_id == torch.arange(size, dtype=dtype)).all()):
         return Compressed(indptr, indices.contiguous(), None)
     return Compressed(indptr, indices, edge_id)
-
-
-def _groups(indptr: Tensor, begin: int, end: int) -> Tensor:
-    """The groups ``int64`` of the positions from ``begin`` to ``end - 1``."""
-    if begin == end:
-        return indptr.new_empty(0)
-    low = int(torch.searchsorted(indptr, begin, right=True)) - 1
-    high = int(torch.searchsorted(indptr, end))
-    counts = indptr[low : high + 1].clamp(begin, end).diff()
-    return torch.arange(low, high).repeat_interleave(counts, output_size=end - begin)
 
 
 def from_pointers(

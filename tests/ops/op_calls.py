@@ -90,6 +90,19 @@ def cursor_of(dst: Tensor, num_dst: int) -> Tensor:
     return torch.cat([longs(0, 0), ends])
 
 
+def merged(first: Tensor, second: Tensor) -> Arguments:
+    """Two lists of destinations; neighbours are the positions, which are the ids of the first."""
+    size = int(torch.cat([first, second]).max()) + 1
+    out: Arguments = {}
+    for name, dst in (("first", first), ("second", second)):
+        order = dst.argsort(stable=True)
+        out[f"{name}_indptr"] = cursor_of(dst, size)[1:]
+        out[f"{name}_indices"] = order.to(torch.int32)
+        out[f"{name}_id"] = none() if name == "first" else order
+    pair = torch.zeros(first.numel() + second.numel(), 2, dtype=torch.int64)
+    return {**out, "pair": pair, "num_threads": 2}
+
+
 def placed(dst: Tensor, src: Tensor, num_dst: int) -> Arguments:
     size = dst.numel()
     return {
@@ -550,6 +563,8 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "csc_by_time, of one table": of_one_table,
     "csc_cursor": lambda: {"dst": longs(2, 0, 1, 2), "num_dst": 3, "num_threads": 2},
     "csc_cursor, many": lambda: {"dst": many_edges()["dst"], "num_dst": MANY, "num_threads": 2},
+    "csc_merge": lambda: merged(longs(2, 0, 1, 2), longs(0, 1, 2, 3)),
+    "csc_merge, many": lambda: merged(many_edges()["dst"], many_edges()["dst"]),
     "csc_place": lambda: placed(longs(2, 0, 1, 2), longs(0, 1, 2, 3), 3),
     "csc_place, many": lambda: placed(**many_edges(), num_dst=MANY),
     "csc_pointers": lambda: {"dst": longs(0, 0, 2, 5), "num_dst": 7, "num_threads": 2},

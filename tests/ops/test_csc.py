@@ -18,6 +18,7 @@ from pyg_scale.ops.csc import (
     build_csc,
     expand_pointers,
     from_pointers,
+    merge_csc,
     order_by_time,
     weight_prefix,
 )
@@ -133,6 +134,23 @@ def test_unsorted_edges_declared_sorted_are_named(kernels: str, size: int) -> No
     dst[size // 2] = 0
     with pytest.raises(ValueError, match=f"edge {size // 2} has 0"):
         build_csc(dst, dst, size, size, is_sorted=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (60, 40), (0, 0)], ids=str)
+def test_merged_lists_are_one_list(kernels: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(sum(size))
+    dst, src = torch.randint(0, 7, (2, sum(size)), generator=generator).to(dtype)
+    for ordered in (False, True):
+        if ordered:
+            dst = dst.sort().values
+        lists = [build_csc(d, s, 7, 7) for d, s in zip(dst.split(size), src.split(size))]
+        found, expected = merge_csc(*lists), build_csc(dst, src, 7, 7)
+        assert torch.equal(found.indptr, expected.indptr)
+        assert torch.equal(found.indices, expected.indices)
+        assert (found.edge_id is None) == (expected.edge_id is None)
+        if found.edge_id is not None and expected.edge_id is not None:
+            assert torch.equal(found.edge_id, expected.edge_id)
 
 
 def test_pointers(kernels: str) -> None:

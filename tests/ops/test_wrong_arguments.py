@@ -23,6 +23,15 @@ WRONG = {
         ({"dst": longs(2, 0, 3, 2)}, "dst must be from 0 to num_dst - 1 = 2"),
         ({"num_dst": MOST}, "num_dst must be from 0"),
     ],
+    "csc_merge": [
+        ({"first_indptr": longs(0, 1, 3, 2)}, "indptr must go from 0 to the number of edges"),
+        ({"first_indptr": longs(0, 3, 2, 4)}, "the pointers of node 1 are 3 and 2"),
+        ({"second_indptr": longs(0, 9, 2, 4)}, "the pointers of node 0 are 0 and 9"),
+        ({"second_indptr": longs(0, 4)}, "both must have the same number of destinations"),
+        ({"second_id": longs(0)}, "indptr must go from 0"),
+        ({"pair": torch.zeros(7, 2, dtype=torch.int64)}, "with two numbers an edge"),
+        ({"pair": torch.zeros(8, 2, dtype=torch.int16)}, "pair must be contiguous, int32 or int64"),
+    ],
     "csc_place": [
         ({"cursor": longs(0, 0, 9, 2, 4)}, "cursor is not of these edges: it leads to place 9"),
         ({"cursor": longs(0)}, "cursor must hold two numbers more"),
