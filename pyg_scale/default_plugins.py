@@ -65,6 +65,7 @@ def pyg_scale_parallel_wrappers() -> dict[str, str]:
         "federated": "pyg_scale.parallel.federated:Federated",
         "feature": "pyg_scale.parallel.feature:FeatureParallel",
         "halo": "pyg_scale.parallel.halo:HaloParallel",
+        "layer": "pyg_scale.parallel.layer:LayerParallel",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",
         "mesh": "pyg_scale.parallel.mesh:MeshParallel",
     }

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pyg_scale.parallel.base import GraphParallel, differentiating
-from pyg_scale.parallel.compression import Compressor, Flat
+from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.layers import check_module
+from pyg_scale.parallel.mean import mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard
 
@@ -175,38 +176,8 @@ class GraphModule(nn.Module):
 
     def _average(self) -> None:
         """Sums of gradients over the ranks, by the number of all seeds."""
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        used = [float(p.grad is not None) for p in trained]
-        device = self.peers.device
-        counts = torch.tensor([self._seeds or 0, *used], dtype=torch.float64, device=device)
-        total, *anywhere = self.peers.sum(counts).tolist()
-        self.all_seeds = max(1.0, total)
-        self._seeds = None
-        by_dtype = dict.fromkeys(p.dtype for p in trained)
-        for number, dtype in enumerate(by_dtype):
-            some = [(p, n) for p, n in zip(trained, anywhere, strict=True) if p.dtype == dtype]
-            if self._compressor is None:  # which must find the same entries at the same places
-                some = [(p, n) for p, n in some if n]
-            if not some:
-                continue
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p, _ in some]
-            flat = torch.cat([grad.reshape(-1) for grad in parts])
-            if self._compressor is None:
-                self.peers.sum(flat).div_(self.all_seeds)
-            else:
-                last = number == len(by_dtype) - 1
-                bucket = Flat(flat.div_(self.all_seeds), [p for p, _ in some], number, last)
-                with self.peers.explained():
-                    self._compressor.reduce(bucket).wait()
-            for (p, n), grad in zip(some, flat.split([p.numel() for p, _ in some]), strict=True):
-                if n or bool(grad.any()):  # what was left out before may come now
-                    p.grad = grad.view_as(p).clone()
-        if self._compressor is not None:
-            names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-            with self.peers.explained():
-                error = self._compressor.finish(names)
-            if error is not None:
-                raise error
+        seeds, self._seeds = self._seeds or 0, None
+        self.all_seeds = mean_over_seeds(self.module, seeds, self.peers, self._compressor)
 
     @property
     def rank_state(self) -> Compressor | None:

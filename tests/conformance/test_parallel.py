@@ -11,6 +11,7 @@ from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.feature import FeatureParallel
 from pyg_scale.parallel.federated import Federated
 from pyg_scale.parallel.halo import HaloParallel
+from pyg_scale.parallel.layer import LayerParallel
 from pyg_scale.parallel.local_sgd import LocalSGD
 from pyg_scale.parallel.mesh import MeshParallel
 from pyg_scale.testing import GraphParallelTests, ParallelTests
@@ -82,3 +83,9 @@ class TestMesh(GraphParallelTests):
     @pytest.fixture
     def parallel(self) -> MeshParallel:
         return MeshParallel()
+
+
+class TestLayer(ParallelTests):
+    @pytest.fixture
+    def parallel(self) -> LayerParallel:
+        return LayerParallel()

@@ -1,0 +1,550 @@
+"""Layer parallelism: a pipeline of ranks, of which each has some layers.
+
+The batches of a step, one or more of each rank, are the micro-batches of a pipeline of torch
+(``torch.distributed.pipelining``; GPipe, Huang et al., NeurIPS 2019; 1F1B, Narayanan et al., SOSP
+2019). Sampled batches are handed over whole: a rank gets the edges and features that its layers
+use, and from the rank before it the rows of hidden layers, padded to one size.
+
+A forward keeps nothing but its inputs. The backward pass computes it again, stage by stage.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.mean import mean_over_seeds
+from pyg_scale.parallel.peers import Peers
+from pyg_scale.parallel.pipeline import (
+    Crossing,
+    Program,
+    Stage,
+    Work,
+    even_stages,
+    traced,
+)
+from pyg_scale.parallel.replica import (
+    check_module,
+    check_no_gradients,
+    checked_seeds,
+    functions_of,
+)
+
+_KEPT = 8  # pipelines of different sizes
+
+
+class LayerParallel(Parallel):
+    """Trains on batches: each rank computes some layers of the batches of all ranks.
+
+    Exact, as with :class:`~pyg_scale.parallel.ddp.DDP`: layers that look at a whole batch see that
+    of one rank. The forward is traced by torch.fx, so it must not decide by values of tensors.
+
+    Args:
+        device_map: The rank of modules, by name, in the order of the forward: a module without one
+            is on that of what is before it. Every rank must have one. By default ranks have equal
+            numbers of the layers that follow edges.
+
+    Raises:
+        TypeError: If ``device_map`` is no dictionary of names and numbers.
+    """
+
+    def __init__(self, device_map: Mapping[str, int] | None = None) -> None:
+        if device_map is not None and not (
+            isinstance(device_map, Mapping)
+            and all(isinstance(k, str) and isinstance(v, int) for k, v in device_map.items())
+        ):
+            raise TypeError(f"device_map must be a dictionary of names and ranks: {device_map!r}")
+        self.device_map = None if device_map is None else dict(device_map)
+
+    def wrap(self, module: nn.Module, group: Any = None) -> LayerModule:
+        """Wrap a module; see :meth:`Parallel.wrap`.
+
+        Raises:
+            RuntimeError: If ``torch.distributed`` was not initialised.
+            TypeError: If ``group`` is no process group.
+            ValueError: If ``device_map`` has a name that is no module, or a rank without modules,
+                or the module cannot be trained. The same on all ranks.
+            CommError: If a rank is gone or late; names it.
+        """
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        peers = Peers(group, device)
+        with peers.together():
+            check_module(module)
+            if self.device_map is not None:
+                _check_map(self.device_map, module, peers.size)
+        if any(each != self.device_map for each in peers.gather(self.device_map)):
+            raise ValueError("ranks have different device_map=")
+        return LayerModule(module, peers, self.device_map)
+
+
+def _check_map(device_map: Mapping[str, int], module: nn.Module, size: int) -> None:
+    names = [name for name, _ in module.named_modules() if name]
+    for name, rank in device_map.items():
+        if name not in names:
+            raise ValueError(
+                f"device_map: the model has no module {name!r}; it has {', '.join(names)}"
+            )
+        if not 0 <= rank < size:
+            raise ValueError(f"device_map: {name!r} is on rank {rank}, and there are {size} ranks")
+    missing = sorted(set(range(size)) - set(device_map.values()))
+    if missing:
+        raise ValueError(f"device_map: rank {missing[0]} has no module: use fewer ranks")
+
+
+class LayerModule(nn.Module):
+    """A wrapped module; see :class:`~pyg_scale.parallel.ParallelModule`.
+
+    Every rank has all parameters, and gets the gradients of all of them: optimizers, schedulers and
+    checkpoints are those of one process.
+    """
+
+    def __init__(self, module: nn.Module, peers: Peers, stages: Mapping[str, int] | None) -> None:
+        super().__init__()
+        self.module = module
+        self.peers = peers
+        self._names = list(inspect.signature(module.forward).parameters)
+        self._stages, self._strict = stages, stages is not None
+        self._programs: dict[str, Program] = {}
+        self._pipelines: OrderedDict[Any, Any] = OrderedDict()
+        self._work: list[Work] = []
+        self._shapes: list[tuple[torch.dtype, list[int]]] = []
+        self._outs: list[Tensor] = []
+        self._seeds: int | None = None
+        self._exchanges = True
+        peers.broadcast([*module.parameters(), *module.buffers()])
+
+    # A step ################################################################################
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As of the module, for a batch of this rank. Every rank calls it.
+
+        Raises:
+            TypeError: If an argument is neither a tensor, a number, a text nor ``None``.
+            ValueError: If the forward of the module cannot be cut into stages. On all ranks.
+            RuntimeError: If ranks do different things in a step.
+            CommError: If a rank is gone or late; names it.
+        """
+        return self._forward([(args, kwargs)])[0]
+
+    def forward_all(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """The outputs of several micro-batches of this rank, for a fuller pipeline.
+
+        Args:
+            batches: The arguments of each. Ranks may have different numbers, also none.
+
+        Raises:
+            Exception: See :meth:`forward`.
+        """
+        return self._forward([(tuple(batch), {}) for batch in batches])
+
+    def backward(self, loss: Tensor, num_seeds: int) -> None:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.backward`."""
+        error: Exception | None = None
+        try:
+            num_seeds = checked_seeds(loss, num_seeds)
+            if self._seeds is None:
+                check_no_gradients(self.module)
+            (loss * num_seeds).backward()
+        except (TypeError, ValueError, RuntimeError) as found:
+            error = found
+        said = {"seeds": num_seeds, "exchanges": self._exchanges} if error is None else {}
+        _, records = self._meet("backward", said, error)
+        self._backward(records)
+
+    def _meet(self, act: str, said: Any, error: Exception | None = None) -> tuple[str, list[Any]]:
+        """Tell all ranks what this one is about to do; a rank in ``join`` does what others do."""
+        own = None if error is None else f"{type(error).__name__}: {error}"
+        records = self.peers.gather([act, said, own])
+        if error is not None:
+            raise error
+        for rank, (_, _, text) in enumerate(records):
+            if text is not None:
+                raise RuntimeError(f"rank {rank} failed: {text}")
+        acts = [each for each, _, _ in records]
+        doing = sorted(set(acts) - {"join"})
+        if len(doing) > 1:
+            who = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(acts))
+            raise RuntimeError(f"ranks do different things in a step ({who})")
+        return (doing[0] if doing else "join"), [each for _, each, _ in records]
+
+    # Forward ###############################################################################
+
+    def _forward(self, batches: list[tuple[Any, Any]]) -> list[Tensor]:
+        error: Exception | None = None
+        bound: list[dict[str, Any]] = []
+        try:
+            bound = [self._bound(args, kwargs) for args, kwargs in batches]
+        except (TypeError, ValueError) as found:
+            error = found
+        said = {
+            "training": [layer.training for layer in self.module.modules()],
+            "grad": torch.is_grad_enabled(),
+            "batches": [_described(each) for each in bound],
+        }
+        _, records = self._meet("forward", said, error)
+        outs = self._computed(records, bound)
+        if torch.is_grad_enabled():
+            outs = [each.requires_grad_() for each in outs]
+        self._outs = outs
+        return [each.view_as(each) for each in outs]
+
+    def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        found = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        found.apply_defaults()
+        for name, value in found.arguments.items():
+            if isinstance(value, Tensor):
+                if value.requires_grad:
+                    raise ValueError(
+                        f"{name} needs a gradient, which does not leave the pipeline: put what it "
+                        "comes from into the model"
+                    )
+            elif value is not None and not isinstance(value, bool | int | float | str):
+                raise TypeError(
+                    f"{name} must be a tensor, a number, a text or None "
+                    f"(got {type(value).__name__}): 'ddp' takes anything"
+                )
+        return dict(found.arguments)
+
+    def _computed(self, records: list[Any], bound: list[dict[str, Any]]) -> list[Tensor]:
+        """The outputs of the batches of this rank. Every rank calls it."""
+        given = [each for each in records if each]
+        if any(each["training"] != given[0]["training"] for each in given):
+            raise RuntimeError("some ranks train the model and others evaluate it")
+        if any(each["grad"] != given[0]["grad"] for each in given):
+            raise RuntimeError("some ranks compute with gradients and others without")
+        described = [
+            (rank, each) for rank, said in enumerate(records) if said for each in said["batches"]
+        ]
+        keys = [_key(each, given[0]["training"]) for _, each in described]
+        if not self._programs.keys() >= set(keys):
+            with self.peers.together():
+                for key, (_, each) in zip(keys, described, strict=True):
+                    self._trace(key, each["fixed"])
+        self._work = [
+            Work(rank, self._programs[key], _sizes(each))
+            for key, (rank, each) in zip(keys, described, strict=True)
+        ]
+        own = iter(bound)
+        mine = [next(own) if rank == self.peers.rank else None for rank, _ in described]
+        self._measure(mine)
+        self._hand_over([each for _, each in described], mine)
+        before = [each.clone() for each in self.module.buffers()]
+        with torch.no_grad():
+            self._run(train=False)
+        self._share_buffers(before)
+        return self._outputs()
+
+    def _trace(self, key: str, fixed: Mapping[str, Any]) -> None:
+        if key in self._programs:
+            return
+        graph = traced(self.module, fixed)
+        if self._stages is None:
+            self._stages = even_stages(self.module, graph, self.peers.size)
+        size = self.peers.size
+        self._programs[key] = Program(self.module, graph, self._stages, size, self._strict)
+
+    def _measure(self, mine: list[dict[str, Any] | None]) -> None:
+        """Let the owner of the first batch of a new program find out what goes between ranks."""
+        first = {work.program: n for n, work in reversed(list(enumerate(self._work)))}
+        new = sorted(n for program, n in first.items() if program.crossings is None)
+        if not new:
+            return
+        found: dict[str, Any] = {}
+        with self.peers.together():
+            for number in new:
+                if (inputs := mine[number]) is None:
+                    continue
+                work = self._work[number]
+                before = [each.clone() for each in self.module.buffers()]
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
+                    nodes, edges = work.sizes["node"], work.sizes["edge"]
+                    found[str(number)] = work.program.measure(tensors, nodes, edges)
+                self._restore(before)
+        records = self.peers.gather(found)
+        for number in new:
+            work = self._work[number]
+            said = records[work.owner][str(number)]
+            work.program.crossings = [
+                [Crossing(per, tuple(shape), dtype) for per, shape, dtype in each] for each in said
+            ]
+        rows = [each.program.crossings for each in self._work]
+        if any(each != rows[0] for each in rows):
+            raise ValueError("different tensors go between ranks for batches with other arguments")
+
+    def _hand_over(self, described: list[Any], mine: list[dict[str, Any] | None]) -> None:
+        """Give each rank the inputs that its layers use."""
+        ranks = range(self.peers.size)
+        needed = [[work.program.needed(rank) for rank in ranks] for work in self._work]
+        sent = [
+            [mine[n][name] for n in range(len(mine)) if mine[n] for name in needed[n][rank]]  # type: ignore[index]
+            for rank in ranks
+        ]
+        own = self.peers.rank
+        expected = [
+            [
+                (n, name, *described[n]["tensors"][name])
+                for n, work in enumerate(self._work)
+                if work.owner == rank
+                for name in needed[n][own]
+            ]
+            for rank in ranks
+        ]
+        like = [[(_dtype(dtype), shape) for _, _, dtype, shape in each] for each in expected]
+        for rank, tensors in enumerate(_exchanged(self.peers, sent, like)):
+            for (number, name, _, _), tensor in zip(expected[rank], tensors, strict=True):
+                self._work[number].inputs[name] = tensor
+
+    def _outputs(self) -> list[Tensor]:
+        """Give each rank the outputs of its batches."""
+        last, own = self.peers.size - 1, self.peers.rank
+        outs = [work.out for work in self._work]
+        said = [[str(out.dtype)[6:], list(out.shape)] for out in outs if out is not None]
+        shapes = self.peers.gather(said if own == last else None)[last]
+        self._shapes = [(_dtype(dtype), shape) for dtype, shape in shapes]
+        ranks = range(self.peers.size)
+        sent: list[list[Tensor]] = [
+            [out for out, work in zip(outs, self._work) if work.owner == rank and out is not None]
+            if own == last
+            else []
+            for rank in ranks
+        ]
+        mine = [like for like, work in zip(self._shapes, self._work) if work.owner == own]
+        found = _exchanged(self.peers, sent, [mine if rank == last else [] for rank in ranks])
+        for work in self._work:
+            work.out = None
+        return found[last]
+
+    # Backward ##############################################################################
+
+    def _backward(self, records: list[Any]) -> None:
+        """Compute all stages again, with gradients. Every rank calls it."""
+        given = [each for each in records if each]
+        if any(each["exchanges"] != given[0]["exchanges"] for each in given):
+            raise RuntimeError("some ranks are within no_sync() and others are not")
+        if not self._work:
+            raise RuntimeError("backward() without a forward on any rank")
+        self._return_gradients()
+        before = [each.clone() for each in self.module.buffers()]
+        with torch.enable_grad():
+            self._run(train=True)
+        self._restore(before)
+        self._work, self._outs = [], []
+        seeds = records[self.peers.rank]["seeds"] if records[self.peers.rank] else 0
+        self._seeds = (self._seeds or 0) + seeds
+        if given[0]["exchanges"]:
+            total, self._seeds = self._seeds, None
+            mean_over_seeds(self.module, total, self.peers)
+
+    def _return_gradients(self) -> None:
+        """Give the last rank the gradients of the losses by the outputs."""
+        last, own = self.peers.size - 1, self.peers.rank
+        grads = [torch.zeros_like(out) if out.grad is None else out.grad for out in self._outs]
+        ranks = range(self.peers.size)
+        sent: list[list[Tensor]] = [grads if rank == last else [] for rank in ranks]
+        like = [
+            [each for each, work in zip(self._shapes, self._work) if work.owner == rank]
+            if own == last
+            else []
+            for rank in ranks
+        ]
+        found = [iter(each) for each in _exchanged(self.peers, sent, like)]
+        if own == last:
+            for work in self._work:
+                work.grad = next(found[work.owner])
+
+    # The pipeline ##########################################################################
+
+    def _run(self, train: bool) -> None:
+        """Run all micro-batches through the pipeline."""
+        if not self._work:
+            return
+        schedule = self._pipeline(train)
+        numbers = torch.arange(len(self._work), device=self.peers.device)
+        first, last = self.peers.rank == 0, self.peers.rank == self.peers.size - 1
+        args, kwargs = ([numbers], {}) if first else ([], {"number": numbers})
+        target = {"target": numbers} if train and last else {}
+        with self.peers.announced(), self.peers.explained():
+            try:
+                schedule.step(*args, **kwargs, **target, return_outputs=False)
+            except RuntimeError as error:  # torch's says what was computed, and not what failed
+                if "failed to run forward" in str(error) and isinstance(error.__cause__, Exception):
+                    raise error.__cause__ from None
+                raise
+
+    def _pipeline(self, train: bool) -> Any:
+        """The schedule for micro-batches of these sizes; some are kept."""
+        crossings = self._work[0].program.crossings
+        assert crossings is not None
+        largest = {
+            per: _rounded(max(1, *(work.sizes[per] for work in self._work), 1))
+            for per in ("node", "edge")
+        }
+        shapes = [[(largest[c.per], *c.shape) for c in each] for each in crossings]
+        key = (train, len(self._work), str(shapes))
+        if key not in self._pipelines:
+            self._pipelines[key] = self._made(train, shapes, crossings)
+            if len(self._pipelines) > _KEPT:
+                self._pipelines.popitem(last=False)
+        self._pipelines.move_to_end(key)
+        return self._pipelines[key]
+
+    def _made(self, train: bool, shapes: Any, crossings: list[list[Crossing]]) -> Any:
+        rank, size = self.peers.rank, self.peers.size
+
+        def like(edge: int) -> tuple[Tensor, ...]:
+            pairs = zip(shapes[edge], crossings[edge], strict=True)
+            device = self.peers.device
+            made = [torch.empty(s, dtype=_dtype(c.dtype), device=device) for s, c in pairs]
+            return tuple(each.requires_grad_() for each in made)
+
+        last = rank == size - 1
+        stage = Stage(rank, last, [] if last else shapes[rank], lambda: self._work)
+        made = PipelineStage(
+            stage,
+            rank,
+            size,
+            self.peers.device,
+            input_args=like(rank - 1) if rank else (torch.zeros(1, dtype=torch.int64),),
+            output_args=torch.zeros(1, requires_grad=True) if last else like(rank),
+            group=self.peers.group,
+        )
+        number = len(self._work)
+        kind = Schedule1F1B if train and number >= size else ScheduleGPipe
+        return kind(made, number, loss_fn=_loss if train else None, scale_grads=False)
+
+    def _share_buffers(self, before: list[Tensor]) -> None:
+        """Let all ranks have what the layers of each have written into buffers."""
+        if self.peers.size == 1 or not self.module.training:
+            return
+        for was, buffer in zip(before, self.module.buffers(), strict=True):
+            if buffer.dtype != torch.bool:
+                buffer.detach().copy_(was + self.peers.sum(buffer.detach() - was))
+
+    def _restore(self, before: list[Tensor]) -> None:
+        for was, buffer in zip(before, self.module.buffers(), strict=True):
+            buffer.detach().copy_(was)
+
+    # Epochs ################################################################################
+
+    @contextmanager
+    def join(self, *steps: Any) -> Iterator[None]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.join`."""
+        functions = functions_of(steps)
+        yield
+        while True:
+            act, records = self._meet("join", None)
+            if act == "join":
+                return
+            if act == "forward":
+                with torch.set_grad_enabled(next(each for each in records if each)["grad"]):
+                    self._outs = self._computed(records, [])
+                continue
+            if self._seeds is None:
+                self.module.zero_grad()
+            self._backward(records)
+            if next(each for each in records if each)["exchanges"]:
+                for step in functions:
+                    step()
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
+        return self._accumulating()
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        before, self._exchanges = self._exchanges, False
+        try:
+            yield
+        finally:
+            self._exchanges = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The ``state_dict`` of the wrapped module, with its keys."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of the wrapped module."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    """The output of the last stage is the loss already."""
+    return output.sum()
+
+
+def _key(batch: Any, training: list[bool]) -> str:
+    """All that the steps of a forward depend on."""
+    return json.dumps([batch["fixed"], sorted(batch["tensors"]), training])
+
+
+def _described(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a batch, as JSON knows them."""
+    tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
+    return {
+        "fixed": {k: v for k, v in batch.items() if k not in tensors},
+        "tensors": {k: [str(v.dtype)[6:], list(v.shape)] for k, v in tensors.items()},
+    }
+
+
+def _sizes(batch: Any) -> dict[str, int]:
+    """The number of rows of the first tensor, and of columns of the first that has two rows."""
+    shapes = [shape for _, shape in batch["tensors"].values()]
+    edges = [s[1] for s in shapes[1:] if len(s) == 2 and s[0] == 2]
+    return {"node": shapes[0][0] if shapes and shapes[0] else 0, "edge": (edges or [0])[0]}
+
+
+def _rounded(number: int) -> int:
+    """The next number whose binary form has three digits and then zeros: at most a quarter more."""
+    step = 1 << max(0, number.bit_length() - 3)
+    return -(-number // step) * step
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no dtype {name!r}")
+    return found
+
+
+def _exchanged(
+    peers: Peers, sent: list[list[Tensor]], like: list[list[tuple[torch.dtype, list[int]]]]
+) -> list[list[Tensor]]:
+    """Give each rank some tensors, and get those of each, in one message.
+
+    Args:
+        peers: The ranks.
+        sent: The tensors for each rank.
+        like: The dtype and the shape of those from each rank.
+    """
+    nothing = torch.empty(0, dtype=torch.uint8, device=peers.device)
+    own = [torch.cat([nothing, *(_bytes(each) for each in tensors)]) for tensors in sent]
+    sizes = [[_size(dtype, shape) for dtype, shape in each] for each in like]
+    received = nothing.new_empty(sum(map(sum, sizes)))
+    counts = [sum(each) for each in sizes]
+    peers.all_to_all(received, torch.cat(own), counts, [each.numel() for each in own])
+    found = []
+    for block, each, lengths in zip(received.split(counts), like, sizes, strict=True):
+        parts = block.split(lengths)
+        # Copied, as numbers may begin at a place that their size does not divide.
+        found.append([p.clone().view(d).view(s) for p, (d, s) in zip(parts, each, strict=True)])
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _size(dtype: torch.dtype, shape: list[int]) -> int:
+    return torch.empty(shape, dtype=dtype, device="meta").nbytes

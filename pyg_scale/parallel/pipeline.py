@@ -1,0 +1,305 @@
+"""A forward cut into stages, and one stage as torch's pipelining wants it.
+
+The forward is traced by torch.fx; layers stay whole. What a stage computes and later ones use goes
+from rank to rank. Inputs do not: a stage that uses an input has it from the rank whose batch it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch_geometric.nn.conv import MessagePassing
+
+_WHOLE = ("aggr", "conv", "dense", "encoding", "kge", "norm", "pool", "unpool")
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        package = type(m).__module__.split(".")
+        known = package[:2] == ["torch_geometric", "nn"] and package[2:3] != ["models"]
+        whole = known and (package[2:3] or [""])[0] in _WHOLE
+        return isinstance(m, MessagePassing) or whole or super().is_leaf_module(m, "")
+
+
+class Crossing(NamedTuple):
+    """A tensor that goes from a stage to the next one.
+
+    Attributes:
+        per: ``"node"`` or ``"edge"``: it has a row for each of those of a batch.
+        shape: The shape of a row.
+        dtype: Its dtype, such as ``"float32"``.
+    """
+
+    per: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def traced(module: nn.Module, fixed: Mapping[str, Any]) -> fx.Graph:
+    """The forward of a module, with layers as single steps.
+
+    Args:
+        module: The module.
+        fixed: Arguments that are no tensors, by name.
+
+    Raises:
+        ValueError: If it cannot be traced, or takes any number of arguments.
+    """
+    kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise ValueError("the forward of the model takes any number of arguments: name them all")
+    try:
+        graph = _Tracer().trace(module, dict(fixed))
+    except (fx.proxy.TraceError, TypeError, RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"the forward of {type(module).__name__} cannot be cut into stages ({error}): it must "
+            "not decide by values or shapes of tensors outside of layers"
+        ) from error
+    # Of arguments that are fixed, torch.fx checks the value.
+    for node in reversed(list(graph.nodes)):
+        checks = "_assert" in getattr(node.target, "__name__", "")
+        compares = node.target is operator.eq and not node.users
+        if node.op == "call_function" and (checks or compares):
+            graph.erase_node(node)
+    return graph
+
+
+class Program:
+    """The forward of a module with some fixed arguments, in stages.
+
+    Args:
+        module: The module.
+        graph: See :func:`traced`.
+        stages: The stage of modules, by name; one that is not there has that of what is before it.
+        number: Number of stages.
+        strict: Whether a module of an earlier stage after one of a later one is an error.
+
+    Raises:
+        ValueError: If it is.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        graph: fx.Graph,
+        stages: Mapping[str, int],
+        number: int,
+        strict: bool,
+    ) -> None:
+        self.crossings: list[list[Crossing]] | None = None
+        self._steps: list[list[fx.Node]] = [[] for _ in range(number)]
+        self._inputs = [node for node in graph.nodes if node.op == "placeholder" and node.users]
+        self._module, self._graph = module, graph
+        stage, of = 0, {}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                continue
+            found = stage_of(node, stages)
+            if found is not None and found < stage and strict:
+                raise ValueError(
+                    f"device_map: {node.target!r} is on rank {found} and is used after a layer of "
+                    f"rank {stage}: ranks must follow the forward"
+                )
+            stage = number - 1 if node.op == "output" else max(stage, found or 0)
+            of[node] = stage
+            self._steps[stage].append(node)
+        self._crossing: list[list[fx.Node]] = []
+        for edge in range(1, number):
+            self._crossing.append(
+                [n for n in of if of[n] < edge and any(of[user] >= edge for user in n.users)]
+            )
+
+    def needed(self, stage: int) -> list[str]:
+        """The names of the inputs that a stage uses."""
+        steps = set(self._steps[stage])
+        return [str(node.target) for node in self._inputs if steps & node.users.keys()]
+
+    def run(
+        self, stage: int, tensors: Sequence[Tensor], inputs: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The tensors that go to the next stage, or of the last stage the output.
+
+        Args:
+            stage: The stage.
+            tensors: What came from the stage before.
+            inputs: Those of :meth:`needed`.
+        """
+        run = fx.Interpreter(self._module, garbage_collect_values=False, graph=self._graph)
+        for node in self._graph.nodes:
+            if node.op == "get_attr":
+                run.env[node] = run.run_node(node)
+        run.env |= {n: inputs[str(n.target)] for n in self._inputs if str(n.target) in inputs}
+        if stage:
+            run.env |= dict(zip(self._crossing[stage - 1], tensors, strict=True))
+        for node in self._steps[stage]:
+            if node.op == "output":
+                (out,) = node.args
+                if not isinstance(out, fx.Node):
+                    raise ValueError("the model must return one tensor")
+                return (run.env[out],)
+            run.env[node] = run.run_node(node)
+        return tuple(run.env[node] for node in self._crossing[stage])
+
+    def measure(self, inputs: Mapping[str, Tensor], nodes: int, edges: int) -> list[list[Any]]:
+        """Everything that goes from stage to stage, as JSON knows it; see :class:`Crossing`.
+
+        Args:
+            inputs: All inputs.
+            nodes: Number of nodes of the batch.
+            edges: Number of its edges.
+
+        Raises:
+            ValueError: If it is no floating-point tensor with a row for each node or edge.
+        """
+        found: list[list[Any]] = []
+        tensors: tuple[Tensor, ...] = ()
+        for stage, crossing in enumerate(self._crossing):
+            tensors = self.run(stage, tensors, inputs)
+            if not tensors:
+                raise ValueError(f"nothing goes from rank {stage} to rank {stage + 1}")
+            found.append([])
+            for node, tensor in zip(crossing, tensors, strict=True):
+                rows = tensor.size(0) if isinstance(tensor, Tensor) and tensor.dim() else -1
+                if rows not in (nodes, edges) or not tensor.is_floating_point():
+                    raise ValueError(
+                        f"{node.name!r} goes from rank {stage} to rank {stage + 1}, and is no "
+                        "floating-point tensor with a row for each node or edge: put the cut "
+                        "elsewhere, device_map="
+                    )
+                per = "node" if rows == nodes else "edge"
+                found[-1].append([per, list(tensor.shape[1:]), str(tensor.dtype)[6:]])
+        return found
+
+
+def stage_of(node: fx.Node, stages: Mapping[str, int]) -> int | None:
+    """The stage of a module that is called, or of one that it is in; ``None`` if it has none."""
+    parts = str(node.target).split(".") if node.op == "call_module" else []
+    for size in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:size])) in stages:
+            return stages[name]
+    return None
+
+
+def even_stages(module: nn.Module, graph: fx.Graph, number: int) -> dict[str, int]:
+    """Stages with equal numbers of layers that follow edges, in the order of the forward.
+
+    Raises:
+        ValueError: If there are fewer layers than stages.
+    """
+    modules = dict(module.named_modules())
+    names = dict.fromkeys(
+        str(node.target)
+        for node in graph.nodes
+        if node.op == "call_module" and isinstance(modules[str(node.target)], MessagePassing)
+    )
+    if len(names) < number:
+        raise ValueError(
+            f"the model has {len(names)} layers that follow edges for {number} ranks: say which "
+            "modules each rank has, device_map={'name': rank}, or use fewer ranks"
+        )
+    return {name: place * number // len(names) for place, name in enumerate(names)}
+
+
+class Work:
+    """A micro-batch on one rank.
+
+    Attributes:
+        owner: The rank whose batch it is.
+        program: Computes it.
+        sizes: Number of nodes and of edges.
+        inputs: What the stage of this rank uses.
+        random: The state of random numbers before it was computed.
+        out: On the last rank its output.
+        grad: On the last rank the gradient of the loss by the output.
+    """
+
+    def __init__(self, owner: int, program: Program, sizes: dict[str, int]) -> None:
+        self.owner, self.program, self.sizes = owner, program, sizes
+        self.inputs: dict[str, Tensor] = {}
+        self.random: list[Tensor] = []
+        self.out: Tensor | None = None
+        self.grad: Tensor | None = None
+
+
+class _Anchored(torch.autograd.Function):
+    """Tensors that take part in the backward pass, also if nothing before them does."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each.view_as(each) for each in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return torch.zeros(()), *grads
+
+
+class Stage(nn.Module):
+    """A stage of a pipeline: micro-batches by number, tensors padded to one size.
+
+    Args:
+        stage: The number of the stage.
+        last: Whether it is the last one.
+        padded: The shapes of what it passes on.
+        work: The micro-batches of a step, by number.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        last: bool,
+        padded: list[tuple[int, ...]],
+        work: Callable[[], list[Work]],
+    ) -> None:
+        super().__init__()
+        self._stage, self._last, self._padded, self._work = stage, last, padded, work
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, *tensors: Tensor, number: Tensor | None = None) -> Any:
+        """Of the last stage the loss ``[1]``, of others what goes on, padded.
+
+        Args:
+            *tensors: What came from the stage before; of the first stage the number.
+            number: The number ``[1]`` of the micro-batch.
+        """
+        if number is None:
+            number, tensors = tensors[0], ()
+        work = self._work()[int(number)]
+        crossings = work.program.crossings
+        assert crossings is not None
+        if self._stage:
+            rows = [work.sizes[each.per] for each in crossings[self._stage - 1]]
+            tensors = tuple(each[:n] for each, n in zip(tensors, rows, strict=True))
+        gpus = [number.device] if number.device.type == "cuda" else []
+        if not torch.is_grad_enabled():
+            work.random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
+            return self._passed_on(work, work.program.run(self._stage, tensors, work.inputs))
+        with torch.random.fork_rng(devices=gpus):
+            torch.set_rng_state(work.random[0])
+            for state, gpu in zip(work.random[1:], gpus, strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            found = work.program.run(self._stage, tensors, work.inputs)
+        return self._passed_on(work, found)
+
+    def _passed_on(self, work: Work, found: tuple[Tensor, ...]) -> Any:
+        if self._last:
+            (work.out,) = found
+            if not torch.is_grad_enabled() or work.grad is None:
+                return work.out.new_zeros(1)
+            (out,) = _Anchored.apply(self._anchor, work.out)
+            work.out = None
+            return (out * work.grad).sum().reshape(1)
+        padded = []
+        for each, shape in zip(found, self._padded, strict=True):
+            if each.shape[1:] != shape[1:] or each.size(0) > shape[0]:
+                raise ValueError(f"a batch has {list(each.shape)} where others have {list(shape)}")
+            behind = [0] * (2 * each.dim() - 1) + [shape[0] - each.size(0)]
+            padded.append(F.pad(each, behind))
+        if torch.is_grad_enabled():
+            padded = list(_Anchored.apply(self._anchor, *padded))
+        return tuple(padded)

@@ -1,0 +1,303 @@
+"""What ``layer`` computes, against one process, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch_geometric.data import Batch, Data
+
+from pyg_scale import parallel
+from pyg_scale.datasets import planted_communities
+from pyg_scale.errors import CommError
+from pyg_scale.loader import NeighborLoader
+from pyg_scale.parallel.layer import LayerParallel
+from pyg_scale.testing.parallel import TOLERANCE
+from pyg_scale.testing.processes import WaitingProcesses
+from tests.parallel.models import Found, difference
+
+FEATURES, CLASSES = 6, 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(4, limit=120.0) as started:
+        yield started
+
+
+class Residual(nn.Module):
+    """Its first layer is added to the last, over all that is between; features of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(FEATURES, 8)
+        self.convs = nn.ModuleList(pyg.GATConv(8, 4, heads=2, edge_dim=2) for _ in range(3))
+        self.score = nn.Linear(2, 1)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        first = hidden = self.into(x).relu()
+        weight = self.score(edge_attr).sigmoid()
+        for conv in self.convs:
+            hidden = conv(hidden, edge_index, edge_attr * weight).tanh()
+        return self.out(hidden + first)
+
+
+class Twice(nn.Module):
+    """A layer that two ranks use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.conv = pyg.SAGEConv(FEATURES, 8), pyg.SAGEConv(8, 8)
+        self.last = pyg.GCNConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(self.into(x, edge_index).tanh(), edge_index).tanh()
+        return self.last(self.conv(x, edge_index), edge_index)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "sage": lambda: pyg.GraphSAGE(FEATURES, 8, 4, CLASSES, norm="BatchNorm", jk="cat"),
+    "gat": lambda: pyg.GAT(FEATURES, 8, 3, CLASSES, heads=2),
+    "gin": lambda: pyg.GIN(FEATURES, 8, 3, CLASSES),
+    "residual": Residual,
+    "twice": Twice,
+}
+
+
+def graph() -> Data:
+    data = planted_communities(120, 700, CLASSES, FEATURES, progress=False)
+    data.x = data.x.double()
+    generator = torch.Generator().manual_seed(3)
+    shape = (data.num_edges, 2)
+    data.edge_attr = torch.rand(shape, dtype=torch.float64, generator=generator)
+    return data
+
+
+def batches(data: Data, rank: int, number: int) -> list[Data]:
+    """Sampled blocks of a rank, of different sizes."""
+    seeds = torch.arange(rank * 30, rank * 30 + 5 * number + rank)
+    loader = NeighborLoader(data, [4, 3], input_nodes=seeds, batch_size=5 + rank, seed=rank)
+    return list(loader)[:number]
+
+
+def build(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name]().double()
+
+
+def arguments(name: str, batch: Data) -> tuple[Tensor, ...]:
+    return (batch.x, batch.edge_index, *([batch.edge_attr] if name == "residual" else []))
+
+
+def loss_of(out: Tensor, batch: Data) -> Tensor:
+    return F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+
+
+def train(name: str, device_map: dict[str, int] | None, steps: int = 3) -> str:
+    """What differs from one process that computes the batches of all ranks one by one."""
+    data, rank, size = graph(), dist.get_rank(), dist.get_world_size()
+    model = parallel.wrap(build(name, rank), "layer", device_map=device_map)
+    own, all_ = batches(data, rank, steps), [batches(data, r, steps) for r in range(size)]
+    plain = build(name, 0)
+    results = []
+    for module in (model, plain):
+        inner = plain if module is plain else model.module
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        for step in range(steps):
+            optimizer.zero_grad()
+            mine = own[step]
+            if module is plain:
+                total = sum(each[step].batch_size for each in all_)
+                outs = []
+                for each in all_:
+                    outs.append(plain(*arguments(name, each[step])))
+                    (loss_of(outs[-1], each[step]) * each[step].batch_size / total).backward()
+                out = outs[rank]
+            else:
+                out = model(*arguments(name, mine))
+                model.backward(loss_of(out, mine), mine.batch_size)
+            if step == 0:
+                first = out.detach().clone()
+                grads = {
+                    n: None if p.grad is None else p.grad.clone()
+                    for n, p in inner.named_parameters()
+                }
+            optimizer.step()
+        final = {n: v.detach().clone() for n, v in inner.state_dict().items()}
+        results.append(Found(first, grads, final))
+    return difference(results[0], results[1], torch.arange(len(results[1].out)))
+
+
+def train_all(names: list[str], device_map: dict[str, int] | None) -> dict[str, str]:
+    found = {name: train(name, device_map) for name in names}
+    return {name: said for name, said in found.items() if said}
+
+
+@pytest.mark.parametrize(
+    ("size", "names", "device_map"),
+    [
+        (2, ["sage", "residual"], None),
+        (3, ["residual"], {"into": 0, "convs.1": 1, "out": 2}),
+        *(
+            pytest.param(size, list(MODELS), None, marks=pytest.mark.slow)
+            for size in (1, 2, 3)
+        ),
+        pytest.param(4, ["sage"], None, marks=pytest.mark.slow),
+        pytest.param(
+            2, ["sage"], {"convs.0": 0, "convs.1": 0, "convs.2": 0, "convs.3": 1},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_gradients_are_those_of_one_process(
+    ranks: WaitingProcesses, size: int, names: list[str], device_map: dict[str, int] | None
+) -> None:
+    """Also parameters and running statistics after three steps."""
+    assert ranks.run(train_all, names, device_map, world_size=size) == [{}] * size
+
+
+def several(number: int) -> None:
+    """Micro-batches of one rank and of all are one batch, padded or not."""
+    data, rank = graph(), dist.get_rank()
+    model = parallel.wrap(build("gat", rank), "layer")
+    own = batches(data, rank, number + rank)
+    outs = model.forward_all([arguments("gat", each) for each in own])
+    seeds = sum(each.batch_size for each in own)
+    losses = [loss_of(out, each) * each.batch_size for out, each in zip(outs, own)]
+    model.backward(sum(losses) / seeds, seeds)
+    plain, size = build("gat", 0), dist.get_world_size()
+    every = [each for r in range(size) for each in batches(data, r, number + r)]
+    union = Batch.from_data_list([Data(x=e.x, edge_index=e.edge_index) for e in every])
+    found = plain(union.x, union.edge_index)
+    sizes = [each.batch_size for each in every]
+    parts = [found[union.ptr[n] :][:size] for n, size in enumerate(sizes)]
+    labels = torch.cat([each.y[: each.batch_size] for each in every])
+    F.cross_entropy(torch.cat(parts), labels).backward()
+    for (name, p), q in zip(model.module.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad - q.grad).abs().max() <= TOLERANCE, name
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_micro_batches_are_one_batch(ranks: WaitingProcesses, number: int) -> None:
+    ranks.run(several, number, world_size=2)
+
+
+def drop(size: int) -> None:
+    """Dropout draws in the backward pass what it drew in the forward."""
+    torch.manual_seed(dist.get_rank())
+    model = parallel.wrap(pyg.GCN(FEATURES, 16, 3, CLASSES, dropout=0.5).double(), "layer")
+    data = graph()
+    found = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        model.zero_grad()
+        out = model(data.x, data.edge_index)
+        # The gradient of the sum by the last bias is the number of nodes, whatever was drawn; by
+        # the last weight it is what the last layer added up, which the output is made of, too.
+        model.backward(out.sum(), 1)
+        weight = model.module.convs[-1].lin.weight
+        bias = model.module.convs[-1].bias
+        total = (weight * weight.grad).sum() + (bias * bias.grad).sum()
+        sums = out.detach().sum().reshape(1)
+        dist.all_reduce(sums)
+        assert torch.allclose(total * size, sums, rtol=1e-10)
+        found.append(out.detach())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(model(data.x, data.edge_index), found[0])
+
+
+def test_dropout_draws_once(ranks: WaitingProcesses) -> None:
+    ranks.run(drop, 2, world_size=2)
+
+
+def keep() -> tuple[int, bool]:
+    """Bytes that a forward keeps for the backward, and whether an evaluation works in between."""
+    data = graph()
+    model = parallel.wrap(build("gin", 0), "layer")
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model(data.x, data.edge_index)
+    total = sum(each.nbytes for each in kept)
+    model.backward(out.mean(), 1)
+    model.eval()
+    with torch.no_grad():
+        return total, torch.equal(
+            model(data.x, data.edge_index), model.module(data.x, data.edge_index)
+        )
+
+
+def test_a_forward_keeps_no_activations(ranks: WaitingProcesses) -> None:
+    assert ranks.run(keep, world_size=2) == [(0, True)] * 2
+
+
+# What is refused ###############################################################################
+
+
+class Decides(nn.Module):
+    """Its forward depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = pyg.GCNConv(FEATURES, 8), pyg.GCNConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.a(x, edge_index)
+        return self.b(x if x.sum() > 0 else -x, edge_index)
+
+
+def refuse() -> None:
+    data, rank = graph(), dist.get_rank()
+    x, edge_index = data.x, data.edge_index
+
+    def fails(model: Any, kind: type[Exception], reason: str, *args: Any) -> None:
+        with pytest.raises(kind, match=reason):
+            parallel.wrap(model.double(), "layer")(*(args or (x, edge_index)))
+
+    fails(pyg.GCN(FEATURES, 8, 1, 4), ValueError, r"has 1 layers that follow edges for 2 ranks")
+    fails(Decides(), ValueError, r"Decides cannot be cut into stages .*decide by values")
+    model = build("gin", 0)
+    wrapped = parallel.wrap(model, "layer")
+    with pytest.raises(ValueError, match="x needs a gradient"):
+        wrapped(x.clone().requires_grad_(), edge_index)
+    with pytest.raises(TypeError, match=r"x must be a tensor, a number.*\(got dict\)"):
+        wrapped({"a": x}, edge_index)
+    for device_map, reason in (
+        ({"convs.0": 0, "elsewhere": 1}, r"no module 'elsewhere'; it has dropout, act, convs"),
+        ({"convs.0": 0, "convs.1": 2}, r"'convs.1' is on rank 2, and there are 2 ranks"),
+        ({"convs": 0}, r"rank 1 has no module"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            parallel.wrap(model, "layer", device_map=device_map)
+    with pytest.raises(ValueError, match=r"'convs.1' is on rank 0 and is used after"):
+        parallel.wrap(model, "layer", device_map={"convs.0": 1, "convs.1": 0})(x, edge_index)
+    with pytest.raises(TypeError, match="device_map must be a dictionary"):
+        LayerParallel(device_map=["convs"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ranks have different device_map="):
+        parallel.wrap(model, "layer", device_map={"convs.0": rank, "convs.1": 1 - rank})
+    if rank:
+        with pytest.raises(RuntimeError, match=r"rank 0: forward, rank 1: backward"):
+            wrapped.backward(next(model.parameters()).sum(), 1)
+    else:
+        with pytest.raises(RuntimeError, match=r"rank 0: forward, rank 1: backward"):
+            wrapped(x, edge_index)
+    wrong = edge_index + 1_000 * rank  # the batch of rank 1 fails in the first layer, on rank 0
+    kind, reason = (CommError, "^rank 0 failed: .*ndex") if rank else (IndexError, "ndex")
+    with pytest.raises(kind, match=reason):
+        wrapped(x, wrong)
+
+
+def test_what_is_refused(ranks: WaitingProcesses) -> None:
+    ranks.run(refuse, world_size=2)
