@@ -64,6 +64,7 @@ def pyg_scale_parallel_wrappers() -> dict[str, str]:
         "ddp": "pyg_scale.parallel.ddp:DDP",
         "federated": "pyg_scale.parallel.federated:Federated",
         "feature": "pyg_scale.parallel.feature:FeatureParallel",
+        "fsdp": "pyg_scale.parallel.fsdp:FSDP",
         "halo": "pyg_scale.parallel.halo:HaloParallel",
         "layer": "pyg_scale.parallel.layer:LayerParallel",
         "local_sgd": "pyg_scale.parallel.local_sgd:LocalSGD",

@@ -10,7 +10,6 @@ A forward keeps nothing but its inputs. The backward pass computes it again, sta
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.calls import bound_to, described_by, dtype_of
 from pyg_scale.parallel.mean import mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.pipeline import (
@@ -111,7 +111,6 @@ class LayerModule(nn.Module):
         super().__init__()
         self.module = module
         self.peers = peers
-        self._names = list(inspect.signature(module.forward).parameters)
         self._stages, self._strict = stages, stages is not None
         self._programs: dict[str, Program] = {}
         self._pipelines: OrderedDict[Any, Any] = OrderedDict()
@@ -157,24 +156,8 @@ class LayerModule(nn.Module):
         except (TypeError, ValueError, RuntimeError) as found:
             error = found
         said = {"seeds": num_seeds, "exchanges": self._exchanges} if error is None else {}
-        _, records = self._meet("backward", said, error)
+        _, records = self.peers.meet("backward", said, error)
         self._backward(records)
-
-    def _meet(self, act: str, said: Any, error: Exception | None = None) -> tuple[str, list[Any]]:
-        """Tell all ranks what this one is about to do; a rank in ``join`` does what others do."""
-        own = None if error is None else f"{type(error).__name__}: {error}"
-        records = self.peers.gather([act, said, own])
-        if error is not None:
-            raise error
-        for rank, (_, _, text) in enumerate(records):
-            if text is not None:
-                raise RuntimeError(f"rank {rank} failed: {text}")
-        acts = [each for each, _, _ in records]
-        doing = sorted(set(acts) - {"join"})
-        if len(doing) > 1:
-            who = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(acts))
-            raise RuntimeError(f"ranks do different things in a step ({who})")
-        return (doing[0] if doing else "join"), [each for _, each, _ in records]
 
     # Forward ###############################################################################
 
@@ -182,37 +165,20 @@ class LayerModule(nn.Module):
         error: Exception | None = None
         bound: list[dict[str, Any]] = []
         try:
-            bound = [self._bound(args, kwargs) for args, kwargs in batches]
+            bound = [bound_to(self.module, args, kwargs) for args, kwargs in batches]
         except (TypeError, ValueError) as found:
             error = found
         said = {
             "training": [layer.training for layer in self.module.modules()],
             "grad": torch.is_grad_enabled(),
-            "batches": [_described(each) for each in bound],
+            "batches": [described_by(each) for each in bound],
         }
-        _, records = self._meet("forward", said, error)
+        _, records = self.peers.meet("forward", said, error)
         outs = self._computed(records, bound)
         if torch.is_grad_enabled():
             outs = [each.requires_grad_() for each in outs]
         self._outs = outs
         return [each.view_as(each) for each in outs]
-
-    def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        found = inspect.signature(self.module.forward).bind(*args, **kwargs)
-        found.apply_defaults()
-        for name, value in found.arguments.items():
-            if isinstance(value, Tensor):
-                if value.requires_grad:
-                    raise ValueError(
-                        f"{name} needs a gradient, which does not leave the pipeline: put what it "
-                        "comes from into the model"
-                    )
-            elif value is not None and not isinstance(value, bool | int | float | str):
-                raise TypeError(
-                    f"{name} must be a tensor, a number, a text or None "
-                    f"(got {type(value).__name__}): 'ddp' takes anything"
-                )
-        return dict(found.arguments)
 
     def _computed(self, records: list[Any], bound: list[dict[str, Any]]) -> list[Tensor]:
         """The outputs of the batches of this rank. Every rank calls it."""
@@ -299,7 +265,7 @@ class LayerModule(nn.Module):
             ]
             for rank in ranks
         ]
-        like = [[(_dtype(dtype), shape) for _, _, dtype, shape in each] for each in expected]
+        like = [[(dtype_of(dtype), shape) for _, _, dtype, shape in each] for each in expected]
         for rank, tensors in enumerate(_exchanged(self.peers, sent, like)):
             for (number, name, _, _), tensor in zip(expected[rank], tensors, strict=True):
                 self._work[number].inputs[name] = tensor
@@ -310,7 +276,7 @@ class LayerModule(nn.Module):
         outs = [work.out for work in self._work]
         said = [[str(out.dtype)[6:], list(out.shape)] for out in outs if out is not None]
         shapes = self.peers.gather(said if own == last else None)[last]
-        self._shapes = [(_dtype(dtype), shape) for dtype, shape in shapes]
+        self._shapes = [(dtype_of(dtype), shape) for dtype, shape in shapes]
         ranks = range(self.peers.size)
         sent: list[list[Tensor]] = [
             [out for out, work in zip(outs, self._work) if work.owner == rank and out is not None]
@@ -404,7 +370,7 @@ class LayerModule(nn.Module):
         def like(edge: int) -> tuple[Tensor, ...]:
             pairs = zip(shapes[edge], crossings[edge], strict=True)
             device = self.peers.device
-            made = [torch.empty(s, dtype=_dtype(c.dtype), device=device) for s, c in pairs]
+            made = [torch.empty(s, dtype=dtype_of(c.dtype), device=device) for s, c in pairs]
             return tuple(each.requires_grad_() for each in made)
 
         last = rank == size - 1
@@ -442,7 +408,7 @@ class LayerModule(nn.Module):
         functions = functions_of(steps)
         yield
         while True:
-            act, records = self._meet("join", None)
+            act, records = self.peers.meet("join", None)
             if act == "join":
                 return
             if act == "forward":
@@ -489,15 +455,6 @@ def _key(batch: Any, training: list[bool]) -> str:
     return json.dumps([batch["fixed"], sorted(batch["tensors"]), training])
 
 
-def _described(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a batch, as JSON knows them."""
-    tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
-    return {
-        "fixed": {k: v for k, v in batch.items() if k not in tensors},
-        "tensors": {k: [str(v.dtype)[6:], list(v.shape)] for k, v in tensors.items()},
-    }
-
-
 def _sizes(batch: Any) -> dict[str, int]:
     """The number of rows of the first tensor, and of columns of the first that has two rows."""
     shapes = [shape for _, shape in batch["tensors"].values()]
@@ -509,13 +466,6 @@ def _rounded(number: int) -> int:
     """The next number whose binary form has three digits and then zeros: at most a quarter more."""
     step = 1 << max(0, number.bit_length() - 3)
     return -(-number // step) * step
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"there is no dtype {name!r}")
-    return found
 
 
 def _exchanged(

@@ -173,6 +173,36 @@ class Peers:
                 "ranks sent something else than records: did all call wrap()?"
             ) from None
 
+    def meet(self, act: str, said: Any, error: Exception | None = None) -> tuple[str, list[Any]]:
+        """Tell all ranks what this one is about to do. Every rank calls it.
+
+        Args:
+            act: What it does; ``"join"`` if it does what the others do.
+            said: What the others need to know of it, as JSON knows it.
+            error: The reason why it cannot.
+
+        Returns:
+            What the ranks do, ``"join"`` if none does anything else, and what each has said.
+
+        Raises:
+            Exception: ``error``.
+            RuntimeError: If ranks do different things, or another rank had an error; names it.
+            CommError: If a rank is gone or late; names it.
+        """
+        own = None if error is None else f"{type(error).__name__}: {error}"
+        records = self.gather([act, said, own])
+        if error is not None:
+            raise error
+        for rank, (_, _, text) in enumerate(records):
+            if text is not None:
+                raise RuntimeError(f"rank {rank} failed: {text}")
+        acts = [each for each, _, _ in records]
+        doing = sorted(set(acts) - {"join"})
+        if len(doing) > 1:
+            who = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(acts))
+            raise RuntimeError(f"ranks do different things in a step ({who})")
+        return (doing[0] if doing else "join"), [each for _, each, _ in records]
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Within it, an error of one rank becomes one of all, which names the rank.

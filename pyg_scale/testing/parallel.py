@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch_geometric.nn import SAGEConv
 
 from pyg_scale.parallel import Parallel, is_parallel_module, wrap
@@ -83,7 +84,8 @@ class ParallelTests:
     """Tests of a parallel wrapper.
 
     ``parallel`` is an instance of :class:`~pyg_scale.parallel.Parallel`; it is sent to processes,
-    so it must be possible to pickle it. If its constructor has torch's ``find_unused_parameters``,
+    so it must be possible to pickle it. Parameters may be ``DTensor``: wholes are compared. If its
+    constructor has torch's ``find_unused_parameters``,
     it is set in tests with unused parameters.
 
     * ``world_sizes``: Possible numbers of ranks.
@@ -213,8 +215,13 @@ def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
     optimizer = _optimizer(model.module, how["momentum"])
     every, use = how.get("every", 1), how.get("use")
     gradients: dict[str, Tensor | None] = {}
+
+    def note() -> None:  # also by ranks without batches: shards are gathered
+        if not gradients:
+            gradients.update(_gradients(model.module))
+
     for epoch in range(how.get("epochs", 1)):
-        with model.join(optimizer):
+        with model.join(note, optimizer):
             for step, count in enumerate(seeds[rank]):
                 if step % every == 0:
                     optimizer.zero_grad()
@@ -226,7 +233,7 @@ def _train(parallel: Parallel, seeds: Seeds, how: dict[str, Any]) -> Found:
                     with model.no_sync():
                         _forward(model, batch, use, rank, step)
                 if last:
-                    gradients = gradients or _gradients(model.module)
+                    note()
                     optimizer.step()
     return Found(initial, gradients, _final(model.module, optimizer))
 
@@ -275,7 +282,12 @@ def _optimizer(model: nn.Module, momentum: float) -> torch.optim.Optimizer:
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return {name: _whole(value.detach()) for name, value in model.state_dict().items()}
+
+
+def _whole(value: Tensor) -> Tensor:
+    """A copy of a tensor, of a sharded one the whole of it."""
+    return value.full_tensor().clone() if isinstance(value, DTensor) else value.clone()
 
 
 def _final(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor | None]:
@@ -283,12 +295,13 @@ def _final(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tens
         f"momentum of {name}": optimizer.state.get(parameter, {}).get("momentum_buffer")
         for name, parameter in model.named_parameters()
     }
-    return {**_copy(model), **moments}
+    whole = {name: None if each is None else _whole(each) for name, each in moments.items()}
+    return {**_copy(model), **whole}
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {
-        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+        name: None if p.grad is None else _whole(p.grad) for name, p in model.named_parameters()
     }
 
 

@@ -10,6 +10,7 @@ from pyg_scale.parallel.compression import Compression, Half, PowerSGD, TopK
 from pyg_scale.parallel.ddp import DDP
 from pyg_scale.parallel.feature import FeatureParallel
 from pyg_scale.parallel.federated import Federated
+from pyg_scale.parallel.fsdp import FSDP
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.layer import LayerParallel
 from pyg_scale.parallel.local_sgd import LocalSGD
@@ -89,3 +90,9 @@ class TestLayer(ParallelTests):
     @pytest.fixture
     def parallel(self) -> LayerParallel:
         return LayerParallel()
+
+
+class TestFSDP(ParallelTests):
+    @pytest.fixture
+    def parallel(self) -> FSDP:
+        return FSDP()

@@ -1,0 +1,266 @@
+"""Parameters in shards: torch's ``fully_shard`` with the mean over all seeds.
+
+Zhao et al., "PyTorch FSDP", VLDB 2023; Rajbhandari et al., "ZeRO", SC 2020. Each rank has its own
+batches and a slice of every parameter, of its gradient and of the moments of the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch_geometric.nn.conv import MessagePassing
+
+from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.calls import bound_to, described_by, smallest_like
+from pyg_scale.parallel.peers import Peers
+from pyg_scale.parallel.replica import check_module, checked_seeds, functions_of
+
+
+class FSDP(Parallel):
+    """Divides parameters among ranks, for models that are too wide for one.
+
+    Exact, as with :class:`~pyg_scale.parallel.ddp.DDP`: layers that look at a whole batch see that
+    of one rank. Every layer that follows edges is gathered when it is computed, and the rest of the
+    model once.
+
+    Args:
+        find_unused_parameters: Must be ``True`` if some parameters may get no gradient in some
+            step. The model is then gathered as a whole.
+        **options: Those of torch's ``fully_shard``, such as ``mp_policy``, ``offload_policy`` and
+            ``reshard_after_forward``.
+
+    Raises:
+        TypeError: If ``fully_shard`` has no such option, or it is an argument of ``wrap``.
+    """
+
+    def __init__(self, find_unused_parameters: bool = False, **options: Any) -> None:
+        known = {"reshard_after_forward", "shard_placement_fn", "mp_policy", "offload_policy"}
+        if unknown := sorted(options.keys() - known):
+            raise TypeError(
+                f"fully_shard has no option {', '.join(unknown)} that can be given here: there are "
+                f"{', '.join(sorted(known))}"
+            )
+        self.find_unused_parameters = find_unused_parameters
+        self.options = options
+
+    def wrap(self, module: nn.Module, group: Any = None) -> ShardedModule:
+        """Wrap a module; see :meth:`Parallel.wrap`.
+
+        Make the optimizer afterwards: parameters are other objects then.
+
+        Raises:
+            RuntimeError: If ``torch.distributed`` was not initialised.
+            TypeError: If ``group`` is no process group.
+            ValueError: If a parameter has no shape yet, none needs a gradient, or the model is
+                sharded already. The same on all ranks.
+            CommError: If a rank is gone or late; names it.
+        """
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        peers = Peers(group, device)
+        with peers.together():
+            check_module(module)
+            if any(isinstance(layer, FSDPModule) for layer in module.modules()):
+                raise ValueError("the model is sharded already: give it as it was before")
+        return ShardedModule(module, peers, self.find_unused_parameters, self.options)
+
+
+class ShardedModule(nn.Module):
+    """A wrapped module; see :class:`~pyg_scale.parallel.ParallelModule`.
+
+    Its parameters are ``DTensor``; ``parameter.full_tensor()``, on all ranks, is the whole.
+    """
+
+    def __init__(
+        self, module: nn.Module, peers: Peers, find_unused: bool, options: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.peers = peers
+        peers.broadcast([*module.parameters(), *module.buffers()])
+        self._names: dict[int, str] = {}
+        if find_unused:  # before torch's own, after which parameters are in shards again
+            module.register_forward_hook(self._note_names)
+        self._find_unused = find_unused
+        mesh = DeviceMesh.from_group(peers.group, peers.device.type)
+        with peers.explained():
+            for layer in module.modules():
+                alone = isinstance(layer, MessagePassing) and layer is not module
+                if alone and not find_unused and list(layer.parameters()):
+                    fully_shard(layer, mesh=mesh, **options)
+            sharded = fully_shard(module, mesh=mesh, **options)
+        for layer in module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.set_gradient_divide_factor(1.0)
+                layer.set_force_sum_reduction_for_comms(True)
+                layer.set_reduce_scatter_unused_params(find_unused)
+        self.module: Any = sharded
+        # Between a forward and a backward the module has other parameters, which are whole.
+        self._shards = dict(module.named_parameters())
+        self._seeds: int | None = None
+        self._used: set[str] = set()
+        self._exchanges, self._joins = True, False
+
+    def _note_names(self, module: nn.Module, inputs: Any, out: Any) -> None:
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the module. Every rank calls it.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        if self._joins:
+            error: Exception | None = None
+            said: Any = None
+            try:
+                said = described_by(bound_to(self.module, args, kwargs))
+            except (TypeError, ValueError) as found:
+                error = found
+            said = [said, torch.is_grad_enabled(), self.training]
+            self.peers.meet("forward", said, error)
+        return self._forward(args, kwargs)
+
+    def _forward(self, args: Any, kwargs: Any) -> Any:
+        self.peers.broadcast(list(self.module.buffers()))
+        with self.peers.announced(), self.peers.explained():
+            out = self.module(*args, **kwargs)
+            if not torch.is_grad_enabled():  # no backward will give parameters back
+                self.module.reshard()
+            return out
+
+    def backward(self, loss: Tensor, num_seeds: int) -> None:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.backward`."""
+        error: Exception | None = None
+        try:
+            num_seeds = checked_seeds(loss, num_seeds)
+            if self._seeds is None:
+                self._check_no_gradients()
+        except (TypeError, ValueError, RuntimeError) as found:
+            error = found
+        if self._joins:
+            self.peers.meet("backward", self._exchanges, error)
+        elif error is not None:
+            raise error
+        self._backward(loss * num_seeds, num_seeds)
+
+    def _backward(self, loss: Tensor, num_seeds: int) -> None:
+        self.module.set_requires_gradient_sync(self._exchanges)
+        if self._find_unused:
+            self._used |= {self._names[each] for each in _leaves(loss) if each in self._names}
+        with self.peers.announced(), self.peers.explained():
+            loss.backward()
+        self._seeds = (self._seeds or 0) + num_seeds
+        if not self._exchanges:
+            return
+        used = [float(not self._find_unused or name in self._used) for name in self._shards]
+        counts = [float(self._seeds), *used]
+        device = self.peers.device
+        total, *anywhere = self.peers.sum(
+            torch.tensor(counts, dtype=torch.float64, device=device)
+        ).tolist()
+        self._seeds, self._used = None, set()
+        for parameter, n in zip(self._shards.values(), anywhere, strict=True):
+            if not n:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.div_(max(1.0, total))
+
+    def _check_no_gradients(self) -> None:
+        for parameter in self._shards.values():
+            grad = parameter.grad
+            local = grad.to_local() if isinstance(grad, DTensor) else grad
+            if local is not None and bool(local.any()):
+                raise RuntimeError(
+                    "gradients of an earlier step are still there: call optimizer.zero_grad() "
+                    "first; to add up gradients of several batches use no_sync()"
+                )
+
+    @contextmanager
+    def join(self, *steps: Any) -> Iterator[None]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.join`.
+
+        Raises:
+            TypeError: Also of a forward within it, if an argument is neither a tensor, a number, a
+                text nor ``None``: other ranks must be able to call it.
+        """
+        functions = functions_of(steps)
+        self._joins = True
+        try:
+            yield
+        finally:
+            self._joins = False
+        loss, before = torch.zeros(()), [each.clone() for each in self.module.buffers()]
+        while True:
+            act, records = self.peers.meet("join", None)
+            said = next((each for each in records if each is not None), None)
+            if act != "backward":  # which may need them as they are
+                self._restore(before)
+            if act == "join":
+                return
+            if act == "forward":
+                assert said is not None
+                described, grad, training = said
+                loss = self._shadow(described, grad, training)
+                continue
+            if self._seeds is None:
+                for parameter in self._shards.values():
+                    parameter.grad = None
+            was, self._exchanges = self._exchanges, bool(said)
+            self._backward(loss, 0)
+            self._exchanges = was
+            if said:
+                for step in functions:
+                    step()
+
+    def _shadow(self, described: Any, grad: bool, training: bool) -> Tensor:
+        """Compute a batch of two nodes, which counts for nothing; return a loss of 0."""
+        kwargs, was = smallest_like(described, self.peers.device), self.training
+        self.train(training)
+        with torch.set_grad_enabled(grad):
+            loss: Tensor = self._forward((), kwargs).sum() * 0.0
+        self.train(was)
+        return loss
+
+    def _restore(self, before: list[Tensor]) -> None:
+        for value, buffer in zip(before, self.module.buffers(), strict=True):
+            if not torch.equal(value, buffer):
+                buffer.detach().copy_(value)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
+        before, self._exchanges = self._exchanges, False
+        try:
+            yield
+        finally:
+            self._exchanges = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The ``state_dict`` of the wrapped module, with its keys and ``DTensor`` values."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of the wrapped module."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """The identities of the tensors that a loss depends on, and that collect gradients."""
+    found, seen, waiting = set(), set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [following for following, _ in node.next_functions]
+    return found

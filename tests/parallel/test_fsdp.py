@@ -1,0 +1,132 @@
+"""What ``fsdp`` computes and keeps, besides what the kit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch.distributed.tensor import DTensor
+
+from pyg_scale import parallel
+from pyg_scale.parallel.fsdp import FSDP
+from pyg_scale.testing.parallel import batch_of, concatenated
+from pyg_scale.testing.processes import WaitingProcesses
+from pyg_scale.train import Checkpoint
+
+CHANNELS, CLASSES = 5, 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WaitingProcesses]:
+    with WaitingProcesses(3, limit=120.0) as started:
+        yield started
+
+
+def build(seed: int) -> Any:
+    torch.manual_seed(seed)
+    return pyg.GraphSAGE(CHANNELS, 64, 3, CLASSES, act="tanh").double()
+
+
+def train(dtype: torch.dtype, folder: str) -> None:
+    """Adam, three steps; every rank has a share of parameters and moments; a checkpoint."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = parallel.wrap(build(rank).to(dtype), "fsdp", reshard_after_forward=True)
+    plain = build(0).to(dtype)
+    total = sum(p.numel() for p in plain.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    other = torch.optim.Adam(plain.parameters(), lr=0.01)
+    for step in range(3):
+        batch = batch_of(rank, step, 3 + 4 * rank)
+        optimizer.zero_grad()
+        out = model(batch.x.to(dtype), batch.edge_index)[: batch.num_seeds]
+        model.backward(F.cross_entropy(out, batch.y), batch.num_seeds)
+        optimizer.step()
+        x, edge_index, rows, y = concatenated([batch_of(r, step, 3 + 4 * r) for r in range(size)])
+        other.zero_grad()
+        F.cross_entropy(plain(x.to(dtype), edge_index)[rows], y).backward()
+        other.step()
+    near = 1e-9 if dtype == torch.float64 else 1e-3  # Adam divides by small numbers
+    for (name, p), q in zip(model.module.named_parameters(), plain.parameters(), strict=True):
+        assert isinstance(p, DTensor), name
+        assert float((p.full_tensor() - q).abs().max()) <= near, name
+    local = sum(p.to_local().numel() for p in model.module.parameters())
+    moments = sum(s["exp_avg"].to_local().numel() for s in optimizer.state.values())
+    assert local == moments <= 1.1 * total / size
+    checkpoint = Checkpoint(folder, {"model": model, "optimizer": optimizer})
+    checkpoint.save(step=3)
+    before = [p.full_tensor() for p in model.module.parameters()]
+    with torch.no_grad():
+        for p in model.module.parameters():
+            p.zero_()
+    assert checkpoint.load().step == 3
+    assert all(torch.equal(a, p.full_tensor()) for a, p in zip(before, model.module.parameters()))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
+def test_a_rank_has_its_share_of_everything(
+    ranks: WaitingProcesses, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    ranks.run(train, dtype, str(tmp_path / "checkpoints"), world_size=2)
+
+
+class Normed(torch.nn.Module):
+    """Has running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = pyg.GCNConv(CHANNELS, 8), torch.nn.BatchNorm1d(8)
+        self.last = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.last(self.norm(self.conv(x, edge_index)))
+
+
+def shadow() -> tuple[torch.Tensor, int]:
+    """Rank 0 has one batch, and others more: its statistics are of what it had."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = parallel.wrap(Normed().double(), "fsdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(optimizer):
+        for step in range(1 + rank):
+            batch = batch_of(rank, step, 4)
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[:4]
+            model.backward(F.cross_entropy(out, batch.y), 4)
+            optimizer.step()
+        if rank == 1:
+            with torch.no_grad():  # an evaluation takes part, too
+                model(batch.x, batch.edge_index)
+    return model.module.last.weight.full_tensor(), int(model.module.norm.num_batches_tracked)
+
+
+def test_a_rank_without_batches_takes_part(ranks: WaitingProcesses) -> None:
+    (first, tracked), (second, _) = ranks.run(shadow, world_size=2)
+    assert torch.equal(first, second)
+    assert tracked == 1
+
+
+def refuse() -> None:
+    with pytest.raises(TypeError, match=r"fully_shard has no option mesh .*mp_policy"):
+        FSDP(mesh=None)
+    model = parallel.wrap(build(0), "fsdp")
+    with pytest.raises(ValueError, match="sharded already"):
+        parallel.wrap(model.module, "fsdp")
+    with pytest.raises(ValueError, match="no shape yet"):
+        parallel.wrap(pyg.SAGEConv(-1, 4), "fsdp")
+    batch = batch_of(0, 0, 4)
+    x, step = batch.x, torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"x must be a tensor.*\(got dict\)"), model.join(step):
+        model({"a": x}, batch.edge_index)
+
+
+def test_what_is_refused(ranks: WaitingProcesses) -> None:
+    ranks.run(refuse, world_size=1)
