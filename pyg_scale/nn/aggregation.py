@@ -18,22 +18,19 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import SparseTensor
 
 from pyg_scale.nn.conv.base import check_features, check_weight, untouched
-from pyg_scale.nn.fallback import SMALL, NotFused
+from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear, apply_weight
-from pyg_scale.ops import library
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
-from pyg_scale.ops.edge_sum import edge_sum
 
-_REDUCTIONS = {
+REDUCTIONS = {
     SumAggregation: "sum",
     MeanAggregation: "mean",
     MaxAggregation: "max",
     MinAggregation: "min",
 }
-_LINEAR = ("sum", "mean")
-_SUMMED = (torch.float32, torch.float64)
+LINEAR = ("sum", "mean")
 _MACS_PER_GATHERED = 24
 """Number of multiply-adds that take as long as reading one number of a neighbour."""
 
@@ -49,9 +46,9 @@ def reductions(layer: Any) -> list[str]:
         modules = list(module.aggrs)
     else:
         modules = [module]
-    if not all(untouched(each, type(each)) and type(each) in _REDUCTIONS for each in modules):
+    if not all(untouched(each, type(each)) and type(each) in REDUCTIONS for each in modules):
         raise NotFused(f"aggr={layer.aggr}")
-    return [_REDUCTIONS[type(each)] for each in modules]
+    return [REDUCTIONS[type(each)] for each in modules]
 
 
 def reduce_neighbors(
@@ -60,53 +57,6 @@ def reduce_neighbors(
     """The result of ``propagate`` on features ``[num_src, channels]``: ``[num_dst, ...]``."""
     outs = [aggregate(graph, x, weight, each) for each in how]
     return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
-
-
-def check_small(layer: Any, x: Any, edge_index: Any) -> str:
-    """Accept only small inputs for :func:`sum_small`, and return the reduction of the layer.
-
-    Args:
-        layer: A layer of PyG whose messages are the features of sources.
-        x: These features, ``[num_src, channels]``.
-        edge_index: The edges passed to the layer, ``[2, num_edges]``.
-
-    Raises:
-        NotFused: If the call is not covered.
-    """
-    how = reductions(layer)
-    if (
-        len(how) != 1
-        or how[0] not in _LINEAR
-        or layer.node_dim not in (-2, 0)
-        or layer.flow != "source_to_target"
-        or type(edge_index) is not Tensor
-        or edge_index.size(0) != 2
-        or type(x) not in (Tensor, torch.nn.Parameter)
-        or x.dim() != 2
-        or x.dtype not in _SUMMED
-        or not x.is_cpu
-        or not library.compiled()
-    ):
-        raise NotFused(SMALL)
-    return how[0]
-
-
-def sum_small(x: Tensor, edge_index: Tensor, num_dst: int, norm: str) -> Tensor:
-    """The result of ``propagate`` on a small input, without grouping the edges.
-
-    Args:
-        x: Features of sources, ``[num_src, channels]``.
-        edge_index: ``[2, num_edges]``.
-        num_dst: Number of destinations.
-        norm: See :func:`~pyg_scale.ops.edge_sum.edge_sum`.
-
-    Raises:
-        NotFused: If nodes of edges do not exist, so that PyG raises its error.
-    """
-    try:
-        return edge_sum(x, edge_index, num_dst, norm)
-    except ValueError as error:
-        raise NotFused("edge_index has nodes that do not exist") from error
 
 
 def bipartite(
@@ -172,7 +122,7 @@ def mapped_neighbors(
         ``[num_rows, out_channels]`` for the first destinations, and the bias as the result for the
         others if there are fewer rows than destinations.
     """
-    if not movable(linear, how, _REDUCTIONS.values()):
+    if not movable(linear, how, REDUCTIONS.values()):
         return linear(reduce_neighbors(layer, graph, x, weight, how)), None
     graph = _with_in_edges(graph)
     if movable(linear, how) and product_first(linear, graph, x):
@@ -241,7 +191,7 @@ def _with_in_edges(graph: Adjacency) -> Adjacency:
     return derived(graph, "with in-edges", cut) or graph
 
 
-def movable(linear: Any, how: list[str], among: Container[str] = _LINEAR) -> bool:
+def movable(linear: Any, how: list[str], among: Container[str] = LINEAR) -> bool:
     """Return True if a linear map of neighbours may be applied before they are reduced or after.
 
     Sums and means commute with it, up to rounding, if it is a plain linear map without hooks.

@@ -11,14 +11,13 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_scale.nn.aggregation import reductions
 from pyg_scale.nn.conv.base import check_features, untouched
-from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused
+from pyg_scale.nn.fallback import RECORDED, NotFused
 from pyg_scale.nn.graph import edges_of, is_sparse
 from pyg_scale.nn.loops import looped_edges, with_self_loops_in_a_trace
 from pyg_scale.ops import fused
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.attention import run_attention
 
-_FEW_WITH_FEATURES = 1024
 _PLAIN = (Tensor, torch.nn.Parameter)
 _WIDE = (torch.float32, torch.float64)
 _FEW = 4096
@@ -136,22 +135,6 @@ def is_plain(layer: Any, src: Any, dst: Any, edge_index: Any) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and fused.usable(src)
     )
-
-
-def check_few(layer: Any, edge_index: Any, edge_attr: Tensor | None) -> None:
-    """Leave a few edges with features and self-loops to PyG, unless ``min_work`` is set.
-
-    Features of self-loops are made as PyG makes them, so there is little else to be saved.
-
-    Raises:
-        NotFused: If so.
-    """
-    if edge_attr is None or not layer.add_self_loops or layer.min_work is not None:
-        return
-    if torch.compiler.is_compiling() or not isinstance(edge_index, Tensor):
-        return
-    if edge_index.is_cpu and edge_index.numel() < 2 * _FEW_WITH_FEATURES:
-        raise NotFused(SMALL)
 
 
 def attend(

@@ -17,7 +17,7 @@ RECORDED = "torch.compile or a CUDA graph"
 
 _lock = threading.Lock()
 _gone: Counter[tuple[str, str]] = Counter()  # of deleted layers, and of compilations
-_of_layer: weakref.WeakKeyDictionary[Module, Counter[str]] = weakref.WeakKeyDictionary()
+_of_layer: dict[int, tuple[str, Counter[str]]] = {}  # by id, as long as the layer lives
 
 
 class NotFused(Exception):
@@ -32,25 +32,31 @@ def record(layer: Module, reason: str) -> None:
     if torch.compiler.is_compiling():
         _record_compiled(type(layer).__name__, reason)
         return
-    # No lock and no other dictionary: a small layer takes hardly longer than this.
-    counts = _of_layer.get(layer)
-    if counts is None:
-        counts = _start(layer)
+    count(layer, reason)
+
+
+def count(layer: Module, reason: str) -> None:
+    """The same, of a call that is not being compiled."""
+    # No lock, no weak key, no other call: a small layer takes hardly longer than these.
+    entry = _of_layer.get(id(layer))
+    counts = _start(layer) if entry is None else entry[1]
     counts[reason] += 1
 
 
 def _start(layer: Module) -> Counter[str]:
     """Start the counts of a layer, which are added to those of its class when it is deleted."""
+    key = id(layer)
     with _lock:
-        counts = _of_layer.setdefault(layer, Counter())
-    weakref.finalize(layer, _keep, type(layer).__name__, counts).atexit = False
-    return counts
+        entry = _of_layer.setdefault(key, (type(layer).__name__, Counter()))
+    # It runs before the memory of the layer is free, so no later layer has its id yet.
+    weakref.finalize(layer, _keep, key).atexit = False
+    return entry[1]
 
 
-def _keep(name: str, counts: Counter[str]) -> None:
-    for reason, count in list(counts.items()):
+def _keep(key: int) -> None:
+    name, counts = _of_layer.pop(key)
+    for reason, count in counts.items():
         _gone[name, reason] += count
-    counts.clear()
 
 
 @torch.compiler.assume_constant_result
@@ -77,14 +83,15 @@ def fallbacks(model: Module | None = None) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     if model is not None:
         for name, module in model.named_modules():
-            if counts := _of_layer.get(module):
+            _, counts = _of_layer.get(id(module), ("", None))
+            if counts:
                 found[name] = dict(sorted(counts.items()))
         return found
     with _lock:
         total = Counter(_gone)
-        for layer, counts in list(_of_layer.items()):
+        for name, counts in list(_of_layer.values()):
             for reason, count in list(counts.items()):  # other threads may add a reason
-                total[type(layer).__name__, reason] += count
+                total[name, reason] += count
     for (name, reason), count in sorted(total.items()):
         found.setdefault(name, {})[reason] = count
     return found
@@ -94,5 +101,5 @@ def forget_fallbacks() -> None:
     """Reset all counts."""
     with _lock:
         _gone.clear()
-        for counts in list(_of_layer.values()):
+        for _, counts in list(_of_layer.values()):
             counts.clear()

@@ -1,6 +1,8 @@
 """Small calls: rows are added edge by edge, or a few edges grouped in one op; others are PyG's."""
 
 import copy
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -135,11 +137,30 @@ COVERED = {
     "gin": lambda: pyg.GINConv(torch.nn.Linear(6, 5), train_eps=True),
     "gcn": lambda: pyg.GCNConv(6, 5),
     "gcn, no bias": lambda: pyg.GCNConv(6, 5, bias=False),
+    "gcn, no loops": lambda: pyg.GCNConv(6, 5, add_self_loops=False),
+    "gcn, improved": lambda: pyg.GCNConv(6, 5, improved=True),
+    "gcn, as it is": lambda: pyg.GCNConv(6, 5, normalize=False),
+    "sage, projected": lambda: pyg.SAGEConv(6, 5, project=True, bias=False),
+    "gin, fixed": lambda: pyg.GINConv(torch.nn.Linear(6, 5), eps=0.3),
+}
+EXTREME = {
+    "sage, max": lambda: pyg.SAGEConv(6, 5, aggr="max"),
+    "graph, min": lambda: pyg.GraphConv(6, 5, aggr="min"),
+    "gin, max": lambda: pyg.GINConv(torch.nn.Linear(6, 5), aggr="max"),
+}
+WEIGHTED = {
+    "graph, weights": lambda: pyg.GraphConv(6, 5),
+    "graph, mean, weights": lambda: pyg.GraphConv(6, 5, aggr="mean"),
+    "gcn, weights": lambda: pyg.GCNConv(6, 5),
+    "gcn, weights, no loops": lambda: pyg.GCNConv(6, 5, add_self_loops=False),
+    "gcn, weights as they are": lambda: pyg.GCNConv(6, 5, normalize=False),
 }
 TYPED = {
     "rgcn": lambda: pyg.RGCNConv(6, 5, 3),
     "rgcn, sum": lambda: pyg.RGCNConv(6, 5, 3, aggr="sum", num_bases=2, root_weight=False),
     "rgcn, few edges": lambda: pyg.RGCNConv(6, 5, 40, bias=False),
+    "rgcn, max": lambda: pyg.RGCNConv(6, 5, 3, aggr="max"),
+    "rgcn, blocks": lambda: pyg.RGCNConv(6, 4, 3, num_blocks=2),
 }
 ATTENTION = {
     "gat": lambda: pyg.GATConv(6, 5),
@@ -154,13 +175,17 @@ ATTENTION = {
 }
 
 
-def grown(layer, x, edge_index, create_graph=False):
-    """Output, and gradients of the input and of all parameters."""
+def grown(layer, x, edge_index, create_graph=False, weight=None):
+    """Output, and gradients of the input, of weights and of all parameters."""
     x = x.clone().requires_grad_()
-    more = (torch.arange(edge_index.size(1)) % 3,) if "RGCN" in type(layer).__name__ else ()
+    if weight is None:
+        more = (torch.arange(edge_index.size(1)) % 3,) if "RGCN" in type(layer).__name__ else ()
+    else:
+        more = (weight,)
     out = layer(x, edge_index, *more)
     rate = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     inputs = [x, *layer.parameters()]
+    inputs += [each for each in more if each.requires_grad]
     grads = torch.autograd.grad((out.sin() * rate).sum(), inputs, create_graph=create_graph)
     if create_graph:
         return torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
@@ -169,10 +194,10 @@ def grown(layer, x, edge_index, create_graph=False):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("num_edges", [0, 1, 300])
-@pytest.mark.parametrize("name", COVERED | TYPED | ATTENTION)
+@pytest.mark.parametrize("name", COVERED | TYPED | ATTENTION | EXTREME)
 def test_results_and_gradients_are_those_of_pyg(name, num_edges, create_graph):
     torch.manual_seed(0)
-    theirs = (COVERED | TYPED | ATTENTION)[name]().double()
+    theirs = (COVERED | TYPED | ATTENTION | EXTREME)[name]().double()
     ours = copy.deepcopy(theirs)
     accelerate(ours)
     x, edge_index = features(6).double(), edges(num_edges)  # with self-loops and edges twice
@@ -183,26 +208,60 @@ def test_results_and_gradients_are_those_of_pyg(name, num_edges, create_graph):
     assert not fallbacks(ours)
 
 
-@pytest.mark.parametrize("name", ["sage", "graph", "gin"])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_of_edges(name, learned, create_graph):
+    torch.manual_seed(0)
+    theirs = WEIGHTED[name]().double()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x, edge_index = features(6).double(), edges(300)
+    edge_index = edge_index[:, (edge_index[0] != edge_index[1]) | (edge_index[0] % 9 == 0)]
+    weight = torch.rand(edge_index.size(1), dtype=torch.float64).requires_grad_(learned)
+    expected = grown(theirs, x, edge_index, create_graph, weight)
+    found = grown(ours, x, edge_index, create_graph, weight)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert fallbacks(ours) == (SMALL if learned and ours.__dict__.get("normalize") else {})
+    for wrong in (weight.float(), weight.half()):  # PyG promotes types
+        torch.testing.assert_close(
+            ours(x, edge_index, wrong), theirs(x, edge_index, wrong), rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["sage", "graph", "gin", "sage, projected", *EXTREME])
 def test_two_sets_of_nodes(name):
     torch.manual_seed(0)
-    theirs = COVERED[name]()
+    theirs = (COVERED | EXTREME)[name]()
     ours = copy.deepcopy(theirs)
     accelerate(ours)
     src, dst, edge_index = features(6), features(6)[:20], edges(300) % torch.tensor([[60], [20]])
-    out = ours((src, dst), edge_index)
-    torch.testing.assert_close(out, theirs((src, dst), edge_index))
-    assert out.shape == (20, 5) and not fallbacks(ours)
-    out = ours((src, dst), edge_index, size=(60, 20))
-    torch.testing.assert_close(out, theirs((src, dst), edge_index, size=(60, 20)))
-    assert fallbacks(ours) == SMALL
+    grads = []
+    for layer in (ours, theirs):
+        out = layer((src, dst), edge_index)
+        grads.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert grads[0][0].shape == (20, 5)
+    for pair, size in (((src, dst), (60, 20)), ((src, None), (60, 20)), ((src, None), None)):
+        out = ours(pair, edge_index, size=size)
+        torch.testing.assert_close(out, theirs(pair, edge_index, size=size), rtol=1e-4, atol=1e-5)
+    assert not fallbacks(ours)
+    for size in ((61, 20), (60, 19)):
+        with pytest.raises(ValueError) as found:
+            ours((src, dst), edge_index, size=size)
+        with pytest.raises(ValueError) as expected:
+            theirs((src, dst), edge_index, size=size)
+        assert str(found.value) == str(expected.value)
+    assert fallbacks(ours) == {"": {"small input": 2}}
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", ["sage", "sage, max", "graph", "gin", "gcn", "gcn, no loops"])
 def test_what_is_not_covered_is_left_to_pyg(name):
     """Each of them gives what PyG gives, and is counted."""
     torch.manual_seed(0)
-    theirs = COVERED[name]()
+    theirs = (COVERED | EXTREME)[name]()
     ours = copy.deepcopy(theirs)
     accelerate(ours)
     x, edge_index = features(6), edges(300)
@@ -222,20 +281,30 @@ def test_what_is_not_covered_is_left_to_pyg(name):
     assert seen and fallbacks(ours) == {"": {"message hook": 1}}
 
 
-@pytest.mark.parametrize(
-    "options", [{"improved": True}, {"add_self_loops": False}, {"aggr": "max"}]
-)
+@pytest.mark.parametrize("options", [{"cached": True}, {"aggr": "max"}, {"improved": True}])
 def test_other_rules_of_gcn_are_left_to_pyg(options):
+    weight = (torch.ones(300),) if "improved" in options else ()
     theirs = pyg.GCNConv(6, 5, **options)
     ours = copy.deepcopy(theirs)
     accelerate(ours)
-    assert torch.equal(ours(features(6), edges(300)), theirs(features(6), edges(300)))
+    expected = theirs(features(6), edges(300), *weight)
+    assert torch.equal(ours(features(6), edges(300), *weight), expected)
     assert fallbacks(ours) == SMALL
-    weighted = pyg.GCNConv(6, 5)
-    out = weighted(features(6), edges(300), torch.ones(300))
-    accelerate(weighted)
-    assert torch.equal(weighted(features(6), edges(300), torch.ones(300)), out)
-    assert fallbacks(weighted) == SMALL
+
+
+def test_hooks_and_autocast_are_seen_by_the_one_function_of_a_layer():
+    torch.manual_seed(0)
+    theirs = pyg.SAGEConv(6, 5)
+    ours, x, edge_index = copy.deepcopy(theirs), features(6), edges(300)
+    accelerate(ours)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = ours(x, edge_index), theirs(x, edge_index)
+    assert out.dtype == expected.dtype == torch.bfloat16
+    seen = []
+    for linear in (ours.lin_l, ours.lin_r):
+        linear.register_forward_hook(lambda *a: seen.append(a[2].shape))
+    ours(x, edge_index)
+    assert seen == [(60, 5), (60, 5)] and not fallbacks(ours)
 
 
 @pytest.mark.parametrize("name", COVERED | {"gat": 0, "transformer": 0})
@@ -323,17 +392,73 @@ def test_attention_takes_the_checked_path_for_the_rest(name):
 
 
 @pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
-def test_a_few_edges_with_features_and_loops_are_left_to_pyg(conv):
+def test_a_few_edges_with_features_and_loops(conv):
     theirs = conv(6, 5, edge_dim=3)
     ours = copy.deepcopy(theirs)
     accelerate(ours)
-    for num_edges, left in ((300, True), (1200, False)):
-        edge_index, of_edges = edges(num_edges), torch.ones(num_edges, 3)
-        out = ours(features(6), edge_index, of_edges)
-        expected = theirs(features(6), edge_index, of_edges)
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-        assert fallbacks(ours) == (SMALL if left else {})
-        nn.forget_fallbacks()
+    edge_index, of_edges = edges(300), torch.rand(300, 3)
+    out = ours(features(6), edge_index, of_edges)
+    expected = theirs(features(6), edge_index, of_edges)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert not fallbacks(ours)
+
+
+# Cost ######################################################################################
+
+LEFT = {  # layers that leave small inputs to PyG, and the arguments after the edges
+    "gine": (lambda: pyg.GINEConv(torch.nn.Linear(6, 5)), lambda: (torch.ones(200, 6),)),
+    "edge": (lambda: pyg.EdgeConv(torch.nn.Linear(12, 5)), tuple),
+    "pna": (lambda: pyg.PNAConv(6, 5, ["mean"], ["identity"], torch.tensor([1, 2])), tuple),
+    "resgated": (lambda: pyg.ResGatedGraphConv(6, 5), tuple),
+}
+
+
+def entered(layer, *given):
+    """The names of functions, of Python and of C, that a call enters."""
+    names = []
+
+    def look(frame, event, arg):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+        elif event == "c_call":
+            names.append(arg.__name__)
+
+    sys.setprofile(look)
+    try:
+        layer(*given)
+    finally:
+        sys.setprofile(None)
+    return names[:-1]  # without setprofile
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_few_edges_are_left_to_pyg_by_a_look_at_their_number(name):
+    """Beyond PyG's own functions, a call enters seven."""
+    make, more = LEFT[name]
+    theirs = make()
+    ours, given = copy.deepcopy(theirs), (features(6), edges(200), *more())
+    accelerate(ours)
+    for layer in (ours, theirs, ours, theirs):
+        layer(*given)  # caches of torch and PyG are filled, counts are started
+    extra = Counter(entered(ours, *given)) - Counter(entered(theirs, *given))
+    assert extra.total() <= 7 and "_widest" not in extra
+    assert fallbacks(ours) == {"": {"small input": 3}}
+    ours(features(6), edges(300), *(torch.ones(300, 6) for _ in more()))
+    assert fallbacks(ours) == {"": {"small input": 4}}
+
+
+@pytest.mark.parametrize("name", ["sage", "graph", "gcn", "gin"])
+def test_a_small_step_enters_fewer_functions_than_pyg(name):
+    theirs = COVERED[name]()
+    ours, x, edge_index = copy.deepcopy(theirs), features(6), edges(200)
+    accelerate(ours)
+
+    def step(layer):
+        layer(x, edge_index).sum().backward()
+
+    for layer in (ours, theirs):
+        step(layer)
+    assert len(entered(step, ours)) < len(entered(step, theirs))
 
 
 def test_a_gradient_of_attention_weights_alone():

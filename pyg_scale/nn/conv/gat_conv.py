@@ -6,7 +6,7 @@ from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.attention import attend, attended, check_few, heads_joined, is_plain
+from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv, untouched
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.ops.attention import gat_attention
@@ -39,7 +39,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     ):
         """See :meth:`FusedConv.fused`."""
         src, dst = (x, x) if isinstance(x, Tensor) else x
-        check_few(self, edge_index, edge_attr)
         plain = not return_attention_weights and edge_attr is None and size is None
         plain = plain and is_plain(self, src, dst, edge_index)
         if not plain:

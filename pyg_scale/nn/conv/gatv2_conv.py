@@ -4,7 +4,7 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor, PairTensor
 
-from pyg_scale.nn.attention import attend, attended, check_few, heads_joined, is_plain
+from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.linear import apply_linear
@@ -41,7 +41,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             raise NotFused("no features of destinations")
         if edge_attr is not None and self.lin_edge is None:
             raise NotFused("edge_attr without edge_dim")
-        check_few(self, edge_index, edge_attr)
         plain = not return_attention_weights and edge_attr is None
         plain = plain and is_plain(self, src, dst, edge_index)
         if not plain:

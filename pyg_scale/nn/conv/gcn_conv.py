@@ -7,19 +7,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 
-from pyg_scale.nn.aggregation import (
-    check_small,
-    movable,
-    product_first,
-    reduce_neighbors,
-    reductions,
-    sum_small,
-)
+from pyg_scale.nn.aggregation import movable, product_first, reduce_neighbors, reductions
 from pyg_scale.nn.conv.base import FusedConv, check_features, check_weight, scriptable
 from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear
 from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace
+from pyg_scale.nn.small import reduce_small, small, small_weight
 from pyg_scale.ops.adjacency import recording
 
 
@@ -68,12 +62,18 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
 
     def fused_small(self, x, edge_index, edge_weight=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
-        plain = self.normalize and self.add_self_loops and not self.improved and not self.cached
-        if edge_weight is not None or not plain or self._cached_edge_index is not None:
+        if not isinstance(x, Tensor) or torch.is_autocast_enabled("cpu"):
             raise NotFused(SMALL)
-        if torch.is_autocast_enabled("cpu") or check_small(self, x, edge_index) != "sum":
+        call = small(self, x, edge_index)
+        weight = small_weight(edge_weight, call)
+        if call.how != "sum":
             raise NotFused(SMALL)
-        out = sum_small(self.lin(x), edge_index, x.size(0), "gcn")
+        if self.normalize:
+            kept = self.cached or self._cached_edge_index is not None
+            if kept or (weight is not None and (self.improved or weight.requires_grad)):
+                raise NotFused(SMALL)
+            call = call._replace(how="gcn" if self.add_self_loops else "symmetric")
+        out = reduce_small(call._replace(src=self.lin(call.src)), weight)
         return out if self.bias is None else out + self.bias
 
     def _edges(self, x, edge_index, edge_weight):  # type: ignore[no-untyped-def]

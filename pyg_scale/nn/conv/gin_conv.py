@@ -5,9 +5,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, check_small, reduce_neighbors, reductions, sum_small
+from pyg_scale.nn.aggregation import LINEAR, bipartite, reduce_neighbors, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
-from pyg_scale.nn.fallback import SMALL, NotFused
+from pyg_scale.nn.small import reduce_small, small
 
 
 class GINConv(FusedConv, torch_geometric.nn.GINConv):
@@ -43,11 +43,9 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
 
     def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
-        if size is not None or dst is None:
-            raise NotFused(SMALL)
-        how = check_small(self, src, edge_index)
-        out = sum_small(src, edge_index, dst.size(0), how)
-        if self.eps.requires_grad:
-            return self.nn(out + (1 + self.eps) * dst)
-        return self.nn(out.add(dst, alpha=1 + self.eps.item()))
+        call = small(self, x, edge_index, size)
+        src, dst, eps = call.src, call.dst, self.eps
+        if dst is src and call.how in LINEAR and not eps.requires_grad:
+            return self.nn(reduce_small(call, own=1 + eps.item()))
+        out = reduce_small(call)
+        return self.nn(out if dst is None else out + (1 + eps) * dst)

@@ -5,16 +5,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.aggregation import (
-    bipartite,
-    check_small,
-    mapped_neighbors,
-    plus_root,
-    reductions,
-    sum_small,
-)
+from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
-from pyg_scale.nn.fallback import SMALL, NotFused
+from pyg_scale.nn.small import mapped_small, small, small_weight
 
 
 class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
@@ -54,8 +47,5 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
 
     def fused_small(self, x, edge_index, edge_weight=None, size=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
-        if size is not None or dst is None or edge_weight is not None:
-            raise NotFused(SMALL)
-        how = check_small(self, src, edge_index)
-        return self.lin_rel(sum_small(src, edge_index, dst.size(0), how)) + self.lin_root(dst)
+        call = small(self, x, edge_index, size)
+        return mapped_small(call, small_weight(edge_weight, call), self.lin_rel, self.lin_root)

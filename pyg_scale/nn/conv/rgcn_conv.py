@@ -7,11 +7,12 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor
 
-from pyg_scale.nn.aggregation import check_small, reductions, sum_small
+from pyg_scale.nn.aggregation import LINEAR, reductions
 from pyg_scale.nn.conv.base import FusedConv, check_features, scriptable
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused
 from pyg_scale.nn.graph import derived, edges_of, is_sparse
 from pyg_scale.nn.relations import group_relations, rows_of_relations
+from pyg_scale.nn.small import reduce_small, small
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
 
@@ -60,20 +61,20 @@ class RGCNConv(FusedConv, torch_geometric.nn.RGCNConv):
 
     def fused_small(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
-        src, dst = x if isinstance(x, tuple) else (x, x)
         if self.num_blocks is not None or torch.is_autocast_enabled("cpu"):
-            raise NotFused(SMALL)
-        how = check_small(self, src, edge_index)
-        check_features(dst)
-        if dst.dtype != src.dtype:
-            raise NotFused(SMALL)
-        self._check_types(edge_type, edge_index)
-        rows = dst.size(0) * self.num_relations
-        if rows > _DENSE * edge_index.size(1):
             return self.fused(x, edge_index, edge_type)
+        call = small(self, x, edge_index)
+        dst, num_edges = call.dst, edge_index.size(1)
+        check_features(dst)
+        if dst is None or dst.dtype != call.src.dtype:
+            raise NotFused(SMALL)
+        rows = dst.size(0) * self.num_relations
+        if rows > _DENSE * num_edges or call.how not in LINEAR:
+            return self.fused(x, edge_index, edge_type)
+        self._check_types(edge_type, edge_index)
         pair = torch.add(edge_type, edge_index[1], alpha=self.num_relations)
-        out = sum_small(src, torch.stack([edge_index[0], pair]), rows, how)
-        return self._mapped(out, dst)
+        pairs = torch.stack([edge_index[0], pair])
+        return self._mapped(reduce_small(call._replace(edge_index=pairs, num_dst=rows)), dst)
 
     def _weights(self):  # type: ignore[no-untyped-def]
         """The matrices of all relations."""

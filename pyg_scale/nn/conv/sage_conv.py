@@ -6,17 +6,10 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import (
-    bipartite,
-    check_small,
-    mapped_neighbors,
-    plus_root,
-    reductions,
-    sum_small,
-)
+from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
-from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.nn.linear import apply_linear
+from pyg_scale.nn.small import mapped_small, small
 
 
 class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
@@ -56,11 +49,8 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
 
     def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""
-        src, dst = (x, x) if isinstance(x, Tensor) else x
-        if size is not None or dst is None or self.project:
-            raise NotFused(SMALL)
-        how = check_small(self, src, edge_index)
-        out = self.lin_l(sum_small(src, edge_index, dst.size(0), how))
-        if self.root_weight:
-            out = out + self.lin_r(dst)
+        call = small(self, x, edge_index, size)
+        if self.project:
+            call = call._replace(src=apply_linear(self.lin, call.src).relu())
+        out = mapped_small(call, None, self.lin_l, self.lin_r if self.root_weight else None)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out

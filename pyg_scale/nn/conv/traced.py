@@ -26,7 +26,7 @@ from pyg_scale.nn.aggregation import reductions
 from pyg_scale.nn.chunks import Messages
 from pyg_scale.nn.conv.base import FusedConv, generated, observed
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
-from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
+from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, count, record
 from pyg_scale.nn.graph import is_sparse
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
 from pyg_scale.ops.aggregate import FLOATS
@@ -34,6 +34,9 @@ from pyg_scale.ops.aggregate import FLOATS
 _OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
 """Methods behind ``propagate`` that this module relies on."""
 
+
+_FEW = 2 * 256
+"""Numbers of an edge list from which on features are looked at, to know whether fusing pays."""
 
 _BY_DESTINATION = {
     aggr.SumAggregation,
@@ -60,6 +63,18 @@ class TracedConv(FusedConv):
 
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
+        if (
+            type(edge_index) is Tensor
+            and edge_index.numel() < _FEW
+            and self.min_work is None
+            and edge_index.dtype is torch.int64
+            and edge_index.is_cpu
+            and not torch.compiler.is_compiling()
+            and not self._explain  # type: ignore[attr-defined]
+            and self._decomposed_layers == 1  # type: ignore[attr-defined]
+        ):
+            count(self, SMALL)  # type: ignore[arg-type]
+            return self.replaces.propagate(self, edge_index, size=size, **kwargs)  # type: ignore[attr-defined]
         reason: str | None
         if self._is_small(self._widest(kwargs), edge_index):
             reason = SMALL
