@@ -86,7 +86,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> expand_neighbors(
   for (int64_t from = 0; from < n; from += step) {
     expansion->expand(view, how, rows, from, std::min(n, from + step), n);
   }
-  const Buffer<double>& weight = expansion->weight();
+  const Buffer<float>& weight = expansion->weight();
   Tensor weights = pool_empty({weight.size()}, ScalarType::Float);
   std::copy_n(weight.data(), weight.size(), static_cast<float*>(weights.mutable_data_ptr()));
   std::tuple<Tensor, Tensor, Tensor, Tensor> out{

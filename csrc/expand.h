@@ -61,9 +61,9 @@ class alignas(64) Expansion {  // not two threads on one cache line
   int64_t num_edges() const { return neighbor_.size(); }
   const int64_t* neighbor() const { return neighbor_.data(); }
   const int64_t* edge() const { return edge_.data(); }
-  const Buffer<int64_t>& count() const { return count_; }   // edges of each row
-  const int64_t* seed() const { return seed_.data(); }      // of each row, if disjoint
-  const Buffer<double>& weight() const { return weight_; }  // of each edge, if there are any
+  const Buffer<int64_t>& count() const { return count_; }  // edges of each row
+  const int64_t* seed() const { return seed_.data(); }     // of each row, if disjoint
+  const Buffer<float>& weight() const { return weight_; }  // of each edge, if there are any
 
   // Samples in-edges of the rows [begin, end) and appends them. Rows up to `stop` come next.
   void expand(const EdgeView& view, const HopOptions& hop, const Rows& rows, int64_t begin,
@@ -175,7 +175,7 @@ class alignas(64) Expansion {  // not two threads on one cache line
              int64_t end) {
     const int64_t n = position_.size(), from = weight_.size();
     weight_.reserve(from + n);
-    double* weight = weight_.data() + from;
+    float* weight = weight_.data() + from;
     const int64_t* neighbor = neighbor_.data() + neighbor_.size() - n;
     const int64_t* count = count_.data() + count_.size() - (end - begin);
     int64_t i = 0;
@@ -189,14 +189,14 @@ class alignas(64) Expansion {  // not two threads on one cache line
           value = kCertain / share;
           if (weighting == Weighting::kMean) value /= static_cast<double>(degree);
         }
-        weight[i] = value;
-        if (weighting != Weighting::kGcn) continue;
+        if (weighting != Weighting::kGcn) {
+          weight[i] = static_cast<float>(value);
+          continue;
+        }
         const Held there = held(view, neighbor[i]);
         const int64_t *pointer = there.view->indptr + there.place, theirs = pointer[1] - pointer[0];
-        weight[i] =
-            theirs > 0
-                ? weight[i] / std::sqrt(static_cast<double>(degree) * static_cast<double>(theirs))
-                : 0;
+        const double root = std::sqrt(static_cast<double>(degree) * static_cast<double>(theirs));
+        weight[i] = theirs > 0 ? static_cast<float>(value / root) : 0;
       }
     }
     weight_.set_size(from + n);
@@ -304,8 +304,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
   Buffer<Held> held_;  // of each row of the block, if there are parts
   Picker picker_;
-  Buffer<double> share_;   // of 2^32, with which each edge of the block was taken
-  Buffer<double> weight_;  // of each edge
+  Buffer<double> share_;  // of 2^32, with which each edge of the block was taken
+  Buffer<float> weight_;  // of each edge
   SourcePicker source_picker_;
 };
 

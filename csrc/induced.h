@@ -19,7 +19,7 @@ struct EdgeList {
   Buffer<uint32_t> row;  // of the neighbour
   Buffer<int64_t> edge;
   Buffer<int64_t> colptr;
-  Buffer<double> weight;  // empty if edges weigh nothing
+  Buffer<float> weight;  // empty if edges weigh nothing
   // Where in colptr the rows begin anew, each time from 0; none if they never do.
   std::vector<int64_t> first_rows;
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -33,11 +34,11 @@ class Outputs {
     return out;
   }
 
-  // A copy of numbers as float32.
-  Tensor floats(const double* from, int64_t count) {
+  // A copy of `count` floats.
+  Tensor copy(const float* from, int64_t count) {
     Tensor out = pool_empty({count}, ScalarType::Float);
     auto* to = static_cast<float*>(out.mutable_data_ptr());
-    add(count, [=] { convert(from, count, to); });
+    add(count, [=] { std::copy_n(from, count, to); });
     return out;
   }
 

@@ -141,7 +141,7 @@ class Sampling {
       colptr.push_back(outputs.copy(list.colptr.data(), list.colptr.size(), false));
       edge.push_back(outputs.copy(list.edge.data(), list.edge.size(), false));
       if (options_.weighting == Weighting::kNone) continue;
-      weight.push_back(outputs.floats(list.weight.data(), list.weight.size()));
+      weight.push_back(outputs.copy(list.weight.data(), list.weight.size()));
     }
     for (size_t t = 0; t < num_types_; ++t) {
       const NodeList& list = nodes(t);

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -66,13 +68,18 @@ struct SourceNumbers {
 struct EightSources {
   static constexpr int64_t kSize = 8;
 
+  // With `last`, the number after the last one is not read: a column of pairs may end there.
   [[gnu::target("avx2"), gnu::always_inline]] static inline __m256i load(const int32_t* source,
-                                                                         bool pairs) {
+                                                                         bool pairs, bool last) {
     const auto* from = reinterpret_cast<const __m256i*>(source);
     const __m256i low = _mm256_loadu_si256(from);
     if (!pairs) return low;
-    const __m256 both = _mm256_shuffle_ps(_mm256_castsi256_ps(low),
-                                          _mm256_castsi256_ps(_mm256_loadu_si256(from + 1)), 0x88);
+    const __m256i high = last
+                             ? _mm256_maskload_epi32(
+                                   source + kSize, _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0))
+                             : _mm256_loadu_si256(from + 1);
+    const __m256 both =
+        _mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0x88);
     return _mm256_permute4x64_epi64(_mm256_castps_si256(both), 0xD8);
   }
 
@@ -97,6 +104,36 @@ struct EightSources {
         _mm256_xor_si256(_mm256_set1_epi32(static_cast<int32_t>(limit)), sign),
         _mm256_xor_si256(x, sign));
   }
+
+  // Writes first + i for each bit i of a mask, and returns how many; up to eight are overwritten.
+  // No branches, which would be guessed wrong every other time.
+  [[gnu::target("avx2"), gnu::always_inline]] static inline int64_t write(uint32_t mask,
+                                                                          int64_t first,
+                                                                          int64_t* out) {
+    const __m128i bits = _mm_cvtsi64_si128(static_cast<int64_t>(kBits[mask]));
+    const __m256i from = _mm256_set1_epi64x(first);
+    const __m256i low = _mm256_cvtepu8_epi64(bits);
+    const __m256i high = _mm256_cvtepu8_epi64(_mm_srli_si128(bits, 4));
+    auto* to = reinterpret_cast<__m256i*>(out);
+    _mm256_storeu_si256(to, _mm256_add_epi64(from, low));
+    _mm256_storeu_si256(to + 1, _mm256_add_epi64(from, high));
+    return std::popcount(mask);
+  }
+
+ private:
+  // The numbers of the bits of each mask, a byte each, in order.
+  static constexpr std::array<uint64_t, 256> kBits = [] {
+    std::array<uint64_t, 256> all{};
+    for (uint64_t mask = 0; mask < 256; ++mask) {
+      int shift = 0;
+      for (uint64_t bit = 0; bit < 8; ++bit) {
+        if (!(mask >> bit & 1)) continue;
+        all[mask] |= bit << shift;
+        shift += 8;
+      }
+    }
+    return all;
+  }();
 };
 #endif
 
@@ -145,14 +182,14 @@ class SourcePicker {
 
   static int64_t scan(const SourceNumbers& number, const IntColumn& source, Candidates c,
                       uint64_t limit, int64_t* out) {
-    int64_t n = 0, i = c.begin;
 #if defined(__x86_64__) && defined(__GNUC__)
     if (!source.wide && (source.stride == 1 || source.stride == 2) && limit < uint64_t{1} << 32 &&
-        has_avx2()) {
-      i = scan_eights(number, source, c, static_cast<uint32_t>(limit), out, n);
+        c.size() >= EightSources::kSize && has_avx2()) {
+      return scan_eights(number, source, c, static_cast<uint32_t>(limit), out);
     }
 #endif
-    for (; i < c.end; ++i) {
+    int64_t n = 0;
+    for (int64_t i = c.begin; i < c.end; ++i) {
       out[n] = i;
       n += number(source[i]) < limit;
     }
@@ -160,29 +197,32 @@ class SourcePicker {
   }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-  // As many of the candidates as come in eights; returns the first that is left.
-  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
-                                                         const IntColumn& source, Candidates c,
-                                                         uint32_t limit, int64_t* out,
-                                                         int64_t& taken) {
+  [[gnu::target("avx2,bmi,popcnt")]] static int64_t scan_eights(const SourceNumbers& number,
+                                                                const IntColumn& source,
+                                                                Candidates c, uint32_t limit,
+                                                                int64_t* out) {
     const bool pairs = source.stride == 2;
     const auto* data = static_cast<const int32_t*>(source.data);
     const uint64_t phase = fold(number.key, 1);
-    int64_t n = 0, i = c.begin;
-    // One less, as the last of a column of pairs has no second half.
-    for (; i + EightSources::kSize < c.end; i += EightSources::kSize) {
-      const __m256i id = EightSources::load(data + i * source.stride, pairs);
+    const auto below = [&](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
+      const __m256i id = EightSources::load(data + i * source.stride, pairs, last);
       __m256i word = EightSources::number(number.key, id);
       if (number.renewed) {
         const __m256i late = EightSources::below(EightSources::number(phase, id), number.renewed);
         word = _mm256_blendv_epi8(word, EightSources::number(number.next_key, id), late);
       }
-      const __m256i below = EightSources::below(word, limit);
-      auto mask = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(below)));
-      for (; mask; mask &= mask - 1) out[n++] = i + __builtin_ctz(mask);
+      const __m256i taken = EightSources::below(word, limit);
+      return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken)));
+    };
+    int64_t n = 0, i = c.begin;
+    for (; i + EightSources::kSize < c.end; i += EightSources::kSize) {
+      n += EightSources::write(below(i, false), i, out + n);
     }
-    taken = n;
-    return i;
+    // The last eight overlap those before.
+    const int64_t rest = c.end - EightSources::kSize;
+    const uint32_t mask = below(rest, true) >> (i - rest);
+    for (uint32_t left = mask; left; left &= left - 1) out[n++] = i + std::countr_zero(left);
+    return n;
   }
 #endif
 

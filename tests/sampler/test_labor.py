@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import keys, library, sample
+from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.sampler import Labor, NativeSampler, edges_by_layer
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.testing import graphs
@@ -34,10 +35,14 @@ OPTIONS = [
 ]
 
 
-def both_ways(sampler, seed, key, monkeypatch):
-    """The sample by compiled ops, after it was compared with that in plain torch."""
+def need_kernels():
     if not library.compiled():
         pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+
+
+def both_ways(sampler, seed, key, monkeypatch):
+    """The sample by compiled ops, after it was compared with that in plain torch."""
+    need_kernels()
     compiled = sampler.sample(seed, None, key)
     with monkeypatch.context() as patch:
         patch.setenv("PYG_SCALE_KERNELS", "never")
@@ -310,3 +315,36 @@ def test_dependent_batches_need_a_seed_and_an_order():
     with pytest.raises(ValueError, match="needs to know where a batch stands"):
         draw(Labor(graphs.hostile(), [2], batch_dependency=4), [0], 1)
     assert "links" not in Labor(batch_dependency=4).supports
+
+
+@pytest.mark.parametrize("renewed", [0, 1 << 31])
+@pytest.mark.parametrize("column", ["alone", "first of pairs", "second of pairs", "int64"])
+def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
+    """Eight sources at a time, the last eight overlapping: of each row of 1 to 40 in-edges."""
+    need_kernels()
+    degree = torch.arange(1, 41)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    size, key, later, k = int(indptr[-1]), 11, 12, 3
+    ids = torch.randint(2**31 - 1, (size,), generator=torch.Generator().manual_seed(0))
+    pairs = torch.stack([ids, ids.flip(0)], dim=1).to(torch.int32)
+    indices = {
+        "alone": ids.to(torch.int32),
+        "first of pairs": pairs[:, 0],
+        "second of pairs": pairs[:, 1],
+        "int64": ids,
+    }[column]
+    node = torch.arange(40)
+    found = expand_neighbors(
+        indptr, indices, None, None, None, node, node, None, None, 2**31, key, k,
+        replace=False, last=False, by_source=sample.SourceDraws(next_key=later, renewed=renewed),
+    )  # fmt: skip
+    source = indices.to(torch.int64)
+    number = keys.source_number(key, source)
+    late = keys.source_number(keys.fold(key, 1), source) < renewed
+    number = torch.where(late, keys.source_number(later, source), number)
+    of_row = degree[torch.arange(40).repeat_interleave(degree)]
+    share = ((k << 32) + of_row - 1) // of_row
+    taken = (number < share) | (of_row <= k)
+    assert torch.equal(found.edge, taken.nonzero().view(-1))
+    assert torch.equal(found.neighbor, source[taken])
+    assert found.counts.sum() == taken.sum()
