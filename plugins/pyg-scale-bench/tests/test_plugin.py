@@ -19,7 +19,10 @@ class TestPlugin(PluginTests):
 
 def test_the_command_is_found_by_its_name(capsys):
     assert cli.main(["bench", "--help"]) == 0
-    assert "conv, dist, gpu, loader, scale, serving, store, transport" in capsys.readouterr().out
+    assert (
+        "conv, dist, gpu, loader, sampler, scale, serving, store, transport"
+        in capsys.readouterr().out
+    )
 
 
 BY_PATH = """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from tqdm import tqdm
 
 OURS, PYG = "pyg_scale", "PyG"
@@ -69,6 +71,17 @@ def attempt(case: AnyCase, measure: Callable[[AnyCase], object]) -> None:
         if case.side == OURS:
             raise
         case.error = in_one_line(error)
+
+
+@contextlib.contextmanager
+def threads_of_torch(number: int) -> Iterator[None]:
+    """A context in which torch uses so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_one_line(error: Exception) -> str:

@@ -33,6 +33,7 @@ from pyg_scale_bench import graphs
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import Report, Table
+from pyg_scale_bench.rounds import threads_of_torch
 
 WAYS = ("memory", "disk", "http")
 LABELS = {
@@ -155,19 +156,8 @@ class OverHttp:
 
 def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Make the graph, and load every way in turns."""
-    with _threads_of_torch(args.threads):
+    with threads_of_torch(args.threads):
         _measure(args, found)
-
-
-@contextlib.contextmanager
-def _threads_of_torch(number: int) -> Iterator[None]:
-    """A context in which torch uses so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:

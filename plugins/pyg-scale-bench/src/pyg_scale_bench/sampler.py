@@ -1,0 +1,504 @@
+"""Samplers side by side: batches with features, accuracy, bytes from a disk, equal cost, walks.
+
+Every part measures its cases in turns, so that a slow minute affects all alike:
+
+* ``batches``: one loader for each sampler of neighbours, on a large generated graph;
+* ``subgraphs``: GraphSAINT (walks of 2 steps), ShaDow (2 hops of 10 neighbours) and clusters, on a
+  smaller one, beside PyG's own where it runs (``make peers`` compiles torch-sparse for it);
+* ``training``: the same model trained with each, and its test accuracy after equal epochs and
+  after equal time;
+* ``disk``: LABOR with independent and with dependent batches, behind a cache of the features;
+* ``cost``: batches of equal cost on a star and a power law;
+* ``walks``: steps of random walks, beside torch-cluster where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch_geometric.loader as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_scale
+from pyg_scale import loader as ours
+from pyg_scale.loader import Budget, ClusterData, NeighborLoader
+from pyg_scale.sampler import FastGCN, Labor, Ladies, random_walk
+from pyg_scale.store import Disk
+from pyg_scale_bench import graphs, peers, sampler_training
+from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.report import GB, Report, Table
+from pyg_scale_bench.rounds import OURS, PYG, Case, take_turns, threads_of_torch
+
+PARTS = ("batches", "subgraphs", "training", "disk", "cost", "walks")
+_SEED = 0
+_WALK, _ROOTS, _DEPTH, _NEIGHBORS = 2, 6_000, 2, 10  # as the papers of GraphSAINT and ShaDow
+_BASE = "neighbours"
+
+
+@dataclass(kw_only=True)
+class _Turns(Case):
+    """A case, and what each round of it gave.
+
+    Attributes:
+        name: Its name in the tables.
+        run: Measures it once.
+        rounds: The results, the first of which only warms up.
+    """
+
+    name: str
+    run: Callable[[], dict[str, float]]
+    rounds: list[dict[str, float]] = field(default_factory=list)
+
+
+def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Measure the parts that were asked for."""
+    large = cache(lambda: _features_alone(args.nodes, args.edges, args.features))
+    parts: dict[str, Callable[[argparse.Namespace, Callable[[], Data]], Any]] = {
+        "batches": _batches,
+        "subgraphs": _subgraphs,
+        "training": sampler_training.measure,
+        "disk": _disk,
+        "cost": _cost,
+        "walks": _walks,
+    }
+    with threads_of_torch(args.threads):
+        for name in args.parts:
+            print(f"measuring: {name}", file=sys.stderr)
+            begin = time.perf_counter()
+            found[name] = parts[name](args, large)
+            found.setdefault("seconds", {})[name] = round(time.perf_counter() - begin, 1)
+
+
+def _features_alone(nodes: int, edges: int, features: int) -> Data:
+    data = graphs.cached(None, nodes, edges, features)
+    return Data(x=data.x, edge_index=data.edge_index)
+
+
+def _in_turns(cases: Sequence[_Turns], rounds: int) -> list[dict[str, Any]]:
+    take_turns(cases, lambda case: case.rounds.append(case.run()), rounds + 1)
+    return [
+        {"name": case.name, "side": case.side, "error": case.error, "rounds": case.rounds[1:]}
+        for case in cases
+    ]
+
+
+# Batches ##################################################################################
+
+
+def _batches(args: argparse.Namespace, large: Callable[[], Data]) -> list[dict[str, Any]]:
+    data = large()
+    seeds = graphs.seeds(args.nodes, args.batch_size * args.batches)
+    hops, layers = args.num_neighbors, [args.layer_nodes] * len(args.num_neighbors)
+    samplers = {
+        _BASE: (hops, "native"),
+        "LABOR": (hops, Labor()),
+        "LABOR, layers dependent": (hops, Labor(layer_dependency=True)),
+        "LABOR, every layer anew": (hops, Labor(hops="layers")),
+        "LADIES": (layers, Ladies()),
+        "FastGCN": (layers, FastGCN()),
+    }
+    common = {"batch_size": args.batch_size, "shuffle": True, "seed": _SEED}
+    cases = []
+    for name, (numbers, one) in samplers.items():
+        loader = NeighborLoader(data, numbers, seeds, neighbor_sampler=one, **common)
+        cases.append(_Turns(side=OURS, name=name, run=partial(_epoch, loader)))
+    return _in_turns(cases, args.rounds)
+
+
+def _epoch(loader: Any) -> dict[str, float]:
+    """An epoch of a loader, with what it sampled and read."""
+    begin = time.perf_counter()
+    number = nodes = edges = 0
+    for batch in loader:
+        number, nodes, edges = number + 1, nodes + batch.num_nodes, edges + batch.num_edges
+    seconds = time.perf_counter() - begin
+    found = {"seconds": seconds, "batches": number, "nodes": nodes, "edges": edges}
+    if isinstance(loader, ours.NodeLoader):
+        stages = loader.stats()["epoch"]
+        found |= {name: stages[name]["seconds"] for name in ("sample", "fetch")}
+        found["feature_bytes"] = stages["fetch"]["bytes"]
+    return found
+
+
+# Subgraphs ################################################################################
+
+
+def _subgraphs(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any]:
+    size = (args.small_nodes, args.small_edges, args.features)
+    data = _features_alone(*size)
+    working = peers.working(none=args.without_pyg)
+    number, roots = args.batches, min(_ROOTS, args.small_nodes)
+    seeds = graphs.seeds(args.small_nodes, number * args.batch_size)
+    cut = ClusterData(data, 10 * number, log=False, method="fennel")
+    saint = {"batch_size": roots, "walk_length": _WALK, "num_steps": number}
+    shadow = {"depth": _DEPTH, "num_neighbors": _NEIGHBORS, "batch_size": args.batch_size}
+    saint_name = f"GraphSAINT, {roots:,} walks of {_WALK}"
+    shadow_name = f"ShaDow, {_DEPTH} hops of {_NEIGHBORS}"
+    make: dict[str, Callable[[Any], Any]] = {
+        saint_name: lambda of: of.GraphSAINTRandomWalkSampler(data, log=False, **saint),
+        shadow_name: lambda of: of.ShaDowKHopSampler(data, node_idx=seeds, **shadow),
+        f"clusters, 10 of {10 * number}": lambda of: of.ClusterLoader(cut, batch_size=10),
+    }
+    needs_sparse = {saint_name, shadow_name}
+    cases = []
+    for name, made in make.items():
+        cases.append(_Turns(side=OURS, name=name, run=partial(_epoch, made(ours))))
+        peer = _Turns(side=PYG, name=name, run=partial(_of_pyg, made, name in needs_sparse))
+        if args.without_pyg:
+            peer.error = "left out"
+        elif name in needs_sparse and "torch-sparse" not in working:
+            peer.error = "torch-sparse does not work here"
+        cases.append(peer)
+    reasons = [] if args.without_pyg else peers.backends()
+    return {
+        "cases": _in_turns(cases, args.rounds),
+        "backends": [vars(backend) for backend in reasons],
+    }
+
+
+def _of_pyg(make: Callable[[Any], Any], needs_sparse: bool) -> dict[str, float]:
+    with peers.using("torch-sparse") if needs_sparse else nullcontext():
+        return _epoch(make(pyg))
+
+
+# Disk #####################################################################################
+
+
+def _disk(args: argparse.Namespace, large: Callable[[], Data]) -> dict[str, Any]:
+    folder = Path(args.dir).absolute() / "disk"
+    pyg_scale.save(large(), folder)
+    feature_bytes = args.nodes * args.features * 4
+    cases = {
+        "independent batches": Labor(),
+        f"batch dependency {args.dependency:,}": Labor(batch_dependency=args.dependency),
+    }
+    seeds = graphs.seeds(args.nodes, args.disk_batch_size * args.disk_batches)
+    out = []
+    for name, one in cases.items():  # bytes do not depend on when they are read
+        store = Disk(folder, cache=max(1, int(args.cache * feature_bytes)))
+        loader = NeighborLoader(
+            pyg_scale.open(folder),
+            args.num_neighbors,
+            seeds,
+            batch_size=args.disk_batch_size,
+            shuffle=True,
+            seed=_SEED,
+            neighbor_sampler=one,
+            feature_store=store,
+            num_workers=1,
+        )
+        begin = time.perf_counter()
+        rows = sum(batch.num_nodes for batch in loader)
+        counts = {key: store.stats()[key] for key in ("read_bytes", "hits", "misses")}
+        seconds = time.perf_counter() - begin
+        out.append({"name": name, "rows": rows, "seconds": seconds, **counts})
+    return {"cases": out, "feature_bytes": feature_bytes}
+
+
+# Equal cost ###############################################################################
+
+
+def star_and_power_law(num_nodes: int, leaves: int) -> Data:
+    """Nodes whose in-degrees fall as a power law, and a hub that is joined to its leaves."""
+    draw = torch.Generator().manual_seed(_SEED)
+    degree = (3 / torch.rand(num_nodes, generator=draw) ** 0.7).long().clamp(max=300)
+    target = torch.arange(num_nodes).repeat_interleave(degree)
+    source = (torch.rand(target.numel(), generator=draw) ** 2 * num_nodes).long()
+    hub, leaf = num_nodes + leaves, torch.arange(num_nodes, num_nodes + leaves)
+    hubs = torch.full_like(leaf, hub)
+    edges = torch.stack([torch.cat([source, leaf, hubs]), torch.cat([target, hubs, leaf])])
+    return Data(edge_index=edges, num_nodes=hub + 1)
+
+
+def _cost(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any]:
+    leaves = args.cost_nodes // 5
+    data = star_and_power_law(args.cost_nodes, leaves)
+    reach = leaves + 1
+    cases: list[tuple[list[int], int, Any]] = [
+        ([10, 5], reach * 5, "native"),
+        ([10, 5], reach, "native"),
+        ([10, 5], reach * 5, Labor()),
+        ([-1], reach * 3 // 2, "native"),
+        ([-1], reach * 3, "native"),
+        ([-1, 10], reach * 12, "native"),
+    ]
+    out = []
+    for numbers, budget, one in cases:
+        common = {"shuffle": True, "seed": _SEED, "neighbor_sampler": one}
+        planned = NeighborLoader(data, numbers, batch_cost=Budget("edges", budget), **common)
+        size = -(-int(data.num_nodes or 0) // len(planned))
+        by_number = NeighborLoader(data, numbers, batch_size=size, **common)
+        out.append({
+            "num_neighbors": numbers,
+            "sampler": "LABOR" if isinstance(one, Labor) else _BASE,
+            "budget": budget,
+            "batches": len(planned),
+            "planned": _max_over_mean(planned),
+            "by_number": _max_over_mean(by_number),
+        })  # fmt: skip
+    return {"nodes": int(data.num_nodes or 0), "edges": data.num_edges, "cases": out}
+
+
+def _max_over_mean(loader: Any) -> float:
+    edges = torch.tensor([float(batch.num_edges) for batch in loader])
+    return float(edges.max() / edges.mean())
+
+
+# Walks ####################################################################################
+
+
+def _walks(args: argparse.Namespace, large: Callable[[], Data]) -> dict[str, Any]:
+    edges = large().edge_index
+    start = graphs.seeds(args.nodes, args.walks)
+    weight = torch.rand(edges.size(1), generator=torch.Generator().manual_seed(_SEED))
+    kinds: dict[str, dict[str, Any]] = {
+        "uniform": {},
+        "weighted": {"weight": weight},
+        "node2vec, p=0.5, q=2": {"p": 0.5, "q": 2.0},
+    }
+    why = _missing_cluster(args)
+    cases = []
+    for name, kind in kinds.items():
+        options = {"seed": _SEED, "num_nodes": args.nodes, **kind}
+        walk = partial(random_walk, edges, start, args.walk_length, **options)
+        cases.append(_Turns(side=OURS, name=name, run=partial(_steps, walk, start, args)))
+        peer = _Turns(side=PYG, name=name, run=dict, error=why)
+        if name == "weighted":
+            peer.error = "torch-cluster has no weights"
+        elif not why:
+            theirs = _of_cluster(edges, start, args, **kind)
+            peer.run = partial(_steps, theirs, start, args)
+        cases.append(peer)
+    return {"cases": _in_turns(cases, args.rounds)}
+
+
+def _missing_cluster(args: argparse.Namespace) -> str:
+    if args.without_pyg:
+        return "left out"
+    found = importlib.util.find_spec("torch_cluster") is not None
+    return "" if found else "torch-cluster is not installed"
+
+
+def _of_cluster(
+    edges: Tensor, start: Tensor, args: argparse.Namespace, p: float = 1.0, q: float = 1.0
+) -> Callable[[], Any]:
+    """Walks of torch-cluster on edges that were grouped before, as ours are."""
+    row = edges[0].argsort(stable=True)
+    source, target = edges[0][row], edges[1][row]
+    indptr = torch.zeros(args.nodes + 1, dtype=torch.int64)
+    indptr[1:] = torch.bincount(source, minlength=args.nodes).cumsum(0)
+    op = torch.ops.torch_cluster.random_walk
+    return lambda: op(indptr, target, start, args.walk_length, p, q)
+
+
+def _steps(walk: Callable[[], Any], start: Tensor, args: argparse.Namespace) -> dict[str, float]:
+    begin = time.perf_counter()
+    walk()
+    return {"seconds": time.perf_counter() - begin, "steps": start.numel() * args.walk_length}
+
+
+# Report ###################################################################################
+
+
+def rate(case: Mapping[str, Any], count: str) -> float:
+    """The median over rounds of a count per second."""
+    return median(each[count] / each["seconds"] for each in case["rounds"])
+
+
+def factor(case: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+    """The median over rounds of how many times as fast as the base a case was in that round."""
+    turns = zip(case["rounds"], base["rounds"])
+    return median(
+        (each["batches"] / each["seconds"]) / (other["batches"] / other["seconds"])
+        for each, other in turns
+    )
+
+
+def report(found: Mapping[str, Any]) -> Report:
+    """The report of a run."""
+    settings = found["settings"]
+    lines = [
+        (
+            f"graph: generated, power law, planted communities: {settings['nodes']:,} nodes, "
+            f"{settings['edges']:,} directed edges, {settings['features']} float32 features; "
+            f"{settings['batch_size']:,} seeds a batch, neighbours {settings['num_neighbors']}, "
+            f"{settings['layer_nodes']:,} nodes a hop for LADIES and FastGCN"
+        ),
+        (
+            f"no workers, {settings['threads']} thread(s) of torch; cases take turns, medians of "
+            f"{settings['rounds']} rounds"
+        ),
+    ]
+    tables: list[Table] = []
+    panels: list[list[Panel]] = []
+    makers: dict[str, Callable[[Any, list[str]], tuple[Table, list[Panel]]]] = {
+        "batches": _report_batches,
+        "subgraphs": _report_subgraphs,
+        "training": sampler_training.report,
+        "disk": _report_disk,
+        "cost": _report_cost,
+        "walks": _report_walks,
+    }
+    for name in PARTS:
+        if name in found:
+            table, row = makers[name](found[name], lines)
+            tables.append(table)
+            panels.append(row)
+    return Report(found, lines, tables, panels, "Samplers side by side")
+
+
+def _report_batches(cases: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
+    base, rows, bars, visited = cases[0], [], [], []
+    for case in cases:
+        turns = case["rounds"]
+        batches = sum(each["batches"] for each in turns)
+        nodes = sum(each["nodes"] for each in turns) / batches
+        stages = [median(e[s] / e["batches"] * 1e3 for e in turns) for s in ("sample", "fetch")]
+        share = nodes / (sum(e["nodes"] for e in base["rounds"]) / batches)
+        megabytes = sum(e["feature_bytes"] for e in turns) / batches / 1e6
+        fast, speed = factor(case, base), rate(case, "batches")
+        rows.append([
+            case["name"], f"{nodes:,.0f}", f"{share:.2f}", f"{megabytes:.1f}",
+            f"{sum(e['edges'] for e in turns) / batches:,.0f}", f"{rate(case, 'edges') / 1e6:.2f}",
+            f"{speed:.1f}", f"{fast:.2f}", *(f"{each:.1f}" for each in stages),
+        ])  # fmt: skip
+        speeds = [each["batches"] / each["seconds"] for each in turns]
+        spread = (min(speeds), max(speeds))
+        bars.append(Bar(case["name"], speed, spread=spread, note=f"{fast:.2f}x"))
+        visited.append(Bar(case["name"], nodes / 1e3, note=f"{share:.2f}"))
+    header = ["sampler", "nodes", "of neighbours'", "MB of features", "edges", "M edges/s"]
+    header += ["batches/s", "times neighbours", "ms sampling", "ms reading"]
+    note = "Nodes, bytes, edges and milliseconds are those of a batch; features are included."
+    table = Table(header, rows, "Batches", note, align="lr")
+    row = [
+        Panel("Batches with features", bars, "batches/s", form=".1f"),
+        Panel("Nodes of a batch", visited, "thousands", form=".0f"),
+    ]
+    return table, row
+
+
+def _report_subgraphs(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
+    cases, rows, bars = part["cases"], [], []
+    for backend in part["backends"]:
+        works = f"version {backend['version']}" if backend["version"] else backend["reason"]
+        lines.append(f"PyG with {backend['name']}: {works}")
+    for own, peer in zip(cases[::2], cases[1::2]):
+        cells, speed = [peer["error"], ""], rate(own, "batches")
+        bars.append(Bar(own["name"], speed))
+        if not peer["error"]:
+            cells = [f"{rate(peer, 'batches'):.2f}", f"{factor(own, peer):.1f}"]
+            bars.append(Bar(own["name"], rate(peer, "batches"), PYG))
+        nodes = median(each["nodes"] / each["batches"] for each in own["rounds"])
+        rows.append([own["name"], f"{nodes:,.0f}", f"{speed:.1f}", *cells])
+    header = ["loader", "nodes of a batch", "batches/s", "PyG's", "times PyG's"]
+    return Table(header, rows, "Subgraphs", align="lr"), [
+        Panel("Subgraphs with features", bars, "batches/s", form=".1f")
+    ]
+
+
+def _report_disk(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
+    cases, rows, bars = part["cases"], [], []
+    for case in cases:
+        share = case["read_bytes"] / max(1, cases[0]["read_bytes"])
+        hits = case["hits"] / (case["hits"] + case["misses"])
+        read = case["read_bytes"] / GB
+        rows.append(
+            [case["name"], f"{case['rows']:,}", f"{read:.3f}", f"{share:.2f}", f"{hits:.0%}"]
+        )
+        bars.append(Bar(case["name"], read, note=f"{share:.2f}"))
+    header = ["LABOR", "rows", "GB read", "of independent batches", "rows in the cache"]
+    note = f"Features of {part['feature_bytes'] / GB:.2f} GB, a cache that is empty at first."
+    return Table(header, rows, "From a disk", note, align="lr"), [
+        Panel("Bytes read from the disk", bars, "GB", form=".3f")
+    ]
+
+
+def _report_cost(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
+    rows, bars = [], []
+    for case in part["cases"]:
+        name = f"{case['num_neighbors']}, {case['sampler']}, {case['budget']:,}"
+        cells = [f"{case['planned']:.2f}", f"{case['by_number']:.2f}"]
+        rows.append([name, str(case["batches"]), *cells])
+        bars.append(Bar(name, case["planned"], OURS))
+        bars.append(Bar(name, case["by_number"], "as many batches by number of seeds"))
+    header = ["neighbours, sampler, budget in edges", "batches", "batch_cost=", "by number"]
+    note = f"A star and a power law, {part['nodes']:,} nodes, {part['edges']:,} edges: "
+    note += "the largest number of sampled edges of a batch over the mean."
+    return Table(header, rows, "Equal cost", note, align="lr"), [
+        Panel("Largest batch over the mean", bars, "sampled edges, max / mean")
+    ]
+
+
+def _report_walks(part: Any, lines: list[str]) -> tuple[Table, list[Panel]]:
+    cases, rows, bars = part["cases"], [], []
+    for own, peer in zip(cases[::2], cases[1::2]):
+        speed = rate(own, "steps") / 1e6
+        cells = [peer["error"], ""]
+        bars.append(Bar(own["name"], speed))
+        if not peer["error"]:
+            theirs = rate(peer, "steps") / 1e6
+            cells = [f"{theirs:.2f}", f"{speed / theirs:.1f}"]
+            bars.append(Bar(own["name"], theirs, PYG))
+        rows.append([own["name"], f"{speed:.2f}", *cells])
+    header = ["walks", "M steps/s", "torch-cluster's", "times torch-cluster's"]
+    return Table(header, rows, "Walks", align="lr"), [Panel("Steps of walks", bars, "M steps/s")]
+
+
+BENCHMARK = Benchmark(
+    "sampler",
+    __doc__,
+    {
+        "graph": {
+            "nodes": Option(600_000),
+            "edges": Option(30_000_000, "directed"),
+            "features": Option(128, "columns"),
+            "small_nodes": Option(100_000, "of the graph for whole subgraphs"),
+            "small_edges": Option(2_000_000, "of that graph"),
+            "cost_nodes": Option(20_000, "of the power law for equal cost; a fifth more in a star"),
+        },
+        "how": {
+            **FOLDER,
+            "parts": Option(list(PARTS), f"some of {','.join(PARTS)}", type=names_of(PARTS)),
+            "without_pyg": Option(False, "do not measure other packages"),
+            "num_neighbors": Option([15, 10, 5], "of each hop, as 15,10,5"),
+            "layer_nodes": Option(16_384, "nodes of a hop, for LADIES and FastGCN"),
+            "batch_size": Option(1_024, "seeds", least=1),
+            "batches": Option(10, "of a round", least=1),
+            "rounds": Option(5, least=1),
+            "threads": Option(1, "of torch", least=1),
+        },
+        "training": sampler_training.OPTIONS,
+        "disk": {
+            "dependency": Option(4_096, "batches", least=2),
+            "cache": Option(0.1, "share of the features in memory"),
+            "disk_batch_size": Option(256, "seeds", least=1),
+            "disk_batches": Option(48, least=2),
+        },
+        "walks": {
+            "walks": Option(40_000, least=1),
+            "walk_length": Option(20, least=1),
+        },
+    },
+    measure,
+    report,
+    {
+        "nodes": 4_000, "edges": 60_000, "features": 16, "small_nodes": 2_000,
+        "small_edges": 20_000, "cost_nodes": 1_500, "layer_nodes": 256, "batch_size": 64,
+        "batches": 2, "rounds": 1, "disk_batch_size": 16, "disk_batches": 8, "walks": 500,
+        **sampler_training.QUICK,
+    },
+    lambda args: None if 0 < args.cache <= 1 else "--cache must be a share, above 0, at most 1",
+)  # fmt: skip

@@ -1,0 +1,247 @@
+"""Accuracy after equal epochs and after equal time, of one model trained with each sampler.
+
+The model has two layers of ``GraphConv`` that add up weighted neighbours: with samplers that bring
+weights those of the batch, else one over the number of in-edges that the batch has, as a mean does.
+An epoch is equally many steps for all. After it, the clock stands still while the model predicts
+the classes of all test nodes with all in-edges. Who is done with all epochs early goes on for as
+long as sampling neighbours took. GraphSAINT goes without its norms, which would take longer to
+estimate than the training takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphConv
+from torch_geometric.transforms import RandomNodeSplit
+
+from pyg_scale.datasets import load, planted_communities
+from pyg_scale.loader import (
+    ClusterData,
+    ClusterLoader,
+    GraphSAINTRandomWalkSampler,
+    NeighborLoader,
+    ShaDowKHopSampler,
+)
+from pyg_scale.sampler import Labor, Ladies
+from pyg_scale_bench.benchmark import Option, Options
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.report import Table
+
+OPTIONS: Options = {
+    "data": Option(help="an .npz archive or a data set of PyG to train on; default: generated"),
+    "train_nodes": Option(20_000, "of the generated graph"),
+    "train_edges": Option(400_000, "of it"),
+    "epochs": Option(5, least=1),
+    "repeats": Option(3, "seeds of model and loader", least=1),
+    "hidden": Option(64, "channels of the model"),
+    "train_batch_size": Option(512, "seeds", least=1),
+    "train_neighbors": Option(10, "neighbours of each of the two hops", least=1),
+}
+
+QUICK = {
+    "train_nodes": 1_000, "train_edges": 10_000, "epochs": 2, "repeats": 2, "hidden": 16,
+    "train_batch_size": 128,
+}  # fmt: skip
+
+BASE = "neighbours"
+_AT_ONCE = 10  # clusters of a batch
+_MOST_EPOCHS = 10  # times as many as were asked for
+
+
+class Step(NamedTuple):
+    """A batch as the model takes it.
+
+    Attributes:
+        x: ``[num_nodes, num_features]``.
+        edge_index: ``[2, num_edges]``.
+        weight: ``[num_edges]``.
+        rows: The rows that count in the loss ``[n]``.
+        y: Their classes ``[n]``.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    weight: Tensor
+    rows: Tensor
+    y: Tensor
+
+
+class TwoSums(nn.Module):
+    """Two layers that add up weighted neighbours.
+
+    Args:
+        channels: Numbers of channels before, between and after them.
+    """
+
+    def __init__(self, *channels: int) -> None:
+        super().__init__()
+        first, hidden, last = channels
+        self.first, self.last = GraphConv(first, hidden), GraphConv(hidden, last)
+
+    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+        """Class scores ``[num_nodes, num_classes]``."""
+        return self.last(self.first(x, edge_index, weight).relu(), edge_index, weight)
+
+
+def mean_weights(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """One over the number of in-edges of each edge's destination, ``[num_edges]``."""
+    degree = torch.bincount(edge_index[1], minlength=num_nodes)
+    return 1 / degree[edge_index[1]].float()
+
+
+Epoch = Callable[[], Iterator[Step]]
+
+
+def _ways(data: Data, args: argparse.Namespace, seed: int) -> dict[str, Epoch]:
+    """The steps of an epoch of each sampler."""
+    hops, size = [args.train_neighbors] * 2, args.train_batch_size
+    common: dict[str, Any] = {"shuffle": True, "seed": seed}
+    steps = -(-int(data.train_mask.sum()) // size)
+
+    def of_seeds(one: Any, numbers: Sequence[int] = hops) -> Epoch:
+        loader = NeighborLoader(
+            data, numbers, data.train_mask, batch_size=size, neighbor_sampler=one, **common
+        )
+
+        def epoch() -> Iterator[Step]:
+            for batch in loader:
+                own = "edge_weight" in batch
+                edges, n = batch.edge_index, batch.batch_size
+                weight = batch.edge_weight if own else mean_weights(edges, batch.num_nodes)
+                yield Step(batch.x, edges, weight, torch.arange(n), batch.y[:n])
+
+        return epoch
+
+    def of_subgraphs(loader: Any) -> Epoch:
+        def epoch() -> Iterator[Step]:
+            for batch in loader:
+                rows = batch.train_mask.nonzero().view(-1)
+                if not rows.numel():
+                    continue
+                weight = mean_weights(batch.edge_index, batch.num_nodes)
+                yield Step(batch.x, batch.edge_index, weight, rows, batch.y[rows])
+
+        return epoch
+
+    def of_roots() -> Epoch:
+        loader = ShaDowKHopSampler(data, 2, few, data.train_mask, batch_size=size, **common)
+
+        def epoch() -> Iterator[Step]:
+            for batch in loader:
+                weight = mean_weights(batch.edge_index, batch.num_nodes)
+                yield Step(batch.x, batch.edge_index, weight, batch.root_n_id, batch.y)
+
+        return epoch
+
+    few = max(1, args.train_neighbors // 2)  # each root has nodes of its own
+    cut = ClusterData(data, _AT_ONCE * steps, log=False, method="fennel")
+    roots = max(1, (data.num_nodes or 0) // 10)
+    return {
+        BASE: of_seeds("native"),
+        "LABOR": of_seeds(Labor()),
+        "LABOR, layers dependent": of_seeds(Labor(layer_dependency=True)),
+        "LABOR, batches dependent": of_seeds(Labor(batch_dependency=args.dependency)),
+        "LADIES": of_seeds(Ladies(), [4 * size] * 2),
+        "clusters": of_subgraphs(ClusterLoader(cut, batch_size=_AT_ONCE, **common)),
+        "GraphSAINT": of_subgraphs(
+            GraphSAINTRandomWalkSampler(data, roots, 2, num_steps=steps, log=False, seed=seed)
+        ),
+        f"ShaDow, {few} neighbours": of_roots(),
+    }
+
+
+def measure(args: argparse.Namespace, _: Callable[[], Data]) -> dict[str, Any]:
+    """Train with every sampler, one epoch each in turns, and repeat it with other seeds."""
+    data = _data(args)
+    everything = mean_weights(data.edge_index, data.num_nodes or 0)
+    classes = int(data.y.max()) + 1
+    runs: dict[str, list[list[tuple[float, float]]]] = {}
+    for seed in range(args.repeats):
+        print(f"training with seed {seed}", file=sys.stderr)
+        ways = _ways(data, args, seed)
+        models, optimizers = {}, {}
+        for name in ways:
+            torch.manual_seed(seed)
+            models[name] = TwoSums(data.num_features, args.hidden, classes)
+            optimizers[name] = torch.optim.Adam(models[name].parameters(), lr=0.01)
+            runs.setdefault(name, []).append([])
+        for number in range(_MOST_EPOCHS * args.epochs):
+            for name, epoch in ways.items():
+                found = runs[name][-1]
+                if number >= args.epochs and found[-1][0] >= runs[BASE][-1][args.epochs - 1][0]:
+                    continue
+                begin = time.perf_counter()
+                _train(models[name], optimizers[name], epoch())
+                seconds = time.perf_counter() - begin + (found[-1][0] if found else 0)
+                with torch.no_grad():
+                    out = models[name](data.x, data.edge_index, everything)
+                right = out.argmax(1)[data.test_mask] == data.y[data.test_mask]
+                found.append((seconds, float(right.float().mean())))
+    size = {"nodes": data.num_nodes, "edges": data.num_edges, "classes": classes}
+    return {"runs": runs, "graph": size, "epochs": args.epochs}
+
+
+def _data(args: argparse.Namespace) -> Data:
+    if args.data is None:
+        size = (args.train_nodes, args.train_edges, 16, 32)
+        return planted_communities(*size, homophily=0.7, signal=0.4)
+    data = load(args.data)
+    if "train_mask" not in data:
+        torch.manual_seed(0)
+        data = RandomNodeSplit(num_val=0.25, num_test=0.25)(data)
+    return data
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterator[Step]) -> None:
+    for step in steps:
+        out = model(step.x, step.edge_index, step.weight)[step.rows]
+        loss = F.cross_entropy(out, step.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Report ###################################################################################
+
+
+def accuracy_at(run: Sequence[Sequence[float]], seconds: float) -> float:
+    """The accuracy after the last epoch that ended in time; 0 if none did."""
+    return max([(end, accuracy) for end, accuracy in run if end <= seconds], default=(0, 0))[1]
+
+
+def report(part: Mapping[str, Any], lines: list[str]) -> tuple[Table, list[Panel]]:
+    """The table and the panels of what :func:`measure` found."""
+    runs, epochs = part["runs"], part["epochs"]
+    rows, equal_epochs, equal_time = [], [], []
+    for name, each in runs.items():
+        last = [run[epochs - 1][1] for run in each]
+        pairs = zip(each, runs[BASE])
+        in_time = [accuracy_at(run, base[epochs - 1][0]) for run, base in pairs]
+        seconds = mean(run[epochs - 1][0] for run in each)
+        cells = [f"{mean(last):.4f}", f"{min(last):.4f} to {max(last):.4f}"]
+        rows.append([name, *cells, f"{mean(in_time):.4f}", f"{seconds:.2f}"])
+        spread = (min(last), max(last))
+        equal_epochs.append(Bar(name, mean(last), spread=spread))
+        equal_time.append(Bar(name, mean(in_time), spread=(min(in_time), max(in_time))))
+    graph = part["graph"]
+    note = (
+        f"Test accuracy, {graph['nodes']:,} nodes, {graph['edges']:,} edges, {graph['classes']} "
+        f"classes; {epochs} epochs, means of {len(runs[BASE])} seeds. Equal time is what "
+        f"{BASE} took for all epochs, whole epochs alone; seconds are those of all epochs."
+    )
+    header = ["sampler", "equal epochs", "lowest to highest", "equal time", "seconds"]
+    row = [
+        Panel(f"Accuracy after {epochs} epochs", equal_epochs, "of test nodes", form=".4f"),
+        Panel("Accuracy after equal time", equal_time, "of test nodes", form=".4f"),
+    ]
+    return Table(header, rows, "Training", note, align="lr"), row

@@ -1,0 +1,83 @@
+"""``pyg-scale bench sampler``: every part is measured, and the report says what was found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_scale.ops import library
+from pyg_scale_bench import command, sampler, sampler_training
+
+needs_kernels = pytest.mark.skipif(
+    not library.status()["loaded"], reason="the kernels are not compiled"
+)
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}
+    args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
+    folder = tmp_path / "work"
+    assert command.main(["sampler", "--quick", "--dir", str(folder), *map(str, args)]) == 0
+    assert not folder.exists()
+    found = json.loads(files["json"].read_text())
+    names = [case["name"] for case in found["batches"]]
+    assert names[:2] == ["neighbours", "LABOR"] and {"LADIES", "FastGCN"} < set(names)
+    nodes = {case["name"]: case["rounds"][0]["nodes"] for case in found["batches"]}
+    assert nodes["LABOR, layers dependent"] < nodes["LABOR"] < nodes["neighbours"]
+    for case in found["batches"]:
+        (turn,) = case["rounds"]
+        assert turn["feature_bytes"] == turn["nodes"] * 16 * 4
+    clusters = found["subgraphs"]["cases"][4:]
+    assert [case["side"] for case in clusters] == ["pyg_scale", "PyG"]
+    assert not clusters[1]["error"]  # PyG's merges our clusters with PyPI alone
+    for case in found["disk"]["cases"]:
+        assert case["hits"] + case["misses"] == case["rows"] > 0
+        assert case["read_bytes"] > 0
+    for case in found["cost"]["cases"]:
+        assert 1 <= case["planned"] < case["by_number"]
+    printed = capsys.readouterr().out
+    for text in (printed, files["md"].read_text()):
+        assert all(title in text for title in ("Batches", "Training", "From a disk", "Walks"))
+    assert str(folder) not in files["md"].read_text() + files["json"].read_text()
+    assert files["png"].stat().st_size > 5000
+
+
+def test_factors_are_medians_of_rounds() -> None:
+    base = {"rounds": [{"seconds": s, "batches": 2} for s in (1.0, 2.0, 9.0)]}
+    case = {"rounds": [{"seconds": s, "batches": 2} for s in (0.5, 2.0, 3.0)]}
+    assert sampler.factor(case, base) == 2.0
+    assert sampler.rate(case, "batches") == 1.0
+
+
+def test_equal_time_counts_whole_epochs() -> None:
+    run = [(1.0, 0.5), (2.0, 0.7), (3.0, 0.6)]
+    assert sampler_training.accuracy_at(run, 2.5) == 0.7
+    assert sampler_training.accuracy_at(run, 3.0) == 0.6
+    assert sampler_training.accuracy_at(run, 0.5) == 0
+
+
+def test_weights_of_means() -> None:
+    weight = sampler_training.mean_weights(torch.tensor([[0, 1, 2], [1, 2, 2]]), 3)
+    assert weight.tolist() == [1.0, 0.5, 0.5]
+
+
+def test_a_star_and_a_power_law() -> None:
+    data: Data = sampler.star_and_power_law(100, 20)
+    degree = torch.bincount(data.edge_index[1], minlength=121)
+    assert data.num_nodes == 121
+    assert degree[120] == 20 and degree[100:120].tolist() == [1] * 20
+
+
+@pytest.mark.parametrize("wrong", [["--cache", "0"], ["--parts", "none"], ["--rounds", "0"]])
+def test_wrong_arguments(wrong: list[str], tmp_path: Path) -> None:
+    arguments: list[Any] = ["sampler", "--dir", str(tmp_path), *wrong]
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    assert end.value.code == 2
