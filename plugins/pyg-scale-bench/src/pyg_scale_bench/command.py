@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyg_scale_bench.benchmark import Benchmark
 
-BENCHMARKS = ("conv", "dist", "gpu", "loader", "sampler", "scale", "serving", "store", "transport")
+BENCHMARKS = (
+    "conv",
+    "dist",
+    "gpu",
+    "inference",
+    "loader",
+    "sampler",
+    "scale",
+    "serving",
+    "store",
+    "transport",
+)
 """The names of all benchmarks: modules of this package with a ``BENCHMARK``."""
 
 
