@@ -42,7 +42,7 @@ _FUNCTIONS = {
     "partition": "partitioner:partition",
     "save": "store.directory.saving:save",
 }
-"""Functions of submodules, which are loaded on first use."""
+"""Functions and classes of submodules, which are loaded on first use."""
 
 __all__ = ["__version__", "hookimpl"]
 

@@ -22,6 +22,9 @@ from pyg_scale import train as train
 from pyg_scale.distributed.opening import open_graph
 from pyg_scale.inference.layerwise import layerwise_inference as layerwise_inference
 from pyg_scale.partitioner import partition as partition
+from pyg_scale.store.directory.appending import Appender as Appender
+from pyg_scale.store.directory.appending import append as append
+from pyg_scale.store.directory.compacting import compact as compact
 from pyg_scale.store.directory.saving import save as save
 
 __version__: str
