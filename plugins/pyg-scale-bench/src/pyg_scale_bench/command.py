@@ -20,6 +20,7 @@ BENCHMARKS = (
     "scale",
     "serving",
     "store",
+    "tables",
     "transport",
 )
 """The names of all benchmarks: modules of this package with a ``BENCHMARK``."""
