@@ -138,6 +138,7 @@ FIRST_PARTY = {
     ("feature_store", "redis"): "pyg-scale-redis",
     ("reader", "glt"): "pyg-scale-migrate",
     ("reader", "ogb"): "pyg-scale-ogb",
+    ("reader", "tgb"): "pyg-scale-ogb",
     ("reader", "arrow"): "pyg-scale-tables",
     ("reader", "csv"): "pyg-scale-tables",
     ("reader", "feather"): "pyg-scale-tables",

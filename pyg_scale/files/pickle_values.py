@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype))
+_KEYS = SCALARS | {np.dtype(code).type for code in "?bhilqBHILQefd"}
+"""The types of keys: they are hashed by their value."""
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")
 
 
@@ -160,8 +162,8 @@ def checked_keys(items: Any) -> Sequence[Any]:
     if type(items) not in (list, tuple):
         raise UnpicklingError(f"it makes keys of a {type(items).__name__}")
     for each in items:
-        if type(each) not in SCALARS and (
-            type(each) is not tuple or any(type(one) not in SCALARS for one in each)
+        if type(each) not in _KEYS and (
+            type(each) is not tuple or any(type(one) not in _KEYS for one in each)
         ):
             raise UnpicklingError(f"it has a key of the type {type(each).__name__}")
     return items

@@ -18,7 +18,10 @@ _WHERE = {"Evaluator": "evaluators", "load": "in_memory", "split": "splits"}
 
 @hookimpl
 def pyg_scale_readers() -> dict[str, str]:
-    return {"ogb": "pyg_scale_ogb.reader:OGBReader"}
+    return {
+        "ogb": "pyg_scale_ogb.reader:OGBReader",
+        "tgb": "pyg_scale_ogb.tgb_reader:TGBReader",
+    }
 
 
 def __getattr__(name: str) -> Any:
