@@ -25,8 +25,8 @@ WRONG = {
     ],
     "csc_merge": [
         ({"first_indptr": longs(0, 1, 3, 2)}, "indptr must go from 0 to the number of edges"),
-        ({"first_indptr": longs(0, 3, 2, 4)}, "the pointers of node 1 are 3 and 2"),
-        ({"second_indptr": longs(0, 9, 2, 4)}, "the pointers of node 0 are 0 and 9"),
+        ({"first_indptr": longs(0, 3, 2, 4, 4)}, "the pointers of node 1 are 3 and 2"),
+        ({"second_indptr": longs(0, 9, 2, 4, 4)}, "the pointers of node 0 are 0 and 9"),
         ({"second_indptr": longs(0, 4)}, "both must have the same number of destinations"),
         ({"second_id": longs(0)}, "indptr must go from 0"),
         ({"pair": torch.zeros(7, 2, dtype=torch.int64)}, "with two numbers an edge"),

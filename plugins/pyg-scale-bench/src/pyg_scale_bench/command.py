@@ -20,6 +20,7 @@ BENCHMARKS = (
     "scale",
     "serving",
     "store",
+    "streaming",
     "tables",
     "transport",
 )
