@@ -21,18 +21,11 @@ def bound_to(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     Raises:
         TypeError: If the forward has no such arguments, or one is neither a tensor, a number, a
             text nor ``None``.
-        ValueError: If a tensor needs a gradient.
     """
     found = inspect.signature(module.forward).bind(*args, **kwargs)
     found.apply_defaults()
     for name, value in found.arguments.items():
-        if isinstance(value, Tensor):
-            if value.requires_grad:
-                raise ValueError(
-                    f"{name} needs a gradient, which does not leave the model: put what it comes "
-                    "from into the model"
-                )
-        elif value is not None and not isinstance(value, bool | int | float | str):
+        if value is not None and not isinstance(value, Tensor | bool | int | float | str):
             raise TypeError(
                 f"{name} must be a tensor, a number, a text or None (got {type(value).__name__}): "
                 "'ddp' takes anything"

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch_geometric.nn.conv import MessagePassing
 
-from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.base import Parallel, differentiating
 from pyg_scale.parallel.calls import bound_to, described_by, smallest_like
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.replica import check_module, checked_seeds, functions_of
@@ -102,6 +102,7 @@ class ShardedModule(nn.Module):
         self.module: Any = sharded
         # Between a forward and a backward the module has other parameters, which are whole.
         self._shards = dict(module.named_parameters())
+        self.all_seeds = 1.0  # of the last step; see StepMean
         self._seeds: int | None = None
         self._used: set[str] = set()
         self._exchanges, self._joins = True, False
@@ -153,7 +154,7 @@ class ShardedModule(nn.Module):
         self.module.set_requires_gradient_sync(self._exchanges)
         if self._find_unused:
             self._used |= {self._names[each] for each in _leaves(loss) if each in self._names}
-        with self.peers.announced(), self.peers.explained():
+        with self.peers.announced(), self.peers.explained(), differentiating(self):
             loss.backward()
         self._seeds = (self._seeds or 0) + num_seeds
         if not self._exchanges:
@@ -165,11 +166,12 @@ class ShardedModule(nn.Module):
             torch.tensor(counts, dtype=torch.float64, device=device)
         ).tolist()
         self._seeds, self._used = None, set()
+        self.all_seeds = max(1.0, total)
         for parameter, n in zip(self._shards.values(), anywhere, strict=True):
             if not n:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad.div_(max(1.0, total))
+                parameter.grad.div_(self.all_seeds)
 
     def _check_no_gradients(self) -> None:
         for parameter in self._shards.values():

@@ -117,6 +117,7 @@ class LayerModule(nn.Module):
         self._work: list[Work] = []
         self._shapes: list[tuple[torch.dtype, list[int]]] = []
         self._outs: list[Tensor] = []
+        self.all_seeds = 1.0  # of the last step; see StepMean
         self._seeds: int | None = None
         self._exchanges = True
         peers.broadcast([*module.parameters(), *module.buffers()])
@@ -166,6 +167,12 @@ class LayerModule(nn.Module):
         bound: list[dict[str, Any]] = []
         try:
             bound = [bound_to(self.module, args, kwargs) for args, kwargs in batches]
+            for name, value in (item for each in bound for item in each.items()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    raise ValueError(
+                        f"{name} needs a gradient, which does not leave the pipeline: put what it "
+                        "comes from into the model"
+                    )
         except (TypeError, ValueError) as found:
             error = found
         said = {
@@ -309,7 +316,7 @@ class LayerModule(nn.Module):
         self._seeds = (self._seeds or 0) + seeds
         if given[0]["exchanges"]:
             total, self._seeds = self._seeds, None
-            mean_over_seeds(self.module, total, self.peers)
+            self.all_seeds = mean_over_seeds(self.module, total, self.peers)
 
     def _return_gradients(self) -> None:
         """Give the last rank the gradients of the losses by the outputs."""
