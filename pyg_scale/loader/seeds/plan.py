@@ -4,11 +4,14 @@ The plan of an epoch is a function of its seed and number. Seeds with a large es
 first, each to the batch that has the least so far (Graham: "Bounds on multiprocessing timing
 anomalies", 1969); all others fill up the batches in shuffled order. How many batches there are is
 found when the loader is made: some batches of epoch 0 of seed 0 are sampled, and their number
-changes until the largest of them is just within the budget.
+changes until the largest of them is just within the budget. Beside a hub, a seed that is a large
+part of its batch, others are fewer, and share less than estimated: its batch is sampled, too, and
+its weight corrected by how much more than others the batch cost.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import heapq
 import itertools
@@ -37,6 +40,9 @@ _TRIED = 8  # batches
 _ALONE = 16  # seeds whose own neighbourhood is tried
 _PIECE = 0.9  # of the budget, for pieces
 _HEAVY = 64  # a seed is heavy if so many of it make a batch
+_HUB = 8  # a seed is a hub if so many of it make a batch, and it costs as much as so many others
+_MOST_HUBS = 4  # of which the batches are tried
+_LEVEL = 1.05  # a batch with a hub costs no more of others' than this
 _FIXED_POINT = 256
 
 
@@ -76,6 +82,39 @@ class Pieces(tuple[Piece, ...]):
                 if number == 0 and hasattr(made, "_announced"):
                     out._announced = made._announced
             yield piece, out
+
+
+class _Tried(NamedTuple):
+    """Batches that were sampled to see what they cost.
+
+    Attributes:
+        num_batches: How many batches there would be.
+        cost: The cost of each that was sampled, by its number.
+        hubs: The batch of each seed that is a large part of it.
+    """
+
+    num_batches: int
+    cost: dict[int, int]
+    hubs: dict[int, int]
+
+    def correct(self, extra: Tensor) -> bool:
+        """Add to the weights of hubs what their batches cost more than usual ones.
+
+        Args:
+            extra: What is added to the weight of each seed so far, ``int64`` ``[num_seeds]``.
+
+        Returns:
+            True if it was little.
+        """
+        usual = sorted(each for n, each in self.cost.items() if n not in self.hubs.values())
+        if not usual:
+            return True
+        middle, level = usual[len(usual) // 2], True
+        for hub, number in self.hubs.items():
+            more = self.cost[number] - middle
+            extra[hub] += more * _FIXED_POINT // list(self.hubs.values()).count(number)
+            level = level and more <= (_LEVEL - 1) * middle
+        return level
 
 
 class CostPlan:
@@ -171,32 +210,45 @@ class CostPlan:
         most, number = self._budget.most, self._num_seeds
         count, too_few = min(max(1, round(1 / share)), number), 0
         fits: tuple[int, Tensor] | None = None
+        extra = torch.zeros(number, dtype=torch.int64)
         for _ in range(_ROUNDS):
-            weight = _fixed_point(estimate.of_seeds(1 / count))
-            largest, count = self._tried(weight, count, sample)
+            weight = (_fixed_point(estimate.of_seeds(1 / count)) + extra).clamp(min=1)
+            tried = self._tried(weight, count, sample)
+            count, largest, level = (
+                tried.num_batches,
+                max(tried.cost.values()),
+                tried.correct(extra),
+            )
             if largest <= _HIGH * most or count == number:
                 fits = count, weight
-                if largest >= _LOW * most or count <= too_few + 1:
+                if level and (largest >= _LOW * most or count <= too_few + 1):
                     break
             else:
                 too_few = max(too_few, count)
-            fewer = number if fits is None else fits[0] - 1
+            fewer = number if fits is None else fits[0] - level
             count = min(max(math.ceil(count * largest / aim), too_few + 1), fewer)
         self.count, self._weight = (count, weight) if fits is None else fits
 
-    def _tried(
-        self, weight: Tensor, count: int, sample: Callable[[BatchIndex], Any]
-    ) -> tuple[int, int]:
-        """The largest cost of some batches if there were ``count``, and how many there would be."""
+    def _tried(self, weight: Tensor, count: int, sample: Callable[[BatchIndex], Any]) -> _Tried:
+        """Sample some batches if there were ``count``, and those with hubs."""
         begin, seeds = self._planned(weight, count, 0, 0)
         count = len(begin) - 1
         some = torch.linspace(0, count - 1, min(count, _TRIED)).round().long().unique().tolist()
-        largest = 0
-        for number in some:
+        total = int(weight.sum())
+        least = total * max(1.0 / (_HUB * count), _HUB / self._num_seeds)
+        heavy = (weight > int(least)).nonzero().view(-1)
+        heavy = heavy[weight[heavy].argsort(descending=True, stable=True)][:_MOST_HUBS]
+        hubs = {}
+        for hub in heavy.tolist():
+            number = bisect.bisect_right(begin, int((seeds == hub).nonzero())) - 1
+            if begin[number + 1] - begin[number] > 1:  # one that is alone cannot have less
+                hubs[hub] = number
+        cost = {}
+        for number in sorted({*some, *hubs.values()}):
             index = seeds[begin[number] : begin[number + 1]]
             batch = BatchIndex(index, keys.batch_key(0, 0, number))
-            largest = max(largest, self._costs.of(sample(batch)))
-        return largest, count
+            cost[number] = self._costs.of(sample(batch))
+        return _Tried(count, cost, hubs)
 
     # Sampling ##############################################################################
 
