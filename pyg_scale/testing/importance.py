@@ -39,6 +39,9 @@ class ImportanceTests(SamplerTests):
     by_node = True
     """True if ``num_neighbors`` is how many in-edges a node takes, on average, by itself."""
 
+    share_sources = True
+    """True if nodes of a hop take the same sources where they can: a source is drawn once."""
+
     def test_says_what_the_weights_estimate(self, unbound: NeighborSampler) -> None:
         assert isinstance(unbound, WeighsEdges) and unbound.weights in ("sum", "mean", "gcn"), (
             "give the sampler an attribute weights that is 'sum', 'mean' or 'gcn'"
@@ -103,6 +106,21 @@ class ImportanceTests(SamplerTests):
             found[f"seed {seed}"] = statistics.bernoulli(count[mine], KEYS, p[mine])
         statistics.require(found, "in-edges are not taken as often as their weights say")
 
+    def test_nodes_with_common_neighbours_take_the_same(self, unbound: NeighborSampler) -> None:
+        if not self.share_sources:
+            pytest.skip("nodes draw by themselves")
+        bound, different = bind(unbound, twins(), [self.num_wanted]), set()
+        for key in range(20):
+            sample = draw(bound, [0, 1], key)
+            source, seed = sample.node[None][sample.row[None]], sample.col[None]
+            taken = [tuple(source[seed == place].sort().values.tolist()) for place in (0, 1)]
+            assert taken[0] == taken[1], (
+                "two nodes with the same neighbours took different ones: numbers are drawn for "
+                "edges, not for sources"
+            )
+            different.add(taken[0])
+        assert len(different) > 10, "nodes take the same neighbours whatever the key"
+
     def deviations(
         self, unbound: NeighborSampler, data: Data, num_neighbors: list[int], hop: int
     ) -> tuple[float, float]:
@@ -158,6 +176,13 @@ def overlapping() -> Data:
             edges.append((SEEDS + other, SEEDS + source))
     order = torch.randperm(len(edges), generator=generator)
     return Data(edge_index=torch.tensor(edges)[order].t().contiguous(), num_nodes=SEEDS + SOURCES)
+
+
+def twins() -> Data:
+    """Nodes 0 and 1, which have in-edges from the same 40 nodes."""
+    source = torch.arange(2, 2 + SOURCES)
+    both = torch.cat([torch.stack([source, torch.full_like(source, seed)]) for seed in (0, 1)], 1)
+    return Data(edge_index=both, num_nodes=2 + SOURCES)
 
 
 def tree() -> tuple[Data, list[int]]:

@@ -114,6 +114,18 @@ class DrawsFromTorch(Labor):
         return self.chosen(frontier, row[taken], position[taken], share[taken])
 
 
+@caught_by("test_nodes_with_common_neighbours_take_the_same")
+class DrawsForEveryEdge(Labor):
+    """Draws for each edge by itself: probabilities are right, and nodes share nothing."""
+
+    def pick(self, frontier, k):
+        row, position = frontier.candidates()
+        share = module.shares(frontier, row, position, k)
+        key = fold_tensor(frontier.key[row], frontier.csc.indices[position])
+        taken = (key & 0xFFFFFFFF).double() < share
+        return self.chosen(frontier, row[taken], position[taken], share[taken])
+
+
 @caught_by("test_parts_give_the_batches_of_the_whole_graph")
 class DrawsByPosition(Labor):
     """The number is that of a place in memory, not of the source."""
