@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.graph.source import INDEX_TYPES, of
 from pyg_scale.graph.topology import EdgeType, NodeType
+from pyg_scale.store.directory.frame import COLUMNS, FRAME, PADDING, taken_apart
 from pyg_scale.store.directory.meta import Attribute, EdgeMeta, Meta, NodeMeta
 from pyg_scale.store.directory.values import as_plain_tensor
 
@@ -118,6 +120,9 @@ def _nodes(meta: Meta, node: NodeMeta, found: Any) -> NodeRows:
     if not isinstance(found, Mapping):
         raise TypeError(f"{what} must be a mapping by name (got {type(found).__name__})")
     given = dict(found)
+    if isinstance(frame := given.get(FRAME), TensorFrame):
+        del given[FRAME]
+        given |= _arrays_of(frame, node, what)
     count = given.pop(NUM_NODES, None)
     attributes = _attributes(given, node.attributes, what)
     sizes = {name: len(value) for name, value in attributes.items()}
@@ -131,6 +136,30 @@ def _nodes(meta: Meta, node: NodeMeta, found: Any) -> NodeRows:
         raise ValueError(f"{what} differ in their number of rows: {sizes}")
     check_values(meta, attributes, what, of_edges=False)
     return NodeRows(next(iter(sizes.values())), attributes)
+
+
+def _arrays_of(frame: TensorFrame, node: NodeMeta, what: str) -> dict[str, Tensor]:
+    """The arrays of a frame, whose columns must be those that the graph has."""
+    columns, arrays = taken_apart(frame, f"{FRAME!r} of {what}")
+    stored = node.other.get(COLUMNS)
+    known = stored if isinstance(stored, dict) else {}
+    ours = columns.names, columns.offsets
+    theirs = known.get("stypes"), known.get("offsets", {})
+    if ours != theirs:
+        raise ValueError(
+            f"{FRAME!r} of {what} has the columns {columns.names}, the graph {theirs[0]}: take the "
+            "same, in the same order, with embeddings of the same length"
+        )
+    lists = columns.arrays.get("multicategorical", "")
+    if lists in arrays and lists in node.attributes:
+        longest, rows = node.attributes[lists].row[-1], arrays[lists]
+        if rows.size(-1) > longest:
+            raise ValueError(
+                f"{FRAME!r} of {what} has {rows.size(-1)} categories in a row, the graph was saved "
+                f"with at most {longest}: save it again with all of them"
+            )
+        arrays[lists] = torch.nn.functional.pad(rows, (0, longest - rows.size(-1)), value=PADDING)
+    return arrays
 
 
 def _edges(meta: Meta, edge: EdgeMeta, found: Any) -> EdgeRows:

@@ -105,6 +105,42 @@ def test_batches_have_its_rows(data, opened, options):
     assert batch["u"].tf == data["u"].tf[batch["u"].n_id]
 
 
+def test_rows_are_appended(data, tmp_path):
+    sizes = {"u": 40, "v": 25}
+    first, new = HeteroData(), HeteroData()
+    kind, back = ("u", "to", "v"), ("v", "back", "u")
+    for name, size in sizes.items():
+        first[name].tf, new[name].tf = data[name].tf[:size], data[name].tf[size:]
+    first["v"].time, new["v"].time = data["v"].time[:25], data["v"].time[25:]
+    row, col = data[kind].edge_index
+    inside = (row < 40) & (col < 25)
+    order = torch.argsort(inside.int(), descending=True, stable=True)
+    for each in (kind, back):
+        data[each].edge_index = data[each].edge_index[:, order]
+        first[each].edge_index = data[each].edge_index[:, : int(inside.sum())]
+        new[each].edge_index = data[each].edge_index[:, int(inside.sum()) :]
+    path = pyg_scale.save(first, tmp_path / "graph")
+    pyg_scale.append(path, new, new)
+    for _ in range(2):
+        found = pyg_scale.open(path, verify=True)
+        for name in SIZES:
+            assert found[name].tf == data[name].tf
+        same_batches(loader(data), loader(found))
+        pyg_scale.compact(path)
+    other = copy.copy(data["u"].tf)
+    other.col_names_dict = {**other.col_names_dict, stype.categorical: ["other"]}
+    with pytest.raises(ValueError, match="'tf' of the new nodes of 'u' has the columns"):
+        pyg_scale.append(path, {"u": {"tf": other}})
+    longer = copy.copy(data["u"].tf[:1])
+    lists = [[torch.arange(9), torch.arange(2)]]
+    longer.feat_dict = {
+        **longer.feat_dict,
+        stype.multicategorical: MultiNestedTensor.from_tensor_mat(lists),
+    }
+    with pytest.raises(ValueError, match="has 9 categories in a row, the graph was saved with"):
+        pyg_scale.append(path, {"u": {"tf": longer}})
+
+
 @pytest.mark.slow
 def test_batches_of_worker_processes_have_its_rows(data, opened):
     same_batches(loader(data), loader(opened, num_workers=1, worker_type="process"))
