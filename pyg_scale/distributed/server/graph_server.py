@@ -93,7 +93,7 @@ class GraphServer:
             plugins.get("feature_store", feature_store)  # before clients come
         self._graph, self._directory = graph, graph.graph_directory
         self._feature_store, self._parallel = feature_store, parallel
-        self._fingerprint = Fingerprint.of(self._directory.meta)
+        self._fingerprint = Fingerprint.of(self._directory.meta_to_send())
         self._num_clients, self._max_loaders = num_clients, max_loaders
         self._lock = threading.Lock()
         self._binding = threading.Lock()
@@ -138,7 +138,7 @@ class GraphServer:
     # Clients ###############################################################################
 
     def _hello(self, message: list[Tensor]) -> list[Tensor]:
-        return [wire.bytes_tensor(self._directory.meta.to_json().encode())]
+        return [wire.bytes_tensor(self._directory.meta_to_send().to_json().encode())]
 
     def _bye(self, message: list[Tensor]) -> list[Tensor]:
         (client,) = message

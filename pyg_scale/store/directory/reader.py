@@ -126,6 +126,10 @@ class GraphDirectory:
         """CRC-32 of ``META.json`` and the snapshot, which identifies the graph."""
         return self._checksum
 
+    def meta_to_send(self) -> Meta:
+        """The content of ``META.json`` for those who cannot read the files."""
+        return self.meta if self.delta is None else self.delta.as_base(self._checksum)
+
     def let_go(self) -> None:
         """Let compaction remove the files of this snapshot; those that are mapped stay mapped."""
         fcntl.flock(self._handle, fcntl.LOCK_UN)

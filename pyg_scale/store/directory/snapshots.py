@@ -22,9 +22,10 @@ from torch import Tensor
 
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.file_view import JoinedView, Piece
-from pyg_scale.files.npy import as_tensor, check_header, numpy_dtype
+from pyg_scale.files.npy import as_tensor, check_header, num_bytes, numpy_dtype
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, build_csc, merge_csc, order_by_time, weight_prefix
+from pyg_scale.store.directory.layout import expected_files
 from pyg_scale.store.directory.meta import EdgeMeta, FileMeta, Meta, NodeMeta, checksum
 from pyg_scale.store.directory.paths import attribute_file, edge_dir, node_dir
 
@@ -37,6 +38,7 @@ LOG = f"{FOLDER}/snapshots.rows"
 FORMAT = "pyg_scale snapshots"
 VERSION = 1
 _PAGE = 4096
+_HEADER = 128  # bytes of a .npy file in addition to its content
 _LONGEST_HEAD = 1 << 26
 _INT32 = 2**31
 _LARGEST = 2**62
@@ -377,6 +379,18 @@ class Delta:
         columns = list(columns_of(base, counts))
         self.columns = {c.continues: c for c in columns if c.continues is not None}
         self.files = {c.name: c for c in columns}
+
+    def as_base(self, number: int) -> Meta:
+        """``META.json`` as if the snapshot were a base, for those who cannot read its files.
+
+        Args:
+            number: Stands for the checksum of each file.
+        """
+        files = dict(self._base.files)
+        for file in expected_files(self.meta, [0]):
+            size = _HEADER + num_bytes(file.dtype, file.shape)
+            files[file.name] = FileMeta(size, number)
+        return replace(self.meta, files=files)
 
     def array(self, name: str) -> Tensor:
         """A file of the base with the rows after it, mapped as one tensor; see :attr:`columns`.

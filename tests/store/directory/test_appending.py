@@ -18,7 +18,15 @@ from torch_geometric.data import Data, HeteroData
 import pyg_scale
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.place import Lock
-from pyg_scale.loader import NeighborLoader, ZipLoader
+from pyg_scale.loader import (
+    HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
+    RandomNodeLoader,
+    ShaDowKHopSampler,
+    ZipLoader,
+)
+from pyg_scale.sampler import NegativeSampling
 from pyg_scale.store import Disk, Mmap, MmapGraph
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.additions import add_index_sets
@@ -102,6 +110,30 @@ def test_heterogeneous(tmp_path: Path, options: dict[str, Any], sampler: str) ->
         assert_same_batches(
             batches(state, "item", size, **options), batches(found, "item", size, **given)
         )
+
+
+def test_other_loaders(tmp_path: Path) -> None:
+    """Links with negatives, types, induced subgraphs, layers: all see the merged in-edges."""
+    data = in_order(everything(), STEPS)
+    typed = in_order(graphs.hetero(), STEPS)
+    grown(data, tmp_path / "plain", STEPS)
+    grown(typed, tmp_path / "typed", STEPS)
+    found = pyg_scale.open(tmp_path / "plain")
+    seeds = torch.arange(20)
+    negative = NegativeSampling("binary", 1.0)
+    common = {"batch_size": 7, "seed": 4, "shuffle": True}
+    for make in (
+        lambda graph: LinkNeighborLoader(graph, [4, 3], neg_sampling=negative, **common),
+        lambda graph: ShaDowKHopSampler(graph, 2, 3, seeds, **common),
+        lambda graph: NeighborLoader(graph, [9, 9], seeds, neighbor_sampler="labor", **common),
+        lambda graph: NeighborLoader(graph, [9, 9], seeds, neighbor_sampler="ladies", **common),
+        lambda graph: RandomNodeLoader(graph, 4, seed=4),
+    ):
+        assert_same_batches(make(data), make(found))
+    node = ("item", torch.arange(12))
+    found = pyg_scale.open(tmp_path / "typed")
+    expected = HGTLoader(typed, [4, 3], node, **common)
+    assert_same_batches(expected, HGTLoader(found, [4, 3], node, **common))
 
 
 @pytest.mark.matrix(2)
