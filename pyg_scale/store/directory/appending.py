@@ -92,7 +92,8 @@ class Appender:
     Rows are checked when they come, and written together: by :meth:`commit`, when there are
     ``max_rows``, when one comes ``max_seconds`` after the first that waits, and at the end of the
     ``with`` block. Until then they are in the memory of this process, and lost with it; what was
-    committed is on the disk. While an appender is open, no other process appends.
+    committed is on the disk. While an appender is open, no other process appends. It is for one
+    thread at a time.
 
     Args:
         path: A graph directory of one part.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import operator
 import os
@@ -60,10 +59,8 @@ class GraphDirectory:
 
     def __init__(self, path: str | PathLike[str], snapshot: int | None = None) -> None:
         self.path = Path(path).absolute()
-        self._handle = _open_directory(self.path)
+        self._handle = _held_directory(self.path)
         weakref.finalize(self, os.close, self._handle).atexit = False
-        with contextlib.suppress(OSError):  # compaction keeps what is in use, if it can be told
-            try_lock(self._handle, self.path, shared=True)
         text = self._read_meta()
         self._checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
         self.base_meta = self.meta = Meta.from_json(text, self.path / META)
@@ -438,6 +435,21 @@ def _open_directory(path: Path) -> int:
         ) from None
     except (OSError, ValueError) as error:
         raise GraphDirectoryError(f"{path} cannot be opened: {error}") from None
+
+
+def _held_directory(path: Path) -> int:
+    """Open a directory, and let compaction know that it is in use, where the system has locks."""
+    while True:
+        handle = _open_directory(path)
+        try:
+            try_lock(handle, path, shared=True)
+            if os.path.samestat(os.stat(path), os.fstat(handle)):
+                return handle
+        except FileNotFoundError:  # the next attempt says so
+            pass
+        except OSError:
+            return handle
+        os.close(handle)  # another one took its place meanwhile, and it may be gone soon
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

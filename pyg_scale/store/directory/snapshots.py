@@ -276,8 +276,8 @@ def _numbers(value: Any, name: str) -> tuple[int, ...]:
 
 def base_number(meta: Meta) -> int:
     """A number that differs for other nodes and edges, but not for added attributes and sets."""
-    edges = [name for name in meta.files if "/edges" in name and "/attributes/" not in name]
-    files = [[name, vars(meta.files[name])] for name in sorted(edges)]
+    names = [n for n in meta.files if n.startswith("part-0/edges") and "/attributes/" not in n]
+    files = [[name, vars(meta.files[name])] for name in sorted(names)]
     return checksum([list(Counts.of(meta)), files])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import torch
 import pyg_scale
 from pyg_scale.cli import main as command
 from pyg_scale.errors import GraphDirectoryError
+from pyg_scale.loader import NeighborLoader
 from pyg_scale.store import Mmap, MmapGraph, topology_of
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.meta import checksum
@@ -43,6 +45,46 @@ def test_killed_anywhere(tmp_path: Path, what: str, step: int) -> None:
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert after >= 1 and before >= 4  # the last one comes through
+
+
+WRITER = """
+import os, sys, torch, pyg_scale
+os.fsync = lambda handle: None
+for number in range(1, 31):
+    edges = torch.tensor([[number, 0], [99, number]])
+    pyg_scale.append(sys.argv[1], {"x": torch.full((1, 1), float(number))}, edges)
+    if number % 3 == 0:
+        pyg_scale.compact(sys.argv[1])
+"""
+
+
+def test_readers_while_another_process_appends_and_compacts(tmp_path: Path) -> None:
+    data = graphs.nothing(100)
+    path = pyg_scale.save(data, tmp_path / "graph")
+    writer = subprocess.Popen([preloaded.python(), "-c", WRITER, str(path)], cwd=ROOT)
+    seen, held = set(), []
+    try:
+        while writer.poll() is None or 30 not in seen:
+            found = pyg_scale.open(path)
+            number = found.graph_directory.snapshot
+            seen.add(number)
+            held = [*held[-5:], found]
+            for graph in held:
+                number = graph.graph_directory.snapshot
+                assert graph.x.view(-1)[100:].tolist() == list(range(1, number + 1))
+                batch = next(iter(NeighborLoader(graph, [-1], torch.tensor([99]), batch_size=1)))
+                assert sorted(batch.n_id[1:].tolist()) == list(range(1, number + 1))
+                ends = [each for n in range(1, number + 1) for each in ((n, 99), (0, n))]
+                assert graph.edge_index.t().tolist() == list(map(list, ends))
+    finally:
+        writer.kill()
+        writer.wait(30)
+    assert writer.returncode == 0 and seen >= {30}
+    del held, found, graph
+    gc.collect()
+    pyg_scale.append(path, {"x": torch.ones(1, 1)})
+    pyg_scale.compact(path)
+    assert os.listdir(tmp_path) == ["graph"]
 
 
 @pytest.fixture(scope="module")
