@@ -77,7 +77,14 @@ def dense(kind: str, steps: range) -> tuple[Tensor, dict[str, Tensor]]:
 class Run:
     """Everything of a run on this rank."""
 
-    def __init__(self, kind: str, name: str, graph: Any = NODES, init: bool = True) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        graph: Any = NODES,
+        init: bool = True,
+        wrapper: str = "ddp",
+    ) -> None:
         self.comm = comm_for(name)
         first = table()
         self.embedding = NodeEmbedding(
@@ -88,7 +95,7 @@ class Run:
             comm=self.comm,
         )
         alone = not dist.is_initialized()
-        self.model: Any = head() if alone else parallel.wrap(head(), "ddp")
+        self.model: Any = head() if alone else parallel.wrap(head(), wrapper)
         optimizer, options = OPTIMIZERS[kind]
         self.of_rows = self.embedding.optimizer(optimizer, **options)
         self.of_model = torch.optim.Adam(self.model.parameters(), lr=0.02)

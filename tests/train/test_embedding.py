@@ -109,6 +109,20 @@ def test_parts_of_a_graph_are_a_dense_table(ranks, tmp_path, world_size):
         close(mine, rows)
 
 
+def trained_beside_shards() -> Tensor:
+    run = Run("adagrad", "fsdp", wrapper="fsdp")
+    run.train(range(7))
+    found = run.rows()
+    run.close()
+    return found
+
+
+def test_a_model_of_shards_is_divided_by_the_same_seeds(ranks):
+    rows, _ = dense("adagrad", range(7))
+    for mine in ranks.run(trained_beside_shards, world_size=2):
+        close(mine, rows)
+
+
 def test_row_adagrad_is_its_formula():
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(6, 3, dtype=torch.float64))
