@@ -92,6 +92,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             ``pin_memory`` is); workers are threads. Features are kept on the device as far as
             ``device_memory`` goes, see :class:`~pyg_scale.store.DeviceFeatures`, which several
             loaders share as ``feature_store=``. ``"cpu"`` does the same without a device.
+        lazy_x: Whether ``x`` of a batch stays where it is, in memory or in a mapped file, until
+            somebody looks at it. Layers of :mod:`pyg_scale.nn` that get ``(x, x[:n])`` then add up
+            rows straight from there; see ``docs/convs.md``.
         device_memory: Bytes of the device for that, such as ``"4GB"``; ``None``: half of what is
             free.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
@@ -158,10 +161,13 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         filter_per_worker: bool | None,
         custom_cls: Any,
         pad_to: Any = None,
+        lazy_x: bool = False,
         **kwargs: Any,
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
         check_data(data)
+        if not isinstance(lazy_x, bool):
+            raise TypeError(f"lazy_x must be True or False (got {lazy_x!r})")
         self.input_data = seed_nodes_of(data, input_nodes, input_time, input_id)
         node_type, time = self.input_data.input_type, self.input_data.time
         self.data = data
@@ -175,6 +181,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         self.custom_cls = custom_cls
         self.input_id = input_id
         self._start(self.input_data.node.numel(), **kwargs)
+        self._lazy_x = lazy_x
+        if lazy_x:
+            self._check_lazy(kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
         resolve.warn_if_unplanned(data, sampler)
@@ -216,6 +225,22 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
 
     def _graph_snapshot(self) -> int:
         return snapshot_of(self.data)
+
+    def _check_lazy(self, given: dict[str, Any]) -> None:
+        """Refuse loaders and options under which all rows would be gathered anyway."""
+        if type(self)._fetch is not NodeLoader._fetch:
+            raise NotImplementedError(f"lazy_x= is not for {type(self).__name__}: leave it out")
+        if self.num_workers > 0 and self.worker_type != "thread":
+            raise ValueError(
+                f"lazy_x=True needs worker threads: {self.worker_type!r} workers send copies of "
+                "rows; pass worker_type='thread', or leave lazy_x out"
+            )
+        moved = [name for name in ("device", "pin_memory") if given.get(name)]
+        if moved or self.sampling.to_device is not None or self.sampling.pin_memory:
+            raise ValueError(
+                "lazy_x=True leaves x where it is, on the CPU: leave lazy_x out where batches are "
+                "copied to a device or to pinned memory"
+            )
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time
@@ -265,6 +290,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             custom_cls=self.custom_cls,
             stats=stats,
             collect=self.sampling.collect_features,
+            lazy_x=self._lazy_x,
         )
         node_type = self.input_data.input_type
         store = batch if node_type is None else batch[node_type]

@@ -23,6 +23,7 @@ from pyg_scale.nn.graph import derived, edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear, apply_weight
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate
+from pyg_scale.ops.lazy_rows import LazyRows
 
 REDUCTIONS = {
     SumAggregation: "sum",
@@ -54,7 +55,18 @@ def reductions(layer: Any) -> list[str]:
 def reduce_neighbors(
     layer: Any, graph: Adjacency, x: Tensor, weight: Tensor | None, how: list[str]
 ) -> Tensor:
-    """The result of ``propagate`` on features ``[num_src, channels]``: ``[num_dst, ...]``."""
+    """The result of ``propagate`` on features ``[num_src, channels]``: ``[num_dst, ...]``.
+
+    Lazy features are read where they are, with the bits of gathered ones.
+    """
+    if isinstance(x, LazyRows):
+        unread = None if torch.is_autocast_enabled("cpu") else x.unread()
+        if unread is None:
+            x = x.rows()
+        else:
+            x, index = unread
+            indices = index.index_select(0, graph.indices)
+            graph = Adjacency.of_checked(graph.indptr, indices, x.size(0), graph.edge_id)
     outs = [aggregate(graph, x, weight, each) for each in how]
     return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
 
@@ -126,6 +138,7 @@ def mapped_neighbors(
         return linear(reduce_neighbors(layer, graph, x, weight, how)), None
     graph = _with_in_edges(graph)
     if movable(linear, how) and product_first(linear, graph, x):
+        x = x.rows() if isinstance(x, LazyRows) else x
         out = reduce_neighbors(layer, graph, apply_weight(x, linear.weight), weight, how)
         if linear.bias is None:
             return out, None

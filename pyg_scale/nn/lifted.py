@@ -33,6 +33,7 @@ from pyg_scale.nn.edges import (
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.ops import fused
 from pyg_scale.ops.aggregate import FLOATS
+from pyg_scale.ops.lazy_rows import METADATA
 
 
 class Lifted(Tensor):
@@ -111,7 +112,7 @@ class Lifted(Tensor):
     ) -> Any:
         """Run a function of torch on the nodes' features if that is the same, else on the rows."""
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {})) if func in _METADATA else _run(func, args, kwargs)
+            return func(*args, **(kwargs or {})) if func in METADATA else _run(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -546,12 +547,6 @@ def _scattered(out: Any, dim: Any, index: Any, src: Any, reduce: str) -> Tensor 
     return sum_edges(edges.graph, src, at, end, reduce)
 
 
-_METADATA = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")),
-    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse")),
-    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
-    *(Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel),
-}
 _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply), _multiply),
     **dict.fromkeys((torch.div, torch.divide, Tensor.div, Tensor.divide), _divide),

@@ -21,6 +21,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
+from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 from pyg_scale.store.directory.frame import FRAME
 
@@ -34,6 +35,7 @@ def build(
     custom_cls: Any = None,
     stats: Stats | None = None,
     collect: bool = True,
+    lazy_x: bool = False,
 ) -> Data | HeteroData:
     """Everything of a batch that does not depend on what its seeds were.
 
@@ -45,12 +47,15 @@ def build(
         custom_cls: The class of the batch, if ``data`` is a pair of stores.
         stats: Counts the rows and bytes that were read.
         collect: Whether to put features and other attributes of nodes and edges on the batch.
+        lazy_x: Whether ``x`` of nodes stays where it is until somebody looks at it
+            (:class:`~pyg_scale.ops.lazy_rows.LazyRows`), where it is a tensor in memory or mapped.
 
     Raises:
         TypeError: If ``out`` does not fit ``data``.
     """
     stats = stats or Stats()
-    source = _Source(features if collect else None, getattr(out, "collected", {}), collect, stats)
+    collected = getattr(out, "collected", {})
+    source = _Source(features if collect else None, collected, collect, stats, lazy_x)
     if isinstance(out, SamplerOutput):
         if isinstance(data, HeteroData):
             raise TypeError("the sampler returned a SamplerOutput for a HeteroData")
@@ -73,12 +78,14 @@ class _Source:
         collected: Rows that came with what was sampled, by (of edges, type, name).
         collect: Whether rows are wanted.
         stats: Counts them.
+        lazy_x: Whether ``x`` of nodes stays where it is.
     """
 
     features: Features | None
     collected: Mapping[tuple[bool, Any, str], Tensor | None]
     collect: bool
     stats: Stats
+    lazy_x: bool
 
     def names(self, of_edges: bool, group: Any) -> set[str]:
         """The names that the feature store has of a type."""
@@ -103,7 +110,9 @@ def _homogeneous(
         batch.edge_index = edge_index_of(out.row, out.col)
         batch.num_nodes = out.node.numel()
     if source.features is not None:
-        for feature in source.features.read({None: out.node}, {None: edge}, source.stats):
+        for feature in source.features.read(
+            {None: out.node}, {None: edge}, source.stats, source.lazy_x
+        ):
             batch[feature.name] = feature.value
     if isinstance(data, Data):
         _put_frame(data._store, batch._store)
@@ -161,7 +170,7 @@ def _heterogeneous(
         for edge_type in out.row:
             batch[edge_type].edge_index = edge_index_of(out.row[edge_type], out.col[edge_type])
     if source.features is not None:
-        for feature in source.features.read(out.node, edge, source.stats):
+        for feature in source.features.read(out.node, edge, source.stats, source.lazy_x):
             batch[feature.type][feature.name] = feature.value
     for node_type in data.node_types if isinstance(data, HeteroData) else ():
         _put_frame(data[node_type], batch[node_type])
@@ -279,6 +288,10 @@ def _take_rows(
         rows = source.collected.get(address)
         if rows is None:
             rows = store.waiting_rows(key, index)
+    lazy = rows is None and source.lazy_x and not address[0] and key == "x"
+    if lazy and LazyRows.takes(store[key]):
+        into[key] = LazyRows(store[key], index)
+        return
     if rows is None:
         into[key] = select_rows(store, key, store[key], index, source.stats)
         return

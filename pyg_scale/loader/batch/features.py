@@ -13,8 +13,10 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.loader.stats import Stats
-from pyg_scale.store.base import look_ahead_of
+from pyg_scale.ops.lazy_rows import LazyRows
+from pyg_scale.store.base import look_ahead_of, returns_views
 from pyg_scale.store.reading import take_reads
+from pyg_scale.store.rows import request
 
 HOMOGENEOUS_EDGES = (None, None)
 """The group of edge features in a feature store of a homogeneous graph, as in
@@ -77,15 +79,26 @@ class Features:
         node: Mapping[NodeType, Tensor],
         edge: Mapping[EdgeType, Tensor | None],
         stats: Stats,
+        lazy_x: bool = False,
     ) -> Iterator[Feature]:
         """The features of nodes and edges given by their original ids.
 
         Edges without ids (both directions in a heterogeneous graph) have no features.
 
+        Args:
+            node: Ids of nodes, by type.
+            edge: Ids of edges, by type.
+            stats: Counts the rows and bytes that were read.
+            lazy_x: Whether ``x`` of nodes stays in the store, if it returns views.
+
         Raises:
             ValueError: If the store returns another number of rows than was asked for.
         """
         wanted = self.wanted(node, edge)
+        if lazy_x and returns_views(self.store):
+            lazy = [self._lazy(*each) for each in wanted]
+            yield from (each for each in lazy if each is not None)
+            wanted = [each for each, found in zip(wanted, lazy, strict=True) if found is None]
         if not wanted:
             return
         take_reads()
@@ -101,6 +114,15 @@ class Features:
                 )
             stats.count("fetch", rows=value.size(0), num_bytes=value.numel() * value.element_size())
             yield Feature(of_edges, group, attr.attr_name, value)
+
+    def _lazy(self, attr: TensorAttr, of_edges: bool, group: Group) -> Feature | None:
+        """``x`` of nodes, not read yet; ``None`` for other features."""
+        if of_edges or attr.attr_name != "x":
+            return None
+        table = self.store.get_tensor(request(attr, None))
+        if not LazyRows.takes(table):
+            return None
+        return Feature(False, group, "x", LazyRows(table, attr.index))
 
     def wanted(
         self, node: Mapping[NodeType, Tensor], edge: Mapping[EdgeType, Tensor | None]

@@ -21,6 +21,7 @@ from torch_geometric.nn.conv import MessagePassing
 from pyg_scale.nn.fallback import SMALL, NotFused, record
 from pyg_scale.ops import fused
 from pyg_scale.ops.colptr import recall
+from pyg_scale.ops.lazy_rows import LazyRows
 
 _HOOKS = [
     (family, f"_{family}_forward_pre_hooks", f"_{family}_forward_hooks")
@@ -69,6 +70,9 @@ class FusedConv:
             others it is 0, so all calls are fused.
         min_work: A value that replaces both, of a class or an instance; 0 fuses every call.
             ``None``: the measured values.
+        reads_lazy: True if :meth:`fused` takes sources of a pair that are
+            :class:`~pyg_scale.ops.lazy_rows.LazyRows`; destinations, and a single set of nodes, are
+            always plain tensors.
         fused_small: A method as :meth:`fused`, for inputs too small to group their edges. It raises
             :class:`NotFused` with :data:`~pyg_scale.nn.fallback.SMALL` for what it does not cover.
             ``None``: PyG's path is as fast.
@@ -78,6 +82,7 @@ class FusedConv:
     replaces = type(None)
     min_work = None
     crossover = 0, 0
+    reads_lazy = False
     fused_small = None
 
     # PyG's own method: an instance of the replaced class may have set a generated one on that
@@ -95,7 +100,10 @@ class FusedConv:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """``forward``, by a fused path if it covers this call, else by PyG's."""
-        compute: Any = self.fused_small if self._is_small(*args[:2]) else self.fused
+        small = self._is_small(*args[:2])
+        compute: Any = self.fused_small if small else self.fused
+        if args and type(args[0]) in _MAYBE_LAZY:
+            args = (_read(args[0], self.reads_lazy and not small), *args[1:])
         reason = SMALL if compute is None else unfusable(self)
         if compute is not None and reason is None:
             try:
@@ -207,8 +215,24 @@ def scriptable(replaced: type) -> Callable[..., Any]:
     return renamed
 
 
+_MAYBE_LAZY = (LazyRows, tuple)
+
+
+def _read(x: Any, keep_sources: bool) -> Any:
+    """The features passed to a layer, with lazy ones gathered, but for sources of a pair."""
+    if isinstance(x, LazyRows):
+        return x.rows()
+    if not any(isinstance(each, LazyRows) for each in x):
+        return x
+    kept = x[0] if keep_sources and x[0] is not x[-1] else None
+    return tuple(
+        each.rows() if isinstance(each, LazyRows) and each is not kept else each for each in x
+    )
+
+
 # First checks of fused paths ###############################################################
 
+_FEATURES = (Tensor, torch.nn.Parameter, LazyRows)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -223,7 +247,7 @@ def check_features(*features: Tensor | None) -> None:
             continue
         if not isinstance(x, Tensor):
             raise NotFused(f"features are a {type(x).__name__}")
-        if type(x) not in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+        if type(x) not in _FEATURES and not torch.compiler.is_compiling():
             raise NotFused(f"features are a {type(x).__name__}")
         if x.layout != torch.strided:
             raise NotFused("features are sparse")

@@ -20,6 +20,7 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
 
     replaces = torch_geometric.nn.SAGEConv
     crossover = 400_000, 300_000
+    reads_lazy = True
     propagate_type = {"x": OptPairTensor}  # noqa: RUF012
     _forward_of_pyg = scriptable(torch_geometric.nn.SAGEConv)
 
