@@ -64,12 +64,12 @@ class TracedConv(FusedConv):
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
         if (
-            type(edge_index) is Tensor
+            self.min_work is None
+            and not torch.compiler.is_compiling()  # in a trace sizes are not known
+            and type(edge_index) is Tensor
             and edge_index.numel() < _FEW
-            and self.min_work is None
             and edge_index.dtype is torch.int64
             and edge_index.is_cpu
-            and not torch.compiler.is_compiling()
             and not self._explain  # type: ignore[attr-defined]
             and self._decomposed_layers == 1  # type: ignore[attr-defined]
         ):
