@@ -25,6 +25,7 @@ from pyg_scale.loader.graph_saint import (
     GraphSAINTRandomWalkSampler,
 )
 from pyg_scale.loader.hgt_loader import HGTLoader
+from pyg_scale.loader.ibmb import IBMBBatchLoader, IBMBNodeLoader
 from pyg_scale.loader.last_neighbor import LastNeighborLoader
 from pyg_scale.loader.link_loader import LinkLoader
 from pyg_scale.loader.link_neighbor_loader import LinkNeighborLoader
@@ -55,6 +56,8 @@ __all__ = [
     "GraphSAINTRandomWalkSampler",
     "GraphSAINTSampler",
     "HGTLoader",
+    "IBMBBatchLoader",
+    "IBMBNodeLoader",
     "ImbalancedSampler",
     "LastNeighborLoader",
     "LinkLoader",

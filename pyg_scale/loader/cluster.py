@@ -81,7 +81,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
         self.recursive = flag("recursive", recursive)
         self.keep_inter_cluster_edges = flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
         self.sparse_format = one_of("sparse_format", sparse_format, ("csr", "csc"))
-        name, partitioner = _partitioner(method, self.recursive)
+        name, partitioner = cutter_of(method, self.recursive)
         file = None
         if save_dir is not None:
             folder = f"part_{num_parts}{'_recursive' if recursive else ''}"
@@ -253,8 +253,8 @@ def _check_graph(data: Any) -> None:
         )
 
 
-def _partitioner(method: Any, recursive: bool) -> tuple[str, str | Partitioner]:
-    """The name of a method, and what :func:`pyg_scale.partition` takes for it."""
+def cutter_of(method: Any, recursive: bool) -> tuple[str, str | Partitioner]:
+    """The name of a method of clusters, and what :func:`pyg_scale.partition` takes for it."""
     if method is None:
         method = "metis" if "metis" in plugins.names("partitioner") else "multilevel"
     if not isinstance(method, str | Partitioner):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,45 +14,13 @@ from tqdm.auto import tqdm
 
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.induced import Grouped, Induced, batch_of
 from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 from pyg_scale.ops.random_walk import random_walk
 
 _FORMAT = "pyg_scale GraphSAINT 1"
-
-
-class _Graph(NamedTuple):
-    """The edges by (source, destination, id).
-
-    Attributes:
-        indptr: ``int64`` ``[num_nodes + 1]``.
-        row: The source of each edge ``int64`` ``[num_edges]``.
-        col: Its destination.
-        edge: Its id.
-    """
-
-    indptr: Tensor
-    row: Tensor
-    col: Tensor
-    edge: Tensor
-
-
-class _Induced(NamedTuple):
-    """All edges among some nodes, by (source, destination, id).
-
-    Attributes:
-        node: Ascending ids ``int64`` ``[n]``.
-        row: The sources, as positions in ``node``.
-        col: The destinations.
-        edge: The ids.
-    """
-
-    node: Tensor
-    row: Tensor
-    col: Tensor
-    edge: Tensor
 
 
 class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
@@ -78,7 +45,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         self.sample_coverage = _number("sample_coverage", sample_coverage, 0)
         self.save_dir, self.log, self.data = save_dir, log, data
         self.N, self.E = int(data.num_nodes or 0), int(data.num_edges)
-        self._graph = _grouped(data.edge_index, self.N)
+        self._graph = Grouped.of(data.edge_index, self.N)
         self._start(self.num_steps, seed=seed, worker_type=worker_type, **kwargs)
         if self.sample_coverage:
             self.node_norm, self.edge_norm = self._norms()
@@ -149,32 +116,14 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
     def _draws(self) -> dict[str, str]:
         return {name: str(value) for name, value in self._options().items()}
 
-    def _sample(self, batch: BatchIndex) -> _Induced:
+    def _sample(self, batch: BatchIndex) -> Induced:
         return self._induced(batch.key)
 
-    def _induced(self, key: int) -> _Induced:
-        graph, node = self._graph, self._draw(keys.fold(key, keys.SAINT)).unique()
-        begin, degree = graph.indptr[node], graph.indptr[node + 1] - graph.indptr[node]
-        row = torch.arange(node.numel()).repeat_interleave(degree)
-        first = begin - (degree.cumsum(0) - degree)
-        position = torch.arange(row.numel()) + first[row]
-        other = graph.col[position]
-        col = torch.searchsorted(node, other).clamp(max=max(node.numel() - 1, 0))
-        inside = node[col] == other
-        return _Induced(node, row[inside], col[inside], graph.edge[position[inside]])
+    def _induced(self, key: int) -> Induced:
+        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)).unique())
 
-    def _fetch(self, out: _Induced, stats: Stats) -> Data:
-        data = self.data
-        batch = copy.copy(data)
-        for key, value in data.items():
-            if key == "edge_index" or not isinstance(value, Tensor):
-                continue
-            if data.is_node_attr(key):
-                batch[key] = select_rows(data._store, key, value, out.node, stats)
-            elif data.is_edge_attr(key):
-                batch[key] = select_rows(data._store, key, value, out.edge, stats)
-        batch.num_nodes = out.node.numel()
-        batch.edge_index = edge_index_of(out.row, out.col)
+    def _fetch(self, out: Induced, stats: Stats) -> Data:
+        batch = batch_of(self.data, out, stats)
         if self.sample_coverage:
             batch.node_norm, batch.edge_norm = self.node_norm[out.node], self.edge_norm[out.edge]
         return batch
@@ -286,16 +235,6 @@ def _uniform(key: int, number: int, size: int) -> Tensor:
     """Independent draws ``int64`` ``[number]`` below ``size``: word 0 of ``fold(key, i)``."""
     each = keys.fold_tensor(key, torch.arange(number))
     return keys.bounded(each, 0, torch.tensor(size))
-
-
-def _grouped(edge_index: Tensor, num_nodes: int) -> _Graph:
-    row, col = edge_index.to(torch.int64)
-    if not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
-        raise IndexError(f"edge_index has nodes that are not below num_nodes={num_nodes}")
-    edge = (row * num_nodes + col).argsort(stable=True)
-    count = torch.bincount(row, minlength=num_nodes)
-    indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    return _Graph(indptr, row[edge], col[edge], edge)
 
 
 def _check(name: str, data: Any, kwargs: dict[str, Any]) -> None:

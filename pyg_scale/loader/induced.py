@@ -1,0 +1,86 @@
+"""All edges among some nodes, and batches of them: what loaders of subgraphs have in common."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_scale.loader.batch.build import edge_index_of, select_rows
+from pyg_scale.loader.stats import Stats
+
+
+class Induced(NamedTuple):
+    """All edges among some nodes.
+
+    Attributes:
+        node: Ascending ids ``int64`` ``[n]``.
+        row: The sources, as positions in ``node``.
+        col: The destinations.
+        edge: The ids.
+    """
+
+    node: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+class Grouped(NamedTuple):
+    """The edges of a graph by (source, destination, id).
+
+    Attributes:
+        indptr: ``int64`` ``[num_nodes + 1]``.
+        row: The source of each edge ``int64`` ``[num_edges]``.
+        col: Its destination.
+        edge: Its id.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int) -> Grouped:
+        """Group the edges of ``edge_index`` ``[2, num_edges]``.
+
+        Raises:
+            IndexError: If an edge has a node that does not exist.
+        """
+        row, col = edge_index.to(torch.int64)
+        if row.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num_nodes:
+            raise IndexError(f"edge_index has nodes that are not below num_nodes={num_nodes}")
+        edge = (row * num_nodes + col).argsort(stable=True)
+        count = torch.bincount(row, minlength=num_nodes)
+        indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        return cls(indptr, row[edge], col[edge], edge)
+
+    def among(self, node: Tensor) -> Induced:
+        """All edges among ascending nodes ``[n]``, in the order of this graph."""
+        begin, degree = self.indptr[node], self.indptr[node + 1] - self.indptr[node]
+        row = torch.arange(node.numel()).repeat_interleave(degree)
+        first = begin - (degree.cumsum(0) - degree)
+        position = torch.arange(row.numel()) + first[row]
+        other = self.col[position]
+        col = torch.searchsorted(node, other).clamp(max=max(node.numel() - 1, 0))
+        inside = node[col] == other
+        return Induced(node, row[inside], col[inside], self.edge[position[inside]])
+
+
+def batch_of(data: Data, out: Induced, stats: Stats) -> Data:
+    """A batch with the rows of all attributes of nodes and edges."""
+    batch = copy.copy(data)
+    for key, value in data.items():
+        if key == "edge_index" or not isinstance(value, Tensor):
+            continue
+        if data.is_node_attr(key):
+            batch[key] = select_rows(data._store, key, value, out.node, stats)
+        elif data.is_edge_attr(key):
+            batch[key] = select_rows(data._store, key, value, out.edge, stats)
+    batch.num_nodes = out.node.numel()
+    batch.edge_index = edge_index_of(out.row, out.col)
+    return batch
