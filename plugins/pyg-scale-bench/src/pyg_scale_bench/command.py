@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BENCHMARKS = (
     "conv",
     "dist",
+    "events",
     "gpu",
     "inference",
     "loader",
