@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.replica import Replica, check_module, functions_of
-from pyg_scale.parallel.rounds import Rounds, packed, unpack
+from pyg_scale.parallel.rounds import Rounds, checked_timeout, packed, unpack
 
 _RATES: dict[str, Callable[[int], float]] = {
     "linear": lambda staleness: 1 / (1 + 0.1 * staleness),
@@ -61,10 +61,8 @@ class AsyncPS(Parallel):
             raise ValueError(f"staleness must be one of {', '.join(_RATES)} (got {staleness!r})")
         if not compensation >= 0:
             raise ValueError(f"compensation must not be negative (got {compensation})")
-        if not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds (got {timeout})")
         self.staleness, self.optimizer = staleness, optimizer
-        self.compensation, self.timeout = compensation, timeout
+        self.compensation, self.timeout = compensation, checked_timeout(timeout)
 
     def wrap(self, module: nn.Module, group: Any = None) -> Worker:
         """Wrap a module; see :meth:`Parallel.wrap`.

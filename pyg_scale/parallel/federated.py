@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pyg_scale.errors import CommError
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.replica import Replica, check_module, functions_of
-from pyg_scale.parallel.rounds import Round, Rounds, packed, unpack
+from pyg_scale.parallel.rounds import Round, Rounds, checked_timeout, packed, unpack
 
 
 class Federated(Parallel):
@@ -37,9 +37,7 @@ class Federated(Parallel):
     exact = False
 
     def __init__(self, timeout: float = 300.0) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds (got {timeout})")
-        self.timeout = timeout
+        self.timeout = checked_timeout(timeout)
 
     def wrap(self, module: nn.Module, group: Any = None) -> FederatedReplica:
         """Wrap a module; see :meth:`Parallel.wrap`.

@@ -55,8 +55,21 @@ def check_sequential(module: nn.Module) -> None:
 class RematLayers(HaloLayers):
     """Layers that get the halo's rows in blocks; see :class:`HaloLayers`."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._blocks: dict[int, tuple[Tensor, list[_Block]]] = {}
+
     def hooked(self, conv: MessagePassing) -> list[Any]:
         return self.hooks_of_layer(conv)
+
+    def _blocks_of(self, edge_index: Tensor, halo: Halo) -> list[_Block]:
+        """The edges by the rank of their source; known for those that never change."""
+        kept = [edges for edges, _ in self._norms.values()]
+        if id(edge_index) not in {*self._edge_types, *map(id, kept)}:
+            return _blocks(edge_index, halo)
+        if id(edge_index) not in self._blocks:
+            self._blocks[id(edge_index)] = edge_index, _blocks(edge_index, halo)
+        return self._blocks[id(edge_index)][1]
 
     def attributes(self, layer: Any) -> dict[str, Any]:
         return {**super().attributes(layer), "propagate": partial(self._propagate, layer)}
@@ -71,7 +84,7 @@ class RematLayers(HaloLayers):
             if name not in pairs and isinstance(value, Tensor) and f"{name}_i" not in _named(layer)
         }
         others = {k: v for k, v in kwargs.items() if k not in pairs and k not in edges}
-        blocks = _blocks(edge_index, halos[src])
+        blocks = self._blocks_of(edge_index, halos[src])
         call = _Call(
             layer,
             Wire(self._exchange.peers),

@@ -281,6 +281,17 @@ class _All:
 # Tensors of a module ###########################################################################
 
 
+def checked_timeout(timeout: float) -> float:
+    """The seconds after the first rank in which others may end a round.
+
+    Raises:
+        ValueError: If they are not above 0.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds (got {timeout})")
+    return timeout
+
+
 def packed(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors into one for each dtype and device, on the CPU."""
     groups = by_dtype([tensor.detach() for tensor in tensors])

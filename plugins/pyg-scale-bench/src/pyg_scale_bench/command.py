@@ -17,6 +17,7 @@ BENCHMARKS = (
     "gpu",
     "inference",
     "loader",
+    "parallel",
     "sampler",
     "scale",
     "serving",

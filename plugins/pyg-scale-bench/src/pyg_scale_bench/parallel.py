@@ -1,0 +1,289 @@
+"""All wrappers of ``parallel.wrap``: time, bytes and memory of an epoch, and what ``advise`` says.
+
+On a mesh, where parts have few neighbours, and on a graph with a power law, where they have many.
+Wrappers of sampled batches make many steps in an epoch, those of the full graph one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_scale
+from pyg_scale.parallel import advise
+from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
+from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.child import Child, call
+from pyg_scale_bench.parallel_rank import WAYS, measured, model_of
+from pyg_scale_bench.report import Report, Table, listed
+
+_SECONDS = 1800.0
+_MB = 1e6
+_NEAR = 1e-3  # of a loss: ranks add up in another order, in fp32
+
+
+# Measuring ################################################################################
+
+
+def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Make the graphs, and run the measurements of the ranks."""
+    root = Path(args.dir).absolute()
+    sizes = {name: getattr(args, name) for name in ("nodes", "edges", "features", "hidden")}
+    made = {"root": str(root), "ranks": args.ranks, "bandwidth": args.bandwidth, **sizes}
+    found["graphs"] = call(graphs, made, seconds=_SECONDS)
+    paths = {name: str(root / name) for name in found["graphs"]}
+    given = {"settings": found["settings"], "paths": paths}
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(Child(measured, given, environ=environ, seconds=_SECONDS))
+            for environ in _environs(args.ranks, args.threads)
+        ]
+        for rank in ranks:
+            rank.ask()
+        try:
+            found["ranks"] = [rank.answer() for rank in ranks]
+        except SystemExit:
+            for rank in ranks:
+                rank.kill()  # the others wait for the failed one
+            raise
+
+
+def _environs(ranks: int, threads: int) -> list[dict[str, str]]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common["OMP_NUM_THREADS"] = str(threads)
+    return [{**common, "RANK": str(rank)} for rank in range(ranks)]
+
+
+def graphs(
+    root: str, ranks: int, bandwidth: str, nodes: int, edges: int, features: int, hidden: int
+) -> Iterator[dict[str, Any]]:
+    """Write the parts of each graph; returns descriptions, with the advice for it."""
+    found = {}
+    power = power_law(nodes, max(1, edges // (2 * nodes)))
+    for name, edge_index in (("mesh", square(max(2, int(nodes**0.5)))), ("power law", power)):
+        data = with_features(edge_index, features)
+        generator = torch.Generator().manual_seed(0)
+        data.train_mask = torch.rand(data.num_nodes, generator=generator) < 0.5
+        path = Path(root) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyg_scale.partition(data, ranks, "multilevel", path)
+        model = model_of(features, hidden, int(data.y.max()) + 1)
+        advice = advise(data, model, ranks, bandwidth=bandwidth, memory="64GB")
+        found[name] = {
+            "nodes": data.num_nodes,
+            "edges": data.num_edges,
+            "replication": advice.replication,
+            "advised": advice.method,
+            "reasons": advice.reasons,
+        }
+    yield found
+
+
+def square(side: int) -> Tensor:
+    """The edges of a square grid with diagonals, as of finite elements, in both directions."""
+    number = torch.arange(side * side).view(side, side)
+    pairs = [
+        (number[:, :-1], number[:, 1:]),
+        (number[:-1], number[1:]),
+        (number[:-1, :-1], number[1:, 1:]),
+    ]
+    half = torch.cat([torch.stack([a.reshape(-1), b.reshape(-1)]) for a, b in pairs], dim=1)
+    return torch.cat([half, half.flip(0)], dim=1)
+
+
+def power_law(nodes: int, degree: int) -> Tensor:
+    """The edges of a graph of Barabasi and Albert (Science 1999), in both directions.
+
+    An edge ends at a random end of an earlier edge (Batagelj and Brandes, Phys. Rev. E 2005).
+
+    Args:
+        nodes: Number of nodes.
+        degree: Number of earlier nodes that each one is linked to.
+    """
+    generator = torch.Generator().manual_seed(1)
+    source = torch.arange(nodes).repeat_interleave(degree)
+    ends = 2 * torch.arange(nodes * degree)  # of earlier edges; at first there is none but itself
+    place = (torch.rand(ends.numel(), generator=generator, dtype=torch.float64) * ends).long()
+    while bool((place % 2).any()):  # an odd place is the end of an edge whose end is drawn, too
+        place = torch.where(place % 2 == 1, place[place // 2], place)
+    half = torch.stack([source, source[place // 2]])
+    half = half[:, half[0] != half[1]]
+    return torch.cat([half, half.flip(0)], dim=1)
+
+
+def with_features(edge_index: Tensor, features: int) -> Data:
+    """A graph with random features, and labels of 8 classes."""
+    generator, nodes = torch.Generator().manual_seed(2), int(edge_index.max()) + 1
+    x = torch.randn(nodes, features, generator=generator)
+    return Data(x=x, y=torch.randint(8, (nodes,), generator=generator), edge_index=edge_index)
+
+
+# Numbers ##################################################################################
+
+
+def numbers(found: Mapping[str, Any], graph: str) -> dict[str, dict[str, Any]]:
+    """The seconds, bytes and memory of each wrapper; of the ranks the slowest and the fullest."""
+    result: dict[str, dict[str, Any]] = {}
+    for name, first in found["ranks"][0][graph].items():
+        ranks = [rank[graph][name] for rank in found["ranks"]]
+        rounds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+        result[name] = {
+            "seconds": median(rounds),
+            "spread": [min(rounds), max(rounds)],
+            "received": max(median(rank["received"]) for rank in ranks),
+            "peak": max(median(rank["peak"]) for rank in ranks),
+            "exact": first["exact"],
+            "loss": first["loss"],
+            "advised": WAYS[name].method == found["graphs"][graph]["advised"]
+            and not WAYS[name].options,
+        }
+    return result
+
+
+def place_of_advised(found: Mapping[str, Any], graph: str) -> tuple[int, int] | None:
+    """The place by time of the advised wrapper among exact ones of its kind, and how many are."""
+    ways = numbers(found, graph)
+    advised = next((name for name, each in ways.items() if each["advised"]), None)
+    if advised is None:
+        return None
+    full = WAYS[advised].full
+    plain = [n for n, each in ways.items() if each["exact"] and WAYS[n].full == full]
+    order = sorted(plain, key=lambda name: ways[name]["seconds"])
+    return order.index(advised) + 1, len(order)
+
+
+def different_losses(found: Mapping[str, Any], graph: str) -> list[str]:
+    """The exact wrappers of the full graph whose loss is not that of the first one."""
+    ways = numbers(found, graph)
+    exact = [n for n, each in ways.items() if each["exact"] and WAYS[n].full]
+    if not exact:
+        return []
+    expected = ways[exact[0]]["loss"]
+    return [n for n in exact if abs(ways[n]["loss"] - expected) > _NEAR * abs(expected)]
+
+
+# Report ###################################################################################
+
+
+def report(found: Mapping[str, Any]) -> Report:
+    """The report of the results."""
+    settings, lines, rows = found["settings"], [], []
+    panels, wrong = [], []
+    for graph, about in found["graphs"].items():
+        ways = numbers(found, graph)
+        wrong += [f"{name} ({graph})" for name in different_losses(found, graph)]
+        place = place_of_advised(found, graph)
+        where = "" if place is None else f", number {place[0]} of {place[1]} exact ones by time"
+        lines.append(
+            f"{graph}: {about['nodes']:,} nodes, {about['edges']:,} directed edges, "
+            f"{about['replication']:.2f} halo nodes per node; advise says "
+            f"{about['advised']!r}{where}"
+        )
+        for name, each in ways.items():
+            rows.append(
+                [
+                    graph,
+                    name,
+                    "full graph" if WAYS[name].full else "batches",
+                    "yes" if each["exact"] else "no",
+                    f"{each['seconds']:.3f}",
+                    listed(each["spread"], ".3f"),
+                    f"{each['received'] / _MB:.2f}",
+                    f"{each['peak'] / _MB:.0f}",
+                    "advised" if each["advised"] else "",
+                ]
+            )
+        label = {n: f"{n} (advised)" if each["advised"] else n for n, each in ways.items()}
+        spread = {n: (each["spread"][0], each["spread"][1]) for n, each in ways.items()}
+        panels.append(
+            [
+                Panel(
+                    f"{graph}: an epoch",
+                    [
+                        Bar(label[n], each["seconds"], _side(n), spread=spread[n])
+                        for n, each in ways.items()
+                    ],
+                    "seconds",
+                    ".3f",
+                ),
+                Panel(
+                    f"{graph}: what comes to a rank",
+                    [Bar(label[n], each["received"] / _MB, _side(n)) for n, each in ways.items()],
+                    "MB an epoch",
+                ),
+            ]
+        )
+    if wrong:
+        lines.insert(0, f"WRONG: the loss is not that of the first exact one: {', '.join(wrong)}")
+    lines.append(
+        f"GraphSAGE of 2 layers, {settings['features']} features, {settings['hidden']} hidden "
+        f"channels; {settings['ranks']} ranks, {settings['threads']} thread each, on one machine; "
+        f"batches of {settings['batch_size']} seeds, num_neighbors {settings['num_neighbors']}; "
+        f"median of {settings['rounds']} rounds, the slowest rank"
+    )
+    header = ["graph", "wrapper", "steps on", "exact", "seconds", "from, to"]
+    header += ["MB come to a rank", "MB of memory", ""]
+    note = (
+        "Memory is what a rank needs above what it has before, its share of the graph included. "
+        "An epoch of batches is many steps, one of the full graph is one: see which of them learns "
+        "in fewer seconds for a task of yours."
+    )
+    return Report(
+        found,
+        lines,
+        [Table(header, rows, "An epoch", note, align="llllrrrrl")],
+        panels,
+        f"{settings['ranks']} ranks: all wrappers",
+        failed=bool(wrong),
+    )
+
+
+def _side(name: str) -> str:
+    return "pyg_scale" if WAYS[name].full else "sample"
+
+
+def _complaint(args: argparse.Namespace) -> str | None:
+    return None if args.ways else "--ways must name a wrapper"
+
+
+BENCHMARK = Benchmark(
+    "parallel",
+    __doc__,
+    {
+        "graphs (a mesh and a power law)": {
+            "nodes": Option(20_000, least=100),
+            "edges": Option(300_000, "directed, of the power law"),
+            "features": Option(64, "columns of fp32"),
+        },
+        "how": {
+            **FOLDER,
+            "ways": Option(list(WAYS), f"some of {', '.join(WAYS)}", type=names_of(tuple(WAYS))),
+            "ranks": Option(2, least=2),
+            "threads": Option(1, "of each rank"),
+            "hidden": Option(64),
+            "batch_size": Option(512),
+            "num_neighbors": Option([10, 5], "of each hop, as 10,5"),
+            "rounds": Option(3, least=1),
+            "bandwidth": Option("1GB", "bytes a second, that advise is told"),
+            "timeout": Option(120.0, "seconds that a rank waits for another one"),
+        },
+    },
+    measure,
+    report,
+    {
+        "nodes": 900, "edges": 6_000, "features": 8, "hidden": 8, "batch_size": 64,
+        "num_neighbors": [3, 2], "rounds": 1,
+    },
+    _complaint,
+)  # fmt: skip

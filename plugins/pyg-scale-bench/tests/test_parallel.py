@@ -1,0 +1,93 @@
+"""``pyg-scale bench parallel``: every wrapper runs, and the report says what was found."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyg_scale.ops import library
+from pyg_scale_bench import command, parallel
+from pyg_scale_bench.parallel_rank import WAYS, bytes_received
+
+needs_kernels = pytest.mark.skipif(
+    not library.status()["loaded"], reason="the kernels are not compiled"
+)
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / "out" / f"r.{name}" for name in ("json", "png", "md")}
+    args = ["--json", files["json"], "--png", files["png"], "--report", files["md"]]
+    folder = tmp_path / "work"
+    assert command.main(["parallel", "--quick", "--dir", str(folder), *map(str, args)]) == 0
+    assert not folder.exists()
+    found = json.loads(files["json"].read_text())
+    assert set(found["graphs"]) == {"mesh", "power law"}
+    for graph in found["graphs"]:
+        ways = parallel.numbers(found, graph)
+        assert set(ways) == {name for name, way in WAYS.items() if way.ranks <= 2}
+        assert all(each["seconds"] > 0 and each["received"] > 0 for each in ways.values())
+        assert ways["halo+bf16"]["received"] < ways["halo"]["received"]
+        assert not parallel.different_losses(found, graph)
+    assert found["graphs"]["mesh"]["advised"] == "halo"
+    report = files["md"].read_text()
+    for text in (capsys.readouterr().out, report):
+        assert "advise says 'halo'" in text and "halo+remat" in text
+    assert str(folder) not in report + files["json"].read_text()
+    assert files["png"].stat().st_size > 5000
+
+
+def found(seconds: dict[str, list[float]], losses: dict[str, float]) -> dict[str, Any]:
+    def rank(slower: float) -> dict[str, Any]:
+        return {
+            "mesh": {
+                name: {
+                    "seconds": [slower * s for s in each],
+                    "received": [10],
+                    "peak": [5],
+                    "exact": name != "halo+stale",
+                    "loss": losses[name],
+                }
+                for name, each in seconds.items()
+            }
+        }
+
+    return {"graphs": {"mesh": {"advised": "halo"}}, "ranks": [rank(1.0), rank(2.0)]}
+
+
+def test_the_numbers_of_a_report() -> None:
+    seconds = {"ddp": [0.1], "halo": [2.0, 3.0, 9.0], "halo+stale": [1.0], "feature": [1.0]}
+    losses = {"ddp": 9.0, "halo": 1.0, "halo+stale": 4.0, "feature": 1.1}
+    results = found(seconds, losses)
+    halo = parallel.numbers(results, "mesh")["halo"]
+    assert halo["seconds"] == 6.0 and halo["spread"] == [4.0, 18.0] and halo["advised"]
+    assert parallel.place_of_advised(results, "mesh") == (2, 2)
+    assert parallel.different_losses(results, "mesh") == ["feature"]
+
+
+def test_the_graphs() -> None:
+    edges = parallel.square(4)
+    assert edges.size(1) == 2 * (12 + 12 + 9) and int(edges.max()) == 15
+    power = parallel.power_law(2_000, 4)
+    degrees = torch.bincount(power[0])
+    assert degrees.numel() == 2_000 and 7 < float(degrees.float().mean()) <= 8
+    assert int(degrees.max()) > 15 * float(degrees.float().mean())  # a few nodes have many
+
+
+def test_bytes_of_this_process_are_counted() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as out,
+        listener.accept()[0] as into,
+    ):
+        before, left = bytes_received(), 5_000
+        out.sendall(bytes(left))
+        while left:
+            left -= len(into.recv(left))
+        assert bytes_received() - before == 5_000
