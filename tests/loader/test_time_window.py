@@ -215,3 +215,34 @@ def test_the_least_time_cannot_have_anything_before_it() -> None:
         next(iter(loader))
     window = NeighborLoader(data, [2], torch.tensor([0]), least, time_attr="when", time_window=5)
     assert next(iter(window)).num_edges == 0
+
+
+@pytest.mark.slow
+def test_a_million_seeds_see_nothing_outside_of_their_windows() -> None:
+    rng, events, seeds = torch.Generator().manual_seed(0), 200_000, 1_000_000
+    ends = torch.randint(0, 5_000, (2, events), generator=rng)
+    when = torch.randint(0, 10_000, (events,), generator=rng)
+    data = Data(edge_index=ends, when=when, num_nodes=5_000)
+    nodes = torch.randint(0, 5_000, (seeds,), generator=rng)
+    now = torch.randint(0, 11_000, (seeds,), generator=rng)
+
+    def seen(**options: Any) -> tuple[int, int, int]:
+        """Edges in all, and those that are too late or too early."""
+        count = late = early = 0
+        for batch in NeighborLoader(data, [5, 2], nodes, now, batch_size=20_000, **options):
+            seed = batch.batch if "batch" in batch else None
+            assert seed is not None
+            of_seed = batch.seed_time[seed[batch.edge_index[1]]]
+            count += batch.num_edges
+            late += int((batch.when >= of_seed).sum())
+            early += int((batch.when <= of_seed - 700).sum())
+        return count, late, early
+
+    for strategy in ("last", "uniform"):
+        options = {"time_attr": "when", "temporal_strategy": strategy}
+        count, late, early = seen(time_window=700, strictly_earlier=True, **options)
+        assert count > seeds
+        assert late == early == 0
+        _, late, early = seen(**options)  # a control: without windows
+        assert late > 0
+        assert early > 0
