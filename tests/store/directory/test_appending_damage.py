@@ -143,7 +143,7 @@ def put(**values: Any) -> Callable[[dict[str, Any]], Any]:
         (lambda found: found["files"].update({"../x": {"bytes": 1, "crc32": 0}}), "not those"),
         (lambda found: found.pop("lineage"), "lineage"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_hostile_heads(graph: Path, change: Any, words: str) -> None:
     change_head(graph, change)
