@@ -20,6 +20,7 @@ import pyg_scale
 from pyg_scale.convert import convert
 from pyg_scale.loader import LinkNeighborLoader, NeighborLoader
 from pyg_scale.testing import ReaderTests
+from pyg_scale_tables import labels as labels_module
 from pyg_scale_tables.relational import RelationalReader
 from tests.shops import FOREIGN, KEYS, TIMES, graph_of
 
@@ -114,8 +115,9 @@ def test_ids_say_which_key_a_node_has(converted, tables):
     assert [sku.decode() for sku in skus] == tables["products"]["sku"].tolist()
 
 
-def test_verified(converted):
-    pyg_scale.open(converted, verify=True)
+def test_in_edges_are_in_the_order_of_time(converted):
+    graph = pyg_scale.open(converted, verify=True)
+    assert graph.graph_directory.meta.time_attr == "time"
 
 
 # Batches ##################################################################################
@@ -278,6 +280,32 @@ def test_pairs_of_a_task_that_recommends(graph, written, tables):
     assert next(iter(loader))["customers", "buys", "products"].edge_label_index.size(1) == 16
 
 
+def test_label_tables_that_are_read_in_pieces(shop, graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(labels_module, "_ROWS", 7)
+    file = shop / "tasks/next/train.parquet"
+    labels = pd.read_parquet(file)
+    labels.loc[[2, 30], "id"] = 99_999
+    labels.at[40, "sku"] = [labels.at[40, "sku"][0], "p-none"]
+    labels.to_parquet(file, index=False)
+    convert(f"tables:{shop}", tmp_path / "graph", on_missing="drop", quiet=True)
+    tasks = pyg_scale.open(tmp_path / "graph").tasks
+    for name in ("ids", "time"):
+        of = (lambda t: t.nodes[1]) if name == "ids" else (lambda t: t.time)
+        assert torch.equal(of(tasks["churn"].train), of(graph.tasks["churn"].train))
+    assert torch.equal(tasks["churn"].train.target, graph.tasks["churn"].train.target)
+    wanted, found = graph.tasks["next"].train, tasks["next"].train
+    kept = [row for row in range(len(wanted)) if row not in (2, 30)]
+    assert torch.equal(found.nodes[1], wanted.nodes[1][kept])
+
+    def pairs_of(table, rows):
+        found = {row: table.destinations[1][table.pairs == row].tolist() for row in rows}
+        return [found[row] for row in rows]
+
+    expected = pairs_of(wanted, kept)
+    expected[kept.index(40)] = expected[kept.index(40)][:1]
+    assert pairs_of(found, range(len(kept))) == expected
+
+
 def test_saved_again_it_is_the_same(graph, tmp_path):
     pyg_scale.save(graph, tmp_path / "again", time_attr="time")
     again = pyg_scale.open(tmp_path / "again")
@@ -325,6 +353,7 @@ def rewritten(shop, old, new):
     manifest.write_text(text.replace(old, new))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
 def test_arrow_files(shop, graph, tables, tmp_path, compression):
     for name in tables:
@@ -336,6 +365,7 @@ def test_arrow_files(shop, graph, tables, tmp_path, compression):
     same_graph(tmp_path / "graph", graph)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv"])
 def test_text_files(shop, graph, tables, tmp_path, ending):
     for name in ("customers", "orders"):
@@ -370,6 +400,32 @@ def test_a_database_and_a_query_of_duckdb(shop, graph, tables, tmp_path):
     )
     convert(f"tables:{shop}", tmp_path / "graph", quiet=True)
     same_graph(tmp_path / "graph", graph)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "feather"])
+def test_tables_without_rows_columns_or_keys(tmp_path, ending):
+    write = {"parquet": pa.parquet.write_table, "feather": pa.feather.write_feather}[ending]
+    none = pa.array([], pa.int64())
+    tables = {
+        "only": {"k": [3, 1, 2]},
+        "empty": {"k": none, "v": pa.array([], pa.float64()), "w": pa.array([], pa.date32())},
+        "child": {"a": [1, None, 2], "b": pa.array([None] * 3, pa.int64())},
+    }
+    for name, columns in tables.items():
+        write(pa.table(columns), tmp_path / f"{name}.{ending}")
+    (tmp_path / "manifest.yaml").write_text(
+        "tables: {only: {pkey: k}, empty: {pkey: k}, child: {fkeys: {a: only, b: empty}}}"
+    )
+    convert(f"tables:{tmp_path}", tmp_path / "graph", quiet=True)
+    graph = pyg_scale.open(tmp_path / "graph", verify=True)
+    assert [graph[name].num_nodes for name in tables] == [3, 0, 3]
+    assert graph["child", "f2p_a", "only"].edge_index.tolist() == [[0, 2], [1, 2]]
+    assert graph["child", "f2p_b", "empty"].edge_index.shape == (2, 0)
+    assert len(graph["only"].tf) == 3 and len(graph["empty"].tf) == 0
+    for column, stats in graph.col_stats["empty"].items():
+        assert len(stats) == {"v": 3, "w": 4}[column]
+    batch = next(iter(NeighborLoader(graph, [2], input_nodes="only", batch_size=3)))
+    assert len(batch["child"].tf) == 2 and len(batch["empty"].tf) == 0
 
 
 def test_texts_that_are_embedded(shop, graph, tables, tmp_path):
@@ -423,6 +479,7 @@ def test_a_table_without_features_has_a_constant(shop, tmp_path):
 # Times ####################################################################################
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("column", "entry"),
     [

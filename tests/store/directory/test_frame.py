@@ -16,50 +16,14 @@ from pyg_scale.store.directory.meta import META
 
 torch_frame = pytest.importorskip("torch_frame")
 from torch_frame import TensorFrame, stype  # noqa: E402
-from torch_frame.data import MultiEmbeddingTensor, MultiNestedTensor  # noqa: E402
+from torch_frame.data import MultiNestedTensor  # noqa: E402
 
-SIZES = {"u": 50, "v": 30}
-
-
-def frame(size, generator):
-    def lists():
-        count = int(torch.randint(0, 4, (1,), generator=generator))
-        return torch.randint(-1, 9, (count,), generator=generator)
-
-    nested = MultiNestedTensor.from_tensor_mat([[lists(), lists()] for _ in range(size)])
-    vectors = [torch.randn(size, k, generator=generator) for k in (3, 2)]
-    numbers = torch.randn(size, 2, generator=generator)
-    numbers[::5, 1] = torch.nan
-    return TensorFrame(
-        {
-            stype.numerical: numbers,
-            stype.categorical: torch.randint(-1, 5, (size, 1), generator=generator),
-            stype.timestamp: torch.randint(0, 9, (size, 1, 7), generator=generator),
-            stype.multicategorical: nested,
-            stype.embedding: MultiEmbeddingTensor.from_tensor_list(vectors),
-        },
-        {
-            stype.numerical: ["a", "b"],
-            stype.categorical: ["c"],
-            stype.timestamp: ["t"],
-            stype.multicategorical: ["m", "n"],
-            stype.embedding: ["e", "f"],
-        },
-        y=torch.randn(size, generator=generator),
-    )
+from tests.frames import SIZES, frame, framed  # noqa: E402
 
 
 @pytest.fixture
 def data():
-    generator = torch.Generator().manual_seed(0)
-    out = HeteroData()
-    for name, size in SIZES.items():
-        out[name].tf = frame(size, generator)
-    edges = [torch.randint(0, size, (200,), generator=generator) for size in SIZES.values()]
-    out["v"].time = torch.arange(SIZES["v"])
-    out["u", "to", "v"].edge_index = torch.stack(edges)
-    out["v", "back", "u"].edge_index = torch.stack(edges[::-1])
-    return out
+    return framed()
 
 
 @pytest.fixture
@@ -271,3 +235,20 @@ def test_a_value_of_that_name_that_is_something_else(data, opened, tmp_path):
         found = pyg_scale.open(tmp_path / "graph")
         assert "tf" not in found["u"] and found["u"].tf_numerical.shape == (50, 2)
         assert list(found.col_stats) == ["v"]
+
+
+def test_without_torch_frame_batches_have_the_arrays(data, opened, monkeypatch):
+    from pyg_scale.store.directory import frame as frames
+    from pyg_scale.store.directory import lazy, opening
+
+    for module in (frames, lazy, opening):
+        monkeypatch.setattr(module, "WITH_TORCH_FRAME", False)
+    found = pyg_scale.open(opened.graph_directory.path)
+    assert found["u"].tf_numerical.shape == (50, 2)
+    for asked in (lambda: found["u"].tf, lambda: found.col_stats):
+        with pytest.raises(ModuleNotFoundError, match="pip install pytorch-frame"):
+            asked()
+    batch = next(iter(loader(found)))
+    rows = data["u"].tf.feat_dict[stype.timestamp][batch["u"].n_id]
+    assert torch.equal(batch["u"].tf_timestamp, rows)
+    assert batch["u"].tf_columns["stypes"]["timestamp"] == ["t"]

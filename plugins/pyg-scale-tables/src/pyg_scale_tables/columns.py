@@ -99,7 +99,7 @@ class Numerical(Encoder):
         sample = np.concatenate(self._sample) if self._sample else np.empty(0, np.float32)
         sample = sample[np.isfinite(sample)].astype(np.float64)
         if not self._count or not len(sample):
-            return {}
+            return {"MEAN": 0.0, "STD": 1.0, "QUANTILES": [0.0] * 5}
         quantiles = np.quantile(sample, [0, 0.25, 0.5, 0.75, 1]).tolist()
         std = float(np.sqrt(self._squares / self._count))
         return {"MEAN": self._mean, "STD": std, "QUANTILES": quantiles}
@@ -249,7 +249,8 @@ class Timestamps(Encoder):
 
     def details(self) -> dict[str, Any]:
         if self._largest < self._least:
-            return {}
+            names = ("OLDEST_TIME", "MEDIAN_TIME", "NEWEST_TIME")
+            return {"YEAR_RANGE": [-1, -1], **{name: [-1] * TIME_PARTS for name in names}}
         sample = np.sort(np.concatenate(self._sample))
         times = np.array([self._least, sample[len(sample) // 2], self._largest])
         parts = np.empty((3, TIME_PARTS), np.int64)

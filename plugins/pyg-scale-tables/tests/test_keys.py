@@ -1,0 +1,96 @@
+"""Keys are looked up as in a dictionary, however they are spread and hashed."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyg_scale_tables import keys as module
+from pyg_scale_tables.keys import KeyIndex, plain_keys
+
+
+def name(row):
+    return f"row {row}"
+
+
+def texts(generator, count):
+    letters = np.array(list("abcé "))
+    made = ("".join(generator.choice(letters, size)) for size in generator.integers(0, 30, count))
+    return np.array(sorted({f"{i}{text}".encode() for i, text in enumerate(made)}))
+
+
+def numbers(generator, count, spread):
+    return generator.choice(count * spread, count, replace=False) - count
+
+
+@pytest.mark.parametrize("kind", ["dense", "close", "far", "huge", "text", "colliding", "alike"])
+def test_as_a_dictionary(kind, monkeypatch):
+    generator = np.random.default_rng(0)
+    if kind == "colliding":
+        hashes = module._hashes
+        monkeypatch.setattr(module, "_hashes", lambda values: hashes(values) % np.uint64(7))
+    if kind == "alike":
+        monkeypatch.setattr(module, "_hashes", lambda values: np.zeros(len(values), np.uint64))
+    if kind in ("text", "colliding", "alike"):
+        every = generator.permutation(texts(generator, 300))
+    elif kind == "dense":
+        every = np.arange(-5, 295)
+    else:
+        spread = {"close": 3, "far": 1000, "huge": 2**50}[kind]
+        every = numbers(generator, 300, spread)
+    own, other = every[:200], every[200:]
+    index = KeyIndex(own, name)
+    rows = {key: row for row, key in enumerate(own.tolist())}
+    asked = generator.permutation(np.concatenate([own, other, own[:50]]))
+    wanted = [rows.get(key, -1) for key in asked.tolist()]
+    assert index.rows(asked).tolist() == wanted
+    assert index.rows(asked[:0]).tolist() == []
+    if own.dtype.kind == "S":  # a wider array of the same texts
+        assert index.rows(asked.astype("S99")).tolist() == wanted
+    twice = np.concatenate([own, own[7:8]])
+    with pytest.raises(ValueError, match="row 200 is the primary key .*, which row 7 has already"):
+        KeyIndex(twice, name)
+
+
+def test_keys_at_the_ends_of_64_bits():
+    own = np.array([-(2**63), 2**63 - 1, 0])
+    index = KeyIndex(own, name)
+    assert index.rows(np.array([2**63 - 1, -(2**63), 1, 0])).tolist() == [1, 0, -1, 2]
+    near = KeyIndex(np.arange(10) + (2**63 - 10), name)
+    assert near.rows(np.array([2**63 - 1, -(2**63), 2**63 - 11])).tolist() == [9, -1, -1]
+
+
+def test_no_keys():
+    assert KeyIndex(np.empty(0, np.int64), name).rows(np.array([1, 2])).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "has"),
+    [
+        (pa.array([1, None, 3]), [1, 3], [True, False, True]),
+        (pa.array([1.0, float("nan"), 3.0]), [1, 3], [True, False, True]),
+        (pa.array([None, float("nan"), 3.0]), [3], [False, False, True]),
+        (pa.array(["b", None, "a"]), [b"b", b"a"], [True, False, True]),
+        (pa.array(["b", None, "b"]).dictionary_encode(), [b"b", b"b"], [True, False, True]),
+        (pa.array([None, None], pa.null()), [], [False, False]),
+        (pa.array([7, 8], pa.uint8()), [7, 8], None),
+    ],
+)
+def test_plain_keys(values, wanted, has):
+    found, mask = plain_keys(values, 0, name)
+    assert found.tolist() == wanted
+    assert (None if mask is None else mask.tolist()) == has
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "match"),
+    [
+        (pa.array([None, 1.0, 2.5]), ValueError, "row 12 is 2.5: keys are integers or text"),
+        (pa.array([1.0, 1e19]), ValueError, r"row 11 is 1e\+19"),
+        (pa.array([None, 2**63], pa.uint64()), ValueError, r"row 11 is 9223372036854775808: keys"),
+        (pa.array([True]), TypeError, "row 10 holds bool"),
+        (pa.array(["a", "x" * 5000]), ValueError, "row 11 is a key of 5000 bytes"),
+    ],
+)
+def test_wrong_keys(values, error, match):
+    with pytest.raises(error, match=match):
+        plain_keys(values, 10, name)
