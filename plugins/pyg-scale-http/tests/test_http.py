@@ -371,6 +371,26 @@ def test_the_command_serves_weights_and_ends_on_sigterm(tmp_path, data, predicto
         assert "answered 1 requests for 2 nodes" in out
 
 
+@pytest.mark.slow
+def test_the_command_follows_the_graph(tmp_path, data):
+    with command(tmp_path, data, "--follow", "0.02") as (address, _):
+        port = int(address.rstrip("/").rpartition(":")[2])
+        assert ask(port, {"ids": [data.num_nodes]})[0] == 404
+        row = {name: data[name][:1] for name in data.node_attrs()}
+        edges = torch.tensor([[7, 12], [data.num_nodes, data.num_nodes]])
+        pyg_scale.append(tmp_path / "graph", row, edges)
+        until = time.monotonic() + 30
+        while b"pyg_scale_snapshot 1" not in ask(port, None, method="GET", path="/metrics")[1]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        status, content, _ = ask(port, {"ids": [data.num_nodes]})
+        torch.manual_seed(0)
+        model = GraphSAGE(8, 16, num_layers=2, out_channels=4)
+        with Predictor(model, tmp_path / "graph", HOPS, attributes=["x"]) as expected:
+            torch.testing.assert_close(predictions(content), expected.predict([data.num_nodes]))
+        assert status == 200
+
+
 def test_weights_do_not_run(tmp_path, data):
     class Runs:
         def __reduce__(self):

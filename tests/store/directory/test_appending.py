@@ -26,6 +26,7 @@ from pyg_scale.loader import (
     ShaDowKHopSampler,
     ZipLoader,
 )
+from pyg_scale.ops.mapped_file import in_file
 from pyg_scale.sampler import NegativeSampling
 from pyg_scale.store import Disk, Mmap, MmapGraph
 from pyg_scale.store.directory import GraphDirectory
@@ -77,7 +78,7 @@ def same_files(left: Path, right: Path) -> None:
 # Batches ##################################################################################
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_homogeneous(tmp_path: Path, options: dict[str, Any], index_dtype: torch.dtype) -> None:
@@ -174,16 +175,19 @@ def test_attributes_and_the_edge_list(tmp_path: Path) -> None:
     assert (found.num_nodes, found.num_edges) == (data.num_nodes, data.num_edges)
 
 
-def test_rows_of_many_pages_are_mapped(tmp_path: Path) -> None:
-    x = torch.arange(300_000 * 5, dtype=torch.float32).view(-1, 5)
-    cuts = [0, 100_003, 100_004, 210_000, 300_000]
+@pytest.mark.parametrize("cuts", [[100_003, 100_004, 210_000, 300_000], [3_000, 9_001, 9_005]])
+def test_rows_of_many_pages_are_mapped(tmp_path: Path, cuts: list[int]) -> None:
+    """Those of a small base, whose pages are not those of the rows, are read."""
+    x = torch.arange(cuts[-1] * 5, dtype=torch.float32).view(-1, 5)
     none = torch.empty(2, 0, dtype=torch.int64)
-    pyg_scale.save(Data(x=x[: cuts[1]], edge_index=none), tmp_path / "graph")
-    for begin, end in itertools.pairwise(cuts[1:]):
+    pyg_scale.save(Data(x=x[: cuts[0]], edge_index=none), tmp_path / "graph")
+    for begin, end in itertools.pairwise(cuts):
         pyg_scale.append(tmp_path / "graph", {"x": x[begin:end]})
-    for number, end in enumerate(cuts[1:]):
+    for number, end in enumerate(cuts):
         found = pyg_scale.open(tmp_path / "graph", snapshot=number)
         assert torch.equal(found.x, x[:end])
+        if number and end > 10_000:
+            assert in_file(found.x) and in_file(found.x[-5_000:])
         found.x += 1  # stays in this process
     again = pyg_scale.open(tmp_path / "graph")
     rows = torch.randint(0, len(x), (500,))

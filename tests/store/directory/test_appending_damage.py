@@ -31,20 +31,20 @@ STEPS = 4
 
 
 @pytest.mark.parametrize("what", ["append", "compact"])
-@pytest.mark.parametrize("step", [pytest.param(17, marks=pytest.mark.slow), 331])
+@pytest.mark.parametrize("step", [pytest.param(20, marks=pytest.mark.slow), 601])
 def test_killed_anywhere(tmp_path: Path, what: str, step: int) -> None:
     program = [preloaded.python(), "-m", "tests.store.directory.kill_appending"]
     done = subprocess.run(
         [*program, str(tmp_path), what, str(step)],
         cwd=ROOT,
-        timeout=100,
+        timeout=200,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
-    assert after >= 1 and before >= 4  # the last one comes through
+    assert after >= 1 and before + after >= (100 if step == 20 else 3)  # the last comes through
 
 
 WRITER = """
@@ -252,6 +252,8 @@ def test_a_writer_that_died_left_rows(graph: Path) -> None:
     new = between(states[2], states[3])
     pyg_scale.append(graph, new, new)
     found = pyg_scale.open(graph, verify=True)
+    for name, file in found.graph_directory.head.files.items():
+        assert (graph / name).stat().st_size == file.bytes
     assert found.x[100:].equal(new.x) and found.edge_index[:, -1].equal(new.edge_index[:, -1])
 
 
