@@ -16,6 +16,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
+from pyg_scale.datasets.read import read_npz
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale.files.place import Lock
 from pyg_scale.loader import (
@@ -111,6 +112,20 @@ def test_heterogeneous(tmp_path: Path, options: dict[str, Any], sampler: str) ->
         assert_same_batches(
             batches(state, "item", size, **options), batches(found, "item", size, **given)
         )
+
+
+@pytest.mark.parametrize("name", ["cora", "history"])
+def test_real_graphs(tmp_path: Path, data_dir: Path, name: str) -> None:
+    data = in_order(read_npz(data_dir / f"{name}.npz"), STEPS)
+    kind, time_attr = ("commit", "time") if name == "history" else (None, None)
+    states = grown(data, tmp_path / "graph", STEPS, time_attr=time_attr)
+    for number, state in enumerate(states):
+        found = pyg_scale.open(tmp_path / "graph", snapshot=number)
+        seeds = torch.arange(0, (state if kind is None else state[kind]).num_nodes, 29)
+        common: dict[str, Any] = {"batch_size": 100, "shuffle": True, "seed": 4}
+        common |= {"num_neighbors": [10, 5], "time_attr": time_attr}
+        common["input_nodes"] = seeds if kind is None else (kind, seeds)
+        assert_same_batches(NeighborLoader(state, **common), NeighborLoader(found, **common))
 
 
 def test_other_loaders(tmp_path: Path) -> None:
