@@ -192,6 +192,11 @@ class Worker(Replica):
         return _WorkerState(self._rounds, self.server)
 
     @property
+    def seconds_waited(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.CountsWaiting`: for answers of rank 0."""
+        return self._rounds.waited.seconds
+
+    @property
     def gone(self) -> dict[int, str]:
         """The workers that are gone, with the reason of each. On rank 0, after an epoch."""
         return self._rounds.gone

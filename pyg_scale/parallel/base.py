@@ -7,6 +7,7 @@ each rank's mean is something else as soon as ranks have unequal numbers of seed
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -204,6 +205,26 @@ class CountsWaiting(Protocol):
     def seconds_waited(self) -> float:
         """Seconds since it was made in which nothing else was done."""
         ...
+
+
+class Waited:
+    """A count of the time in which a rank did nothing but wait for others.
+
+    Attributes:
+        seconds: So far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the time within it."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 class StepMean(Protocol):

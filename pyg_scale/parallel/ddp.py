@@ -165,10 +165,10 @@ class DataParallel(DistributedDataParallel):
 
         Those of gradients are counted on the CPU; a CUDA device waits by itself.
         """
-        return self._weights.seconds_waited
+        return self._weights.waited.seconds
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with self._weights.waiting():  # buffers are sent
+        with self._weights.waited.counting():  # buffers are sent
             return super()._pre_forward(*inputs, **kwargs)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

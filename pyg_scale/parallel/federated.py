@@ -76,6 +76,11 @@ class FederatedReplica(Replica):
         return self._rounds
 
     @property
+    def seconds_waited(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.CountsWaiting`: for answers of rank 0."""
+        return self._rounds.waited.seconds
+
+    @property
     def gone(self) -> dict[int, str]:
         """The clients that have left, with the reason of each. On rank 0."""
         return self._rounds.gone

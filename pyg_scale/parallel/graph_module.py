@@ -115,6 +115,11 @@ class GraphModule(nn.Module):
         peers.broadcast([*module.parameters(), *module.buffers()])
 
     @property
+    def seconds_waited(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.CountsWaiting`: in exchanges with other ranks."""
+        return self.peers.waited.seconds
+
+    @property
     def own_nodes(self) -> Any:
         """The original ids of this rank's nodes; see the contract."""
         ids = self.shard.own_ids

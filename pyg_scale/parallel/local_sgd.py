@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from pyg_scale.comm.roll_call import RollCall
-from pyg_scale.parallel.base import Parallel, RankState
+from pyg_scale.parallel.base import Parallel, RankState, Waited
 from pyg_scale.parallel.replica import (
     Replica,
     by_dtype,
@@ -72,7 +72,7 @@ class LocalReplica(Replica, Joinable):
         Replica.__init__(self, module)
         Joinable.__init__(self)
         self._group, self._every = group, every
-        self._roll_call = RollCall(group)
+        self._roll_call, self._waited = RollCall(group), Waited()
         self._joining = False
         with self._roll_call.explained(), torch.no_grad():
             first = dist.get_process_group_ranks(group)[0]
@@ -83,6 +83,11 @@ class LocalReplica(Replica, Joinable):
     def rank_state(self) -> RankState:
         """See :class:`~pyg_scale.parallel.base.HasRankState`: how far this rank is in a round."""
         return _Round(self)
+
+    @property
+    def seconds_waited(self) -> float:
+        """See :class:`~pyg_scale.parallel.base.CountsWaiting`: in averages over the ranks."""
+        return self._waited.seconds
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As of the module; averages first if it is time to."""
@@ -107,7 +112,7 @@ class LocalReplica(Replica, Joinable):
         tensors = self._tensors()
         own, device = [self.seeds, self.steps, 1], tensors[0].device
         counts = torch.tensor(own, dtype=torch.float64, device=device)
-        dist.all_reduce(counts, group=self._group)
+        self._all_reduce(counts)
         seeds, steps, ranks = counts.tolist()
         if not steps:
             return
@@ -116,12 +121,16 @@ class LocalReplica(Replica, Joinable):
             flat = torch.cat([tensor.flatten() for tensor in same])
             if flat.is_floating_point() or flat.is_complex():
                 flat.mul_(weight)
-                dist.all_reduce(flat, group=self._group)
+                self._all_reduce(flat)
             else:
-                dist.all_reduce(flat, dist.ReduceOp.MAX, group=self._group)
+                self._all_reduce(flat, dist.ReduceOp.MAX)
             for tensor, mean in zip(same, flat.split([tensor.numel() for tensor in same])):
                 tensor.copy_(mean.view_as(tensor))
         self.seeds = self.steps = 0
+
+    def _all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        with self._waited.counting():
+            dist.all_reduce(tensor, op, group=self._group)
 
     def _tensors(self) -> list[Tensor]:
         return [t.detach() for t in (*self.module.parameters(), *self.module.buffers())]

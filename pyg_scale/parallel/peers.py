@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_scale.comm.roll_call import RollCall
 from pyg_scale.errors import CommError, GraphDirectoryError
+from pyg_scale.parallel.base import Waited
 
 _RAISED = {
     kind.__name__: kind
@@ -33,6 +34,9 @@ class Peers:
     Raises:
         RuntimeError: If the ranks have not met.
         TypeError: If ``group`` is no process group.
+
+    Attributes:
+        waited: Counts the time in exchanges that this rank waits for, on the CPU.
     """
 
     def __init__(self, group: Any, device: torch.device, whole: Peers | None = None) -> None:
@@ -51,9 +55,9 @@ class Peers:
         self.rank, self.size = group.rank(), group.size()
         self.device = device
         if whole is None:
-            self._roll_call = RollCall(group)
+            self._roll_call, self.waited = RollCall(group), Waited()
         else:
-            self._roll_call = whole._roll_call
+            self._roll_call, self.waited = whole._roll_call, whole.waited
             self._roll_call.include(group)
 
     @contextmanager
@@ -110,14 +114,14 @@ class Peers:
         if self.size == 1:
             received.copy_(sent)
             return lambda *_: None
-        with self.explained():
+        with self.explained(), self.waited.counting():
             work = dist.all_to_all_single(
                 received, sent, num_received, num_sent, group=self.group, async_op=later
             )
 
         def wait(*_: Any) -> None:
             if work is not None:
-                with self.explained():
+                with self.explained(), self.waited.counting():
                     work.wait()
 
         return wait
@@ -129,7 +133,7 @@ class Peers:
             CommError: If a rank is gone or late; names it.
         """
         if self.size > 1:
-            with self.explained():
+            with self.explained(), self.waited.counting():
                 dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -140,7 +144,7 @@ class Peers:
             CommError: If a rank is gone or late; names it.
         """
         if self.size > 1:
-            with self.explained():
+            with self.explained(), self.waited.counting():
                 for tensor in tensors:
                     sent = tensor.detach().contiguous()
                     dist.broadcast(sent, group=self.group, group_src=0)
@@ -157,7 +161,7 @@ class Peers:
         text = json.dumps(record).encode()
         own = torch.tensor(list(text), dtype=torch.uint8, device=self.device)
         sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        with self.explained():
+        with self.explained(), self.waited.counting():
             dist.all_gather(sizes, torch.tensor([len(text)], device=self.device), group=self.group)
             longest = max(int(size) for size in sizes)
             rows = [own.new_empty(longest) for _ in range(self.size)]
@@ -236,4 +240,4 @@ class Alone(Peers):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.rank, self.size, self.device = 0, 1, device
+        self.rank, self.size, self.device, self.waited = 0, 1, device, Waited()

@@ -21,6 +21,7 @@ from torch import Tensor
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.service import Handler
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.parallel.base import Waited
 from pyg_scale.parallel.replica import by_dtype
 
 _GRACE = 10.0  # seconds for an answer on its way
@@ -58,6 +59,9 @@ class Rounds:
         TypeError: If ``group`` is something else.
         ValueError: If ``timeout`` is not above 0.
         CommError: If rank 0 cannot be reached.
+
+    Attributes:
+        waited: Counts the time in which this rank waits for rank 0, and so for the others.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Rounds:
             raise ValueError(f"timeout must be above 0 seconds (got {timeout})")
         self._comm = _connected() if group is None else group
         self.rank, self.world_size = self._comm.rank, self._comm.world_size
+        self.waited = Waited()
         self._owns = group is None
         self._timeout = timeout
         self._own = _Own()
@@ -104,7 +109,8 @@ class Rounds:
             CommError: If it is gone, or could not answer.
             CommTimeoutError: If it does not answer in time.
         """
-        return self._service.request(0, name, list(tensors)).wait(self._timeout + _GRACE)
+        with self.waited.counting():
+            return self._service.request(0, name, list(tensors)).wait(self._timeout + _GRACE)
 
     def start(self) -> list[Tensor]:
         """The tensors that rank 0 has started with."""

@@ -5,9 +5,7 @@ as usual; the counts go along, in one more all-reduce of four numbers for each s
 waits for before the gradients are there. Then everything is divided by the number of seeds.
 """
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from pyg_scale.comm.roll_call import RollCall
-from pyg_scale.parallel.base import means_under_way
+from pyg_scale.parallel.base import Waited, means_under_way
 from pyg_scale.parallel.compression import Compressor
 
 MIXED = (
@@ -45,7 +43,7 @@ class SeedWeights:
         exchanged: Whether gradients of a batch of this rank were ever sent.
         joined: Whether this rank has no batch left, and brings zeros.
         plain_if_joined: What a rank without batch counts for in a mean over ranks.
-        seconds_waited: Seconds in which this rank did nothing but wait for others.
+        waited: Counts how long this rank waited for others.
         shadowed: The gradients of each parameter, once a rank without batch got them.
     """
 
@@ -62,7 +60,7 @@ class SeedWeights:
         self.exchanged = False
         self.joined = False
         self.plain_if_joined = 0
-        self.seconds_waited = 0.0
+        self.waited = Waited()
         self.shadowed: list[tuple[list[Tensor], list[Tensor]]] = []
         self._seeds: int | None = None
         self._totals: Future[Any] | None = None
@@ -126,21 +124,12 @@ class SeedWeights:
 
     def _wait(self) -> None:
         under_way, self._under_way = self._under_way, []
-        with self.roll_call.explained(), self.waiting():
+        with self.roll_call.explained(), self.waited.counting():
             for future in under_way:
                 future.wait()
         if self.compressor is not None:
             # After that of the reducer, which would otherwise refuse the next step.
             Variable._execution_engine.queue_callback(self.finish)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the seconds within it as waiting for other ranks."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds_waited += time.perf_counter() - start
 
     def _own(self, device: torch.device) -> Tensor:
         """Seeds; whether they were counted; whether not; what this rank is worth in that case."""

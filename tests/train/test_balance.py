@@ -17,8 +17,8 @@ from pyg_scale import parallel
 from pyg_scale.comm import connect
 from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import CommError
-from pyg_scale.loader import NeighborLoader
-from pyg_scale.parallel import seed_weights
+from pyg_scale.loader import Budget, NeighborLoader
+from pyg_scale.parallel import CountsWaiting, base
 from pyg_scale.testing.processes import WaitingProcesses
 from pyg_scale.train import (
     AdaptivePartition,
@@ -77,7 +77,9 @@ def ranks() -> Iterator[WaitingProcesses]:
 def loader_of(**options):
     data = planted_communities(200, 1_500, 3, 8)
     data.x = data.x.double()
-    options = {"batch_size": STEP, "shuffle": True, "seed": 7, "split_batches": True, **options}
+    options = {"shuffle": True, "seed": 7, "split_batches": True, **options}
+    if "batch_cost" not in options:
+        options["batch_size"] = STEP
     return NeighborLoader(data, [-1, -1], torch.arange(NUM_SEEDS), **options)
 
 
@@ -124,6 +126,23 @@ def test_unequal_shares_have_the_gradients_of_one_process(ranks, shares):
                 assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
+def shares_beside_cost():
+    loader = loader_of(split_batches=False, batch_cost=Budget("edges", 900))
+    for shares in ((1, 3), None):
+        with pytest.raises(ValueError, match="batches of its own, of equal cost"):
+            loader.set_speed_shares(shares)
+    with (
+        connect("gloo", name="cost", timeout=30) as comm,
+        LoadMonitor(comm=comm) as monitor,
+        pytest.raises(ValueError, match="batch_cost= each rank has batches of its own"),
+    ):
+        SpeedShares(loader, monitor)
+
+
+def test_batches_of_equal_cost_have_no_shares(ranks):
+    ranks.run(shares_beside_cost, world_size=2)
+
+
 class Clock:
     """Seconds that pass only when somebody says so."""
 
@@ -141,7 +160,7 @@ def balanced(name, costs, epochs, noise=0.0):
     rank = dist.get_rank()
     clock, model, loader, found = Clock(), parallel.wrap(model_of(), "ddp"), loader_of(), []
     draw = torch.Generator().manual_seed(rank)
-    real, seed_weights.time = seed_weights.time, clock  # nobody waits on this clock
+    real, base.time = base.time, clock  # nobody waits on this clock
     try:
         with (
             connect("gloo", name=name, timeout=30) as comm,
@@ -160,19 +179,42 @@ def balanced(name, costs, epochs, noise=0.0):
                 found.append((sum(seeds), load.imbalance, shares.shares))
             return found
     finally:
-        seed_weights.time = real
+        base.time = real
 
 
-def waits():
+def waits(wrapper):
     """Seconds that a model waited before and after a step."""
-    model, (batch, *_) = parallel.wrap(model_of(), "ddp"), loader_of()
-    before = model.seconds_waited
-    model.backward(loss_of(model, batch), batch.batch_size)
-    return before, model.seconds_waited
+    made = parallel.wrap(model_of(), wrapper)
+    assert isinstance(made, CountsWaiting)
+    (batch, *_), before = loader_of(), made.seconds_waited
+    with made.join(torch.optim.SGD(made.parameters(), lr=0.1)):
+        made.backward(loss_of(made, batch), batch.batch_size)
+    return before, made.seconds_waited
 
 
-def test_the_model_counts_its_waiting(ranks):
-    assert all(before == 0 and after > 0 for before, after in ranks.run(waits, world_size=2))
+def waits_on_a_graph(folder, wrapper):
+    with pyg_scale.open(folder, comm=connect("gloo", name=f"{wrapper}-graph", timeout=30)) as data:
+        made = parallel.wrap(model_of(), wrapper, graph=data)
+        before = made.seconds_waited
+        made.backward(made().square().sum(), 1)
+        assert isinstance(made, CountsWaiting)
+        return before, made.seconds_waited
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "local_sgd", "federated", "async_ps"])
+def test_models_count_their_waiting(ranks, wrapper):
+    found = ranks.run(waits, wrapper, world_size=2)
+    assert all(after > before >= 0 for before, after in found)
+
+
+@pytest.mark.parametrize("wrapper", ["halo", "feature"])
+def test_models_on_a_graph_count_their_waiting(ranks, tmp_path, wrapper):
+    data = planted_communities(200, 1_500, 3, 8)
+    data.x = data.x.double()
+    pyg_scale.save(data, tmp_path / "whole")
+    pyg_scale.partition(tmp_path / "whole", 2, "hash", tmp_path / "parts")
+    found = ranks.run(waits_on_a_graph, str(tmp_path / "parts"), wrapper, world_size=2)
+    assert all(after > before > 0 for before, after in found), "parameters were exchanged, too"
 
 
 @pytest.mark.parametrize("slow", [0, 1])

@@ -151,6 +151,11 @@ class Resumable:
         Raises:
             ValueError: If the loader has not ``split_batches=True``, or the shares cannot be.
         """
+        if self._plan is not None:
+            raise ValueError(
+                "shares are pieces of steps that ranks share (split_batches=True), and with "
+                "batch_cost= each rank has batches of its own, of equal cost: leave out one of them"
+            )
         if self._sharing is None:
             if shares is None or len(shares) == 1:  # one rank has everything
                 return
