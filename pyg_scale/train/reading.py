@@ -170,8 +170,13 @@ def _read(
     tensors = _tensors(reader, metadata, names_of(state), layouts)
 
     def rows(values: str, ids: str | None) -> SavedRows:
-        order = None if ids is None else reader.rows_of(ids, metadata)
-        return SavedRows(reader.rows_of(values, metadata), order)
+        found = reader.rows_of(values, metadata)
+        if ids is None:
+            return SavedRows(found, None)
+        order = reader.rows_of(ids, metadata)
+        if order.dtype != torch.int64 or order.size != found.size[:1]:
+            raise CheckpointError(f"{reader.folder}: {ids!r} are not the ids of {values!r}")
+        return SavedRows(found, order)
 
     return unflatten(state, tensors.__getitem__, rows)
 

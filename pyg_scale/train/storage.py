@@ -246,9 +246,12 @@ class Reader(StorageReader):
             raise CheckpointError(f"{self.folder} has no rows {name!r}")
         pieces = []
         for chunk in sorted(about.chunks, key=lambda each: each.offsets[0]):
-            if chunk.sizes[1:] != about.size[1:]:
-                raise CheckpointError(f"{self.folder}: the pieces of {name!r} are not rows")
-            pieces.append((chunk.offsets[0], self._places[MetadataIndex(name, chunk.offsets)]))
+            place = self._places[MetadataIndex(name, chunk.offsets)]
+            if chunk.sizes[1:] != about.size[1:] or place.dtype != about.properties.dtype:
+                raise CheckpointError(
+                    f"{self.folder}: the pieces of {name!r} are not rows of one table"
+                )
+            pieces.append((chunk.offsets[0], place))
         return StoredRows(self.folder, name, about.size, about.properties.dtype, pieces)
 
     def set_up_storage_reader(

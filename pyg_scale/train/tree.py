@@ -245,7 +245,9 @@ def unflatten(
     if kind == "tensor":
         return tensors(value)
     if kind == "rows" and rows is not None:
-        return rows(*value)
+        if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
+            raise ValueError("not the state of a checkpoint: rows without a name")
+        return rows(value[0], None if value[1] is None else str(value[1]))
     if kind == "array":
         return tensors(value).numpy()
     if kind == "number":

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,40 @@ def test_a_run_goes_on_to_the_bit(ranks, tmp_path):
     for mine, theirs in zip(again, unbroken, strict=True):
         assert torch.equal(mine[1], theirs[0])
         assert all(torch.equal(mine[2][name], value) for name, value in theirs[1].items())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ('"embedding.weight.rows", null', '"embedding.weight.rows"', "rows without a name"),
+        ('"embedding.weight.rows", null', '"nowhere", null', "has no rows 'nowhere'"),
+        ('"embedding.weight.rows", null', '"embedding.weight.rows"' * 2, "cannot be read"),
+        ('"embedding.weight.rows", null', '"embedding.weight.rows", "embedding.weight.rows"',
+         "are not the ids of"),
+        ('"size": [9, 2]', '"size": [10, 2]', "lacks a piece"),
+        ('"dtype": "float32"', '"dtype": "float64"', "the place of .*rows cannot be"),
+    ],
+)  # fmt: skip
+def test_files_that_say_something_else(tmp_path, old, new, match):
+    """Their checksums are right, so somebody made them like that."""
+    state = {"embedding": NodeEmbedding(9, 2)}
+    with Checkpoint(tmp_path, state, random_state=False) as checkpoint:
+        checkpoint.save(1)
+    (folder,) = tmp_path.iterdir()
+    path, manifest = folder / "rank-0.json", folder / "manifest.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    said = json.loads(manifest.read_text())
+    said["files"]["rank-0.json"] = storage.checksum(path)
+    said.pop("checksum")
+    check = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    storage.write_json(manifest, {**said, "checksum": check})
+    with (
+        Checkpoint(tmp_path, state, random_state=False) as checkpoint,
+        pytest.raises((CheckpointError, ValueError), match=match),
+    ):
+        checkpoint.load()
 
 
 def die_while_writing(folder: str) -> None:
