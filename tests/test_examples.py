@@ -187,3 +187,12 @@ def test_options_are_no_beginnings_of_those_of_torchrun(script):
     theirs = get_args_parser()._option_string_actions
     for mine in re.findall(r'add_argument\("(--[a-z-]+)"', script.read_text()):
         assert not [each for each in theirs if each.startswith(mine)], mine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_embeddings_are_as_good_as_a_dense_table(tmp_path, ranks):
+    out = run(named("embeddings"), tmp_path, "--tiny", ranks=ranks)
+    mean, sharded, dense = (float(found) for found in re.findall(r"error (\d\.\d+)", out))
+    assert abs(sharded - dense) <= 0.01 and max(sharded, dense) < 0.9 * mean
+    assert f"rank 0 has {200 // max(1, ranks)} rows" in out
