@@ -32,11 +32,6 @@ def record(layer: Module, reason: str) -> None:
     if torch.compiler.is_compiling():
         _record_compiled(type(layer).__name__, reason)
         return
-    count(layer, reason)
-
-
-def count(layer: Module, reason: str) -> None:
-    """The same, of a call that is not being compiled."""
     # No lock, no weak key, no other call: a small layer takes hardly longer than these.
     entry = _of_layer.get(id(layer))
     counts = _start(layer) if entry is None else entry[1]

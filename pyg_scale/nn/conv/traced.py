@@ -26,9 +26,10 @@ from pyg_scale.nn.aggregation import reductions
 from pyg_scale.nn.chunks import Messages
 from pyg_scale.nn.conv.base import FusedConv, generated, observed
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
-from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, count, record
+from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
 from pyg_scale.nn.graph import is_sparse
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
+from pyg_scale.nn.small import reduce_small, small, small_weight
 from pyg_scale.ops.aggregate import FLOATS
 
 _OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
@@ -60,24 +61,29 @@ class TracedConv(FusedConv):
     """
 
     crossover = 300_000, 200_000
+    adds_rows = False
+    """True if ``message`` is the code of one of ``_MESSAGES``, and nothing follows the sum."""
+    needs_weight = False
+    """True if that code has no case for ``edge_weight=None``."""
 
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
-        if (
+        is_small = (
             self.min_work is None
             and not torch.compiler.is_compiling()  # in a trace sizes are not known
             and type(edge_index) is Tensor
             and edge_index.numel() < _FEW
             and edge_index.dtype is torch.int64
             and edge_index.is_cpu
-            and not self._explain  # type: ignore[attr-defined]
-            and self._decomposed_layers == 1  # type: ignore[attr-defined]
-        ):
-            count(self, SMALL)  # type: ignore[arg-type]
-            return self.replaces.propagate(self, edge_index, size=size, **kwargs)  # type: ignore[attr-defined]
+        ) or self._is_small(self._widest(kwargs), edge_index)
         reason: str | None
-        if self._is_small(self._widest(kwargs), edge_index):
+        if is_small:
             reason = SMALL
+            if self.adds_rows:
+                try:
+                    return self._sum(edge_index, size, kwargs)
+                except NotFused:
+                    pass  # for PyG's path
         else:
             reason = RECORDED if torch.compiler.is_compiling() else observed(self)
         if reason is None:
@@ -103,6 +109,21 @@ class TracedConv(FusedConv):
         if isinstance(edge_index, EdgeIndices):
             return lift(edge_index.edges, src, dim)
         return super()._lift(src, edge_index, dim)  # type: ignore[misc]
+
+    def _sum(self, edge_index: Tensor, size: Size, kwargs: dict[str, Any]) -> Tensor:
+        """``propagate`` of a layer that :attr:`adds_rows`, on a small input.
+
+        Raises:
+            NotFused: If the call is not covered.
+        """
+        changed = self.__dict__.keys() & {"message", "aggregate", "update"}
+        if kwargs.keys() != _ROWS or changed or observed(self) is not None:
+            raise NotFused(SMALL)
+        weight = kwargs["edge_weight"]
+        if weight is None and self.needs_weight:
+            raise NotFused(SMALL)
+        call = small(self, kwargs["x"], edge_index, size)
+        return reduce_small(call, small_weight(weight, call))
 
     def message_channels(self, x: Tensor) -> int:
         """See :meth:`FusedConv.message_channels`."""
@@ -152,14 +173,39 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
     Returns:
         A class of the same name, parameters and ``state_dict``; made once.
     """
+    kept = cls.aggregate is MessagePassing.aggregate and cls.update is MessagePassing.update
+    adds_rows = kept and any(_same_code(cls.message, each) for each in _MESSAGES)
     body: dict[str, Any] = {
         "replaces": cls,
+        "adds_rows": adds_rows,
+        "crossover": _OF_SUMS if adds_rows else TracedConv.crossover,
+        "needs_weight": _same_code(cls.message, _weighted_rows),
         "edge_updater": cls.edge_updater,
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
     return type(cls.__name__, (TracedConv, cls), body)
+
+
+def _weighted_rows(self: Any, x_j: Tensor, edge_weight: Tensor) -> Tensor:
+    return edge_weight.view(-1, 1) * x_j
+
+
+def _rows_with_or_without_weights(self: Any, x_j: Tensor, edge_weight: Any) -> Tensor:
+    return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+
+
+_OF_SUMS = 400_000, 250_000  # as GraphConv, whose messages are the same
+_ROWS = {"x", "edge_weight"}
+_MESSAGES = (_weighted_rows, _rows_with_or_without_weights)
+
+
+def _same_code(one: Any, other: Any) -> bool:
+    """Return True if two functions do the same, whatever the state of a layer is."""
+    names = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars")
+    codes = getattr(one, "__code__", None), other.__code__
+    return all(getattr(codes[0], n, None) == getattr(codes[1], n) for n in names)
 
 
 def why_not_traced(layer: MessagePassing) -> str:
