@@ -44,7 +44,7 @@ def test_the_whole_run(
     assert all(len(case["seconds"]) == 2 for case in found["cases"])
     entries = conv.comparisons(found)
     both = len(OPS) + len(conv.LAYERS)
-    assert len(entries) == 2 * 2 * both + len(conv.STEPS) + 2 * len(conv.LAYERS)
+    assert len(entries) == 2 * 2 * both + len(conv.STEPS | conv.FIRST) + 2 * len(conv.LAYERS)
     for entry in entries:
         assert entry["times PyG"] > 0
         assert ("times torch.sparse.mm" in entry) == (entry["op"] == "sum")
@@ -153,6 +153,16 @@ def test_steps_lose_the_same(name: str) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert losses[0][4] < losses[0][0]  # the first batch again
     assert fallbacks() == {}
+
+
+@pytest.mark.parametrize("name", conv.FIRST)
+@pytest.mark.usefixtures("fused_at_any_size")
+def test_first_layers_have_the_same_result(name: str) -> None:
+    data = planted_communities(400, 6000, 4, 1)
+    torch.manual_seed(0)
+    ours, theirs = conv.first_layer_cases(name, data, [4, 3], 50, 16)
+    for _ in range(3):
+        assert ours.step() == pytest.approx(theirs.step(), rel=1e-3)
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,13 +42,22 @@ from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
 from pyg_scale_bench.rounds import OURS, PYG
 from pyg_scale_bench.steps import OPS, SPARSE, Case, Gauge, Graph, compare, once
-from pyg_scale_bench.training import CLASSES, FEATURES, TwoLayers, batches, two_layer_step
+from pyg_scale_bench.training import (
+    CLASSES,
+    FEATURES,
+    TwoLayers,
+    batches,
+    first_layer_step,
+    two_layer_step,
+)
 
 RELATIONS = 8
 DEGREE = 8
 """Edges of a node of a small graph."""
 STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, with True if each layer gets only what the seeds still need."""
+FIRST = {"first": False, "first-lazy": True}
+"""Every step of a loader and a first layer by name, with True if the ``x`` of ours is lazy."""
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
 _FEW_CHANNELS = 8
@@ -138,7 +147,12 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
         found["graphs"].append(_described(BATCHES, *size))
         torch.manual_seed(0)
         for name in args.steps:
-            run(name, BATCHES, step_cases(name, seen, args.hidden))
+            if name in FIRST:
+                hops = args.num_neighbors
+                cases = first_layer_cases(name, data, hops, args.batch_size, args.hidden)
+            else:
+                cases = step_cases(name, seen, args.hidden)
+            run(name, BATCHES, cases)
     processor = Gauge(torch.device("cpu"), time.process_time)
     for size in args.sizes:
         for name in args.small:
@@ -319,6 +333,28 @@ def step_cases(name: str, data: list[Data], hidden: int) -> list[Case]:
     ]  # fmt: skip
 
 
+def first_layer_cases(
+    name: str, data: Data, num_neighbors: Sequence[int], batch_size: int, hidden: int
+) -> list[Case]:
+    """A batch of our loader, and the first SAGE layer on it with gradients of its parameters.
+
+    Args:
+        name: A name of :data:`FIRST`.
+        data: The graph, of which ``edge_index`` is used.
+        num_neighbors: Neighbours per hop.
+        batch_size: Seeds of a batch.
+        hidden: Channels of the layer's result.
+    """
+    theirs = torch_geometric.nn.SAGEConv(FEATURES, hidden)
+    ours = pyg_scale.nn.SAGEConv(FEATURES, hidden)
+    ours.load_state_dict(theirs.state_dict())
+    given = data, num_neighbors, batch_size
+    return [
+        _case(name, BATCHES, True, side, 0, 4 * FEATURES, 0, first_layer_step(layer, *given, lazy_x))
+        for side, layer, lazy_x in ((OURS, ours, FIRST[name]), (PYG, theirs, False))
+    ]
+
+
 def small_cases(name: str, size: int, channels: int, heads: int) -> list[Case]:
     """Both sides of two layers on a small graph, forward only and with gradients of parameters.
 
@@ -402,7 +438,8 @@ def report(found: Mapping[str, Any]) -> Report:
         (
             f"steps: two SAGE layers, {FEATURES} features, {settings['hidden']} hidden channels, "
             f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
-            "by trim_to_layer"
+            "by trim_to_layer; first: our loader, with features, and the first SAGE layer, which "
+            "in first-lazy reads them where they are"
         ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
@@ -473,7 +510,7 @@ def _row(entry: Mapping[str, Any], copy: float) -> list[str]:
 
 
 def _direction(entry: Mapping[str, Any]) -> str:
-    return "step" if entry["op"] in STEPS else "both" if entry["backward"] else "forward"
+    return "step" if entry["op"] in STEPS | FIRST else "both" if entry["backward"] else "forward"
 
 
 def _milliseconds(case: Mapping[str, Any] | None) -> str:
@@ -542,7 +579,7 @@ BENCHMARK = Benchmark(
                 for name, among in {
                     "ops": [*OPS],
                     "layers": [*LAYERS],
-                    "steps": [*STEPS],
+                    "steps": [*STEPS, *FIRST],
                     "small": [*LAYERS],
                 }.items()
             },

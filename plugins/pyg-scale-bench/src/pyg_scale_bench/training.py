@@ -135,6 +135,34 @@ def batches(data: Data, num_neighbors: Sequence[int], batch_size: int) -> list[D
     return [batch for _, batch in zip(range(4), loader)]
 
 
+def first_layer_step(
+    layer: nn.Module, data: Data, num_neighbors: Sequence[int], batch_size: int, lazy_x: bool
+) -> Callable[[], float]:
+    """A batch of our loader, and a first layer on it with gradients of its parameters.
+
+    Args:
+        layer: Takes sources and destinations, :data:`FEATURES` channels.
+        data: The graph, of which ``edge_index`` is used.
+        num_neighbors: Neighbours per hop.
+        batch_size: Seeds of a batch.
+        lazy_x: See :class:`~pyg_scale.loader.NodeLoader`.
+    """
+    size = int(data.num_nodes or 0)
+    generator = torch.Generator().manual_seed(0)
+    full = Data(edge_index=data.edge_index, x=torch.randn(size, FEATURES, generator=generator))
+    loader = NeighborLoader(full, list(num_neighbors), lazy_x=lazy_x, seed=0)
+    seeds = cycle(torch.randperm(size, generator=generator).split(batch_size))
+
+    def step() -> float:
+        batch = loader(next(seeds))
+        inner = sum(batch.num_sampled_nodes[:-1])
+        out = layer((batch.x, batch.x[:inner]), batch.edge_index)
+        torch.autograd.grad(out.sum(), list(layer.parameters()))
+        return float(out.detach().sum())
+
+    return step
+
+
 def two_layer_step(
     model: TwoLayers, data: list[Data], edges: list[Callable[[], Tensor]], trim: bool
 ) -> Callable[[], Tensor]:
