@@ -341,18 +341,19 @@ def first_layer_cases(
     Args:
         name: A name of :data:`FIRST`.
         data: The graph, of which ``edge_index`` is used.
-        num_neighbors: Neighbours per hop.
-        batch_size: Seeds of a batch.
+        num_neighbors: See :func:`first_layer_step`, as for ``batch_size``.
+        batch_size: See there.
         hidden: Channels of the layer's result.
     """
-    theirs = torch_geometric.nn.SAGEConv(FEATURES, hidden)
-    ours = pyg_scale.nn.SAGEConv(FEATURES, hidden)
+    theirs, ours = (n.SAGEConv(FEATURES, hidden) for n in (torch_geometric.nn, pyg_scale.nn))
     ours.load_state_dict(theirs.state_dict())
-    given = data, num_neighbors, batch_size
     return [
-        _case(name, BATCHES, True, side, 0, 4 * FEATURES, 0, first_layer_step(layer, *given, lazy_x))
+        _case(
+            name, BATCHES, True, side, 0, 0, 0,
+            first_layer_step(layer, data, num_neighbors, batch_size, lazy_x),
+        )
         for side, layer, lazy_x in ((OURS, ours, FIRST[name]), (PYG, theirs, False))
-    ]
+    ]  # fmt: skip
 
 
 def small_cases(name: str, size: int, channels: int, heads: int) -> list[Case]:
