@@ -23,6 +23,7 @@ from pyg_scale.loader.stats import Stats
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import flag, one_of
+from pyg_scale.store.directory.data import OpenedGraph
 
 _FORMAT = "pyg_scale clusters 1"
 
@@ -38,6 +39,9 @@ class ClusterData(torch_geometric.loader.ClusterData):
     With ``save_dir`` the cluster of every node is kept in a file, which is read the next
     time: ``part_<num_parts>/clusters.npz`` (``part_<num_parts>_recursive`` if so). It holds arrays
     and no pickle, and files that PyG wrote are left alone.
+
+    Attributes of an opened graph directory stay in their files: ``data`` has them in the order of
+    the directory, and batches read their own rows. Its edges come into memory.
 
     Args:
         data: ``Data`` with ``edge_index`` ``[2, num_edges]``.
@@ -102,7 +106,32 @@ class ClusterData(torch_geometric.loader.ClusterData):
                 print("Done!", file=sys.stderr)
         cluster = cluster.to(data.edge_index.device, torch.int64)
         self.partition = self._partition(data.edge_index, cluster)
-        self.data = self._permute_data(data, self.partition)
+        if not isinstance(data, OpenedGraph):
+            self.data = self._permute_data(data, self.partition)
+            return
+        self.data = copy.copy(data)
+        self.data.edge_index = None
+        self._places = copy.copy(self)
+        self._places.data = Data(
+            node_place=self.partition.node_perm,
+            edge_place=self.partition.edge_perm,
+            num_nodes=self.partition.node_perm.numel(),
+        )
+
+    _places: ClusterData | None = None
+    """Clusters of positions in a graph directory, in the place of its attributes."""
+
+    def __getitem__(self, idx: int) -> Data:
+        if self._places is None:
+            return super().__getitem__(idx)
+        places = self._places[idx]
+        node, edge = places.node_place, places.edge_place
+        return _batch(self.data, node, edge, places.edge_index, Stats())
+
+    @property
+    def in_files(self) -> bool:
+        """True if attributes are in the files of a graph directory, in its order."""
+        return self._places is not None
 
 
 class _Merged(NamedTuple):
@@ -191,17 +220,14 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
         return _Merged(node, other, own, edge)
 
     def _fetch(self, out: _Merged, stats: Stats) -> Data:
-        data = self.cluster_data.data
-        batch = copy.copy(data)
-        for key, value in data.items():
-            if key == "num_nodes":
-                batch.num_nodes = out.node.numel()
-            elif data.is_node_attr(key):
-                batch[key] = _rows(data, key, value, out.node, stats)
-            elif data.is_edge_attr(key):
-                batch[key] = _rows(data, key, value, out.edge, stats)
-        batch.edge_index = edge_index_of(out.row, out.col)
-        return batch
+        clusters, edge_index = self.cluster_data, edge_index_of(out.row, out.col)
+        if isinstance(clusters, ClusterData) and clusters.in_files:
+            node, edge = (
+                clusters.partition.node_perm[out.node],
+                clusters.partition.edge_perm[out.edge],
+            )
+            return _batch(clusters.data, node, edge, edge_index, stats)
+        return _batch(clusters.data, out.node, out.edge, edge_index, stats)
 
 
 # Clusters ##################################################################################
@@ -227,6 +253,20 @@ def _positions(node: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor
     inside = (node >= begin[at]) & (node < end[order][at])
     at, node = at[inside], node[inside]
     return node - begin[at] + first[order][at], inside
+
+
+def _batch(data: Data, node: Tensor, edge: Tensor, edge_index: Tensor, stats: Stats) -> Data:
+    """A batch with rows of attributes of nodes and edges; what it reads is counted."""
+    batch = copy.copy(data)
+    for key, value in data.items():
+        if key == "num_nodes":
+            batch.num_nodes = node.numel()
+        elif data.is_node_attr(key):
+            batch[key] = _rows(data, key, value, node, stats)
+        elif data.is_edge_attr(key):
+            batch[key] = _rows(data, key, value, edge, stats)
+    batch.edge_index = edge_index
+    return batch
 
 
 def _rows(data: Data, key: str, value: Any, index: Tensor, stats: Stats) -> Any:
