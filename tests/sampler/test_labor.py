@@ -335,7 +335,7 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     }[column]
     node = torch.arange(40)
     found = expand_neighbors(
-        indptr, indices, None, None, None, node, node, None, None, 2**31, key, k,
+        indptr, indices, None, None, None, node, node, None, None, None, 2**31, key, k,
         replace=False, last=False, by_source=sample.SourceDraws(next_key=later, renewed=renewed),
     )  # fmt: skip
     source = indices.to(torch.int64)
