@@ -34,8 +34,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import CSC, NodeType
-from pyg_scale.ops import library
-from pyg_scale.ops.expand import expand_neighbors
 from pyg_scale.ops.keys import SOURCE, fold, source_number
 from pyg_scale.ops.sample import SourceDraws
 from pyg_scale.sampler.base import flag
@@ -174,31 +172,16 @@ class Labor(ImportanceSampler):
         num_neighbor_nodes: int,
     ) -> Picked:
         """See :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
-        if self.weights == "gcn" or not library.compiled():
+        if self.weights == "gcn":
             return self.choose_plainly(csc, ask, place)
+        return super().choose(csc, ask, place, neighbor_time, num_neighbor_nodes)
+
+    def hop_draws(self, ask: Ask) -> tuple[int, SourceDraws | None]:
+        """See :meth:`NativeSampler.hop_draws`."""
         draws = self.source_draws
-        found = expand_neighbors(
-            csc.indptr,
-            csc.indices,
-            csc.edge_id,
-            None,
-            csc.weight_prefix,
-            ask.node if place is None else place,
-            ask.node,
-            None,
-            None,
-            None,
-            num_neighbor_nodes,
-            self.source_key(ask.key, ask.hop, ask.edge_type),
-            ask.num_neighbors,
-            replace=False,
-            last=False,
-            by_source=draws._replace(
-                next_key=self.source_key(draws.next_key, ask.hop, ask.edge_type)
-            ),
-        )
-        attrs = {} if self.weights is None else {"edge_weight": found.weight}
-        return Picked(found.counts, found.neighbor, found.edge, attrs)
+        later = self.source_key(draws.next_key, ask.hop, ask.edge_type)
+        key = self.source_key(ask.key, ask.hop, ask.edge_type)
+        return key, draws._replace(next_key=later)
 
 
 def shares(frontier: Frontier, row: Tensor, position: Tensor, k: int) -> Tensor:

@@ -125,6 +125,10 @@ class NativeSampler(ReferenceSampler):
         latest = limits.latest.split([each.numel() for each in time])
         return [*latest], [_or_absent(limits.after.get(t)) for t in graph.edge_types]
 
+    def hop_draws(self, ask: Ask) -> tuple[int, SourceDraws | None]:
+        """The key of a hop along an edge type, and its draws if those are by source."""
+        return hop_key(ask), None
+
     def choose(
         self,
         csc: CSC,
@@ -137,6 +141,7 @@ class NativeSampler(ReferenceSampler):
         by_node_time = ask.latest is not None and csc.time is None
         if by_node_time or not library.compiled():
             return super().choose(csc, ask, place, neighbor_time, num_neighbor_nodes)
+        key, by_source = self.hop_draws(ask)
         found = expand_neighbors(
             csc.indptr,
             csc.indices,
@@ -149,13 +154,15 @@ class NativeSampler(ReferenceSampler):
             ask.latest,
             ask.after,
             num_neighbor_nodes,
-            hop_key(ask),
+            key,
             ask.num_neighbors,
             replace=self.replace,
             last=self.temporal_strategy == "last",
             by_node=not self.redraw,
+            by_source=by_source,
         )
-        return Picked(found.counts, found.neighbor, found.edge, {})
+        attrs = {"edge_weight": found.weight} if by_source and by_source.weighting else {}
+        return Picked(found.counts, found.neighbor, found.edge, attrs)
 
 
 def _weights(weight: dict[EdgeType, Tensor]) -> dict[str, dict[EdgeType, Tensor]]:
