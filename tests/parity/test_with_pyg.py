@@ -57,6 +57,7 @@ def test_ours_are_these() -> None:
     assert set(OURS) == {
         *("NodeLoader", "NeighborLoader", "LinkLoader", "LinkNeighborLoader", "HGTLoader"),
         *("ZipLoader", "ClusterData", "ClusterLoader", "ShaDowKHopSampler", "RandomNodeLoader"),
+        "TemporalDataLoader",
         *("GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler"),
     }
 

@@ -58,6 +58,7 @@ STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, with True if each layer gets only what the seeds still need."""
 FIRST = {"first": False, "first-lazy": True}
 """Every step of a loader and a first layer by name, with True if the ``x`` of ours is lazy."""
+_ABOUT_FIRST = "; first: our loader and a SAGE layer, which in first-lazy reads features itself"
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
 _FEW_CHANNELS = 8
@@ -439,8 +440,7 @@ def report(found: Mapping[str, Any]) -> Report:
         (
             f"steps: two SAGE layers, {FEATURES} features, {settings['hidden']} hidden channels, "
             f"{CLASSES} classes, cross entropy, Adam; batches of our loader, made before; trimmed: "
-            "by trim_to_layer; first: our loader, with features, and the first SAGE layer, which "
-            "in first-lazy reads them where they are"
+            f"by trim_to_layer{_ABOUT_FIRST if FIRST.keys() & set(settings['steps']) else ''}"
         ),
         f"graphs: {graphs}",
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
