@@ -193,6 +193,9 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
                 "split_seeds='global'"
             )
         self.cluster_data = cluster_data
+        found = cluster_data.partition
+        parts = torch.arange(len(cluster_data), device=found.partptr.device, dtype=torch.int32)
+        self._part_of = parts.repeat_interleave(found.partptr.diff())
         self._start(len(cluster_data), seed=seed, worker_type=worker_type, **kwargs)
         self._publish()
 
@@ -209,12 +212,19 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
         found = self.cluster_data.partition
         index = batch.index.to(found.partptr.device)
         begin, end = found.partptr[index], found.partptr[index + 1]
-        node = _ranges(begin, end)
-        edge = _ranges(found.indptr[begin], found.indptr[end])
-        degree = found.indptr[node + 1] - found.indptr[node]
+        ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
+        node = _joined(ranges, index.device)
+        edges = list(zip(found.indptr[begin].tolist(), found.indptr[end].tolist(), strict=True))
+        edge = _joined(edges, index.device)
+        other = _slices(found.index, edges)
+        size = end - begin
+        shift = torch.full_like(found.partptr[1:], torch.iinfo(torch.int64).min // 2)
+        shift[index] = size.cumsum(0) - size - begin
+        other = other + shift.index_select(0, self._part_of.index_select(0, other))
+        inside = (other >= 0).nonzero().view(-1)
+        degree = _slices(found.indptr[1:], ranges) - _slices(found.indptr, ranges)
         own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
-        other, inside = _positions(found.index[edge], begin, end)
-        own, edge = own[inside], edge[inside]
+        own, other, edge = (each.index_select(0, inside) for each in (own, other, edge))
         if found.sparse_format == "csr":
             return _Merged(node, own, other, edge)
         return _Merged(node, other, own, edge)
@@ -233,26 +243,15 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
 # Clusters ##################################################################################
 
 
-def _ranges(begin: Tensor, end: Tensor) -> Tensor:
-    """All integers of some ranges ``[n]``, one range after the other."""
-    size = end - begin
-    shift = begin - (size.cumsum(0) - size)
-    return torch.arange(int(size.sum()), device=size.device) + shift.repeat_interleave(size)
+def _joined(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """All integers of some ranges, one range after the other."""
+    every = [torch.arange(low, high, device=device) for low, high in ((0, 0), *ranges)]
+    return torch.cat(every)
 
 
-def _positions(node: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of nodes ``[n]`` in :func:`_ranges`, and a mask ``[n]`` of those that have one."""
-    size = end - begin
-    first = size.cumsum(0) - size
-    full = size > 0  # an empty cluster begins where the next one does
-    begin, end, first = begin[full], end[full], first[full]
-    if not begin.numel():
-        return node[:0], torch.zeros_like(node, dtype=torch.bool)
-    begin, order = begin.sort(stable=True)
-    at = (torch.searchsorted(begin, node, right=True) - 1).clamp(min=0)
-    inside = (node >= begin[at]) & (node < end[order][at])
-    at, node = at[inside], node[inside]
-    return node - begin[at] + first[order][at], inside
+def _slices(values: Tensor, ranges: list[tuple[int, int]]) -> Tensor:
+    """The values of some ranges, one range after the other."""
+    return torch.cat([values[low:high] for low, high in ((0, 0), *ranges)])
 
 
 def _batch(data: Data, node: Tensor, edge: Tensor, edge_index: Tensor, stats: Stats) -> Data:

@@ -129,11 +129,14 @@ def serve(
         RuntimeError: If Ray was not initialised, or has not enough CPUs.
         ValueError: If a number or the secret cannot be.
         GraphDirectoryError: If ``path`` is no graph directory, seen from here.
+        UnknownPluginError: If pyg-scale-zmq, by which they are reached, is not installed here.
         TimeoutError: If they do not start in time.
     """
+    from pyg_scale import plugins
     from pyg_scale.comm.secret import checked_secret
     from pyg_scale.store.directory import GraphDirectory
 
+    plugins.get("comm", "zmq")
     if num_servers < 1:
         raise ValueError(f"num_servers must be 1 or more (got {num_servers})")
     if num_threads < 1:
