@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.parallel.base import Parallel, differentiating
 from pyg_scale.parallel.calls import bound_to, described_by, smallest_like
+from pyg_scale.parallel.mean import MeanModule
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.replica import check_module, checked_seeds, functions_of
 
@@ -71,7 +72,7 @@ class FSDP(Parallel):
         return ShardedModule(module, peers, self.find_unused_parameters, self.options)
 
 
-class ShardedModule(nn.Module):
+class ShardedModule(MeanModule):
     """A wrapped module; see :class:`~pyg_scale.parallel.ParallelModule`.
 
     Its parameters are ``DTensor``; ``parameter.full_tensor()``, on all ranks, is the whole.
@@ -102,10 +103,8 @@ class ShardedModule(nn.Module):
         self.module: Any = sharded
         # Between a forward and a backward the module has other parameters, which are whole.
         self._shards = dict(module.named_parameters())
-        self.all_seeds = 1.0  # of the last step; see StepMean
-        self._seeds: int | None = None
         self._used: set[str] = set()
-        self._exchanges, self._joins = True, False
+        self._joins = False
 
     def _note_names(self, module: nn.Module, inputs: Any, out: Any) -> None:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -233,25 +232,6 @@ class ShardedModule(nn.Module):
         for value, buffer in zip(before, self.module.buffers(), strict=True):
             if not torch.equal(value, buffer):
                 buffer.detach().copy_(value)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
-        before, self._exchanges = self._exchanges, False
-        try:
-            yield
-        finally:
-            self._exchanges = before
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The ``state_dict`` of the wrapped module, with its keys and ``DTensor`` values."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As of the wrapped module."""
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def _leaves(loss: Tensor) -> set[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pyg_scale.parallel.base import GraphParallel, differentiating
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.layers import check_module
-from pyg_scale.parallel.mean import mean_over_seeds
+from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard
 
@@ -79,7 +79,7 @@ class SharedGraph(GraphParallel):
         """The wrapped module, of a module that :meth:`check` has accepted on every rank."""
 
 
-class GraphModule(nn.Module):
+class GraphModule(MeanModule):
     """A wrapped module; see :class:`~pyg_scale.parallel.GraphParallelModule`.
 
     Args:
@@ -109,9 +109,6 @@ class GraphModule(nn.Module):
         with peers.together():
             names = default if inputs is None else tuple(inputs)
             self.inputs = {name: _moved(shard.input(name), peers.device) for name in names}
-        self._seeds: int | None = None
-        self.all_seeds = 1.0  # of the last step; see StepMean
-        self._exchanges = True
         peers.broadcast([*module.parameters(), *module.buffers()])
 
     @property
@@ -198,25 +195,6 @@ class GraphModule(nn.Module):
         if not steps or not all(callable(getattr(step, "step", step)) for step in steps):
             raise TypeError("join() takes what follows backward(): the optimizer, or functions")
         return nullcontext()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
-        before, self._exchanges = self._exchanges, False
-        try:
-            yield
-        finally:
-            self._exchanges = before
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The ``state_dict`` of the wrapped module, with its keys."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As of the wrapped module."""
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

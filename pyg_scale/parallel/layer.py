@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from pyg_scale.parallel.base import Parallel
 from pyg_scale.parallel.calls import bound_to, described_by, dtype_of
-from pyg_scale.parallel.mean import mean_over_seeds
+from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.pipeline import (
     Crossing,
@@ -100,7 +100,7 @@ def _check_map(device_map: Mapping[str, int], module: nn.Module, size: int) -> N
         raise ValueError(f"device_map: rank {missing[0]} has no module: use fewer ranks")
 
 
-class LayerModule(nn.Module):
+class LayerModule(MeanModule):
     """A wrapped module; see :class:`~pyg_scale.parallel.ParallelModule`.
 
     Every rank has all parameters, and gets the gradients of all of them: optimizers, schedulers and
@@ -117,9 +117,6 @@ class LayerModule(nn.Module):
         self._work: list[Work] = []
         self._shapes: list[tuple[torch.dtype, list[int]]] = []
         self._outs: list[Tensor] = []
-        self.all_seeds = 1.0  # of the last step; see StepMean
-        self._seeds: int | None = None
-        self._exchanges = True
         peers.broadcast([*module.parameters(), *module.buffers()])
 
     # A step ################################################################################
@@ -428,28 +425,6 @@ class LayerModule(nn.Module):
             if next(each for each in records if each)["exchanges"]:
                 for step in functions:
                     step()
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
-        return self._accumulating()
-
-    @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        before, self._exchanges = self._exchanges, False
-        try:
-            yield
-        finally:
-            self._exchanges = before
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The ``state_dict`` of the wrapped module, with its keys."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As of the wrapped module."""
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import nn
 
 from pyg_scale.parallel.compression import Compressor, Flat
 from pyg_scale.parallel.peers import Peers
+
+
+class MeanModule(nn.Module):
+    """A wrapped module that makes the mean over the seeds of all ranks in ``backward``.
+
+    Attributes:
+        module: The module that was wrapped.
+        all_seeds: Number of seeds of the last step; see
+            :class:`~pyg_scale.parallel.base.StepMean`.
+    """
+
+    module: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_seeds = 1.0
+        self._seeds: int | None = None
+        self._exchanges = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See :meth:`~pyg_scale.parallel.ParallelModule.no_sync`."""
+        before, self._exchanges = self._exchanges, False
+        try:
+            yield
+        finally:
+            self._exchanges = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The ``state_dict`` of the wrapped module, with its keys."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of the wrapped module."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def mean_over_seeds(

@@ -10,7 +10,6 @@ cache. If memory cannot be limited, the report says so.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import sys
 import time
@@ -93,12 +92,7 @@ def _run(
     options = {name: getattr(args, name) for name in ("hidden", "layers", "batch_size", "threads")}
     options |= {"path": str(root / "graph"), "out": str(out), "model": model, "way": way}
     options["memory_bytes"] = int(args.share * found["limit_bytes"])
-    with contextlib.ExitStack() as stack:
-        group = None
-        try:
-            group = stack.enter_context(memory.MemoryLimit(found["limit_bytes"]))
-        except OSError as error:
-            found |= {"limited": False, "why_not": str(error)}
+    with memory.limited(found) as group:
         result: dict[str, Any] = call(infer, options, group=group)
         if group is not None:
             result["peak_with_page_cache"] = group.peak()

@@ -10,7 +10,9 @@ import ctypes
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc/self")
 _V1 = Path("/sys/fs/cgroup/memory")
@@ -157,3 +159,19 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def limited(found: dict[str, Any]) -> Iterator[MemoryLimit | None]:
+    """A limit of ``found["limit_bytes"]`` for a child, or ``None`` where there can be none.
+
+    ``found`` then says so: ``limited`` is False, and ``why_not`` the reason.
+    """
+    try:
+        group = MemoryLimit(found["limit_bytes"])
+    except OSError as error:
+        found |= {"limited": False, "why_not": str(error)}
+        yield None
+        return
+    with group:
+        yield group

@@ -9,7 +9,6 @@ report says so.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import sys
 import time
@@ -80,12 +79,7 @@ def _step(
     print(f"{name} ...", file=sys.stderr)
     step: dict[str, Any] = {"name": name}
     start = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        group = None
-        try:
-            group = stack.enter_context(memory.MemoryLimit(found["limit_bytes"]))
-        except OSError as error:
-            found |= {"limited": False, "why_not": str(error)}
+    with memory.limited(found) as group:
         step["result"] = call(target, options, group=group)
         if group is not None:
             step["peak_with_page_cache"] = group.peak()
