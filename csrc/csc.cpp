@@ -249,9 +249,17 @@ struct Grouped {
   template <typename T>
   void copy(int64_t v, int64_t first_id, T* out) const {
     for (int64_t e = begin[v]; e < begin[v + 1]; ++e, out += 2) {
+      const int64_t of = id.data ? id[e] : e;
+      if (static_cast<uint64_t>(of) >= static_cast<uint64_t>(num_edges)) [[unlikely]]
+        none(of, e);
       out[0] = static_cast<T>(neighbor[e]);
-      out[1] = static_cast<T>((id.data ? id[e] : e) + first_id);
+      out[1] = static_cast<T>(of + first_id);
     }
+  }
+
+  [[noreturn]] __attribute__((noinline)) void none(int64_t of, int64_t e) const {
+    fail("edge_id[" + std::to_string(e) + "] is " + std::to_string(of) + ", but there are only " +
+         std::to_string(num_edges) + " edges");
   }
 
   int64_t num_dst, num_edges;
