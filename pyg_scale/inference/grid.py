@@ -255,7 +255,7 @@ def make_layout(
 ) -> Layout:
     """The cells with which a layer stays within a limit of memory.
 
-    Half of it is for a block of destinations, a sixth for a chunk of sources.
+    Half of it is for a block of destinations, a tenth for a chunk of sources, of which two may be there.
 
     Args:
         begin: The first destination.
@@ -267,7 +267,7 @@ def make_layout(
     """
     size, most = max(1, end - begin), np.iinfo(np.int32).max
     block = max(1, min(size, memory // 2 // max(1, dst_bytes), most))
-    chunk = max(1, min(num_src, memory // 6 // max(1, src_bytes), most))
+    chunk = max(1, min(num_src, memory // 10 // max(1, src_bytes), most))
     block = -(-size // -(-size // block))  # blocks of one size
     per_block = -(-block // chunk)
     chunk = -(-block // per_block)  # so that a chunk is in one block, whose rows are there already

@@ -167,8 +167,8 @@ class Streaming:
             src_bytes=size * (one_src.numel() + made),
             memory=self._memory,
         )
-        most = max(1, self._memory // 6 // (size * made + 8))
-        return Cut(layout, max(1, min(self._memory // 6 // per_edge, _MOST_EDGES)), most)
+        most = max(1, self._memory // 10 // (size * made + 8))
+        return Cut(layout, max(1, min(self._memory // 10 // per_edge, _MOST_EDGES)), most)
 
     def rows(self, begin: int, num_workers: int) -> Iterator[Tensor]:
         """The rows of the layer, from that of the node ``begin`` on.
@@ -178,7 +178,7 @@ class Streaming:
             num_workers: Threads that read ahead; more than one are as one.
         """
         cut = self._cut or self._cells()
-        layout, layer, memory = cut.layout, self._layer, self._memory // 6
+        layout, layer, memory = cut.layout, self._layer, self._memory // 4
         self._grid = EdgeGrid(
             self._edges, layout, layer.attr, layer.loop_value, memory, self._folder
         )
