@@ -255,7 +255,7 @@ def make_layout(
 ) -> Layout:
     """The cells with which a layer stays within a limit of memory.
 
-    Half of it is for a block of destinations, a tenth for a chunk of sources, of which two may be there.
+    Half of it is for a block of destinations, a tenth for each of two chunks of sources.
 
     Args:
         begin: The first destination.
