@@ -129,6 +129,8 @@ class EdgeGrid:
         self._source, self._folder = edges, folder
         self._limit = max(1 << 10, memory // _EDGE_BYTES)
         self.loop_attr: Tensor | None = None
+        ends = [0, *(end for _, end in layout.chunks)]
+        self._ranges = Ranges.of(torch.tensor(ends), max(0, layout.chunk.bit_length() - 3))
         counts = torch.zeros(len(layout.blocks) * len(layout.chunks), dtype=torch.int64)
         for src, dst, _ in self._edges(False):
             counts += torch.bincount(self._cell(src, dst), minlength=counts.numel())
@@ -210,7 +212,7 @@ class EdgeGrid:
                 continue
             rows = slice(first, first + count)
             near = dst[rows] - layout.blocks[block][0]
-            found = edge_buckets(src[rows], near, self._ranges(), count, wide=False)
+            found = edge_buckets(src[rows], near, self._ranges, count, wide=False)
             values = [found.dst, found.src]  # "destinations" of the op are what it groups by
             if ids is not None:
                 order = found.order.to(torch.int64)
@@ -224,13 +226,6 @@ class EdgeGrid:
                 place[cell] += size
                 at += size
             first += count
-
-    def _ranges(self) -> Ranges:
-        if not hasattr(self, "_made_ranges"):
-            ends = [0, *(end for _, end in self.layout.chunks)]
-            shift = max(0, self.layout.chunk.bit_length() - 3)
-            self._made_ranges = Ranges.of(torch.tensor(ends), shift)
-        return self._made_ranges
 
     def _edges(self, with_ids: bool) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         layout = self.layout
