@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,23 @@ _EDGES = 1 << 20
 """Edges whose weights are added up at a time."""
 
 
+@runtime_checkable
+class HasLayers(Protocol):
+    """A model that says what its layers are, as PyG's ``BasicGNN`` does.
+
+    Attributes:
+        num_layers: Number of layers.
+    """
+
+    num_layers: int
+
+    def inference_per_layer(
+        self, layer: int, x: Tensor, edge_index: Tensor, batch_size: int
+    ) -> Tensor:
+        """The rows ``[batch_size, channels]`` of a layer for the first nodes of a block."""
+        ...
+
+
 def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Layers:
     """The steps of a model.
 
@@ -34,8 +51,8 @@ def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Lay
         NotImplementedError: If a module is known to need more than in-neighbours.
     """
     name = type(model).__name__
-    own = getattr(type(model), "inference_per_layer", None)
-    if isinstance(model, BasicGNN) and own is BasicGNN.inference_per_layer:
+    own = isinstance(model, BasicGNN)
+    if own and type(model).inference_per_layer is BasicGNN.inference_per_layer:
         if type(model).forward is not BasicGNN.forward:
             raise NotImplementedError(
                 f"{name} overrides BasicGNN.forward, whose layers are no longer those of "
@@ -49,7 +66,7 @@ def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Lay
             if given is not None and not supported:
                 raise ValueError(f"the layers of {name} take no {given!r}: leave it out")
         return BasicLayers(model, edge_weight, edge_attr)
-    if own is None or type(getattr(model, "num_layers", None)) is not int:
+    if not isinstance(model, HasLayers) or type(model.num_layers) is not int:
         raise TypeError(
             f"{name} must be a BasicGNN, or have num_layers and inference_per_layer(layer, x, "
             "edge_index, batch_size) -> [batch_size, channels]"
@@ -66,7 +83,7 @@ def is_recorded(model: Any, graph: Any) -> bool:
         graph = open_graph(graph)
     if isinstance(graph, HeteroData):
         return True
-    if not isinstance(graph, Data) or hasattr(type(model), "inference_per_layer"):
+    if not isinstance(graph, Data) or isinstance(model, HasLayers):
         return False
     return any(isinstance(module, MessagePassing) for module in model.modules())
 
