@@ -79,12 +79,12 @@ def main(folder: str, log: str, *plan: str) -> None:
                     model.backward(loss_of(model, batch), batch.batch_size)
                     optimizer.step()
                     step += 1
+                    checkpoint.step(step)  # before its line: who reads that may kill this process
                     line = {"step": step, "rank": context.rank, "ranks": context.world_size}
                     line |= {"seeds": batch.input_id.tolist(), "pid": os.getpid()}
                     line["agent"] = os.environ.get("AGENT")
                     with open(log, "a") as out:  # one write, so that lines stay whole
                         out.write(json.dumps(line) + "\n")
-                    checkpoint.step(step)
         if context.rank == 0:
             found = [p.flatten().tolist() for p in core.parameters()]
             Path(f"{log}.new").write_text(json.dumps(found))
