@@ -84,8 +84,9 @@ test:
 test-%: $(VENV)/.test
 	$(PYTEST) -q -m "not slow" plugins/$*
 
-# Exhaustive matrices, whole runs of benchmarks, minutes of faults: what a change seldom breaks.
-test-slow: $(VENV)/.test kernels
+# Exhaustive matrices, whole runs of benchmarks, minutes of faults, the documentation site: what a
+# change seldom breaks.
+test-slow: $(VENV)/.test $(VENV)/.docs kernels
 	$(PYTEST) $(PARALLEL) -m slow tests plugins
 
 test-all:

@@ -50,6 +50,13 @@ def test_every_page_is_in_the_navigation():
     assert listed == pages | {"benchmarks/README", "reference/index"}
 
 
+def test_a_page_of_markdown_that_is_linked_is_in_the_site():
+    for page in [*(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+\.md)[)#]", page.read_text()):
+            found = (page.parent / target).resolve()
+            assert found.is_file() and found.is_relative_to(ROOT / "docs"), (page.name, target)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not importlib.util.find_spec("sphinx"), reason="Sphinx is missing: make docs")
