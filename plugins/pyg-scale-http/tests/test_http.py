@@ -105,6 +105,34 @@ def test_arrow(port, predictor):
     torch.testing.assert_close(torch.tensor(found), predictor.predict([7, 12]))
 
 
+def strictly(content):
+    """JSON as strict readers have it, which is without NaN and Infinity."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(content, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_that_json_does_not_have(data, dtype):
+    values = torch.tensor([[0.1, float("nan")], [float("-inf"), float("inf")]], dtype=dtype)
+
+    def forward(model, batch):
+        return values[batch.n_id[: batch.batch_size]]
+
+    with (
+        Predictor(torch.nn.Identity(), data, HOPS, forward=forward) as made,
+        serving(made) as port,
+    ):
+        status, content, _ = ask(port, {"ids": [0, 1]})
+        number = values[0, 0].item()
+        assert (status, strictly(content)) == (200, {"predictions": [[number, None], [None, None]]})
+        content = ask(port, {"ids": [0, 1]}, Accept=ARROW)[1]
+        exact = pyarrow.ipc.open_stream(content).read_all()["predictions"].to_pylist()
+        torch.testing.assert_close(torch.tensor(exact).to(dtype), values, equal_nan=True)
+
+
 def test_new_rows(port, predictor):
     x, edges = [[0.5] * 8, [1.0] * 8], [[3, 9, 4], [0, 0, 1]]
     request = {"ids": [5], "new_rows": {"attributes": {"x": x}, "edge_index": edges}}
@@ -151,6 +179,9 @@ def test_times_and_types():
         (b"[" * 100_000, 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
         (b"[1]", 400, "must be an object"),
+        (b'{"ids": [1], "time": NaN}', 400, "NaN is no number of JSON"),
+        (b'{"ids": [1], "time": 1e999}', 400, "time must be numbers within the range"),
+        (b'{"ids": [1], "time": [-1e999, 1]}', 400, "time must be numbers within the range"),
         ({"nodes": [1]}, 400, "unknown: nodes"),
         ({}, 400, "no predictions"),
         ({"ids": [[1]]}, 400, "list of integers"),
@@ -169,6 +200,8 @@ def test_times_and_types():
         ({"ids": [1], "new_rows": [1]}, 400, "new_rows must have"),
         ({"new_rows": {"attributes": {"x": [[1.0]]}}}, 400, "rows of shape"),
         ({"new_rows": {"attributes": {"z": [[1.0]]}}}, 400, "no z"),
+        ({"new_rows": {"attributes": {"x": [[1e39] * 8]}}}, 400, "the range of torch.float32"),
+        ({"new_rows": {"attributes": {"x": [[None] * 8]}}}, 400, "x must be numbers"),
         ({"new_rows": {"attributes": {"x": [[1.0], [1.0, 2.0]]}}}, 400, "equal length"),
         ({"new_rows": {"attributes": {"x": [[0.0] * 8]}, "edge_index": [[1], [4]]}}, 404, "4"),
         ({"new_rows": {"attributes": {"x": [[0.0] * 8]}, "edge_index": {}}}, 400, "edge_index"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,13 +61,25 @@ def read(body: bytes, content_type: str, predictor: Predictor) -> Asked:
 def write(rows: Tensor, accept: str) -> tuple[bytes, str]:
     """The answer with predictions ``[n, ...]``, and its content type.
 
+    JSON has no NaN and no infinities: ``null`` stands for them. Arrow carries every value.
+
     Args:
         rows: The predictions.
         accept: The header ``Accept``: an Arrow stream if it names that, else JSON.
     """
     if ARROW in accept:
         return _write_arrow(rows), ARROW
-    return json.dumps({"predictions": rows.tolist()}).encode(), JSON
+    values = rows.tolist()
+    if rows.is_floating_point() and not bool(rows.isfinite().all()):
+        values = _finite(values)
+    return json.dumps({"predictions": values}, allow_nan=False).encode(), JSON
+
+
+def _finite(value: Any) -> Any:
+    """Nested lists in which ``None`` stands for numbers that JSON does not have."""
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if math.isfinite(value) else None
 
 
 # JSON #####################################################################################
@@ -74,7 +87,7 @@ def write(rows: Tensor, accept: str) -> tuple[bytes, str]:
 
 def _read_json(body: bytes, predictor: Predictor) -> Asked:
     try:
-        found = json.loads(body)
+        found = json.loads(body, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -91,6 +104,11 @@ def _read_json(body: bytes, predictor: Predictor) -> Asked:
     if not ids.numel() and new_rows is None:
         raise BadRequest("the request asks for no predictions: give ids or new_rows")
     return Asked(ids, _time(found.get("time")), new_rows)
+
+
+def _no_json(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _time(value: Any) -> Any:
@@ -166,7 +184,10 @@ def _tensor(value: Any, dtype: torch.dtype, name: str) -> Tensor:
         made = torch.tensor(value)
         if whole and made.numel() and made.dtype != torch.int64:
             raise BadRequest(f"{name} must be integers")
-        return made.to(dtype)
+        made = made.to(dtype)
+        if dtype.is_floating_point and not bool(made.isfinite().all()):
+            raise BadRequest(f"{name} must be numbers within the range of {dtype}")
+        return made
     except BadRequest:
         raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
