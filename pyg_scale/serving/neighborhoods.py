@@ -15,11 +15,13 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.batch.features import Features
 from pyg_scale.loader.batch.source import check_data, features_of
 from pyg_scale.loader.resolve import fixed_key, resolve
 from pyg_scale.sampler.base import check_nodes
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.serving.new_rows import GraphWithNewRows, NewRows
+from pyg_scale.store.directory.data import RecordedAttributes
 from pyg_scale.store.directory.opening import open_graph
 
 
@@ -79,8 +81,13 @@ class Neighborhoods:
             raise ValueError(f"input_type={input_type!r} is no node type of the graph: {known}")
         self.input_type = input_type
         self._key = fixed_key(operator.index(seed))
-        self._features = features_of(graph, feature_store, sampler)
-        self._data = graph if attributes is None else _with_only(graph, attributes)
+        self._data, only = graph, None
+        if attributes is not None:
+            only = _names(graph, attributes)
+            self._data = _with_only(graph, only)
+        self._features = features_of(graph, feature_store, sampler, only)
+        if attributes is not None:
+            _check_names(attributes, self._data, self._features)
         self._in_edges: dict[EdgeType, CSC] = {}
 
     @property
@@ -229,24 +236,41 @@ class Neighborhoods:
         return batch
 
 
-def _with_only(graph: Any, attributes: Sequence[str]) -> Any:
-    """A graph with its edges and some of its attributes."""
+def _names(graph: Any, attributes: Sequence[str]) -> set[str]:
+    """The names of attributes; of a ``TensorFrame`` also those of its arrays."""
     if isinstance(attributes, str):
         raise TypeError(f"attributes must be a list of names (got {attributes!r})")
+    names = set(attributes)
+    for store in graph.stores if isinstance(graph, Data | HeteroData) else ():
+        for name in attributes if isinstance(store, RecordedAttributes) else ():
+            columns = store.frame_columns(name)
+            names.update(() if columns is None else columns.parts)
+    return names
+
+
+def _with_only(graph: Any, names: set[str]) -> Any:
+    """A graph with its edges and some of its attributes; stores as they are."""
     if not isinstance(graph, Data | HeteroData):
-        raise ValueError("attributes= is for Data, HeteroData and graph directories, not stores")
-    bare, found = copy.copy(graph), set[str]()
+        return graph
+    bare = copy.copy(graph)
     for store in bare.stores:
         for name in list(store.keys()):
-            if name in attributes:
-                found.add(name)
-            elif name not in ("edge_index", "adj_t", "num_nodes"):
+            if name not in names and name not in ("edge_index", "adj_t", "num_nodes"):
                 if store.is_node_attr(name):
                     store.num_nodes = store.num_nodes  # which may be known from this one alone
                 del store[name]
-    if missing := sorted(set(attributes) - found):
-        raise ValueError(f"attributes: the graph has no {', '.join(missing)}")
     return bare
+
+
+def _check_names(attributes: Sequence[str], graph: Any, features: Features | None) -> None:
+    """Refuse attributes that neither the graph nor its feature store has."""
+    missing = set(attributes)
+    if isinstance(graph, Data | HeteroData):
+        missing.difference_update(*(store.keys() for store in graph.stores))
+    if features is not None:
+        missing -= {attr.attr_name for attr in features.store.get_all_tensor_attrs()}
+    if missing:
+        raise ValueError(f"attributes: the graph has no {', '.join(sorted(missing))}")
 
 
 def _within(index: Tensor, size: int) -> Tensor:

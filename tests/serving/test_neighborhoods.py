@@ -83,6 +83,25 @@ def test_only_the_named_attributes_are_read():
         Neighborhoods(graphs.hostile(), HOPS, attributes=["x", "nothing"])
 
 
+@pytest.mark.parametrize("store", ["memory", "mmap", "disk", "pair"])
+def test_a_feature_store_reads_the_named_attributes_only(store, tmp_path):
+    data = graphs.hostile()
+    pyg_scale.save(data, tmp_path / "graph")
+    graph, options = pyg_scale.open(tmp_path / "graph"), {"feature_store": store}
+    names = ["x"] if store == "pair" else ["x", "edge_attr"]
+    if store == "pair":
+        graph = (data, data)  # a Data is both of PyG's stores
+        options = {}
+    found = Neighborhoods(graph, HOPS, seed=3, attributes=names, **options)
+    batch = found.batch(SEEDS)
+    assert {"y", "time", "when", "weight"}.isdisjoint(batch.keys())
+    expected = batch_of_loader(data, SEEDS)
+    for name in (*names, "n_id"):
+        assert batch[name].numpy().tobytes() == expected[name].numpy().tobytes()
+    with pytest.raises(ValueError, match="no nothing"):
+        Neighborhoods(graph, HOPS, attributes=["x", "nothing"], **options)
+
+
 def with_rows(data, rows):
     """The same graph, rebuilt with new nodes at its end."""
     first, (_, num_edges) = data.num_nodes, rows.edge_index.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class Features:
         store: Any PyG feature store.
         num_nodes: Nodes of each type.
         num_edges: Edges of each type, as far as known.
+        only: The names of the features to read; ``None``: all.
 
     Raises:
         ValueError: If a feature has neither a row for every node nor one per edge.
@@ -58,8 +59,10 @@ class Features:
         store: FeatureStore,
         num_nodes: Mapping[NodeType, int],
         num_edges: Mapping[EdgeType, int],
+        only: Collection[str] | None = None,
     ) -> None:
         self.store = store
+        self._only = None if only is None else frozenset(only)
         self._num_nodes = dict(num_nodes)
         self._num_edges = dict(num_edges)
         self._of_edges: dict[tuple[Any, str], bool] = {}
@@ -149,7 +152,11 @@ class Features:
     def _attrs(self) -> list[TensorAttr]:
         """Asked for each time, as PyG's loaders do: a store may get new features."""
         # Copies, as an index is written into them and other threads ask at the same time.
-        attrs = [copy.copy(attr) for attr in self.store.get_all_tensor_attrs()]
+        attrs = [
+            copy.copy(attr)
+            for attr in self.store.get_all_tensor_attrs()
+            if self._only is None or attr.attr_name in self._only
+        ]
         for attr in attrs:
             if not attr.is_set("group_name"):  # Data says no more than the name
                 attr.group_name = None

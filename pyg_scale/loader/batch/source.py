@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,16 @@ def check_data(data: Any) -> None:
     raise TypeError(f"data must be Data, HeteroData or (FeatureStore, GraphStore) (got {got})")
 
 
-def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
+def features_of(
+    data: Any, feature_store: Any, sampler: Any, only: Collection[str] | None = None
+) -> Features | None:
     """The features that a batch takes from a store; ``None`` if all are attributes of ``data``.
 
     Args:
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
         feature_store: A name, a store, or ``None``: that of ``data`` if it is a pair of stores.
         sampler: The sampler, which may know the numbers of nodes and edges.
+        only: The names of the features to read from the store; ``None``: all.
 
     Raises:
         TypeError: If it is no feature store.
@@ -83,7 +87,7 @@ def features_of(data: Any, feature_store: Any, sampler: Any) -> Features | None:
     if isinstance(feature_store, Mmap) and not feature_store.path.exists():
         raise ValueError(f"{feature_store!r}: there is nothing at {feature_store.path}")
     num_nodes, num_edges = sizes_of(data, sampler)
-    return Features(feature_store, num_nodes, num_edges)
+    return Features(feature_store, num_nodes, num_edges, only)
 
 
 def filled(store: FeatureStore, data: Any) -> FeatureStore:
