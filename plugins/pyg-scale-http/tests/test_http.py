@@ -359,6 +359,8 @@ from torch_geometric.nn import GraphSAGE
 def make():
     torch.manual_seed(0)
     return GraphSAGE(8, 16, num_layers=2, out_channels=4)
+def negative(model, batch):
+    return -model(batch.x, batch.edge_index)[: batch.batch_size]
 """
 
 
@@ -402,12 +404,14 @@ def test_the_command_serves_weights_and_ends_on_sigterm(tmp_path, data, predicto
     for parameter in model.parameters():
         parameter.data.mul_(2)
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    with command(tmp_path, data, "--weights", str(tmp_path / "model.pt")) as (address, process):
+    options = ["--weights", str(tmp_path / "model.pt")]
+    options += ["--forward", f"{tmp_path / 'model.py'}:negative"]
+    with command(tmp_path, data, *options) as (address, process):
         port = int(address.rstrip("/").rpartition(":")[2])
         status, content, _ = ask(port, {"ids": [7, 12]})
         assert status == 200
         with Predictor(model, data, HOPS) as expected:
-            torch.testing.assert_close(predictions(content), expected.predict([7, 12]))
+            torch.testing.assert_close(-predictions(content), expected.predict([7, 12]))
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, "")
@@ -451,7 +455,7 @@ def test_weights_do_not_run(tmp_path, data):
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        ("model.py", "MODEL.py:NAME"),
+        ("model.py", "FILE.py:NAME"),
         ("nothing.py:make", "no file"),
         ("model.py:other", "no 'other'"),
     ],
@@ -463,6 +467,15 @@ def test_models_that_are_none(tmp_path, target, what, capsys, monkeypatch):
     (tmp_path / "model.py").write_text(MODEL)
     assert main([target, "graph", "--http"]) == 1
     assert what in capsys.readouterr().err
+
+
+def test_a_forward_that_is_none(tmp_path):
+    from pyg_scale_http.command import load_forward
+
+    (tmp_path / "model.py").write_text(MODEL + "one = 1")
+    assert load_forward(None) is None
+    with pytest.raises(TypeError, match="is a int, and no function"):
+        load_forward(f"{tmp_path / 'model.py'}:one")
 
 
 def test_an_address_that_is_none(capsys):

@@ -63,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--weights", metavar="FILE", help="the state_dict of the model")
     parser.add_argument(
+        "--forward",
+        metavar="FILE.py:NAME",
+        help="a function of the model and a batch, for models that are not called as PyG's are",
+    )
+    parser.add_argument(
         "--num-neighbors",
         metavar="K,K",
         default="15,10",
@@ -146,6 +151,7 @@ def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[i
         args.directory,
         num_neighbors,
         input_type=args.input_type,
+        forward=load_forward(args.forward),
         time_attr=args.time_attr,
         seed=args.seed,
         attributes=None if args.attributes is None else args.attributes.split(","),
@@ -218,21 +224,7 @@ def load_model(target: str, weights: str | None) -> Any:
     """
     import torch
 
-    file, _, name = target.rpartition(":")
-    if not file or not name:
-        raise ValueError(f"the model must be given as MODEL.py:NAME (got {target!r})")
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise ValueError(f"{file} has no {name!r}")
-    made = getattr(module, name)
+    made = _named(target)
     model = made if isinstance(made, torch.nn.Module) else made() if callable(made) else made
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{target} is a {type(model).__name__}, and no torch.nn.Module")
@@ -240,3 +232,42 @@ def load_model(target: str, weights: str | None) -> Any:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         model.load_state_dict(state)
     return model
+
+
+def load_forward(target: str | None) -> Any:
+    """The function ``FILE.py:NAME`` that calls a model with a batch; ``None`` for the usual call.
+
+    Raises:
+        ValueError: If there is no such name; likewise ``TypeError``, ``OSError``.
+    """
+    if target is None:
+        return None
+    found = _named(target)
+    if not callable(found):
+        raise TypeError(f"{target} is a {type(found).__name__}, and no function")
+    return found
+
+
+def _named(target: str) -> Any:
+    """What ``FILE.py:NAME`` names; the file is run once."""
+    file, _, name = target.rpartition(":")
+    if not file or not name:
+        raise ValueError(f"a model or a function must be given as FILE.py:NAME (got {target!r})")
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    module = sys.modules.get(path.stem)
+    if getattr(module, "__file__", None) != str(path.resolve()):
+        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{file} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[path.stem]
+            raise
+    if not hasattr(module, name):
+        raise ValueError(f"{file} has no {name!r}")
+    return getattr(module, name)
