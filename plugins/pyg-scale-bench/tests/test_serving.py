@@ -33,6 +33,7 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for (result,) in found["rounds"].values():
         assert 0 < result["p50"] <= result["p90"] <= result["p99"] <= result["max"]
         assert result["capacity"] > 0
+        assert result["per_core"] > 0
     assert "in this process, from memory" in capsys.readouterr().out
     assert str(folder) not in files["md"].read_text() + files["json"].read_text()
     assert files["png"].stat().st_size > 5000

@@ -3,8 +3,9 @@
 Requests for one node each come at random moments of a given rate, whether earlier ones are answered
 or not. The latency of a request counts from the moment at which it was due, so that a slow answer
 is not hidden by the requests that it delays. First every way answers as many requests as it can,
-which is its capacity; then it gets a share of that. Beside them, a plain loop calls a loader and
-the model for one node at a time. Over HTTP needs pyg-scale-http, else it is left out.
+which is its capacity; then it gets a share of that. The served model is accelerated
+(pyg_scale.nn.accelerate) unless --stock says otherwise. Beside them, a plain loop calls a loader
+and PyG's model for one node at a time. Over HTTP needs pyg-scale-http, else it is left out.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +30,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn import accelerate
 from pyg_scale.serving import Predictor
 from pyg_scale.store import Disk
 from pyg_scale_bench import graphs
@@ -40,7 +44,7 @@ LABELS = {
     "memory": "in this process, from memory",
     "disk": "in this process, features from disk",
     "http": "over HTTP, one more process",
-    "loop": "a loader and the model, one node at a time",
+    "loop": "a loader and PyG's model, one node at a time",
 }
 _CLASSES = 47
 _SEED = 0
@@ -53,7 +57,9 @@ from torch_geometric.nn import GraphSAGE
 def make():
     torch.manual_seed(0)
     torch.set_num_threads({threads})
-    return GraphSAGE({features}, {hidden}, num_layers={layers}, out_channels={classes})
+    model = GraphSAGE({features}, {hidden}, num_layers={layers}, out_channels={classes})
+    {accelerate}
+    return model
 """
 
 
@@ -62,6 +68,10 @@ class Way(Protocol):
 
     def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
         """The latency in seconds of each request, which is due so many seconds from now."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of the process that answers."""
         ...
 
 
@@ -98,16 +108,26 @@ class InProcess:
             future.result()
         return done
 
+    def cpu_seconds(self) -> float:
+        """See :class:`Way`; that of sending requests is in it."""
+        return time.process_time()
+
 
 class OverHttp:
     """A server of ``pyg-scale predict``, and connections that are kept.
 
     Args:
         port: The port of the server.
+        process: The id of its process.
     """
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, process: int) -> None:
+        self.port, self.process = port, process
+
+    def cpu_seconds(self) -> float:
+        """See :class:`Way`; the client is not in it."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
         """See :class:`Way`."""
@@ -166,6 +186,10 @@ def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     data = graphs.cached(None, args.nodes, args.edges, args.features)
     pyg_scale.save(data, graph)
     found["missing"] = []
+    parts = {"httptools": "h11", "uvloop": "asyncio"}
+    found["http"] = " and ".join(
+        fast if importlib.util.find_spec(fast) else slow for fast, slow in parts.items()
+    )
     with contextlib.ExitStack() as stack:
         ways: dict[str, Way] = {}
         for name in args.ways:
@@ -175,53 +199,72 @@ def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
             ways[name] = _way(name, args, data, graph, stack)
         found["rounds"] = {name: [] for name in [*ways, "loop"]}
         loop = _Loop(args, data)
+        # A full collection looks at all that was imported, and takes as long as a hundred requests.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         for turn in range(args.rounds + 1):  # the first one warms up
             for name, way in ways.items():
                 print(f"round {turn}: {LABELS[name]}", file=sys.stderr)
                 result = _loaded(way, args, turn)
                 if turn:
                     found["rounds"][name].append(result)
+            begin = time.process_time()
             seconds = loop.run(_ids(args, turn, args.requests))
+            used = time.process_time() - begin
             if turn:
-                capacity = len(seconds) / sum(seconds)
-                found["rounds"]["loop"].append(_quantiles(seconds) | {"capacity": capacity})
+                rates = {"capacity": args.requests / sum(seconds), "per_core": args.requests / used}
+                found["rounds"]["loop"].append(_quantiles(seconds) | rates)
 
 
 def _way(
     name: str, args: argparse.Namespace, data: Any, graph: Path, stack: contextlib.ExitStack
 ) -> Way:
     if name == "http":
-        return OverHttp(stack.enter_context(_server(args, graph)))
-    options: dict[str, Any] = {"attributes": ["x"]}
+        return OverHttp(*stack.enter_context(_server(args, graph)))
+    options: dict[str, Any] = {"workers": 1}
     if name == "disk":
         size = args.nodes * args.features * 4
-        options = {"feature_store": Disk(graph, cache=max(1 << 20, int(args.cache * size)))}
+        options["feature_store"] = Disk(graph, cache=max(1 << 20, int(args.cache * size)))
+        options["workers"] = args.disk_workers  # while one waits for the disk, another computes
         data = pyg_scale.open(graph)
+    model = _model(args)
+    if not args.stock:
+        accelerate(model)
     predictor = Predictor(
-        _model(args), data, args.num_neighbors, seed=_SEED, max_waiting=1 << 20, **options
+        model,
+        data,
+        args.num_neighbors,
+        seed=_SEED,
+        attributes=["x"],
+        max_batch=args.max_batch,
+        max_waiting=1 << 20,
+        **options,
     )
     stack.enter_context(predictor).warm_up()
     return InProcess(predictor)
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace, graph: Path) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+def _server(args: argparse.Namespace, graph: Path) -> Iterator[tuple[int, int]]:
+    """The port of a server, and the id of its process."""
     file = graph.parent / "model.py"
     values = {name: getattr(args, name) for name in ("threads", "features", "hidden")}
     layers = len(args.num_neighbors)
-    file.write_text(_MODEL.format(**values, layers=layers, classes=_CLASSES))
+    change = "" if args.stock else "from pyg_scale.nn import accelerate; accelerate(model)"
+    file.write_text(_MODEL.format(**values, layers=layers, classes=_CLASSES, accelerate=change))
     hops = ",".join(map(str, args.num_neighbors))
     command = [sys.executable, "-m", "pyg_scale.cli", "predict", f"{file}:make", str(graph)]
     command += ["--http", "127.0.0.1:0", "--num-neighbors", hops, "--attributes", "x"]
     command += ["--max-waiting", str(1 << 20), "--max-connections", "20000"]
+    command += ["--max-batch", str(args.max_batch)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise SystemExit(f"the server ended with status {process.wait(_START_SECONDS)}")
-            yield int(line.rstrip().rstrip("/").rpartition(":")[2])
+            yield int(line.rstrip().rstrip("/").rpartition(":")[2]), process.pid
         finally:
             process.terminate()
             process.wait(_START_SECONDS)
@@ -262,13 +305,15 @@ def _loaded(way: Way, args: argparse.Namespace, turn: int) -> dict[str, float]:
     """The capacity of a way, and its latencies at a share of it."""
     ids = _ids(args, turn, args.requests)
     burst = min(len(ids), 2_000)
-    begin = time.perf_counter()
+    used, begin = way.cpu_seconds(), time.perf_counter()
     way.run(ids[:burst], [0.0] * burst)
     capacity = burst / (time.perf_counter() - begin)
+    per_core = burst / (way.cpu_seconds() - used)
     generator = torch.Generator().manual_seed(turn)
     pauses = torch.empty(len(ids), dtype=torch.float64).exponential_(generator=generator)
     due = (pauses / (args.load * capacity)).cumsum(0).tolist()
-    return _quantiles(way.run(ids, due)) | {"capacity": capacity, "rate": args.load * capacity}
+    rates = {"capacity": capacity, "rate": args.load * capacity, "per_core": per_core}
+    return _quantiles(way.run(ids, due)) | rates
 
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -288,20 +333,26 @@ def report(found: Mapping[str, Any]) -> Report:
         middle = {key: median(each[key] for each in rounds) for key in rounds[0]}
         rate = f"{middle['rate']:,.0f}" if "rate" in middle else "one at a time"
         cells = [f"{middle[key] * 1e3:.2f}" for key in ("p50", "p90", "p99", "max")]
-        rows.append([LABELS[name], f"{middle['capacity']:,.0f}", rate, *cells])
+        most = f"{middle['capacity']:,.0f}", f"{middle['per_core']:,.0f}"
+        rows.append([LABELS[name], *most, rate, *cells])
         slowest = [each["p99"] * 1e3 for each in rounds]
         side = "peers" if name == "loop" else "pyg_scale"
         spread = (min(slowest), max(slowest))
         bars.append(Bar(LABELS[name], middle["p99"] * 1e3, side, spread=spread))
     size = ", ".join(f"{settings[name]:,} {name}" for name in ("nodes", "edges", "features"))
     model = f"neighbours {settings['num_neighbors']}, GraphSAGE with {settings['hidden']} channels"
+    model += "" if settings["stock"] else ", accelerated where it is served"
     load = f"{settings['requests']:,} requests for one node each, at random moments, at "
     load += f"{settings['load']:.0%} of the capacity of each way"
     how = f"{settings['threads']} thread(s) of torch; medians of {settings['rounds']} rounds"
+    how += f"; at most {settings['max_batch']} nodes of a batch"
     lines = [f"{size}, {model}", f"{load}; {how}"]
+    if "http" in found["rounds"]:
+        lines.append("over HTTP: uvicorn with " + found["http"])
     if found["missing"]:
         lines.append("not installed, so left out: pyg-scale-http")
-    header = ["way", "capacity, requests/s", "requests/s", "p50 ms", "p90 ms", "p99 ms", "max ms"]
+    header = ["way", "capacity, requests/s", "per core and second", "requests/s"]
+    header += ["p50 ms", "p90 ms", "p99 ms", "max ms"]
     return Report(
         found,
         lines,
@@ -327,6 +378,9 @@ BENCHMARK = Benchmark(
             "hidden": Option(64, "channels of the model"),
             "threads": Option(1, "of torch", least=1),
             "requests": Option(5_000, "of a round", least=10),
+            "max_batch": Option(8, "nodes of a batch at most", least=1),
+            "disk_workers": Option(2, "threads that make batches from disk", least=1),
+            "stock": Option(False, "serve PyG's model as it is"),
             "load": Option(0.5, "share of the capacity"),
             "cache": Option(0.1, "share of the features in memory, for disk"),
             "rounds": Option(5, least=1),

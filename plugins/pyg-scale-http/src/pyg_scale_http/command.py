@@ -10,6 +10,7 @@ answered. Exit status: 0 if all went well, 1 if not, 2 for wrong usage.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import re
 import signal
@@ -165,6 +166,9 @@ def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[i
     )
     with predictor:
         predictor.warm_up()
+        # A full collection looks at all that was imported, and takes as long as many requests.
+        gc.collect()
+        gc.freeze()
         config = uvicorn.Config(
             Service(predictor, token, args.max_body).app(),
             host=host,
@@ -249,7 +253,7 @@ def load_forward(target: str | None) -> Any:
 
 
 def _named(target: str) -> Any:
-    """What ``FILE.py:NAME`` names; the file is run once."""
+    """The value that ``FILE.py:NAME`` names; the file is run once."""
     file, _, name = target.rpartition(":")
     if not file or not name:
         raise ValueError(f"a model or a function must be given as FILE.py:NAME (got {target!r})")

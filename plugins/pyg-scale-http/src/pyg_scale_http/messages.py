@@ -16,6 +16,7 @@ from pyg_scale.serving import NewRows, Predictor
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
+_ENCODER = json.JSONEncoder(allow_nan=False)  # made once, as json.dumps makes one for each call
 
 
 class BadRequest(ValueError):
@@ -70,9 +71,11 @@ def write(rows: Tensor, accept: str) -> tuple[bytes, str]:
     if ARROW in accept:
         return _write_arrow(rows), ARROW
     values = rows.tolist()
-    if rows.is_floating_point() and not bool(rows.isfinite().all()):
-        values = _finite(values)
-    return json.dumps({"predictions": values}, allow_nan=False).encode(), JSON
+    try:
+        text = _ENCODER.encode({"predictions": values})
+    except ValueError:
+        text = _ENCODER.encode({"predictions": _finite(values)})
+    return text.encode(), JSON
 
 
 def _finite(value: Any) -> Any:
