@@ -81,7 +81,8 @@ class Neighborhoods:
             raise ValueError(f"input_type={input_type!r} is no node type of the graph: {known}")
         self.input_type = input_type
         self._key = fixed_key(operator.index(seed))
-        self._data, only = graph, None
+        self._whole = self._data = graph
+        only = None
         if attributes is not None:
             only = _names(graph, attributes)
             self._data = _with_only(graph, only)
@@ -106,19 +107,26 @@ class Neighborhoods:
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
     def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
-        """The dtypes of the attributes of a node or edge type, by name.
+        """The dtypes of what new nodes or edges of a type may bring along, by name.
+
+        These are the attributes of batches, and those by which neighbours are drawn: times and
+        weights.
 
         Args:
             kind: The type; ``None`` in a graph without types, for nodes and edges.
         """
         if not isinstance(self._data, Data | HeteroData):
             return {}
-        store = self._data._store if kind is None else self._data[kind]
-        return {
-            name: store[name].dtype
-            for name in store.keys()  # noqa: SIM118
-            if name not in ("edge_index", "adj_t") and isinstance(store[name], Tensor)
-        }
+        found = {}
+        drawn_by = {self._sampler.time_attr, self._sampler.weight_attr}
+        for graph, names in ((self._whole, drawn_by), (self._data, None)):
+            store = graph._store if kind is None else graph[kind]
+            for name in store.keys():  # noqa: SIM118
+                if name not in ("edge_index", "adj_t") and (names is None or name in names):
+                    value = store[name]
+                    if isinstance(value, Tensor):
+                        found[name] = value.dtype
+        return found
 
     def check(self, ids: Tensor) -> None:
         """Refuse what is not a list of nodes.

@@ -20,7 +20,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_scale
 from pyg_scale.datasets import planted_communities
-from pyg_scale.serving import NewRows, Predictor
+from pyg_scale.serving import Neighborhoods, NewRows, Predictor
 from pyg_scale.testing import graphs
 from pyg_scale_http.app import Service
 from pyg_scale_http.command import bound
@@ -95,12 +95,18 @@ def test_json(port, predictor):
     torch.testing.assert_close(predictions(content), predictor.predict([7, 12, 7]))
 
 
-def test_arrow(port, predictor):
-    table = pyarrow.table({"ids": pyarrow.array([7, 12], pyarrow.int32())})
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+def stream(columns, compression=None):
+    """Columns as an Arrow stream."""
+    table, sink = pyarrow.table(columns), pyarrow.BufferOutputStream()
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
-    status, content, headers = ask(port, sink.getvalue().to_pybytes(), ARROW, Accept=ARROW)
+    return sink.getvalue().to_pybytes()
+
+
+def test_arrow(port, predictor):
+    body = stream({"ids": pyarrow.array([7, 12], pyarrow.int32())})
+    status, content, headers = ask(port, body, ARROW, Accept=ARROW)
     assert (status, headers["Content-Type"]) == (200, ARROW)
     found = pyarrow.ipc.open_stream(content).read_all()["predictions"].to_pylist()
     torch.testing.assert_close(torch.tensor(found), predictor.predict([7, 12]))
@@ -144,33 +150,65 @@ def test_new_rows(port, predictor):
 
 
 def test_times_and_types():
+    """A node of a type, as of a time, with a new one and its edges in the request."""
     typed = graphs.hetero()
+    seen = []
+
+    def forward(model, batch):
+        seen.append(batch)
+        return batch["item"].n_id[: batch["item"].batch_size]
+
+    options = {"input_type": "item", "time_attr": "when", "attributes": ["x"], "seed": 3}
     with (
-        Predictor(
-            torch.nn.Identity(),
-            typed,
-            HOPS,
-            input_type="item",
-            time_attr="when",
-            attributes=["x"],
-            forward=lambda model, batch: batch["item"].n_id[: batch["item"].batch_size],
-        ) as made,
+        Predictor(torch.nn.Identity(), typed, HOPS, forward=forward, **options) as made,
         serving(made) as port,
     ):
         assert json.loads(ask(port, {"ids": [3, 1], "time": 5})[1]) == {"predictions": [3, 1]}
         assert ask(port, {"ids": [3, 1], "time": [5, 10**18]})[0] == 200
+        body = stream({"ids": [3, 1], "time": [5, 10**18]})
+        assert json.loads(ask(port, body, ARROW)[1]) == {"predictions": [3, 1]}
+        assert_same(seen[-1], seen[-2])
+        assert any(seen[-1][t].num_edges for t in seen[-1].edge_types)
+        assert ask(port, {"ids": [3], "time": -(10**15)})[0] == 200  # before the first event
+        assert not any(seen[-1][t].num_edges for t in seen[-1].edge_types)
+        assert ask(port, {"ids": [3], "time": -(10**30)})[0] == 400
         status, content, _ = ask(port, {"ids": [3, 1]})
         assert status == 400
         assert b"time is missing" in content
-        x = typed["item"].x[:1].tolist()
-        edges = {"user,buys,item": [[4], [0]]}
-        rows = {"attributes": {"x": x}, "edge_index": edges}
+
+        x, ends = [[0.5, 1.0, -1.0, 2.0]], [[4, 9], [0, 0]]
+        buys = ("user", "buys", "item")
+        rows = {"attributes": {"x": x}, "edge_index": {"user,buys,item": ends}}
         status, content, _ = ask(port, {"time": 5, "new_rows": rows})
         assert status == 400
         assert b"lack 'when'" in content
-        rows["edge_attributes"] = {"user,buys,item": {"when": [4]}}
-        status, content, _ = ask(port, {"time": 5, "new_rows": rows})
-        assert status in (200, 400), content
+        rows["edge_attributes"] = {"user,buys,item": {"when": [4, 6]}}
+        status, content, _ = ask(port, {"ids": [3], "time": 5, "new_rows": rows})
+        assert (status, json.loads(content)) == (200, {"predictions": [3, 12]})
+        served = seen[-1]
+    whole = typed.clone()  # rebuilt with the new node at its end
+    whole["item"].x = torch.cat([typed["item"].x, torch.tensor(x)])
+    whole["item"].time = torch.cat([typed["item"].time, typed["item"].time[:1]])
+    whole["item"].num_nodes = 13
+    new = torch.tensor(ends) + torch.tensor([[0], [12]])
+    whole[buys].edge_index = torch.cat([typed[buys].edge_index, new], dim=1)
+    whole[buys].when = torch.cat([typed[buys].when, torch.tensor([4, 6])])
+    whole[buys].weight = torch.cat([typed[buys].weight, typed[buys].weight[:2]])
+    expected = Neighborhoods(whole, HOPS, **options).batch(
+        torch.tensor([3, 12]), torch.tensor([5, 5])
+    )
+    assert_same(served, expected)
+    assert 70 in served[buys].e_id  # the edge of time 4, which the request brought
+    assert 71 not in served[buys].e_id  # that of time 6 is later than the request
+
+
+def assert_same(found, expected):
+    """All that two batches have of nodes and edges is the same, as bytes."""
+    for left, right in zip(found.stores, expected.stores, strict=True):
+        for name in ("n_id", "e_id", "edge_index", "x", "batch"):
+            assert (name in left) == (name in right)
+            if name in left:
+                assert left[name].numpy().tobytes() == right[name].numpy().tobytes(), name
 
 
 @pytest.mark.parametrize(
@@ -219,6 +257,34 @@ def test_bad_requests_get_a_reason(port, body, status, what):
 def test_bad_arrow(port, body):
     status, content, _ = ask(port, body, ARROW)
     assert (status, "not an Arrow stream" in json.loads(content)["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_arrow_that_would_grow_is_not_read(port, compression):
+    """A body of a megabyte could stand for 30 gigabytes of ids."""
+    body = stream({"ids": torch.zeros(1_000_000, dtype=torch.int64).numpy()}, compression)
+    assert len(body) < 50_000
+    before = pyarrow.total_allocated_bytes()
+    status, content, _ = ask(port, body, ARROW)
+    assert (status, "compressed" in json.loads(content)["error"]) == (400, True)
+    assert pyarrow.total_allocated_bytes() - before < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"ids": [1.5]}, "must be numbers"),
+        ({"ids": ["1"]}, "must be numbers"),
+        ({"ids": [None, 1]}, "missing values"),
+        ({"ids": pyarrow.array([2**63], pyarrow.uint64())}, "column ids"),
+        ({"nodes": [1]}, "must have a column ids"),
+        ({"ids": [1], "time": [5]}, "no time_attr"),
+        ({"ids": pyarrow.array([], pyarrow.int64())}, "is empty"),
+    ],
+)
+def test_arrow_that_does_not_fit(port, columns, what):
+    status, content, _ = ask(port, stream(columns), ARROW)
+    assert (status, what in json.loads(content)["error"]) == (400, True), content
 
 
 def test_other_forms_and_paths(port):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -212,10 +213,15 @@ def _arrow() -> Any:
 def _read_arrow(body: bytes) -> Asked:
     pyarrow = _arrow()
     try:
+        for message in pyarrow.ipc.MessageReader.open_stream(body):
+            if message.type == "record batch" and _is_compressed(bytes(message.metadata)):
+                raise BadRequest("a compressed Arrow stream is not read: a small body may be huge")
         with pyarrow.ipc.open_stream(body) as reader:
             table = reader.read_all()
         table.validate(full=True)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except BadRequest:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
         raise BadRequest(f"the body is not an Arrow stream: {error}") from None
     if "ids" not in table.column_names or set(table.column_names) - {"ids", "time"}:
         raise BadRequest("an Arrow stream must have a column ids, and time if nodes have times")
@@ -237,6 +243,27 @@ def _read_arrow(body: bytes) -> Asked:
     if not columns["ids"].numel():
         raise BadRequest("the request asks for no predictions: column ids is empty")
     return Asked(columns["ids"], columns.get("time"))
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Return True if a record batch has a compression.
+
+    Args:
+        message: The metadata: a FlatBuffer ``Message`` (Arrow's ``format/Message.fbs``), whose
+            field 2 is the ``RecordBatch``, whose field 3 is the compression.
+    """
+
+    def field(table: int, number: int) -> int:
+        """The position of a field of a table; 0 if it is absent."""
+        fields = table - struct.unpack_from("<i", message, table)[0]
+        at = 4 + 2 * number
+        if at >= struct.unpack_from("<H", message, fields)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", message, fields + at)[0]
+        return table + offset if offset else 0
+
+    header = field(struct.unpack_from("<I", message, 0)[0], 2)
+    return header != 0 and field(header + struct.unpack_from("<I", message, header)[0], 3) != 0
 
 
 def _write_arrow(rows: Tensor) -> bytes:
