@@ -169,6 +169,35 @@ def test_what_exceeds_the_line_is_refused_at_once(gate):
     assert predictor.stats()["refused"] == 1
 
 
+def test_overload_does_not_delay_what_was_taken(data):
+    """An accepted request is answered within three batches, however many are refused."""
+    model = Gate()
+    model.open.set()
+    waits, wrong, refused = [], [], 0
+
+    def note(node, before):
+        def noted(future):
+            waits.append(len(model.sizes) - before)
+            if future.result().tolist() != [node]:
+                wrong.append(node)
+
+        return noted
+
+    with Predictor(model, data, HOPS, forward=Gate.ids, max_batch=4, max_waiting=8) as predictor:
+        while len(waits) < 300 and refused < 10**6:
+            node, before = len(waits) % 500, len(model.sizes)
+            try:
+                predictor.submit([node]).add_done_callback(note(node, before))
+            except OverloadError:
+                refused += 1
+                time.sleep(1e-4)  # lets the other thread go on
+        assert predictor.stats()["refused"] == refused > 0
+    # One under way, and the eight that wait, of whom four share a batch.
+    assert len(waits) >= 300
+    assert max(waits) <= 3
+    assert not wrong
+
+
 def test_a_request_gives_up_in_time(gate):
     model, predictor = gate
     hold(model, predictor)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow
@@ -395,6 +396,27 @@ def test_overload_is_refused_at_once_and_the_rest_is_answered(gated):
         assert found[0][0] == 200
 
 
+def test_many_clients_at_once_get_their_own_rows_or_a_refusal(gated):
+    model, predictor, port = gated
+    with ThreadPoolExecutor(24) as clients:
+        asked = [clients.submit(ask, port, {"ids": [20 + k]}) for k in range(200)]
+        wait_for(lambda: predictor.stats()["refused"] > 0)
+        model.open.set()
+        statuses = []
+        for k, future in enumerate(asked):
+            status, content, headers = future.result(60)
+            statuses.append(status)
+            if status == 200:
+                assert json.loads(content) == {"predictions": [20 + k]}
+            else:
+                assert (status, headers["Retry-After"]) == (429, "1")
+                assert "try again later" in json.loads(content)["error"]
+    assert statuses.count(200) >= 3  # one under way and two that wait
+    counts = ask(port, None, method="GET", path="/metrics")[1].decode()
+    for status in (200, 429):
+        assert f'answers_total{{status="{status}"}} {statuses.count(status)}\n' in counts
+
+
 def test_nothing_is_computed_for_a_client_that_leaves(gated):
     model, predictor, port = gated
     first, _ = in_background(port, [1])
@@ -420,12 +442,18 @@ def test_a_model_that_raises_says_nothing_of_itself(gated):
 
 
 MODEL = """
+import time
+from pathlib import Path
 import torch
 from torch_geometric.nn import GraphSAGE
 def make():
     torch.manual_seed(0)
     return GraphSAGE(8, 16, num_layers=2, out_channels=4)
 def negative(model, batch):
+    Path("entered").touch()
+    until = time.monotonic() + 30
+    while Path("hold").exists() and time.monotonic() < until:
+        time.sleep(0.01)
     return -model(batch.x, batch.edge_index)[: batch.batch_size]
 """
 
@@ -444,6 +472,7 @@ def command(tmp_path, data, *options):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
     )
     try:
         line = process.stdout.readline()
@@ -471,17 +500,42 @@ def test_the_command_serves_weights_and_ends_on_sigterm(tmp_path, data, predicto
         parameter.data.mul_(2)
     torch.save(model.state_dict(), tmp_path / "model.pt")
     options = ["--weights", str(tmp_path / "model.pt")]
-    options += ["--forward", f"{tmp_path / 'model.py'}:negative"]
+    options += ["--forward", f"{tmp_path / 'model.py'}:negative", "--max-connections", "4"]
     with command(tmp_path, data, *options) as (address, process):
         port = int(address.rstrip("/").rpartition(":")[2])
         status, content, _ = ask(port, {"ids": [7, 12]})
         assert status == 200
         with Predictor(model, data, HOPS) as expected:
             torch.testing.assert_close(-predictions(content), expected.predict([7, 12]))
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(4)]
+        assert ask(port, {"ids": [7]})[0] == 503  # there are enough connections
+        for each in idle:
+            each.close()
+        wait_for(lambda: ask(port, None, method="GET", path="/health")[0] == 200)
+
+        # A request under way is answered, and no other one is taken.
+        (tmp_path / "entered").unlink()
+        (tmp_path / "hold").touch()
+        client, found = in_background(port, [7, 12])
+        wait_for((tmp_path / "entered").exists)
         process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not takes_connections(port))
+        assert process.poll() is None
+        (tmp_path / "hold").unlink()
+        client.join(20)
+        assert found[0][:2] == (200, content)
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
-        assert "answered 1 requests for 2 nodes" in out
+        assert process.returncode == 0
+        assert set(err.splitlines()) <= {"WARNING:  Exceeded concurrency limit."}
+        assert "answered 2 requests for 4 nodes" in out
+
+
+def takes_connections(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.slow
