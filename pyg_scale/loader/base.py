@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import TensorAttr
@@ -34,7 +32,8 @@ from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
 from pyg_scale.loader.seeds.state import EpochProgress, Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.loader.workers.affinity import log_memory
-from pyg_scale.loader.workers.look_ahead import LookAhead, batches_under_way
+from pyg_scale.loader.workers.look_ahead import LookAhead, batches_under_way, warn_not_told
+from pyg_scale.loader.workers.pace import Course, Pace
 from pyg_scale.loader.workers.processes import ProcessPipeline, WorkerProcesses
 from pyg_scale.loader.workers.randomness import forked
 from pyg_scale.loader.workers.remote import Ahead, Pending, most_under_way
@@ -142,6 +141,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self._processes: WorkerProcesses | None = None
         self._cores: list[list[int]] | None = None
         self._log_memory = False
+        self._pace: Pace | None = None
         self._epoch_stats = Counted()
         self._total_stats = Counted()
         check_workers(worker_type, kwargs)
@@ -447,8 +447,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             log_memory(self.num_workers)
         self._check_rows()
         self._refuse_processes()
-        pin = self._placement.pins(self)
-        features = self._features_to_announce()
+        pin, features = self._placement.pins(self), self._features_to_announce()
         progress, batches = self._begin_epoch()
         self._epoch_stats = Counted()
         begin = partial(self._begin_source, features=features, progress=progress, pin=pin)
@@ -473,12 +472,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             reason = "transform_sampler_output= may change what is read"
         else:
             return features
-        warnings.warn(
-            f"the feature store of this {type(self).__name__} is not told of coming batches: "
-            f"{reason}; a store with look_ahead=0 does not wait for it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warn_not_told(type(self).__name__, reason)
         return None
 
     def _begin_source(
@@ -530,7 +524,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
                 buffer_bytes=self.sampling.buffer_bytes,
                 most_used=self.num_workers * (self.prefetch_factor or 1),
             )
-        return self._source(batches, partial(self._work, pin=pin), threads, self.in_order)
+        work = partial(self._work, pin=pin)
+        return self._source(batches, work, threads, self.in_order, either=True)
 
     def _source(
         self,
@@ -539,22 +534,32 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         threads: WorkerThreads | Borrowed | None,
         in_order: bool,
         limit: int | None = None,
+        either: bool = False,
     ) -> Inline | Pipeline:
         """The results of ``work`` for ``items``, made by threads or, without any, by this one.
 
-        At most ``limit`` of them are ready ahead.
+        At most ``limit`` of them are ready ahead. Small ones are made by ``either``, if that is so.
         """
         if threads is None:
             return Inline(items, work)
+        limit = self.num_workers * (self.prefetch_factor or 1) if limit is None else limit
         return Pipeline(
             items,
             work,
             threads,
             owned=not self.persistent_workers,
-            limit=self.num_workers * (self.prefetch_factor or 1) if limit is None else limit,
+            limit=limit,
             timeout=self.timeout,
             in_order=in_order,
+            course=self._course(limit) if either else None,
         )
+
+    def _course(self, limit: int) -> Course | None:
+        told = self._worker_type == "thread" or self._cores is not None
+        if told or self.timeout > 0 or self._placement.device is not None:
+            return None  # these mean threads, however small the batches are
+        self._pace = self._pace or Pace()
+        return self._pace.course(limit)
 
     def _get_threads(self) -> WorkerThreads:
         if not self.persistent_workers:
@@ -569,11 +574,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             if self._processes.usable:
                 return self._processes
             self._processes.stop()
-        # Torch seeds its workers' generators from this one, so that one draw per epoch is all
-        # that the loader takes from torch's default generator, whatever its workers are.
-        generator = torch.Generator()
-        generator.manual_seed(keys.to_signed(keys.fold(0, progress.seed, progress.epoch)))
-        made = WorkerProcesses(self, self._process_work, pin and self.filter_per_worker, generator)
+        key = keys.fold(0, progress.seed, progress.epoch)
+        made = WorkerProcesses(self, self._process_work, pin and self.filter_per_worker, key)
         self._processes = made if self.persistent_workers else None
         return made
 
@@ -584,14 +586,13 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
 
         Returns:
             ``{"epoch": ..., "total": ...}``, of the iteration that began last and of all of them.
-            Each has ``"batches"`` and, per stage, ``{"seconds": ..., "bytes": ..., "rows": ...}``,
-            and for ``"fetch"`` also the numbers of :class:`~pyg_scale.store.reading.Reads`. With
-            ``device=`` also ``"device"``: what is on it.
+            Each has ``"batches"``, ``"in_consumer"`` (those that the consumer made in spite of
+            workers), per stage ``{"seconds": ..., "bytes": ..., "rows": ...}``, and for ``"fetch"``
+            the numbers of :class:`~pyg_scale.store.reading.Reads`. With ``device=`` also
+            ``"device"``: what is on it.
         """
-        counted = {
-            "epoch": self._epoch_stats.sum.as_dict(),
-            "total": self._total_stats.sum.as_dict(),
-        }
+        epoch, total = self._epoch_stats.sum, self._total_stats.sum
+        counted = {"epoch": epoch.as_dict(), "total": total.as_dict()}
         return counted | self._placement.stats(self._features)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.batches = 0
+        self.in_consumer = 0
         self.now = "waiting for a worker"
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._bytes = dict.fromkeys(STAGES, 0)
@@ -60,6 +61,7 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         self.batches += other.batches
+        self.in_consumer += other.in_consumer
         for name, value in other._reads.items():
             self._reads[name] += value
         for name in STAGES:
@@ -75,7 +77,7 @@ class Stats:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"batches": self.batches}
+        out: dict[str, Any] = {"batches": self.batches, "in_consumer": self.in_consumer}
         for name in STAGES:
             out[name] = {
                 "seconds": self._seconds[name],

@@ -25,6 +25,7 @@ import pyg_scale.loader
 from pyg_scale.loader import NeighborLoader, ZipLoader
 from pyg_scale.loader.batch.source import filled
 from pyg_scale.loader.iterator import EpochIterator
+from pyg_scale.loader.workers.pace import Course, Pace
 from pyg_scale.store import Cached, MemoryFeatureStore
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same
@@ -111,6 +112,21 @@ def plain(**kwargs: Any) -> NeighborLoader:
     return NeighborLoader(DATA, transform=add_noise, **kwargs)
 
 
+def small() -> NeighborLoader:
+    """A loader that changes often who makes its batches."""
+    loader = plain(num_workers=2)
+    loader._pace = Changing()
+    return loader
+
+
+class Changing(Pace):
+    def course(self, ahead: int) -> Course:
+        step = 0
+        while True:
+            yield step % 5 in (1, 2)
+            step += 1
+
+
 def cached(**kwargs: Any) -> NeighborLoader:
     store = Cached(filled(MemoryFeatureStore(), DATA), 400, "belady")
     return plain(feature_store=store, **kwargs)
@@ -123,6 +139,7 @@ def zipped(**kwargs: Any) -> ZipLoader:
 KINDS: dict[str, Callable[[], Any]] = {
     "inline": plain,
     "threads": lambda: plain(num_workers=2),
+    "small": lambda: small(),
     "persistent": lambda: plain(num_workers=2, persistent_workers=True),
     "look ahead": cached,
     "look ahead, threads": lambda: cached(num_workers=2),

@@ -8,6 +8,7 @@ second one fetches what a window between them hands out, in order.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -157,6 +158,16 @@ class LookAhead:
         self._schedule.close()
         self._fetched.close()
         self._sampled.close()
+
+
+def warn_not_told(loader: str, reason: str) -> None:
+    """Warn that a store which looks ahead will wait for nothing."""
+    warnings.warn(
+        f"the feature store of this {loader} is not told of coming batches: {reason}; a store with "
+        "look_ahead=0 does not wait for it",
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 def batches_under_way(data: Any, features: Features, num_workers: int) -> int:

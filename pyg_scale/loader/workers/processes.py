@@ -18,6 +18,7 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.threads import Failed, SourceError
+from pyg_scale.ops import keys
 
 
 class _Itself:
@@ -72,7 +73,7 @@ class WorkerProcesses:
         loader: The loader whose arguments of :class:`torch.utils.data.DataLoader` apply.
         work: A method that makes ``(step, result, stats)`` of a batch; run in the workers.
         pin: Whether torch's thread pins what the workers return.
-        generator: What torch draws the base seed of its workers from.
+        key: What the seeds of the workers' generators are drawn from.
     """
 
     def __init__(
@@ -80,8 +81,12 @@ class WorkerProcesses:
         loader: Any,
         work: Callable[[BatchIndex], tuple[int, Any, Stats]],
         pin: bool,
-        generator: Any,
+        key: int,
     ) -> None:
+        # One draw per epoch is all that a loader takes from torch's default generator, whatever its
+        # workers are.
+        generator = torch.Generator()
+        generator.manual_seed(keys.to_signed(key))
         self._feed = _Feed()
         self._loader = SimpleNamespace(
             dataset=_Itself(),

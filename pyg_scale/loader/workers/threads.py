@@ -21,6 +21,7 @@ from typing import Any
 
 from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.stats import Stats
+from pyg_scale.loader.workers.pace import Course
 from pyg_scale.ops.threads import renew_pool_after_fork, serial
 
 JOIN_SECONDS = 5.0
@@ -56,6 +57,7 @@ class _Job:
         self.worker = ""
         self.value: Any = None
         self.error: BaseException | None = None
+        self.seconds = 0.0
         self.done = False
         self.token = [None]  # whoever pops it does the job; list.pop is atomic
 
@@ -63,11 +65,13 @@ class _Job:
         work, self.work = self.work, None
         assert work is not None
         self.worker = threading.current_thread().name
+        start = time.perf_counter()
         try:
             self.value = work(self.item, self.stats)
         except BaseException as error:
             error.add_note(f"(raised in loader thread {self.worker}, while making {self.item})")
             self.error = error
+        self.seconds = time.perf_counter() - start
         self.done = True
 
 
@@ -276,6 +280,8 @@ class Pipeline:
         limit: How many items may be under way.
         timeout: Seconds to wait for a result, 0 for ever.
         in_order: Whether results come in the order of the items, or as they are finished.
+        course: Says which results the consumer's thread makes, when it asks for them; without it,
+            none.
     """
 
     def __init__(
@@ -288,6 +294,7 @@ class Pipeline:
         limit: int,
         timeout: float = 0,
         in_order: bool = True,
+        course: Course | None = None,
     ) -> None:
         self._items = items
         self._work = work
@@ -302,6 +309,9 @@ class Pipeline:
         self._pending: deque[_Job] = deque()
         self._finished: SimpleQueue[_Job] = SimpleQueue()
         self._cancelled = _Flag()
+        self._course = course
+        self._inline = Inline(items, work)
+        self._here = course is not None and next(course)
         weakref.finalize(self, setattr, self._cancelled, "raised", True).atexit = True
         self._fill()
 
@@ -316,6 +326,8 @@ class Pipeline:
             for job in self._pending:
                 if not job.done:
                     self._threads.submit(job, self._finished, self._cancelled)
+        if self._here and not self._pending and not self._exhausted:
+            return self._made_here()
         self._fill()
         if not self._pending:
             self.close()
@@ -323,12 +335,31 @@ class Pipeline:
         start = time.perf_counter()
         job = self._next_finished()
         waited = time.perf_counter() - start
+        if not self._here:  # else these are left from before
+            self._handed_out(job.seconds)
         self._fill()  # before the consumer gets busy
         value, error, job.value, job.error = job.value, job.error, None, None
         job.stats.add_seconds("wait", waited)
         return job.item, value if error is None else Failed(error), job.stats
 
+    def _made_here(self) -> tuple[Any, Any, Stats]:
+        start = time.perf_counter()
+        try:
+            item, value, stats = next(self._inline)
+        except StopIteration:
+            self.close()
+            raise
+        stats.in_consumer = 1
+        self._handed_out(time.perf_counter() - start)
+        return item, value, stats
+
+    def _handed_out(self, seconds: float) -> None:
+        if self._course is not None:
+            self._here = self._course.send((time.perf_counter(), seconds))
+
     def _fill(self) -> None:
+        if self._here:
+            return
         while not self._exhausted and len(self._pending) < self._limit:
             try:
                 job = _Job(next(self._items), self._work)
