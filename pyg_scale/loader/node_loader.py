@@ -38,9 +38,9 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
     batches are the same for any number and type. Small batches are made by the thread that asks for
     them where that is faster, unless ``worker_type="thread"`` is given.
     ``torch.utils.data.get_worker_info()`` is ``None`` in threads. ``transform`` and
-    ``transform_sampler_output`` run where iteration does, in order (in worker processes: there), with torch's, NumPy's and Python's generators seeded per batch.
-    ``state_dict()`` and ``load_state_dict()`` resume in the middle of an epoch, ``stats()``
-    says where the time goes.
+    ``transform_sampler_output`` run where iteration does, in order (in worker processes: there),
+    with torch's, NumPy's and Python's generators seeded per batch. ``state_dict()`` and
+    ``load_state_dict()`` resume in the middle of an epoch, ``stats()`` says where the time goes.
 
     Args:
         data: ``Data``, ``HeteroData`` or ``(FeatureStore, GraphStore)``.
