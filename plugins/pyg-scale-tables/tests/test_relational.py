@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-import sqlite3
 from collections import Counter
 
 import duckdb
@@ -582,11 +581,3 @@ def test_foreign_keys_are_looked_up_in_any_order(shop, tables, tmp_path):
     for column, parent in FOREIGN:
         edge_type = ("orders", f"f2p_{column}", parent)
         assert pairs(found[edge_type].edge_index) == pairs(wanted[edge_type].edge_index)
-
-
-def test_sqlite_without_its_extension_is_an_error(shop, tmp_path):
-    sqlite3.connect(shop / "shop.db").close()
-    rewritten(shop, "name: shop", 'name: shop\ndatabase: "sqlite:shop.db"')
-    (shop / "db/orders.parquet").unlink()
-    with pytest.raises(ValueError, match="table 'orders', query"):
-        convert(f"tables:{shop}", tmp_path / "graph", quiet=True)

@@ -153,7 +153,7 @@ class _Split:
         columns = [self._entity_col, task.time_col, self._target, self._destination]
         names = [name for name in dict.fromkeys(columns) if name is not None]
         begin = kept = size = 0
-        for batch in self._records.batches(names, _ROWS):
+        for _, batch in self._records.batches(names, _ROWS):
             found = self._entities(index, batch, begin)
             stays = found >= 0
             ids.append(found[stays])

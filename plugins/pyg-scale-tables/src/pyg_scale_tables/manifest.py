@@ -18,6 +18,8 @@ import yaml
 NAME = "manifest.yaml"
 STYPES = ("numerical", "categorical", "multicategorical", "timestamp", "embedding", "text_embedded")
 TIME_UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+FOREIGN = ("sqlite", "postgres", "mysql")
+"""Databases that DuckDB reads by an extension."""
 SPLITS = ("train", "val", "test")
 
 _LARGEST = 4 << 20  # bytes of a manifest
@@ -155,13 +157,24 @@ class Manifest:
         return cls(path, entries.get("name", str) or path.parent.name, tables, database, tasks)
 
     @property
+    def database_at(self) -> tuple[str, str]:
+        """The kind of the database, empty without one, and its file or its address."""
+        if self.database is None:
+            return "", ""
+        kind, _, rest = self.database.partition(":")
+        if kind not in FOREIGN:
+            kind, rest = "duckdb", self.database
+        return kind, str(self.path.parent / rest) if kind in ("duckdb", "sqlite") else rest
+
+    @property
     def files(self) -> list[Path]:
         """The manifests and the files of all tables."""
         out = [self.path]
         for table in self.tables.values():
             out += table.files
-        if self.database is not None and (self.path.parent / self.database).is_file():
-            out.append(self.path.parent / self.database)
+        kind, name = self.database_at
+        if kind in ("duckdb", "sqlite") and Path(name).is_file():
+            out.append(Path(name))
         for task in self.tasks.values():
             out += [next(iter(task.files.values())).parent / NAME, *task.files.values()]
         return out

@@ -1,4 +1,4 @@
-"""Rows of a table as Arrow record batches, from files of any kind or from DuckDB."""
+"""Rows of a table as Arrow record batches, from files of any kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import abc
 import mmap
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from pyg_scale_tables.manifest import Manifest, TableSpec
+from pyg_scale_tables.manifest import TableSpec
 
 _READ_AHEAD = 1 << 20  # bytes of a column
 _BLOCK = 1 << 20  # bytes of text parsed at a time
-_ROWS = 1 << 16  # rows of a batch that is copied
+BATCH_ROWS = 1 << 16
+"""Rows of a batch that is copied."""
 
 
 class Records(abc.ABC):
@@ -35,8 +35,12 @@ class Records(abc.ABC):
     num_rows: int
 
     @abc.abstractmethod
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        """Yield all rows, with some columns, at most ``rows`` at a time.
+    def batches(
+        self, columns: Sequence[str], rows: int, begin: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield consecutive record batches with some columns, each with its first row.
+
+        Batches have at most ``rows`` rows. They may begin before row ``begin``.
 
         Raises:
             ValueError: If the file is damaged; names the row, and the column if it is one.
@@ -47,7 +51,7 @@ class Records(abc.ABC):
 
 
 class ParquetRecords(Records):
-    """A Parquet file.
+    """A Parquet file, read in pieces within its row groups.
 
     Args:
         path: The file.
@@ -63,27 +67,40 @@ class ParquetRecords(Records):
             self.schema = self._file.schema_arrow
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
-                f"{path} is no Parquet file, or was cut short: {_line(error)}"
+                f"{path} is no Parquet file, or was cut short: {in_one_line(error)}"
             ) from None
         self.num_rows = self._file.metadata.num_rows
 
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        read = 0
+    def batches(
+        self, columns: Sequence[str], rows: int, begin: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        if not columns:
+            for first in range(begin, self.num_rows, rows):
+                size = min(rows, self.num_rows - first)
+                yield first, pa.RecordBatch.from_struct_array(pa.array([{}] * size, pa.struct([])))
+            return
+        groups, first = self._groups_from(begin)
         try:
-            if not columns:
-                for begin in range(0, self.num_rows, rows):
-                    size = min(rows, self.num_rows - begin)
-                    yield pa.RecordBatch.from_struct_array(pa.array([{}] * size, pa.struct([])))
-                return
-            for batch in self._file.iter_batches(rows, columns=list(columns), use_threads=True):
-                yield batch
-                read += batch.num_rows
+            for batch in self._file.iter_batches(rows, groups, list(columns)) if groups else ():
+                yield first, batch
+                first += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             column = self._damaged(columns, rows)
             where = f", column {column!r}" if column is not None else ""
-            raise ValueError(f"{self.path}{where}, behind row {read}: {_line(error)}") from None
-        if read != self.num_rows:
-            raise ValueError(f"{self.path} has {read} rows, its end says {self.num_rows}")
+            text = in_one_line(error)
+            raise ValueError(f"{self.path}{where}, behind row {first}: {text}") from None
+        if first != self.num_rows:
+            raise ValueError(f"{self.path} has {first} rows, its end says {self.num_rows}")
+
+    def _groups_from(self, begin: int) -> tuple[list[int], int]:
+        """The row groups from that of a row on, and the first row of the first one."""
+        metadata, first = self._file.metadata, 0
+        for group in range(metadata.num_row_groups):
+            size = metadata.row_group(group).num_rows
+            if first + size > begin:
+                return list(range(group, metadata.num_row_groups)), first
+            first += size
+        return [], self.num_rows
 
     def _damaged(self, columns: Sequence[str], rows: int) -> str | None:
         """The first column that alone cannot be read."""
@@ -100,7 +117,10 @@ class ParquetRecords(Records):
 
 
 class ArrowRecords(Records):
-    """An Arrow IPC file or stream, mapped.
+    """An Arrow IPC file, also called Feather, or an Arrow IPC stream.
+
+    The file is mapped. Its pages are released after every piece, so that they do not count as
+    memory of the process for long. Compressed files are decompressed one record batch at a time.
 
     Args:
         path: The file.
@@ -113,6 +133,10 @@ class ArrowRecords(Records):
         self.path = path
         with path.open("rb") as file:
             magic = file.read(6)
+            if magic.startswith(b"FEA1"):
+                raise ValueError(
+                    f"{path} is a Feather file of version 1: write it again with version 2"
+                )
             if not magic:
                 raise ValueError(f"{path} is no Arrow file: it is empty")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -121,10 +145,12 @@ class ArrowRecords(Records):
             self.schema = self._reader().schema
             self.num_rows = sum(batch.num_rows for batch in self._all())
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is no Arrow file, or was cut short: {_line(error)}") from None
+            text = in_one_line(error)
+            raise ValueError(f"{path} is no Arrow file, or was cut short: {text}") from None
 
     def _reader(self) -> Any:
         source = pa.BufferReader(pa.py_buffer(self._map))
+        # included_fields, which would choose columns, copies whole batches
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if self._is_stream:
             return pa.ipc.open_stream(source, options=options)
@@ -137,18 +163,21 @@ class ArrowRecords(Records):
         else:
             yield from map(reader.get_batch, range(reader.num_record_batches))
 
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        read = 0
+    def batches(
+        self, columns: Sequence[str], rows: int, begin: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        first = 0
         try:
             for batch in self._all():
                 chosen = batch.select(list(columns))
-                chosen.validate(full=True)  # offsets of a damaged file may point anywhere
-                for begin in range(0, batch.num_rows, rows):
-                    yield chosen.slice(begin, rows)
-                read += batch.num_rows
-                self._map.madvise(mmap.MADV_DONTNEED)  # not to count as memory for long
+                for at in range(max(0, begin - first) // rows * rows, batch.num_rows, rows):
+                    part = chosen.slice(at, rows)
+                    part.validate(full=True)  # offsets of a damaged file may point anywhere
+                    yield first + at, part
+                    self._map.madvise(mmap.MADV_DONTNEED)
+                first += batch.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.path}, behind row {read}: {_line(error)}") from None
+            raise ValueError(f"{self.path}, behind row {first}: {in_one_line(error)}") from None
 
     def close(self) -> None:
         self._map.madvise(mmap.MADV_DONTNEED)  # unmapped once no reader refers to it
@@ -207,14 +236,14 @@ class TableRecords:
         Raises:
             ValueError: If a file is damaged; names the table.
         """
-        begin = 0
+        before = 0
         for file in self._files:
             try:
-                for batch in file.batches(columns, rows):
-                    yield begin, batch
-                    begin += batch.num_rows
+                for first, batch in file.batches(columns, rows):
+                    yield before + first, batch
             except ValueError as error:
                 raise ValueError(f"table {self.spec.name!r}: {error}") from None
+            before += file.num_rows
 
     def row_name(self, row: int, column: str | None = None) -> str:
         """The name of a row, and of a column, in errors."""
@@ -265,7 +294,7 @@ def copy_text(spec: TableSpec, path: Path, file: Path) -> None:
         with _text_reader(path, kinds) as reader:
             empty = [each.name for each in reader.schema if pa.types.is_null(each.type)]
             if not empty:
-                _copy(reader.schema, _text_batches(spec, path, reader), file)
+                copy_batches(reader.schema, _text_batches(spec, path, reader), file)
                 return
         kinds |= dict.fromkeys(empty, pa.string())
 
@@ -285,7 +314,7 @@ def _text_reader(path: Path, kinds: dict[str, pa.DataType]) -> Any:
             ),
         )
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as CSV: {_line(error)}") from None
+        raise ValueError(f"{path} cannot be read as CSV: {in_one_line(error)}") from None
 
 
 def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
@@ -295,7 +324,7 @@ def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
             yield batch
             read += batch.num_rows
     except (pa.ArrowException, OSError) as error:
-        text = _line(error)
+        text = in_one_line(error)
         number = re.search(r"CSV column #(\d+)", text)
         column = (
             f", column {reader.schema.names[int(number[1])]!r} changes its type" if (number) else ""
@@ -305,106 +334,18 @@ def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
         ) from None
 
 
-def check_query(spec: TableSpec, manifest: Manifest) -> None:
-    """Refuse a query that cannot be run, before any work.
-
-    Raises:
-        ModuleNotFoundError: If DuckDB is not installed.
-        FileNotFoundError: If the database is missing.
-        ValueError: If the query is no single SELECT.
-    """
-    duckdb = _duckdb(spec)
-    if manifest.database is not None and not _attached(manifest.database):
-        path = manifest.path.parent / manifest.database
-        if not path.is_file():
-            raise FileNotFoundError(f"{manifest.path}: there is no database {str(path)!r}")
-    with closing(duckdb.connect()) as connection:
-        _statement(duckdb, connection, spec)
-
-
-def _duckdb(spec: TableSpec) -> Any:
-    try:
-        import duckdb
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"table {spec.name!r} comes from a query, and DuckDB is not installed: pip install "
-            "'pyg-scale-tables[duckdb]'"
-        ) from None
-    return duckdb
-
-
-def _statement(duckdb: Any, connection: Any, spec: TableSpec) -> Any:
-    assert spec.query is not None
-    try:
-        found = connection.extract_statements(spec.query)
-    except duckdb.Error as error:
-        raise ValueError(f"table {spec.name!r}, query: {_line(error)}") from None
-    if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
-        raise ValueError(f"table {spec.name!r}: the query must be one SELECT (got {spec.query!r})")
-    return found[0]
-
-
-def _attached(database: str) -> bool:
-    """Return True for a database that DuckDB reads through an extension."""
-    return database.partition(":")[0] in ("sqlite", "postgres", "mysql")
-
-
-def copy_query(spec: TableSpec, manifest: Manifest, file: Path, memory: int) -> None:
-    """Copy the result of a DuckDB query to an Arrow file, once, as its order may be another one.
-
-    Args:
-        spec: The table with the query.
-        manifest: Says which database.
-        file: The file to write.
-        memory: Bytes that DuckDB may use.
-
-    Raises:
-        ValueError: If DuckDB refuses it.
-    """
-    duckdb = _duckdb(spec)
-    try:
-        with closing(_connection(duckdb, manifest, file.parent, memory)) as connection:
-            statement = _statement(duckdb, connection, spec)
-            reader = connection.execute(statement).to_arrow_reader(_ROWS)
-            _copy(reader.schema, reader, file)
-    except (duckdb.Error, pa.ArrowException) as error:
-        raise ValueError(f"table {spec.name!r}, query: {_line(error)}") from None
-
-
-def _connection(duckdb: Any, manifest: Manifest, folder: Path, memory: int) -> Any:
-    """A connection that only reads, with the database of a manifest."""
-    kind, _, rest = (manifest.database or "").partition(":")
-    config = {
-        "memory_limit": f"{max(64, memory >> 20)}MiB",
-        "temp_directory": str(folder / "duckdb"),
-        "autoinstall_known_extensions": False,
-        "file_search_path": str(manifest.path.parent.absolute()),
-    }
-    if manifest.database is None:
-        return duckdb.connect(config=config)
-    if _attached(manifest.database):
-        connection = duckdb.connect(config=config)
-        name = str(manifest.path.parent / rest) if kind == "sqlite" else rest
-        connection.execute(
-            f"ATTACH '{name.replace(chr(39), chr(39) * 2)}' AS attached (TYPE {kind}, READ_ONLY)"
-        )
-        connection.execute("USE attached")
-        return connection
-    path = manifest.path.parent / manifest.database
-    return duckdb.connect(str(path), read_only=True, config=config)
-
-
-def _copy(schema: pa.Schema, batches: Any, file: Path) -> None:
-    """Write batches to an Arrow file, in batches of few rows."""
+def copy_batches(schema: pa.Schema, batches: Any, file: Path) -> None:
+    """Write record batches to an Arrow file, in batches of few rows."""
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_file(out, schema) as writer:
         for batch in batches:
-            for begin in range(0, batch.num_rows, _ROWS):
-                writer.write_batch(batch.slice(begin, _ROWS))
+            for begin in range(0, batch.num_rows, BATCH_ROWS):
+                writer.write_batch(batch.slice(begin, BATCH_ROWS))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
+    """The text of an error."""
     return " ".join(str(error).split())

@@ -26,14 +26,8 @@ from pyg_scale_tables.columns import TextEmbedder
 from pyg_scale_tables.keys import KeyIndex, read_keys, save_keys
 from pyg_scale_tables.labels import LabelTables
 from pyg_scale_tables.manifest import Manifest, TableSpec
-from pyg_scale_tables.records import (
-    TableRecords,
-    check_query,
-    copy_query,
-    copy_text,
-    is_text,
-    open_files,
-)
+from pyg_scale_tables.queries import check_query, copy_query
+from pyg_scale_tables.records import TableRecords, copy_text, is_text, open_files
 from pyg_scale_tables.table_pass import TIME, ForeignKey, TableFiles, TablePass
 
 _KEY_ROWS = 1 << 16  # rows of a batch of keys
