@@ -10,6 +10,7 @@ import pwd
 import shutil
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -116,6 +117,33 @@ def manifest(folder, database):
     folder.mkdir(exist_ok=True)
     (folder / "manifest.yaml").write_text(MANIFEST.format(database=database))
     return f"tables:{folder}"
+
+
+@pytest.mark.slow
+def test_the_result_of_a_query_is_not_held_in_memory(tmp_path):
+    script = """
+import pathlib, resource, sys
+from pyg_scale_tables.manifest import Manifest
+from pyg_scale_tables.queries import check_query, copy_query
+manifest = Manifest.read(sys.argv[1])
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+(spec,) = manifest.tables.values()
+check_query(spec, manifest)
+before = peak()
+copy_query(spec, manifest, pathlib.Path(sys.argv[1]) / "rows.arrow", 1 << 30)
+print(peak() - before)
+"""
+    query = "SELECT i, 2 * i AS j, i / 3 AS k FROM range(20_000_000) rows(i)"
+    (tmp_path / "manifest.yaml").write_text(f"tables: {{rows: {{query: '{query}'}}}}")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert (tmp_path / "rows.arrow").stat().st_size > 400 << 20
+    assert int(done.stdout) < 200  # MB
 
 
 @pytest.fixture

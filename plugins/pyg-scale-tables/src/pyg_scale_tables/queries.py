@@ -47,8 +47,9 @@ def copy_query(spec: TableSpec, manifest: Manifest, file: Path, memory: int) -> 
     duckdb = _duckdb(spec)
     try:
         with closing(_connection(duckdb, manifest, file.parent, memory)) as connection:
-            statement = _statement(duckdb, connection, spec)
-            reader = connection.execute(statement).to_arrow_reader(BATCH_ROWS)
+            # Of what execute() returns, some releases of DuckDB copy all rows to memory first.
+            relation = connection.sql(_statement(duckdb, connection, spec).query)
+            reader = relation.to_arrow_reader(BATCH_ROWS)
             copy_batches(reader.schema, reader, file)
     except (duckdb.Error, pa.ArrowException) as error:
         raise ValueError(f"table {spec.name!r}, query: {in_one_line(error)}") from None
