@@ -226,6 +226,21 @@ def test_a_damaged_table_is_named(tmp_path, row, match):
         tgb.load("tgbl-wiki", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("tgbn-trade", "node properties"),
+        ("tkgl-icews", "knowledge graphs"),
+        ("thgl-software", "heterogeneous graphs"),
+    ],
+)
+def test_data_sets_of_other_tasks_are_refused_by_name(tmp_path, name, task):
+    with pytest.raises(NotImplementedError, match=f"{name} is a data set of {task}"):
+        tgb.load(name, tmp_path)
+    with pytest.raises(NotImplementedError, match=f"{name} is a data set of {task}"):
+        convert(f"tgb:{name}", tmp_path / "graph", root=tmp_path, quiet=True)
+
+
 def test_what_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="unknown data set 'tgbl-wikis': did you mean 'tgbl-wiki'"):
         tgb.load("tgbl-wikis", tmp_path)

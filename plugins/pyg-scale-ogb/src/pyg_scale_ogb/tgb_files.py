@@ -58,6 +58,11 @@ _SETS = {
         TGBFacts("tgbl-flight", "flights", 2),
     )
 }
+_OTHER_TASKS = {
+    "tgbn-": "node properties",
+    "tkgl-": "knowledge graphs",
+    "thgl-": "heterogeneous graphs",
+}
 
 
 def tgb_facts(name: str) -> TGBFacts:
@@ -65,9 +70,15 @@ def tgb_facts(name: str) -> TGBFacts:
 
     Raises:
         ValueError: If it is unknown; says what there is.
+        NotImplementedError: If it is one of another task of TGB.
     """
     if name in _SETS:
         return _SETS[name]
+    if task := _OTHER_TASKS.get(name[:5]):
+        raise NotImplementedError(
+            f"{name} is a data set of {task}, whose files are not read: only those of links are, "
+            f"{', '.join(_SETS)}. Build a TemporalData of what TGB's own package loads"
+        )
     near = difflib.get_close_matches(name, _SETS, 1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown data set {name!r}: {meant}There are {', '.join(_SETS)}")
