@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import pyg_scale
+from pyg_scale.convert import convert
 from pyg_scale_tables import keys as module
 from pyg_scale_tables.keys import KeyIndex, plain_keys
 
@@ -94,3 +96,27 @@ def test_plain_keys(values, wanted, has):
 def test_wrong_keys(values, error, match):
     with pytest.raises(error, match=match):
         plain_keys(values, 10, name)
+
+
+def test_tables_that_refer_to_each_other_in_circles(tmp_path):
+    write = pa.parquet.write_table
+    write(
+        pa.table({"k": ["x", "y"], "lead": [9, None], "v": [0.5, 1.5]}), tmp_path / "team.parquet"
+    )
+    people = {"id": [7, 8, 9], "team": ["y", "x", None], "boss": [9, 7, 9]}
+    write(pa.table(people), tmp_path / "people.parquet")
+    (tmp_path / "manifest.yaml").write_text(
+        "tables: {team: {pkey: k, fkeys: {lead: people}},"
+        " people: {pkey: id, fkeys: {team: team, boss: people}}}"
+    )
+    convert(f"tables:{tmp_path}", tmp_path / "graph", quiet=True)
+    graph = pyg_scale.open(tmp_path / "graph", verify=True)
+    edges = {edge_type: store.edge_index.tolist() for edge_type, store in graph.edge_items()}
+    assert edges == {
+        ("team", "f2p_lead", "people"): [[0], [2]],
+        ("people", "rev_f2p_lead", "team"): [[2], [0]],
+        ("people", "f2p_team", "team"): [[0, 1], [1, 0]],
+        ("team", "rev_f2p_team", "people"): [[1, 0], [0, 1]],
+        ("people", "f2p_boss", "people"): [[0, 1, 2], [2, 0, 2]],
+        ("people", "rev_f2p_boss", "people"): [[2, 0, 2], [0, 1, 2]],
+    }
