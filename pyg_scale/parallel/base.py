@@ -78,7 +78,7 @@ class GraphParallel(Parallel):
                 parts as there are ranks that share it; a rank may own several, or an empty one.
             inputs: Names of attributes of the graph, in the order of the arguments of the module's
                 ``forward``; by default ``("x", "edge_index")``, of a heterogeneous graph
-                ``("x_dict", "edge_index_dict")``.
+                ``("x_dict", "edge_index_dict")``. ``n_id`` is the original ids of own nodes.
             mesh: A ``DeviceMesh`` instead of ``group``, for methods with several dimensions.
 
         Returns:

@@ -78,6 +78,9 @@ class Shard:
     def input(self, name: str) -> Any:
         """An attribute of the graph for own nodes or their in-edges, or a dictionary by type.
 
+        ``n_id`` and ``n_id_dict``, where the graph has no such attribute, are the original ids of
+        own nodes.
+
         Raises:
             ValueError: If the graph has no such attribute; lists those that there are.
         """
@@ -89,7 +92,9 @@ class Shard:
                 return self._of_nodes(None, name)
             if None in meta.edges and name in meta.edges[None].attributes:
                 return self.of_edges(None, name)
-            known = {"edge_index", *meta.nodes[None].attributes}
+            if name == "n_id":
+                return self.own_ids[None]
+            known = {"edge_index", "n_id", *meta.nodes[None].attributes}
             known |= set(meta.edges[None].attributes) if None in meta.edges else set()
             raise ValueError(_unknown(name, known))
         if name == "edge_index_dict":
@@ -103,8 +108,10 @@ class Shard:
             for edge in meta.edges.values():
                 if of in edge.attributes:
                     found[edge.name] = self.of_edges(edge.name, of)
+        if not found and name == "n_id_dict":
+            return self.own_ids
         if not found:
-            known = {"edge_index_dict"}
+            known = {"edge_index_dict", "n_id_dict"}
             known |= {f"{each}_dict" for node in meta.nodes.values() for each in node.attributes}
             known |= {f"{each}_dict" for edge in meta.edges.values() for each in edge.attributes}
             raise ValueError(_unknown(name, known))

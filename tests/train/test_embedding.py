@@ -10,6 +10,7 @@ import signal
 import time
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
 
@@ -26,6 +28,7 @@ from pyg_scale.comm import Counting
 from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import CheckpointError, CommError, CommTimeoutError
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.parallel.mesh import DIMENSIONS
 from pyg_scale.testing.processes import WaitingProcesses
 from pyg_scale.train import Checkpoint, NodeEmbedding, RowAdagrad, storage
 from pyg_scale.train.embedding.gradients import Gradients
@@ -122,6 +125,83 @@ def test_a_model_of_shards_is_divided_by_the_same_seeds(ranks):
     rows, _ = dense("adagrad", range(7))
     for mine in ranks.run(trained_beside_shards, world_size=2):
         close(mine, rows)
+
+
+class OfNodes(nn.Module):
+    """A model of a whole graph without features: rows of nodes, and two layers."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+        torch.manual_seed(4)
+        self.first, self.last = SAGEConv(CHANNELS, 4).double(), SAGEConv(4, 2).double()
+
+    def forward(self, n_id: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.embedding(n_id)
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+def steps_on_a_graph(model: Any, call: Any, y: Tensor, of_rows: Any, own: Tensor) -> None:
+    """Three steps, in which every third node is a seed."""
+    of_model = torch.optim.SGD(model.parameters(), lr=0.3)
+    for number in range(3):
+        seeds = (own + number) % 3 == 0
+        loss = nn.functional.cross_entropy(call()[seeds], y[own][seeds], reduction="sum")
+        loss = loss / max(1, int(seeds.sum()))
+        if isinstance(model, OfNodes):
+            loss.backward()
+        else:
+            model.backward(loss, int(seeds.sum()))
+        for each in (of_rows, of_model):
+            each.step()
+            each.zero_grad()
+
+
+def trained_in_parts(folder: str, wrapper: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS) if shape else None
+    name, first = f"{wrapper}-{shape}", table()
+    with pyg_scale.open(folder, comm=comm_for(f"{name}-graph")) as graph:
+        embedding = NodeEmbedding(
+            graph,
+            CHANNELS,
+            dtype=torch.float64,
+            init=lambda ids: first[ids],
+            comm=comm_for(f"{name}-rows"),
+        )
+        model = parallel.wrap(
+            OfNodes(embedding), wrapper, graph=graph, inputs=("n_id", "edge_index"), mesh=mesh
+        )
+        of_rows = embedding.optimizer(torch.optim.SparseAdam, lr=0.05)
+        steps_on_a_graph(model, model, torch.arange(NODES) % 2, of_rows, model.own_nodes)
+        with torch.no_grad():
+            found = embedding(torch.arange(NODES)), model.module.first.lin_l.weight.detach()
+        embedding.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "shape"),
+    [
+        ("halo", ()),
+        ("feature", ()),
+        ("mesh", (2, 1, 1)),
+        ("mesh", (1, 2, 1)),
+        ("mesh", (1, 1, 2)),
+    ],
+)
+def test_models_of_a_whole_graph_have_the_rows_of_a_dense_table(ranks, tmp_path, wrapper, shape):
+    parts = str(cut(tmp_path, 2 if not shape or shape[0] == 2 else 1))
+    data = pyg_scale.open(tmp_path / "graph")
+    dense = nn.Embedding.from_pretrained(table(), freeze=False, sparse=True)
+    model, own = OfNodes(dense), torch.arange(NODES)
+    of_rows = torch.optim.SparseAdam(dense.parameters(), lr=0.05)
+    del model.embedding  # whose rows are no parameters of the other
+    object.__setattr__(model, "embedding", dense)
+    call = partial(model, own, data.edge_index)
+    steps_on_a_graph(model, call, torch.arange(NODES) % 2, of_rows, own)
+    for rows, weight in ranks.run(trained_in_parts, parts, wrapper, shape, world_size=2):
+        close(rows, dense.weight.detach())
+        close(weight, model.first.lin_l.weight.detach())
 
 
 def test_row_adagrad_is_its_formula():
