@@ -176,7 +176,7 @@ def check_pieces(
                 memory=1 << 20,
                 folder=Path(folder) / "edges",
                 device=block.x.device,
-                cut=Cut(layout, 5, size),
+                cut=Cut(layout, 5, 3),
             ).rows(0, 0)
             other = torch.cat([each.to("cpu", torch.float64) for each in rows])
     except NotStreamed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pyg_scale.convert.array_file import ArrayReader, ArrayWriter
 from pyg_scale.files.npy import as_tensor, dtype_name
 from pyg_scale.ops.edge_buckets import Ranges, edge_buckets
 
-_EDGE_BYTES = 64
+_EDGE_BYTES = 80
 """Memory of an edge while it is grouped."""
 _NAMES = ("src", "dst")
 
@@ -153,22 +152,15 @@ class EdgeGrid:
         cell = block * len(self.layout.chunks) + chunk
         return self._ends[cell + 1] - self._ends[cell]
 
-    def pieces(self, block: int, chunk: int, limit: int, most: int) -> Iterator[Piece]:
-        """The edges of a cell in pieces of at most ``limit``, to at most ``most`` destinations."""
+    def pieces(self, block: int, chunk: int, limit: int) -> Iterator[Piece]:
+        """The edges of a cell in pieces of at most ``limit``."""
         cell = block * len(self.layout.chunks) + chunk
         first, last = self._ends[cell : cell + 2]
         for at in range(first, last, limit):
             read = [r.rows(at, min(at + limit, last)) for r in self._readers]
             src, dst = (torch.from_numpy(each).to(torch.int64) for each in read[:2])
             attr = None if self._attr is None else as_tensor(read[2], self._attr_dtype)
-            ends = torch.tensor(
-                [*range(int(dst[0]) + most, int(dst[-1]) + 1, most)], dtype=dst.dtype
-            )
-            cuts = [0, *torch.searchsorted(dst, ends).tolist(), dst.numel()]
-            for low, high in itertools.pairwise(cuts):
-                if low < high:
-                    rows = slice(low, high)
-                    yield Piece(src[rows], dst[rows], None if attr is None else attr[rows])
+            yield Piece(src, dst, attr)
 
     # Making it #############################################################################
 
@@ -245,24 +237,19 @@ class EdgeGrid:
         return block * len(self.layout.chunks) + src // self.layout.chunk
 
 
-def make_layout(
-    begin: int, end: int, num_src: int, dst_bytes: int, src_bytes: int, memory: int
-) -> Layout:
-    """The cells with which a layer stays within a limit of memory.
-
-    Half of it is for a block of destinations, a tenth for each of two chunks of sources.
+def make_layout(begin: int, end: int, num_src: int, block: int, chunk: int) -> Layout:
+    """Cells of about a size.
 
     Args:
         begin: The first destination.
         end: The one after the last destination.
         num_src: Number of sources.
-        dst_bytes: Memory of a destination.
-        src_bytes: Memory of a source.
-        memory: Bytes.
+        block: The most destinations of a block.
+        chunk: The most sources of a chunk.
     """
     size, most = max(1, end - begin), np.iinfo(np.int32).max
-    block = max(1, min(size, memory // 2 // max(1, dst_bytes), most))
-    chunk = max(1, min(num_src, memory // 10 // max(1, src_bytes), most))
+    block = max(1, min(size, block, most))
+    chunk = max(1, min(num_src, chunk, most))
     block = -(-size // -(-size // block))  # blocks of one size
     per_block = -(-block // chunk)
     chunk = -(-block // per_block)  # so that a chunk is in one block, whose rows are there already

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, Ten
 
 from pyg_scale.graph.base import SuppliesFeatures
 from pyg_scale.graph.topology import CSC
+from pyg_scale.inference.ranks import RankRows
 from pyg_scale.loader.batch.features import HOMOGENEOUS_EDGES
 from pyg_scale.loader.seeds.nodes import num_nodes_of
 from pyg_scale.ops import keys
@@ -20,6 +21,7 @@ from pyg_scale.ops.gather import gather
 from pyg_scale.sampler.choose import Ask
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.store.directory.opening import open_graph
+from pyg_scale.store.directory.page_faults import random_reads, read_soon
 
 _NODES = 1 << 16
 """Nodes whose in-edges are asked for at a time, if they are in other processes."""
@@ -147,7 +149,8 @@ class Graph:
     def content(self) -> Iterator[Tensor]:
         """Some of the features and of what the edges are, to tell graphs apart."""
         nodes = some(self.num_nodes)
-        yield self.rows(nodes)
+        with random_reads([] if self.x is None else [self.x]):
+            yield self.rows(nodes)
         yield from self._sketch(nodes)
 
     def _sketch(self, nodes: Tensor) -> Iterator[Tensor]:
@@ -229,6 +232,7 @@ class CSCEdges:
             high = int(torch.searchsorted(indptr, to))
             counts = indptr[low : high + 1].clamp(at, to).diff()
             dst = torch.arange(begin + low, begin + high).repeat_interleave(counts)
+            read_soon(csc.indices[at:to])
             ids = csc.original_id(torch.arange(at, to)) if with_ids else None
             yield csc.indices[at:to].to(torch.int64), dst, ids
 
@@ -279,23 +283,26 @@ def edges_of(sampler: Any, edge_type: Any, num_src: int) -> CSCEdges | RoutedEdg
 
 
 class Table:
-    """A tensor with a row for each node, read in the dtype of the model.
+    """A row for each node, read in the dtype of the model.
 
     Args:
-        tensor: ``[num_nodes, ...]``, mapped perhaps.
+        rows: ``[num_nodes, ...]``: a tensor, mapped perhaps, or what several ranks wrote.
         real: The dtype of the model.
     """
 
-    def __init__(self, tensor: Tensor, real: torch.dtype) -> None:
-        self._tensor, self.real = tensor, real
+    def __init__(self, rows: Tensor | RankRows, real: torch.dtype) -> None:
+        self._rows, self.real = rows, real
 
     def width(self) -> tuple[int, ...]:
         """The shape of a row."""
-        return tuple(self._tensor.shape[1:])
+        return tuple(self._rows.shape[1:])
 
     def read(self, begin: int, end: int) -> Tensor:
         """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
-        rows = self._tensor[begin:end]
+        if isinstance(self._rows, RankRows):
+            return self._rows.read(begin, end, self.real)
+        rows = self._rows[begin:end]
+        read_soon(rows)
         return torch.empty(rows.shape, dtype=self.real).copy_(rows)
 
 
@@ -334,9 +341,17 @@ class LayerInputs(FeatureStore):
     def read(self, begin: int, end: int) -> Tensor:
         """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
         whole = self.graph.x if self.hidden is None else self.hidden
-        if not isinstance(whole, Tensor):
+        if whole is None:
             return self._get_tensor(TensorAttr(None, "x", torch.arange(begin, end)))
         return Table(whole, self.real).read(begin, end)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that rows are read from, if they are in this process."""
+        whole = self.graph.x if self.hidden is None else self.hidden
+        if isinstance(whole, Tensor):
+            return [whole]
+        return whole.pieces if isinstance(whole, RankRows) else []
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         if attr.attr_name != "x":

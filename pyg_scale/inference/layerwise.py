@@ -29,6 +29,7 @@ from pyg_scale.inference.recorded import (
 )
 from pyg_scale.inference.streaming import StreamedLayer, Streaming
 from pyg_scale.loader.node_loader import NodeLoader
+from pyg_scale.store.directory.page_faults import exceeds_memory, random_reads
 
 __all__ = ["layerwise_inference"]
 
@@ -286,11 +287,12 @@ class _Pass:
             return
         data, degrees = self._graph.for_loader(inputs), self._globals(step)
         probe = self._graph, self._layers, step, data, inputs, self._block_of, degrees
-        if begin == 0:
-            check_one_hop(*probe)
         try:
-            layer = self._layers.streamed(step, degrees)
-            check_pieces(*probe)
+            with random_reads(inputs.tensors):
+                if begin == 0:
+                    check_one_hop(*probe)
+                layer = self._layers.streamed(step, degrees)
+                check_pieces(*probe)
         except NotStreamed as reason:
             _log.info("%s is not streamed: %s", self._layers.describe(step), reason)
             self._gathered(step, begin, bar, inputs, data)
@@ -320,10 +322,13 @@ class _Pass:
             num_workers=self._num_workers,
             sampler=range(nodes.numel()),  # nobody else's, and not to be shared
         )
-        for batch in loader:
-            rows = self._layers.run(step, self._block_of(batch), self._globals(step))
-            self._write(step, begin, rows, bar)
-            begin += rows.size(0)
+        tensors = inputs.tensors
+        too_large = exceeds_memory(sum(each.nbytes for each in tensors))
+        with random_reads(tensors if too_large else []):
+            for batch in loader:
+                rows = self._layers.run(step, self._block_of(batch), self._globals(step))
+                self._write(step, begin, rows, bar)
+                begin += rows.size(0)
 
     def _by_rows(self, step: int, begin: int, bar: Any) -> None:
         sources = [self._state.array(s) for s in self._layers.inputs(step)]

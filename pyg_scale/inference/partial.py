@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ _REDUCTIONS = {
     aggr.MinAggregation: "min",
 }
 _MESSAGES = ("edge_update", "message")
+_ENDS = ("src", "dst")
+_ROWS = ("", "")
+"""The key of features themselves, where all of ``forward`` is needed for a piece."""
 
 
 class NotStreamed(Exception):
@@ -31,6 +34,20 @@ class NotStreamed(Exception):
 
 class _Reached(Exception):
     """Raised where a layer has aggregated its messages."""
+
+
+class Aggregates(NamedTuple):
+    """What a layer aggregated over some edges.
+
+    Attributes:
+        out: ``[n, ...]``.
+        counts: Number of these edges of each destination, ``int32`` ``[n]``.
+        log: The logarithms of the sums of a softmax, ``[n, ...]``, if there is one.
+    """
+
+    out: Tensor
+    counts: Tensor
+    log: Tensor | None
 
 
 class Accumulator:
@@ -43,68 +60,97 @@ class Accumulator:
     Args:
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         size: Number of destinations.
+        like: Aggregates of the same layer, for their shapes and dtypes.
     """
 
-    def __init__(self, reduce: str, size: int) -> None:
-        self._reduce, self._size = reduce, size
-        self._counts = torch.zeros(size, dtype=torch.int64)
-        self._values: Tensor | None = None
+    def __init__(self, reduce: str, size: int, like: Aggregates) -> None:
+        self._reduce = reduce
+        fill = {"max": -torch.inf, "min": torch.inf}.get(reduce, 0.0)
+        self._values = torch.full((size, *like.out.shape[1:]), fill, dtype=like.out.dtype)
+        self._counts = None if reduce == "sum" else torch.zeros(size, dtype=torch.int32)
         self._logs: Tensor | None = None
+        if like.log is not None:
+            self._logs = like.log.new_full((size, *like.log.shape[1:]), -torch.inf, device="cpu")
 
-    @property
-    def is_empty(self) -> bool:
-        """True until something was added."""
-        return self._values is None
-
-    def add(self, begin: int, out: Tensor, counts: Tensor, log: Tensor | None) -> None:
-        """Take the aggregates of some of the edges of destinations ``begin`` and following.
+    def add(self, index: Tensor, found: Aggregates) -> None:
+        """Take the aggregates of some of the edges of destinations.
 
         Args:
-            begin: The first of them.
-            out: ``[n, ...]``.
-            counts: Number of these edges of each, ``int64`` ``[n]``.
-            log: The logarithms of the sums of a softmax, ``[n, ...]``, if there is one.
+            index: These destinations, ascending, each once, ``int64`` ``[n]``.
+            found: Of these.
         """
-        rows = slice(begin, begin + out.size(0))
-        if self._values is None:
-            fill = {"max": -torch.inf, "min": torch.inf}.get(self._reduce, 0.0)
-            self._values = out.new_full((self._size, *out.shape[1:]), fill)
-            if log is not None:
-                self._logs = log.new_full((self._size, *log.shape[1:]), -torch.inf)
-        values = self._values[rows]
+        if not index.numel():
+            return
+        begin, end = int(index[0]), int(index[-1]) + 1
+        rows = slice(begin, end) if end - begin == index.numel() else None
+        out, counts, log = found
+        if self._counts is not None:
+            self._counts.index_add_(0, index, counts)
         if log is not None:
-            assert self._logs is not None
-            before, total = self._logs[rows], torch.logaddexp(self._logs[rows], log)
-            some = total > -torch.inf
-            for part, into in ((before, values), (log, out)):
-                share = (part - total).exp().where(some, torch.zeros(()).to(part))
-                into *= share.reshape(*share.shape, *[1] * (into.dim() - share.dim()))
-            self._logs[rows] = total
-        if self._reduce in ("sum", "mean"):
-            values += out
+            self._add_shares(index, rows, out, log)
+        elif self._reduce in ("sum", "mean"):
+            if rows is None:
+                self._values.index_add_(0, index, out)
+            else:
+                self._values[rows] += out
         else:
-            has = counts.view(-1, *[1] * (out.dim() - 1)) > 0
             better = torch.maximum if self._reduce == "max" else torch.minimum
-            values.copy_(torch.where(has, better(values, out), values))
-        self._counts[rows] += counts
+            self._values[index] = better(self._values[index], out)
+
+    def _add_shares(self, index: Tensor, rows: slice | None, out: Tensor, log: Tensor) -> None:
+        assert self._logs is not None
+        at: Any = index if rows is None else rows
+        before, values = self._logs[at], self._values[at]
+        total = torch.logaddexp(before, log)
+        ratio = [*total.shape, *[1] * (out.dim() - log.dim())]
+        old, new = (
+            (part - total).exp_().nan_to_num_(0.0).view(ratio)  # nan: nothing was added at all
+            for part in (before, log)
+        )
+        values.mul_(old).addcmul_(out, new)
+        self._logs[at] = total
+        if rows is None:
+            self._values[index] = values
 
     def rows(self, begin: int, end: int) -> Tensor:
         """The aggregates of destinations ``begin`` to ``end - 1`` over all edges."""
-        assert self._values is not None
-        values, counts = self._values[begin:end], self._counts[begin:end]
-        counts = counts.view(-1, *[1] * (values.dim() - 1))
+        values = self._values[begin:end]
+        if self._counts is None:
+            return values
+        counts = self._counts[begin:end].view(-1, *[1] * (values.dim() - 1))
         if self._reduce == "mean":
             return values / counts.clamp(min=1)
-        if self._reduce in ("max", "min"):
-            return values.where(counts > 0, torch.zeros(()).to(values))
-        return values
+        return values.where(counts > 0, torch.zeros(()).to(values))
+
+
+class _Argument(NamedTuple):
+    """The origin of an argument of ``propagate`` or ``edge_updater``.
+
+    Attributes:
+        kind: ``"pair"``, ``"src"`` or ``"dst"``: rows; ``"edges"``: the result of
+            ``edge_updater``; ``"option"``: an argument of ``forward``; ``"same"``: a constant.
+        value: The name of the option, the constant, or for a pair the two ends that are read.
+    """
+
+    kind: str
+    value: Any = None
+
+
+class _Mixed(Exception):
+    """Raised for a layer whose ``forward`` is needed for each piece of its edges."""
+
+
+Side = dict[tuple[str, str], Tensor]
+"""What messages read of the nodes at one end of edges, by function and argument: ``[n, ...]``."""
 
 
 class StreamedConv:
-    """A convolution whose ``propagate`` is given some of the edges at a time.
+    """A convolution that is computed in four parts.
 
-    Each call of the layer ends where its messages are aggregated; one more call, which is given the
-    aggregates over all edges, goes on from there.
+    What messages read of sources, and of destinations, is computed once for each node
+    (:meth:`sources`, :meth:`destinations`). A piece of the edges gives aggregates of messages
+    (:meth:`piece`), and the aggregates over all edges give the output (:meth:`finish`). All of it
+    is the layer's own ``forward``, which is stopped where it calls ``propagate``.
 
     Args:
         conv: The layer, one of PyG's or a fused one. Edges of nodes to themselves are not added by
@@ -113,10 +159,15 @@ class StreamedConv:
     Attributes:
         adds_loops: True if the layer adds an edge from every node to itself.
         is_narrow: True if no tensor has a row of channels for each edge.
+        count_bytes: Memory of the number of edges of a destination, if these are counted.
+        reads_dst: True if messages read rows of destinations. Known after :meth:`fit`.
+        finishes_dst: True if :meth:`finish` reads rows of destinations. Known after :meth:`fit`.
 
     Raises:
         NotStreamed: If the aggregates of pieces do not make that of the whole.
     """
+
+    reads_dst = finishes_dst = True
 
     def __init__(self, conv: MessagePassing) -> None:
         cls: Any = conv.replaces if isinstance(conv, FusedConv) else type(conv)
@@ -126,6 +177,7 @@ class StreamedConv:
         if conv.flow != "source_to_target" or conv.node_dim not in (-2, 0):
             raise NotStreamed(f"it has flow={conv.flow!r} and node_dim={conv.node_dim}")
         self._reduce: str = reduce
+        self.count_bytes = 0 if reduce == "sum" else torch.int32.itemsize
         self._takes_pair = not issubclass(cls, GCNConv)
         self.adds_loops = isinstance(conv, (GATConv, GATv2Conv)) and conv.add_self_loops
         functions = _with_softmax(cls)
@@ -145,50 +197,194 @@ class StreamedConv:
         for name, function in functions.items():
             plain.__dict__[name] = types.MethodType(self._recording(function), plain)
         self._propagate_of_layer = type(plain).propagate
+        self._updater_of_layer = type(plain).edge_updater
         plain.__dict__["propagate"] = self._propagate
+        plain.__dict__["edge_updater"] = self._edge_updater
         self._layer: Any = plain
         self._all: Tensor | None = None
+        self._calls: dict[str, dict[str, Any]] | None = None
+        self._token = torch.empty(0)
+        self._arguments: dict[str, dict[str, _Argument]] | None = None
         self._sizes, self._out = (0, 0), torch.empty(0)
         self._logs: list[Tensor] = []
 
-    def accumulator(self, size: int) -> Accumulator:
-        """An accumulator to add the pieces of a number of destinations to."""
-        return Accumulator(self._reduce, size)
-
-    def piece(
+    def fit(
         self, src: Tensor, dst: Tensor, edge_index: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The aggregates over some edges.
+    ) -> Aggregates:
+        """Find out from a few rows and edges what is read of which end.
 
         Args:
             src: Features of sources, ``[num_src, channels]``.
-            dst: Features of destinations, ``[n, channels]``.
+            dst: Features of more than one destination, ``[n, channels]``.
             edge_index: ``int64`` ``[2, num_edges]``.
             options: Further arguments of the layer's ``forward``.
 
         Returns:
-            What :meth:`Accumulator.add` takes.
+            Aggregates, for their shapes.
         """
-        self._all, self._sizes, self._logs = None, (src.size(0), dst.size(0)), []
+        self._arguments, self._empty = None, {k: value[:0] for k, value in options.items()}
+        self._no_src, self._no_dst = src[:0], dst[:0]
         try:
-            self._layer(self._given(src, dst), edge_index, **options)
+            self._arguments = self._examined(src, dst)
+        except NotStreamed:
+            raise
+        except Exception:  # such a layer needs rows and edges that belong together
+            self._arguments = None
+        self.reads_dst = True
+        made, into = self.sources(src), self.destinations(dst)
+        self.reads_dst = bool(into)
+        sizes = src.size(0), dst.size(0)
+        found = self.piece(made, into, sizes, edge_index, options)
+        self.finishes_dst = True
+        whole = found.out.clone()
+        try:
+            self.finishes_dst = self.finish(whole, dst[:0]).size(0) != dst.size(0)
+        except Exception:  # rows of destinations are missing
+            self.finishes_dst = True
+        return found
+
+    def _examined(self, src: Tensor, dst: Tensor) -> dict[str, dict[str, _Argument]]:
+        layer, found = self._layer, {}
+        for function, kwargs in self._called(src, dst).items():
+            names = layer._user_args if function == "propagate" else layer._edge_user_args
+            found[function] = {
+                name: self._origin(name, value, set(names)) for name, value in kwargs.items()
+            }
+        return found
+
+    def _origin(self, name: str, value: Any, names: set[str]) -> _Argument:
+        """The origin of an argument.
+
+        Raises:
+            _Mixed: If it is none of those that are known.
+        """
+        if value is self._token:
+            return _Argument("edges")
+        for option, given in self._empty.items():
+            if value is given:
+                return _Argument("option", option)
+        ends = f"{name}_j" in names, f"{name}_i" in names
+        if isinstance(value, (tuple, list)) and len(value) == 2 and name not in names:
+            return _Argument("pair", ends)
+        if not isinstance(value, Tensor):
+            return _Argument("same", value)
+        if name in names or all(ends):
+            raise _Mixed
+        return _Argument("src" if ends[0] else "dst" if ends[1] else "same")
+
+    def _called(self, src: Tensor, dst: Tensor) -> dict[str, dict[str, Any]]:
+        """The arguments with which the layer calls ``propagate`` and ``edge_updater``."""
+        self._calls = {}
+        none = torch.empty(2, 0, dtype=torch.int64, device=src.device)
+        try:
+            self._layer(self._given(src, dst), none, **self._empty)
         except _Reached:
-            pass
+            return self._calls
+        finally:
+            self._calls = None
+        raise NotStreamed("it does not aggregate messages by propagate()")
+
+    def sources(self, rows: Tensor) -> Side:
+        """What messages read of sources with features ``[n, channels]``."""
+        if self._arguments is None:
+            return {_ROWS: rows}
+        return self._side(0, self._called(rows, self._no_dst))
+
+    def destinations(self, rows: Tensor) -> Side:
+        """What messages read of destinations with features ``[n, channels]``; perhaps nothing."""
+        if not self.reads_dst:
+            return {}
+        if self._arguments is None:
+            return {_ROWS: rows} if self._takes_pair else {}
+        return self._side(1, self._called(self._no_src, rows))
+
+    def _side(self, end: int, calls: dict[str, dict[str, Any]]) -> Side:
+        assert self._arguments is not None
+        found: Side = {}
+        for function, kwargs in calls.items():
+            for name, value in kwargs.items():
+                kind, ends = self._arguments[function][name]
+                if kind == _ENDS[end]:
+                    found[function, name] = value
+                elif kind == "pair" and ends[end] and value[end] is not None:
+                    found[function, name] = value[end]
+        return found
+
+    def accumulator(self, size: int, like: Aggregates) -> Accumulator:
+        """An accumulator to add the pieces of a number of destinations to."""
+        return Accumulator(self._reduce, size, like)
+
+    def piece(
+        self,
+        src: Side,
+        dst: Side,
+        sizes: tuple[int, int],
+        edge_index: Tensor,
+        options: dict[str, Any],
+    ) -> Aggregates:
+        """The aggregates over some edges.
+
+        Args:
+            src: Of sources, see :meth:`sources`.
+            dst: Of destinations, see :meth:`destinations`.
+            sizes: Number of these sources and destinations.
+            edge_index: ``int64`` ``[2, num_edges]``.
+            options: Further arguments of the layer's ``forward``.
+        """
+        self._all, self._sizes, self._logs = None, sizes, []
+        if self._arguments is None:
+            rows = src[_ROWS], dst[_ROWS] if dst else src[_ROWS][:0]
+            try:
+                self._layer(self._given(*rows), edge_index, **options)
+            except _Reached:
+                pass
+            else:
+                raise NotStreamed("it does not aggregate messages by propagate()")
         else:
-            raise NotStreamed("it does not aggregate messages by propagate()")
+            self._aggregate(self._arguments, src, dst, edge_index, options)
         if len(self._logs) > 1:
             raise NotStreamed("it has more than one softmax")
         log = self._logs[0] if self._logs else None
         if log is not None and self._out.shape[: log.dim()] != log.shape:
             raise NotStreamed("its softmax is not over the in-edges of a head")
-        return self._out, torch.bincount(edge_index[1], minlength=dst.size(0)), log
+        counts = torch.bincount(edge_index[1], minlength=sizes[1]).to(torch.int32)
+        return Aggregates(self._out, counts, log)
+
+    def _aggregate(
+        self,
+        arguments: dict[str, dict[str, _Argument]],
+        src: Side,
+        dst: Side,
+        edge_index: Tensor,
+        options: dict[str, Any],
+    ) -> None:
+        """Call what ``forward`` calls, with rows of these ends."""
+        of_edges: Any = None
+        for function, kwargs in arguments.items():
+            given: dict[str, Any] = {}
+            for name, (kind, value) in kwargs.items():
+                ends = src.get((function, name)), dst.get((function, name))
+                if kind == "pair":
+                    given[name] = ends
+                elif kind in _ENDS:
+                    given[name] = ends[_ENDS.index(kind)]
+                elif kind == "option":
+                    given[name] = options[value]
+                else:
+                    given[name] = of_edges if kind == "edges" else value
+            if function == "edge_updater":
+                of_edges = self._updater_of_layer(self._layer, edge_index, **given)
+            else:
+                self._out = self._propagate_of_layer(
+                    self._layer, edge_index, size=self._sizes, **given
+                )
 
     def finish(self, whole: Tensor, dst: Tensor) -> Tensor:
         """The output of the layer, from the aggregates over all edges.
 
         Args:
             whole: ``[n, ...]``.
-            dst: Features of the destinations, ``[n, channels]``.
+            dst: Features of the destinations, ``[n, channels]``, or none if they are not read.
         """
         self._all = whole
         none = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
@@ -204,8 +400,23 @@ class StreamedConv:
     def _propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         if self._all is not None:
             return self._all
-        self._out = self._propagate_of_layer(self._layer, edge_index, size=self._sizes, **kwargs)
+        if self._calls is not None:
+            self._calls["propagate"] = kwargs
+        else:
+            self._out = self._propagate_of_layer(
+                self._layer, edge_index, size=self._sizes, **kwargs
+            )
         raise _Reached
+
+    def _edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        if self._all is not None and self._arguments is not None:
+            return self._token
+        if self._calls is None:
+            return self._updater_of_layer(self._layer, edge_index, size=size, **kwargs)
+        if "edge_updater" in self._calls:
+            raise _Mixed
+        self._calls["edge_updater"] = kwargs
+        return self._token
 
     def _recording(self, function: Any) -> Any:
         """The same function, with a softmax that keeps the logarithms of its sums."""

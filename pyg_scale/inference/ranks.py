@@ -25,6 +25,7 @@ from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, Infer
 from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.ops.gather import gather
+from pyg_scale.store.directory.page_faults import read_soon
 
 NOTE = "RANKS.json"
 _CHUNK = 1 << 26
@@ -39,20 +40,33 @@ class RankRows:
     """
 
     def __init__(self, pieces: list[Tensor]) -> None:
-        self._pieces = pieces
+        self.pieces = pieces
         self._ends = torch.tensor([piece.size(0) for piece in pieces]).cumsum(0)
         self.shape = (int(self._ends[-1]), *pieces[0].shape[1:])
 
     def __getitem__(self, index: Tensor) -> Tensor:
         index = index.to("cpu", torch.int64)
         piece_of = torch.searchsorted(self._ends, index, right=True)
-        out = self._pieces[0].new_empty((index.numel(), *self.shape[1:]))
+        out = self.pieces[0].new_empty((index.numel(), *self.shape[1:]))
         begin = 0
-        for number, piece in enumerate(self._pieces):
+        for number, piece in enumerate(self.pieces):
             at = (piece_of == number).nonzero().view(-1)
             if at.numel():
                 out[at] = gather(piece, index[at] - begin)
             begin += piece.size(0)
+        return out
+
+    def read(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+        """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
+        out = torch.empty((end - begin, *self.shape[1:]), dtype=dtype)
+        first = 0
+        for piece in self.pieces:
+            low, high = max(begin, first), min(end, first + piece.size(0))
+            if low < high:
+                rows = piece[low - first : high - first]
+                read_soon(rows)
+                out[low - begin : high - begin] = rows
+            first += piece.size(0)
         return out
 
 

@@ -199,20 +199,11 @@ class RecordedPass:
         layer, edges = self._layers[leaf.number], self._graph.edges(conv.edge_type)
         dst = self._table(conv.dst)
         src = dst if conv.src is conv.dst else self._table(conv.src)
-        if size == 0:
-            none = torch.zeros(0, *dst.width(), dtype=self._real, device=self._device)
-            whole = layer.conv.accumulator(0)
-            edge_index = torch.empty(2, 0, dtype=torch.int64, device=self._device)
-            one = torch.zeros(1, *src.width(), dtype=self._real, device=self._device)
-            whole.add(0, *layer.conv.piece(one, none, edge_index, {}))
-            yield layer.conv.finish(whole.rows(0, 0), none)
-            return
         together = sum(self._program.is_computed(each, step) for each in self._program.leaves(step))
         folder = self._state.path / ".edges" / str(leaf.number)
         cut = None
         if self._in_pieces:
-            layout = make_layout(0, size, edges.num_src, 1, 1, 12)
-            cut = Cut(layout, 3, 2)
+            cut = Cut(make_layout(0, size, edges.num_src, 3, 2), 3, 2, keeps=False)
         stream = Streaming(
             edges,
             layer,

@@ -10,11 +10,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_scale.inference.grid import EdgeGrid, EdgeSource, Layout, make_layout
-from pyg_scale.inference.partial import NotStreamed, StreamedConv
+from pyg_scale.inference.grid import EdgeGrid, EdgeSource, Layout, Piece, make_layout
+from pyg_scale.inference.partial import Aggregates, NotStreamed, Side, StreamedConv
+from pyg_scale.ops.memory import give_back
 
+_OF_BLOCKS, _OF_CHUNKS, _OF_EDGES = 0.77, 0.05, 0.06
+"""Shares of memory: blocks; each of two chunks of sources; pieces of edges, and rows completed."""
 _EDGE_BYTES = 96
 """Memory of an edge in a piece, without a row of channels."""
+_SAMPLE = 3
 _MOST_EDGES = 1 << 22
 """Number of edges from which on a larger piece is no faster."""
 
@@ -78,17 +82,19 @@ class StreamedLayer:
 
 
 class Cut(NamedTuple):
-    """The edges that a layer is given at a time.
+    """The edges and rows that a layer is given at a time.
 
     Attributes:
         layout: The cells.
         edges: The most edges of a piece.
-        dst: The most destinations of a piece.
+        rows: The most destinations whose rows are completed at a time.
+        keeps: True if a block keeps its own rows in memory.
     """
 
     layout: Layout
     edges: int
-    dst: int
+    rows: int
+    keeps: bool = True
 
 
 class RowSource(Protocol):
@@ -112,9 +118,10 @@ class RowSource(Protocol):
 class Streaming:
     """A layer over a range of nodes.
 
-    Destinations are taken block by block. A block keeps its own rows and what was aggregated for
-    them in memory, while the rows of all sources pass chunk by chunk: each is read once for a
-    block, and not at all if it is one of the block's own or has no edge into it.
+    Destinations are taken block by block. A block keeps what was aggregated for them in memory,
+    while the rows of all sources pass chunk by chunk: each is read once for a block, and not at all
+    if it has no edge into it. A block's own rows are kept too where that makes it fewer reads.
+    Otherwise they are read once more where a layer needs them.
 
     Args:
         edges: The edges.
@@ -141,34 +148,62 @@ class Streaming:
         cut: Cut | None = None,
     ) -> None:
         self._edges, self._layer, self._src, self._dst, self._nodes = edges, layer, src, dst, nodes
-        self._memory, self._folder, self._device, self._cut = memory, folder, device, cut
+        self._memory, self._folder, self._device = memory, folder, device
         self._grid: EdgeGrid | None = None
+        self._like, bytes_of = self._fitted()
+        self._cut = cut or self._cells(bytes_of)
 
-    def _cells(self) -> Cut:
-        """The cells and pieces for the memory that there is."""
-        real, layer = self._src.real, self._layer
-        one_src = torch.zeros(1, *self._src.width(), dtype=real, device=self._device)
-        one_dst = torch.zeros(1, *self._dst.width(), dtype=real, device=self._device)
-        edge = torch.zeros(2, 1, dtype=torch.int64, device=self._device)
-        unit = None if layer.factors(0, 0) is None else one_src.new_ones(1)
+    def _fitted(self) -> tuple[Aggregates, _Bytes]:
+        """Aggregates of the layer for a few rows of ones, and the memory that rows take."""
+        real, layer, device = self._src.real, self._layer, self._device
+        src = torch.ones(_SAMPLE, *self._src.width(), dtype=real, device=device)
+        dst = torch.ones(_SAMPLE, *self._dst.width(), dtype=real, device=device)
+        edge_index = torch.arange(_SAMPLE, device=device).expand(2, -1).contiguous()
+        ones = None if layer.factors(0, 0) is None else torch.ones(_SAMPLE, dtype=real)
         attr = None
         if layer.attr is not None:
-            attr = self._edges.edge_values(layer.attr, torch.empty(0, dtype=torch.int64))
-            attr = attr.new_zeros(1, *attr.shape[1:]).to(self._device)
-        options = layer.options(edge, attr, unit, unit)
-        out, _, log = layer.conv.piece(one_src, one_dst, edge, options)
-        size, made = real.itemsize, out.numel() + (0 if log is None else log.numel())
-        per_edge = _EDGE_BYTES + (0 if layer.conv.is_narrow else 4 * size * made)
-        layout = make_layout(
-            self._nodes.start,
-            self._nodes.stop,
-            self._edges.num_src,
-            dst_bytes=size * (one_dst.numel() + made) + 8,
-            src_bytes=size * (one_src.numel() + made),
-            memory=self._memory,
+            kind = self._edges.edge_values(layer.attr, torch.empty(0, dtype=torch.int64))
+            attr = kind.new_ones(_SAMPLE, *kind.shape[1:])
+        options = layer.options(edge_index.cpu(), attr, ones, ones)
+        options = {name: value.to(device) for name, value in options.items()}
+        like = layer.conv.fit(src, dst, edge_index, options)
+        kept = (0 if ones is None else ones.itemsize) + layer.conv.count_bytes
+        bytes_of = _Bytes(
+            src=_row_bytes(src),
+            dst=_row_bytes(dst),
+            of_src=sum(map(_row_bytes, layer.conv.sources(src).values())),
+            of_dst=sum(map(_row_bytes, layer.conv.destinations(dst).values())),
+            out=_row_bytes(like.out) + (0 if like.log is None else _row_bytes(like.log)),
+            kept=kept,
         )
-        most = max(1, self._memory // 10 // (size * made + 8))
-        return Cut(layout, max(1, min(self._memory // 10 // per_edge, _MOST_EDGES)), most)
+        return like, bytes_of
+
+    def _cells(self, of: _Bytes) -> Cut:
+        """The cells and pieces for the memory that there is."""
+        conv, memory = self._layer.conv, self._memory
+        least = of.out + of.of_dst + of.kept
+        size = max(1, len(self._nodes))
+        reads: dict[bool, float] = {}
+        blocks: dict[bool, int] = {}
+        for keeps in (True, False):
+            row = least + (of.dst if keeps else 0)
+            blocks[keeps] = max(1, min(size, int(memory * _OF_BLOCKS) // row))
+            again = int(conv.reads_dst) + int(conv.finishes_dst)
+            reads[keeps] = -(-size // blocks[keeps]) + (0 if keeps else again)
+        keeps = reads[True] <= reads[False]
+        row = least + (of.dst if keeps else 0)
+        spare = int(memory * _OF_BLOCKS) - blocks[keeps] * row
+        for_chunk = int(memory * _OF_CHUNKS) + spare // 4
+        for_edges = int(memory * _OF_EDGES) + spare // 4
+        chunk = for_chunk // (of.src + of.of_src)
+        layout = make_layout(
+            self._nodes.start, self._nodes.stop, self._edges.num_src, blocks[keeps], chunk
+        )
+        per_edge = _EDGE_BYTES + 3 * of.out + of.of_dst
+        per_edge += 0 if conv.is_narrow else 4 * of.out
+        edges = max(1, min(for_edges // per_edge, _MOST_EDGES))
+        rows = max(1, for_edges // (of.dst + 4 * of.out))
+        return Cut(layout, edges, rows, keeps)
 
     def rows(self, begin: int, num_workers: int) -> Iterator[Tensor]:
         """The rows of the layer, from that of the node ``begin`` on.
@@ -177,55 +212,78 @@ class Streaming:
             begin: The node.
             num_workers: Threads that read ahead; more than one are as one.
         """
-        cut = self._cut or self._cells()
-        layout, layer, memory = cut.layout, self._layer, self._memory // 4
+        layout, layer, memory = self._cut.layout, self._layer, self._memory // 2
+        if not self._nodes:
+            own = self._dst.read(0, 0).to(self._device)
+            none = layer.conv.accumulator(0, self._like).rows(0, 0).to(self._device)
+            yield layer.after(layer.conv.finish(none, own))
+            return
         self._grid = EdgeGrid(
             self._edges, layout, layer.attr, layer.loop_value, memory, self._folder
         )
+        give_back()
         try:
             with ThreadPoolExecutor(1) as pool:
                 for number, (first, last) in enumerate(layout.blocks):
                     if last > begin:
                         ahead = pool if num_workers else None
-                        yield from self._block(number, max(begin, first), cut, ahead)
+                        yield from self._block(number, max(begin, first), ahead)
+                        give_back()
         finally:
             self._grid.remove()
 
-    def _block(self, number: int, begin: int, cut: Cut, pool: Any) -> Iterator[Tensor]:
+    def _block(self, number: int, begin: int, pool: Any) -> Iterator[Tensor]:
         assert self._grid is not None
-        layer, layout, grid = self._layer, self._grid.layout, self._grid
-        first, last = layout.blocks[number]
-        own = self._dst.read(first, last)
-        factors = layer.factors(first, last)
-        whole = layer.conv.accumulator(last - first)
-        for chunk, src in self._chunks(number, own, pool):
-            low, high = layout.chunks[chunk]
-            src_factors = layer.factors(low, high)
-            src = src.to(self._device)
-            for piece in grid.pieces(number, chunk, cut.edges, cut.dst):
-                self._add(whole, src, src_factors, own, factors, piece)
-        step = max(1, min(layout.chunk, cut.dst, cut.edges))
-        if layer.loop_value is not None:
-            for low in range(0, last - first, step):
-                self._add_loops(whole, own, factors, first, low, min(low + step, last - first))
-        if whole.is_empty:
-            self._add_nothing(whole, own)
-        for low in range(begin - first, last - first, step):
-            high = min(low + step, last - first)
-            rows = whole.rows(low, high).to(self._device)
-            yield layer.after(layer.conv.finish(rows, own[low:high].to(self._device)))
+        conv, grid, step = self._layer.conv, self._grid, self._cut.rows
+        block = _Block(*grid.layout.blocks[number], self._layer, self._like)
+        first, last = block.first, block.last
+        if self._cut.keeps:
+            block.own = self._dst.read(first, last)
+        if conv.reads_dst:
+            for low in range(first, last, step):
+                high = min(low + step, last)
+                rows = self._own(block, low, high).to(self._device)
+                block.keep(low, conv.destinations(rows))
+        for chunk, rows in self._chunks(number, block, pool):
+            low, high = grid.layout.chunks[chunk]
+            factors, src = self._layer.factors(low, high), conv.sources(rows.to(self._device))
+            ends = src, factors, high - low
+            for piece in grid.pieces(number, chunk, self._cut.edges):
+                self._add(block, ends, piece)
+            if self._layer.loop_value is not None:
+                for at in range(max(low, first), min(high, last), self._cut.edges):
+                    to = min(at + self._cut.edges, high, last)
+                    self._add(block, ends, self._loops(block, low, at, to))
+        for low in range(begin, last, step):
+            high = min(low + step, last)
+            whole = block.whole.rows(low - first, high - first).to(self._device)
+            own = self._own(block, low, high) if conv.finishes_dst else self._no_rows()
+            yield self._layer.after(conv.finish(whole, own.to(self._device)))
 
-    def _chunks(self, block: int, own: Tensor, pool: Any) -> Iterator[tuple[int, Tensor]]:
+    def _own(self, block: _Block, low: int, high: int) -> Tensor:
+        """Rows of destinations of a block."""
+        if block.own is None:
+            return self._dst.read(low, high)
+        return block.own[low - block.first : high - block.first]
+
+    def _no_rows(self) -> Tensor:
+        return torch.empty(0, *self._dst.width(), dtype=self._dst.real)
+
+    def _chunks(self, number: int, block: _Block, pool: Any) -> Iterator[tuple[int, Tensor]]:
         """The chunks with edges into a block, and their rows; one is read ahead."""
         assert self._grid is not None
-        layout = self._grid.layout
-        first, last = layout.blocks[block]
-        wanted = [c for c in range(len(layout.chunks)) if self._grid.num_edges(block, c)]
+        layout, first, last = self._grid.layout, block.first, block.last
+        loops = self._layer.loop_value is not None
+        wanted = [
+            chunk
+            for chunk, (low, high) in enumerate(layout.chunks)
+            if self._grid.num_edges(number, chunk) or (loops and low < last and first < high)
+        ]
 
         def rows(chunk: int) -> Tensor:
             low, high = layout.chunks[chunk]
             if self._src is self._dst and first <= low and high <= last:
-                return own[low - first : high - first]
+                return self._own(block, low, high)
             return self._src.read(low, high)
 
         ahead: Future[Tensor] | None = None
@@ -235,51 +293,80 @@ class Streaming:
             ahead = pool.submit(rows, wanted[at + 1]) if more else None
             yield chunk, found
 
-    def _add(
-        self, whole: Any, src: Tensor, src_factors: Any, own: Tensor, factors: Any, piece: Any
-    ) -> None:
-        low, high = int(piece.dst[0]), int(piece.dst[-1]) + 1
-        edge_index = torch.stack([piece.src, piece.dst - low])
-        dst_factors = None if factors is None else factors[low:high]
-        options = self._layer.options(edge_index, piece.attr, src_factors, dst_factors)
-        self._merge(whole, low, src, own[low:high], edge_index, options)
-
-    def _add_loops(
-        self, whole: Any, own: Tensor, factors: Any, first: int, low: int, high: int
-    ) -> None:
-        """Add the edges of nodes to themselves."""
+    def _loops(self, block: _Block, begin: int, low: int, high: int) -> Piece:
+        """The edges of nodes ``low`` to ``high - 1`` to themselves, in the chunk of ``begin``."""
         assert self._grid is not None
-        edge_index = torch.arange(high - low).expand(2, -1).contiguous()
         attr = self._grid.loop_attr
         if attr is not None:
-            offset = first - self._nodes.start
-            attr = attr[offset + low : offset + high]
-        some = None if factors is None else factors[low:high]
-        options = self._layer.options(edge_index, attr, some, some)
-        self._merge(whole, low, own[low:high].to(self._device), own[low:high], edge_index, options)
+            attr = attr[low - self._nodes.start : high - self._nodes.start]
+        return Piece(
+            torch.arange(low - begin, high - begin),
+            torch.arange(low - block.first, high - block.first),
+            attr,
+        )
 
-    def _add_nothing(self, whole: Any, own: Tensor) -> None:
-        """Give the accumulator its shape, if there is no edge at all."""
-        none = torch.empty(2, 0, dtype=torch.int64)
-        attr = self._layer.attr
-        value = None if attr is None else self._edges.edge_values(attr, none[0])
-        unit = None if self._layer.factors(0, 0) is None else own.new_ones(1)
-        options = self._layer.options(none, value, unit, unit)
-        src = own.new_zeros(1, *self._src.width()).to(self._device)
-        self._merge(whole, 0, src, own[:1], none, options)
-
-    def _merge(
-        self,
-        whole: Any,
-        low: int,
-        src: Tensor,
-        dst: Tensor,
-        edge_index: Tensor,
-        options: dict[str, Any],
-    ) -> None:
+    def _add(self, block: _Block, ends: tuple[Side, Tensor | None, int], piece: Piece) -> None:
         """Compute a piece where the layer is, and add it where memory is counted."""
+        src, src_factors, num_src = ends
+        index, dst = torch.unique_consecutive(piece.dst, return_inverse=True)
+        edge_index = torch.stack([piece.src, dst])
+        factors = None if block.factors is None else block.factors[index]
+        options = self._layer.options(edge_index, piece.attr, src_factors, factors)
         options = {name: value.to(self._device) for name, value in options.items()}
-        edge_index = edge_index.to(self._device)
-        found = self._layer.conv.piece(src, dst.to(self._device), edge_index, options)
-        out, counts, log = (None if each is None else each.cpu() for each in found)
-        whole.add(low, out, counts, log)
+        into = {key: rows[index].to(self._device) for key, rows in block.sides.items()}
+        sizes = num_src, index.numel()
+        found = self._layer.conv.piece(src, into, sizes, edge_index.to(self._device), options)
+        block.whole.add(index, Aggregates(*(None if t is None else t.cpu() for t in found)))
+
+
+class _Bytes(NamedTuple):
+    """Memory of a row.
+
+    Attributes:
+        src: Of sources.
+        dst: Of destinations.
+        of_src: What messages read of a source.
+        of_dst: What messages read of a destination.
+        out: What is aggregated.
+        kept: Further memory of a destination.
+    """
+
+    src: int
+    dst: int
+    of_src: int
+    of_dst: int
+    out: int
+    kept: int
+
+
+class _Block:
+    """A block of destinations.
+
+    Attributes:
+        first: The first one.
+        last: The one after the last.
+        whole: What is aggregated for them.
+        factors: Those of their edges, ``[last - first]``.
+        own: Their rows, if they are kept.
+        sides: What messages read of them.
+    """
+
+    def __init__(self, first: int, last: int, layer: StreamedLayer, like: Aggregates) -> None:
+        self.first, self.last = first, last
+        self.whole = layer.conv.accumulator(last - first, like)
+        self.factors = layer.factors(first, last)
+        self.own: Tensor | None = None
+        self.sides: Side = {}
+
+    def keep(self, begin: int, side: Side) -> None:
+        """Keep what messages read of destinations from ``begin`` on."""
+        for key, rows in side.items():
+            if key not in self.sides:
+                shape = (self.last - self.first, *rows.shape[1:])
+                self.sides[key] = rows.new_empty(shape, device="cpu")
+            at = begin - self.first
+            self.sides[key][at : at + rows.size(0)] = rows
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows.itemsize * rows.numel() // rows.size(0)

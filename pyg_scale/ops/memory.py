@@ -6,6 +6,7 @@ its last tensor is gone. The memory kept for reuse is bounded by the amount rece
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,3 +52,14 @@ def trim() -> None:
     """
     if library.compiled():
         torch.ops.pyg_scale.pool_trim()
+
+
+def give_back() -> None:
+    """Return all free memory of the pool and of ``malloc`` to the system.
+
+    Useful between two phases of which each needs much memory.
+    """
+    trim()
+    found = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if found is not None:
+        found(0)

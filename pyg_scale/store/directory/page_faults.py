@@ -6,13 +6,16 @@ file that does not fit: pages are dropped again before they are used.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from pyg_scale.graph.topology import CSC
+from pyg_scale.ops.mapped_file import in_file
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -41,11 +44,16 @@ def no_readahead_beyond_memory(csc: CSC, count: int = 1) -> bool:
         if each is not None and each.numel()
     ]
     num_bytes = count * sum(each.numel() * each.element_size() for each in tensors)
-    if num_bytes <= _FITS * usable_memory():
+    if not exceeds_memory(num_bytes):
         return False
     for each in tensors:
         no_readahead(each)
     return True
+
+
+def exceeds_memory(num_bytes: int) -> bool:
+    """Return True if a file does not fit into memory with everything else."""
+    return num_bytes > _FITS * usable_memory()
 
 
 def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
@@ -87,7 +95,30 @@ def _lines(file: Path) -> list[str]:
 
 def no_readahead(tensor: Tensor) -> None:
     """Advise the system to read only the accessed pages of a mapped file."""
-    if tensor.numel() and hasattr(mmap, "MADV_RANDOM"):
+    _advise(tensor, "MADV_RANDOM")
+
+
+@contextlib.contextmanager
+def random_reads(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Turn off readahead for tensors in mapped files, for as long as this lasts."""
+    mapped = [each for each in tensors if each.numel() and in_file(each)]
+    for each in mapped:
+        no_readahead(each)
+    try:
+        yield
+    finally:
+        for each in mapped:
+            _advise(each, "MADV_NORMAL")
+
+
+def read_soon(tensor: Tensor) -> None:
+    """Have the system begin to read a range of a mapped file; does nothing for other tensors."""
+    _advise(tensor, "MADV_WILLNEED")
+
+
+def _advise(tensor: Tensor, name: str) -> None:
+    advice = getattr(mmap, name, None)
+    if tensor.numel() and advice is not None and tensor.device.type == "cpu":
         begin = tensor.data_ptr() - tensor.data_ptr() % mmap.PAGESIZE
         end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
-        _madvise(begin, end - begin, mmap.MADV_RANDOM)  # if refused, results are the same
+        _madvise(begin, end - begin, advice)  # if refused, results are the same
