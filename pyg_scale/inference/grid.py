@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -109,6 +109,7 @@ class EdgeGrid:
             nodes to themselves are then left out. ``None`` keeps them as they are.
         memory: Bytes to use.
         folder: The folder of the files, made anew.
+        beat: Called every now and then.
 
     Attributes:
         loop_attr: The attribute of the edge of each destination to itself, ``[end - begin, ...]``,
@@ -123,7 +124,9 @@ class EdgeGrid:
         loop_value: float | None,
         memory: int,
         folder: Path,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
+        self._beat = beat
         self.layout, self._attr, self._loop_value = layout, attr, loop_value
         self._source, self._folder = edges, folder
         self._limit = max(1 << 10, memory // _EDGE_BYTES)
@@ -222,6 +225,7 @@ class EdgeGrid:
     def _edges(self, with_ids: bool) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         layout = self.layout
         for src, dst, ids in self._source.in_edges(layout.begin, layout.end, self._limit, with_ids):
+            self._beat()
             if self._loop_value is None:
                 yield src, dst, ids
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class Graph:
         self, begin: int, end: int, limit: int, with_ids: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
-        edges = edges_of(self.sampler(), None, self.num_nodes)
+        edges = edges_of(self.sampler(), None, self.num_nodes, self.edge_values)
         yield from edges.in_edges(begin, end, limit, with_ids)
 
     def content(self) -> Iterator[Tensor]:
@@ -209,16 +209,20 @@ class Graph:
         return None if size is None else size[0]
 
 
+EdgeValues = Callable[[str, Tensor], Tensor]
+
+
 class CSCEdges:
-    """The edges of a type in this process, without attributes.
+    """The edges of a type in this process.
 
     Args:
         csc: The edges.
         num_src: Number of nodes that may be sources.
+        values: The function that reads their attributes.
     """
 
-    def __init__(self, csc: CSC, num_src: int) -> None:
-        self._csc, self.num_src = csc, num_src
+    def __init__(self, csc: CSC, num_src: int, values: EdgeValues) -> None:
+        self._csc, self.num_src, self._values = csc, num_src, values
 
     def in_edges(
         self, begin: int, end: int, limit: int, with_ids: bool
@@ -237,21 +241,23 @@ class CSCEdges:
             yield csc.indices[at:to].to(torch.int64), dst, ids
 
     def edge_values(self, name: str, ids: Tensor) -> Tensor:
-        """See :class:`~pyg_scale.inference.grid.EdgeSource`; there are none."""
-        raise KeyError(name)
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
+        return self._values(name, ids)
 
 
 class RoutedEdges:
-    """The edges of a type that are in several parts or processes, without attributes.
+    """The edges of a type that are in several parts or processes.
 
     Args:
         sampler: A sampler of the graph.
         edge_type: The type.
         num_src: Number of nodes that may be sources.
+        values: The function that reads their attributes.
     """
 
-    def __init__(self, sampler: Any, edge_type: Any, num_src: int) -> None:
+    def __init__(self, sampler: Any, edge_type: Any, num_src: int, values: EdgeValues) -> None:
         self._sampler, self._edge_type, self.num_src = sampler, edge_type, num_src
+        self._values = values
 
     def in_edges(
         self, begin: int, end: int, limit: int, with_ids: bool
@@ -264,22 +270,25 @@ class RoutedEdges:
             yield picked.neighbor, dst, picked.edge if with_ids else None
 
     def edge_values(self, name: str, ids: Tensor) -> Tensor:
-        """See :class:`~pyg_scale.inference.grid.EdgeSource`; there are none."""
-        raise KeyError(name)
+        """See :class:`~pyg_scale.inference.grid.EdgeSource`."""
+        return self._values(name, ids)
 
 
-def edges_of(sampler: Any, edge_type: Any, num_src: int) -> CSCEdges | RoutedEdges:
+def edges_of(
+    sampler: Any, edge_type: Any, num_src: int, values: EdgeValues
+) -> CSCEdges | RoutedEdges:
     """The edges of a type, wherever they are.
 
     Args:
         sampler: A sampler of the graph.
         edge_type: The type.
         num_src: Number of nodes that may be sources.
+        values: The function that reads attributes by name and by ids of edges.
     """
     csc = sampler.topology.csc.get(edge_type)
     if csc is None:
-        return RoutedEdges(sampler, edge_type, num_src)
-    return CSCEdges(csc, num_src)
+        return RoutedEdges(sampler, edge_type, num_src, values)
+    return CSCEdges(csc, num_src, values)
 
 
 class Table:
@@ -304,6 +313,29 @@ class Table:
         rows = self._rows[begin:end]
         read_soon(rows)
         return torch.empty(rows.shape, dtype=self.real).copy_(rows)
+
+
+class StoredRows:
+    """The features of a type in a feature store, read in the dtype of the model.
+
+    Args:
+        features: The store.
+        node_type: The type.
+        real: The dtype of the model.
+    """
+
+    def __init__(self, features: FeatureStore, node_type: Any, real: torch.dtype) -> None:
+        self._features, self._node_type, self.real = features, node_type, real
+
+    def width(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        size: Any = self._features.get_tensor_size(group_name=self._node_type, attr_name="x")
+        return tuple(size[1:])
+
+    def read(self, begin: int, end: int) -> Tensor:
+        """Rows ``begin`` to ``end - 1`` in memory."""
+        index = torch.arange(begin, end)
+        return self._features.get_tensor(TensorAttr(self._node_type, "x", index)).to(self.real)
 
 
 def some(size: int) -> Tensor:

@@ -17,11 +17,12 @@ from pyg_scale.inference.exact import check_modules, check_one_hop, check_pieces
 from pyg_scale.inference.inputs import Graph, LayerInputs
 from pyg_scale.inference.layers import Layers, is_recorded, layers_of, real_of
 from pyg_scale.inference.partial import NotStreamed
-from pyg_scale.inference.progress import InferenceProgress, fingerprint
+from pyg_scale.inference.progress import RESULT, InferenceProgress, fingerprint
 from pyg_scale.inference.ranks import InferenceRanks, RankRows, together_of
 from pyg_scale.inference.recorded import (
     RecordedPass,
     TypedGraph,
+    arguments_of,
     check_recorded,
     opened,
     record,
@@ -104,8 +105,10 @@ def layerwise_inference(
             saves space and rounds what the next layer reads.
         resume: Go on with what is in ``out``; ``False`` begins anew.
         progress: Whether to show progress (on a terminal).
-        edge_weight: The attribute of edges to pass as ``edge_weight=`` to the layers.
-        edge_attr: The attribute of edges to pass as ``edge_attr=`` to the layers.
+        edge_weight: The attribute of edges to pass as ``edge_weight=`` to the layers; a recorded
+            model gets it as ``edge_weight`` or ``edge_weight_dict``, whichever its ``forward`` has.
+        edge_attr: The attribute of edges to pass as ``edge_attr=`` to the layers; a recorded model
+            gets it as ``edge_attr`` or ``edge_attr_dict``.
         comm: A communicator whose ranks do this together, each with the graph; by default that of
             the graph, if ranks opened it together. ``"local"``: this process alone.
 
@@ -136,7 +139,11 @@ def layerwise_inference(
             dtype=dtype,
             resume=resume,
             progress=progress,
-            attributes=[name for name in (edge_weight, edge_attr) if name is not None],
+            attrs={
+                what: name
+                for what, name in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
+                if name is not None
+            },
             comm=comm,
         )
     given = Graph(graph, [name for name in (edge_weight, edge_attr) if name is not None])
@@ -150,13 +157,14 @@ def layerwise_inference(
         dtype=None if dtype is None else dtype_name(dtype),
         **{"attributes of edges": [edge_weight, edge_attr]},
     )
-    ranks = together_of(graph, comm, Path(out), given.num_nodes)
+    ranks = together_of(graph, comm, Path(out))
     if ranks is None:
         state = InferenceProgress(Path(out), made_by)
     else:
-        if ranks.meet(made_by, resume):
-            return ranks.opened()
-        state = InferenceProgress(ranks.folder(), made_by | {"num_nodes": ranks.size})
+        if ranks.meet(made_by, resume, [RESULT]):
+            return ranks.opened(RESULT)
+        size = len(ranks.share(given.num_nodes))
+        state = InferenceProgress(ranks.folder(), made_by | {"num_nodes": size})
     with state.opened(resume):
         if state.is_done:
             return state.result()
@@ -169,8 +177,9 @@ def layerwise_inference(
         if ranks is None:
             state.finish(layers.num_steps)
             return state.result()
-        ranks.result(state, layers.num_steps - 1)
-    return ranks.opened()
+        ranks.finish(state, {RESULT: (layers.num_steps - 1, given.num_nodes)})
+    ranks.clear()
+    return ranks.opened(RESULT)
 
 
 def _recorded(
@@ -184,42 +193,51 @@ def _recorded(
     dtype: torch.dtype | None,
     resume: bool,
     progress: bool,
-    attributes: list[str],
+    attrs: dict[str, str],
     comm: Any,
 ) -> Any:
     """The rows that a recorded model returns."""
-    if attributes:
-        raise NotImplementedError(
-            f"attributes of edges ({attributes[0]}) are for models with methods for their layers "
-            "and graphs without types: leave it out"
-        )
-    given = TypedGraph(graph)
-    if together_of(graph, comm, out, 0) is not None:
-        raise NotImplementedError(
-            "several ranks cannot compute this model together yet: pass comm='local' on one of them"
-        )
+    given = TypedGraph(graph, list(attrs.values()))
+    arguments = arguments_of(model, attrs)
     check_modules(model, normalised=set())
     real = real_of(model)
-    check_recorded(model, given, real, device)
-    program = record(model, given, real, device)
+    check_recorded(model, given, real, device, arguments)
+    program = record(model, given, real, device, arguments)
     sizes = [given.num_nodes[value.node_type] for value in program.steps]
+    results = results_of(program)
     made_by = fingerprint(
         model,
         given.content(),
         num_nodes={str(t): size for t, size in given.num_nodes.items()},
         num_edges=given.num_edges,
         dtype=None if dtype is None else dtype_name(dtype),
+        **{"attributes of edges": attrs},
     )
-    state = InferenceProgress(out, made_by, sizes, results_of(program))
+    ranks = together_of(graph, comm, out)
+    if ranks is None:
+        state = InferenceProgress(out, made_by, sizes, results)
+    else:
+        if ranks.meet(made_by, resume, list(results.values())):
+            return opened(program, lambda step: ranks.opened(results[step]))
+        own = [len(ranks.share(size)) for size in sizes]
+        state = InferenceProgress(ranks.folder(), made_by, own, results)
     with state.opened(resume):
         if not state.is_done:
-            work = RecordedPass(program, given, state, memory, real, device, dtype, num_workers)
+            work = RecordedPass(
+                program, given, state, memory, real, device, dtype, num_workers, ranks
+            )
+            total = sum(sizes) if ranks is None else sum(own)
             done = sum(state.rows(step) for step in range(len(sizes)))
-            with _bar(sum(sizes), done, progress) as bar:
+            with _bar(total, done, progress and (ranks is None or ranks.rank == 0)) as bar:
                 for step in range(len(sizes)):
                     work.run(step, bar)
-            state.finish(len(sizes))
-        return opened(program, state)
+            if ranks is None:
+                state.finish(len(sizes))
+        if ranks is None:
+            return opened(program, state.result)
+        ranks.finish(state, {name: (step, sizes[step]) for step, name in results.items()})
+    ranks.clear()
+    return opened(program, lambda step: ranks.opened(results[step]))
 
 
 def _bar(total: int, done: int, shown: bool) -> Any:
@@ -250,8 +268,8 @@ class _Pass:
         ranks: InferenceRanks | None,
     ) -> None:
         self._ranks = ranks
-        self.begin = 0 if ranks is None else ranks.begin
-        self.size = graph.num_nodes if ranks is None else ranks.size
+        nodes = range(graph.num_nodes) if ranks is None else ranks.share(graph.num_nodes)
+        self.begin, self.size = nodes.start, len(nodes)
         self._graph, self._layers, self._state = graph, layers, state
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
         self._num_workers, self._memory = num_workers, memory
@@ -304,7 +322,15 @@ class _Pass:
     ) -> None:
         nodes, folder = range(self.begin, self.begin + self.size), self._state.path / ".edges"
         stream = Streaming(
-            self._graph, layer, inputs, inputs, nodes, self._memory, folder, self._device
+            self._graph,
+            layer,
+            inputs,
+            inputs,
+            nodes,
+            self._memory,
+            folder,
+            self._device,
+            beat=self._beat,
         )
         for rows in stream.rows(self.begin + begin, self._num_workers):
             self._write(step, begin, rows, bar)
@@ -352,15 +378,18 @@ class _Pass:
         """The result of a step for all nodes of the graph."""
         if self._ranks is None:
             return self._state.array(step)
-        return self._ranks.rows(self._state, step)
+        return self._ranks.rows(self._state, step, self._graph.num_nodes)
 
     def _write(self, step: int, begin: int, rows: Tensor, bar: Any) -> None:
         if self._dtype is not None and not self._layers.is_degree(step):
             rows = rows.to(self._dtype)
         self._state.write(step, begin, rows.cpu(), self.size)
+        self._beat()
+        bar.update(rows.size(0))
+
+    def _beat(self) -> None:
         if self._ranks is not None:
             self._ranks.beat()
-        bar.update(rows.size(0))
 
 
 def _check(model: Any, batch_size: int, num_workers: int, dtype: Any) -> None:

@@ -9,6 +9,7 @@ noted is computed again for any rows, so a model needs no method for its layers:
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,17 @@ class Input(Value):
 
 
 @dataclass(eq=False)
+class EdgeInput(Value):
+    """An attribute of edges; its ``node_type`` is an :class:`EdgesOf`.
+
+    Attributes:
+        name: Its name in the graph.
+    """
+
+    name: str = ""
+
+
+@dataclass(eq=False)
 class Convolved(Value):
     """The output of a layer, whose ``node_type`` is that of destinations.
 
@@ -64,6 +76,8 @@ class Convolved(Value):
         src: The rows of sources.
         dst: The rows of destinations.
         edge_type: The type of its edges.
+        argument: The name of the argument that takes an attribute of edges, if one does.
+        attr: What it takes: a value made of an :class:`EdgeInput`.
     """
 
     conv: Any = None
@@ -71,6 +85,18 @@ class Convolved(Value):
     src: Any = None
     dst: Any = None
     edge_type: Any = None
+    argument: str = ""
+    attr: Any = None
+
+    @property
+    def attr_input(self) -> EdgeInput | None:
+        """The attribute of edges that it reads."""
+        return None if self.attr is None else _leaves(self.attr, {})[0]  # type: ignore[return-value]
+
+    def attr_of(self, rows: Tensor) -> Tensor:
+        """What the layer takes, from the attribute of some edges, ``[n, ...]``."""
+        given = self.attr_input
+        return rows if given is None else _evaluate(self.attr, {given.number: rows})
 
 
 @dataclass(eq=False)
@@ -147,6 +173,13 @@ class Recorder:
         value = Input(node_type, self._next())
         return self.rows(value, sample.to(self._device, self._real))
 
+    def edge_input(self, edge_type: Any, name: str, like: Tensor) -> Any:
+        """The stand-in for an attribute of edges, of the dtype and row shape of ``like``."""
+        generator = torch.Generator().manual_seed(self._count)
+        sample = torch.randn(_SAMPLE, *like.shape[1:], generator=generator, dtype=torch.float64)
+        value = EdgeInput(EdgesOf(edge_type), self._next(), name)
+        return self.rows(value, sample.to(self._device, like.dtype))
+
     def _next(self) -> int:
         self._count += 1
         return self._count - 1
@@ -199,19 +232,7 @@ class Recorder:
 
     def _noted(self, module: Any, name: str) -> Callable[..., Any]:
         who = f"{type(module).__name__} ({name})"
-
-        def check(src: Value, dst: Value) -> None:
-            try:
-                layer = StreamedConv(module)
-            except NotStreamed as reason:
-                raise NotImplementedError(
-                    f"{who} cannot be computed from some of its edges at a time: {reason}"
-                ) from None
-            if layer.adds_loops and src.node_type != dst.node_type:
-                raise NotImplementedError(
-                    f"{who} adds edges from nodes to themselves between the node types "
-                    f"{src.node_type!r} and {dst.node_type!r}: use add_self_loops=False"
-                )
+        signature = inspect.signature(type(module).forward)
 
         def forward(x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
             pair = x if isinstance(x, (tuple, list)) else (x, x)
@@ -221,35 +242,46 @@ class Recorder:
                 )
             if not isinstance(edge_index, EdgesOf):
                 raise NotImplementedError(f"{who} takes edges that the model made itself")
-            if any(each is not None for each in (*args, *kwargs.values())):
-                raise NotImplementedError(f"{who} takes more than features and edges")
             for each in pair:
                 _check_rows(each, f"{who} is given")
+                if isinstance(each.value.node_type, EdgesOf):
+                    raise NotImplementedError(f"{who} takes rows of edges as those of nodes")
             src, dst = (each.value for each in pair)
-            check(src, dst)
+            bound = signature.bind(module, x, edge_index, *args, **kwargs)
+            given = [(k, each) for k, each in list(bound.arguments.items())[3:] if k != "kwargs"]
+            given += list(bound.arguments.get("kwargs", {}).items())
+            found = [(k, each) for k, each in given if each is not None]
             value = Convolved(
                 dst.node_type, self._next(), module, who, src, dst, edge_index.edge_type
             )
-            return self.rows(value, self._sample(module, pair, who))
+            attr = None
+            if found:
+                value.argument, attr = found[0]
+                _check_attr(attr, edge_index, who, len(found))
+                value.attr = attr.value
+            _check_layer(value)
+            return self.rows(value, self._sample(module, pair, who, value.argument, attr))
 
         return forward
 
-    def _sample(self, module: Any, pair: Any, who: str) -> Tensor:
+    def _sample(self, module: Any, pair: Any, who: str, argument: str, attr: Any) -> Tensor:
         """The output for the four rows, with no edges."""
         src, dst = (_plain(each) for each in pair)
         given = src if pair[0] is pair[1] else (src, dst)
         none = torch.empty(2, 0, dtype=torch.int64, device=self._device)
-        out = type(module).forward(module, given, none)
+        options = {} if attr is None else {argument: _plain(attr)[:0]}
+        out = type(module).forward(module, given, none, **options)
         if not isinstance(out, Tensor) or out.shape[:1] != (_SAMPLE,):
             raise NotImplementedError(f"{who} does not give a row for each destination")
         return out
 
-    def record(self, x: Any, edges: Any) -> Any:
+    def record(self, x: Any, edges: Any, attrs: Mapping[str, Any]) -> Any:
         """The output of the model, with values in place of tensors.
 
         Args:
             x: The stand-in for features, or one for each node type.
             edges: The stand-in for edges, or one for each edge type.
+            attrs: Stand-ins for attributes of edges, by the argument that takes them.
 
         Raises:
             NotImplementedError: If the model does what cannot be done for some rows at a time.
@@ -257,7 +289,7 @@ class Recorder:
         """
         try:
             with self._noting():
-                out = self._model(x, edges)
+                out = self._model(x, edges, **attrs)
         except Exception as error:
             error.add_note(
                 "raised while layerwise_inference ran the model on stand-ins for x and edge_index, "
@@ -267,6 +299,8 @@ class Recorder:
         for each in tree_flatten(out)[0]:
             if isinstance(each, _Rows):
                 _check_rows(each, "the model returns")
+                if isinstance(each.value.node_type, EdgesOf):
+                    raise NotImplementedError("the model returns rows of edges")
         if isinstance(out, _Rows):
             return out.value
         if isinstance(out, Mapping) and out and all(isinstance(v, _Rows) for v in out.values()):
@@ -274,6 +308,37 @@ class Recorder:
         raise TypeError(
             f"{type(self._model).__name__} returns {type(out).__name__}, expected rows of nodes or "
             "a dictionary of them"
+        )
+
+
+def _check_attr(attr: Any, edge_index: EdgesOf, who: str, count: int) -> None:
+    """Refuse what a layer takes besides features and edges, unless it is of these edges."""
+    if count > 1:
+        raise NotImplementedError(f"{who} takes more than one attribute of edges")
+    if not isinstance(attr, _Rows) or attr.value.node_type != edge_index:
+        raise NotImplementedError(f"{who} takes more than features, edges and their attribute")
+    if len(_leaves(attr.value, {})) > 1:
+        raise NotImplementedError(f"{who} takes what is made of several attributes of edges")
+    _check_rows(attr, f"{who} is given")
+
+
+def _check_layer(value: Convolved) -> None:
+    """Refuse a layer that cannot be streamed."""
+    try:
+        layer = StreamedConv(value.conv)
+    except NotStreamed as reason:
+        raise NotImplementedError(
+            f"{value.name} cannot be computed from some of its edges at a time: {reason}"
+        ) from None
+    if layer.adds_loops and value.src.node_type != value.dst.node_type:
+        raise NotImplementedError(
+            f"{value.name} adds edges from nodes to themselves between the node types "
+            f"{value.src.node_type!r} and {value.dst.node_type!r}: use add_self_loops=False"
+        )
+    if layer.adds_loops and value.attr is not None:
+        raise NotImplementedError(
+            f"{value.name} makes the attributes of edges from nodes to themselves from those of "
+            "other edges: use add_self_loops=False"
         )
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from pyg_scale.comm import Communicator, Group
 from pyg_scale.files.npy import as_array, map_array, npy_header, num_bytes
 from pyg_scale.files.place import naming, replace_file
-from pyg_scale.inference.progress import FORMAT, JOURNAL, RESULT, VERSION, InferenceProgress
+from pyg_scale.inference.progress import FORMAT, JOURNAL, VERSION, InferenceProgress
 from pyg_scale.loader.seeds.agreement import Agreement
 from pyg_scale.loader.seeds.split import communicator_of
 from pyg_scale.ops.gather import gather
@@ -29,6 +30,7 @@ from pyg_scale.store.directory.page_faults import read_soon
 
 NOTE = "RANKS.json"
 _CHUNK = 1 << 26
+_BEAT_SECONDS = 0.2
 _SEEN_WITHIN = 15.0  # seconds that a network file system may take to show a file
 
 
@@ -76,19 +78,20 @@ class InferenceRanks:
     Args:
         group: More than one.
         out: The directory, the same for all.
-        num_nodes: Of the graph.
     """
 
-    def __init__(self, group: Group, out: Path, num_nodes: int) -> None:
-        self._out, self._num_nodes = out, num_nodes
+    def __init__(self, group: Group, out: Path) -> None:
+        self._out = out
         self.rank, self.world_size = group.rank, group.world_size
-        ends = [num_nodes * r // group.world_size for r in range(group.world_size + 1)]
-        self._sizes = [ends[r + 1] - ends[r] for r in range(group.world_size)]
-        self.begin, self.size = ends[group.rank], self._sizes[group.rank]
         self._agreement = Agreement(
             group, "inference", "but all ranks make it together; one alone passes comm='local'"
         )
-        self._beats = 0
+        self._beats, self._beaten = 0, 0.0
+
+    def share(self, num_rows: int, rank: int | None = None) -> range:
+        """The rows of a rank, by default of this one, among ``num_rows``."""
+        rank = self.rank if rank is None else rank
+        return range(num_rows * rank // self.world_size, num_rows * (rank + 1) // self.world_size)
 
     def folder(self, rank: int | None = None) -> Path:
         """The folder of the files of a rank, by default of this one."""
@@ -97,8 +100,13 @@ class InferenceRanks:
 
     # Meeting ###############################################################################
 
-    def meet(self, made_by: dict[str, Any], resume: bool) -> bool:
+    def meet(self, made_by: dict[str, Any], resume: bool, results: Collection[str]) -> bool:
         """Agree on what is computed; whether it is there already.
+
+        Args:
+            made_by: What must be the same on all ranks.
+            resume: True to go on with what is there.
+            results: The names of the files of results.
 
         Raises:
             ValueError: If ranks compute different things, do not see one directory, or it holds
@@ -116,7 +124,8 @@ class InferenceRanks:
                         "all ranks the same model (the same parameters), graph and arguments"
                     )
         if self.rank == 0:
-            self._agreement.publish("verdict", self._examined(first["made_by"], first["resume"]))
+            verdict = self._examined(first["made_by"], first["resume"], results)
+            self._agreement.publish("verdict", verdict)
         (verdict,) = self._agreement.collect("verdict", "begin", ranks=[0])
         if verdict["error"]:
             raise ValueError(verdict["error"])
@@ -129,7 +138,9 @@ class InferenceRanks:
                 )
         return bool(verdict["done"])
 
-    def _examined(self, made_by: dict[str, Any], resume: bool) -> dict[str, Any]:
+    def _examined(
+        self, made_by: dict[str, Any], resume: bool, results: Collection[str]
+    ) -> dict[str, Any]:
         """The state of the directory as rank 0 finds it."""
         note = {"format": FORMAT, "version": VERSION, "ranks": self.world_size, "made_by": made_by}
         if self._out.exists() and not self._out.is_dir():
@@ -156,11 +167,14 @@ class InferenceRanks:
                         f"({found.get(name)!r}): pass resume=False to begin anew, or choose "
                         "another directory"
                     }
-        done = resume and bool(found.get("done")) and (self._out / RESULT).is_file()
+        made = found.get("results") or {}
+        there = set(made) == set(results) and all((self._out / n).is_file() for n in results)
+        done = resume and bool(found.get("done")) and there
         if not done:
-            (self._out / RESULT).unlink(missing_ok=True)
+            for old in self._out.glob("output*.npy"):
+                old.unlink(missing_ok=True)
         token = secrets.token_hex(8)
-        kept = {name: found[name] for name in ("dtype", "row")} if done else {}
+        kept = {"results": made} if done else {}
         self._note({**note, **kept, "token": token, "done": done})
         return {"error": "", "done": done, "token": token, "out": str(self._out)}
 
@@ -186,8 +200,9 @@ class InferenceRanks:
 
     def beat(self) -> None:
         """Say that this rank is at work, so that the others go on waiting."""
-        self._beats += 1
-        self._agreement.beat(self._beats)
+        if time.monotonic() - self._beaten > _BEAT_SECONDS:
+            self._beats, self._beaten = self._beats + 1, time.monotonic()
+            self._agreement.beat(self._beats)
 
     def wait(self, topic: str) -> None:
         """Wait until all ranks have come as far; as long as they are at work.
@@ -198,29 +213,46 @@ class InferenceRanks:
         self._agreement.publish(topic, {})
         self._agreement.collect(topic, f"come to {topic!r} of", patient=True)
 
-    def rows(self, state: InferenceProgress, step: int) -> RankRows:
-        """The rows that all ranks wrote in a step."""
-        return RankRows(
-            [state.piece(step, self.folder(r), size) for r, size in enumerate(self._sizes)]
-        )
+    def rows(self, state: InferenceProgress, step: int, num_rows: int) -> RankRows:
+        """The ``num_rows`` rows that all ranks wrote in a step."""
+        sizes = [len(self.share(num_rows, rank)) for rank in range(self.world_size)]
+        return RankRows([state.piece(step, self.folder(r), size) for r, size in enumerate(sizes)])
 
-    # The result ############################################################################
+    # The results ###########################################################################
 
-    def result(self, state: InferenceProgress, step: int) -> None:
-        """Put the last step of all ranks together in one file."""
+    def finish(self, state: InferenceProgress, results: Mapping[str, tuple[int, int]]) -> None:
+        """Put the rows of all ranks together, each result in one file.
+
+        Args:
+            state: The files of this rank.
+            results: The step and the number of rows, by the name of the file.
+        """
+        made = {name: self._assembled(state, name, *each) for name, each in results.items()}
+        self.wait("assembled")
+        if self.rank == 0:
+            for name in results:
+                self._staged(name).replace(self._out / name)
+            note = json.loads((self._out / NOTE).read_text(encoding="utf-8"))
+            self._note({**note, "done": True, "results": made})
+        self.wait("named")
+
+    def _assembled(
+        self, state: InferenceProgress, name: str, step: int, num_rows: int
+    ) -> dict[str, Any]:
+        """Write the rows of this rank; returns the dtype and shape of all."""
         dtype, row = state.kind(step)
-        staged = self._out / f".{RESULT}.partial"
+        staged, shape = self._staged(name), (num_rows, *row)
         if self.rank == 0:
             with naming(staged), staged.open("wb") as out:
-                out.write(npy_header(dtype, (self._num_nodes, *row)))
-                length = num_bytes(dtype, (self._num_nodes, *row))
+                out.write(npy_header(dtype, shape))
+                length = num_bytes(dtype, shape)
                 if length:
                     os.posix_fallocate(out.fileno(), out.tell(), length)
-        self.wait("created")
+        self.wait(f"created {name}")
         handle = os.open(staged, os.O_RDWR | os.O_CLOEXEC)
         try:
             width = num_bytes(dtype, row)
-            at = os.fstat(handle).st_size - width * (self._num_nodes - self.begin)
+            at = os.fstat(handle).st_size - width * (num_rows - self.share(num_rows).start)
             rows = max(1, _CHUNK // max(1, width))
             for chunk in state.array(step).split(rows):
                 data = as_array(chunk.contiguous()).tobytes()
@@ -233,29 +265,28 @@ class InferenceRanks:
                 os.fsync(handle)
         finally:
             os.close(handle)
-        self.wait("assembled")
-        if self.rank == 0:
-            staged.replace(self._out / RESULT)
-            note = json.loads((self._out / NOTE).read_text(encoding="utf-8"))
-            self._note({**note, "done": True, "dtype": dtype, "row": row})
-        self.wait("named")
+        return {"dtype": dtype, "shape": list(shape)}
 
-    def opened(self) -> Tensor:
-        """The result, mapped; nothing else is left of this rank."""
+    def _staged(self, name: str) -> Path:
+        return self._out / f".{name}.partial"
+
+    def opened(self, name: str) -> Tensor:
+        """A result, mapped."""
+        note = json.loads((self._out / NOTE).read_text(encoding="utf-8"))["results"][name]
+        return map_array(self._out / name, note["dtype"], tuple(note["shape"]))
+
+    def clear(self) -> None:
+        """Remove all files of this rank but the results."""
         shutil.rmtree(self.folder(), ignore_errors=True)
-        note = json.loads((self._out / NOTE).read_text(encoding="utf-8"))
-        shape = (self._num_nodes, *note["row"])
-        return map_array(self._out / RESULT, note["dtype"], shape)
 
 
-def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> InferenceRanks | None:
+def together_of(graph: Any, comm: Any, out: Path) -> InferenceRanks | None:
     """The ranks that make an inference, if there are several.
 
     Args:
         graph: What the user gave.
         comm: A communicator, ``"local"`` for this process alone, or ``None`` for that of the graph.
         out: The directory.
-        num_nodes: Of the graph.
 
     Raises:
         TypeError: If ``comm`` is something else.
@@ -273,4 +304,4 @@ def together_of(graph: Any, comm: Any, out: Path, num_nodes: int) -> InferenceRa
         return None
     if comm.group is None:
         raise ValueError(f"{type(comm).__name__} does not say where its ranks met (`group`)")
-    return InferenceRanks(comm.group, out, num_nodes)
+    return InferenceRanks(comm.group, out)

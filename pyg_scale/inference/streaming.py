@@ -35,6 +35,7 @@ class StreamedLayer:
             ends of an edge; ``None`` leaves them as they are.
         loop_value: The attribute of the edge that every node gets to itself, unless it has one;
             ``None`` adds no edges.
+        of_attr: From the attribute of edges to what the layer is given; ``None``: as it is.
 
     Raises:
         NotStreamed: If it needs all in-edges of a node at once.
@@ -48,7 +49,9 @@ class StreamedLayer:
         argument: str = "edge_weight",
         inverse: Any = None,
         loop_value: float | None = None,
+        of_attr: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self._of_attr = of_attr
         self.conv, self.after, self.attr = StreamedConv(conv), after, attr
         self.loop_value = 1.0 if self.conv.adds_loops else loop_value
         if self.conv.adds_loops and attr is not None:
@@ -75,6 +78,8 @@ class StreamedLayer:
             src: The factors of sources, ``[num_src]``.
             dst: The factors of destinations, ``[num_dst]``.
         """
+        if attr is not None and self._of_attr is not None:
+            attr = self._of_attr(attr)
         if src is not None and dst is not None:
             weight = src[edge_index[0]]
             attr = (weight if attr is None else weight * attr) * dst[edge_index[1]]
@@ -133,6 +138,7 @@ class Streaming:
         folder: The folder of the files of edges.
         device: Where the layer computes.
         cut: The cells and pieces of edges, in place of those that ``memory`` allows.
+        beat: Called every now and then while there are no rows yet.
     """
 
     def __init__(
@@ -146,7 +152,9 @@ class Streaming:
         folder: Path,
         device: torch.device,
         cut: Cut | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
+        self._beat = beat
         self._edges, self._layer, self._src, self._dst, self._nodes = edges, layer, src, dst, nodes
         self._memory, self._folder, self._device = memory, folder, device
         self._grid: EdgeGrid | None = None
@@ -219,7 +227,7 @@ class Streaming:
             yield layer.after(layer.conv.finish(none, own))
             return
         self._grid = EdgeGrid(
-            self._edges, layout, layer.attr, layer.loop_value, memory, self._folder
+            self._edges, layout, layer.attr, layer.loop_value, memory, self._folder, self._beat
         )
         give_back()
         try:
@@ -245,6 +253,7 @@ class Streaming:
                 rows = self._own(block, low, high).to(self._device)
                 block.keep(low, conv.destinations(rows))
         for chunk, rows in self._chunks(number, block, pool):
+            self._beat()
             low, high = grid.layout.chunks[chunk]
             factors, src = self._layer.factors(low, high), conv.sources(rows.to(self._device))
             ends = src, factors, high - low
@@ -316,7 +325,8 @@ class Streaming:
         into = {key: rows[index].to(self._device) for key, rows in block.sides.items()}
         sizes = num_src, index.numel()
         found = self._layer.conv.piece(src, into, sizes, edge_index.to(self._device), options)
-        block.whole.add(index, Aggregates(*(None if t is None else t.cpu() for t in found)))
+        log = None if found.log is None else found.log.cpu()
+        block.whole.add(index, Aggregates(found.out.cpu(), found.counts.cpu(), log))
 
 
 class _Bytes(NamedTuple):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch_geometric.nn import GAT, GCN, GraphSAGE
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    GATConv,
+    GATv2Conv,
+    GraphSAGE,
+    HeteroConv,
+    SAGEConv,
+)
 
 from pyg_scale import layerwise_inference
 from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.inference.progress import InferenceProgress
 from tests.distributed.across import in_parts, on_ranks, shares, spread
 
 DATA = planted_communities(90, 700, 3, 6, seed=3, progress=False)
@@ -57,8 +68,6 @@ def test_what_was_interrupted_goes_on(
 ) -> None:
     model = model_of("sage")
     paths = spread(in_parts(DATA, folder, 2), shares(2, 2))
-    from pyg_scale.inference.progress import InferenceProgress
-
     write, left = InferenceProgress.write, [5]
 
     def fails(self: InferenceProgress, *args: Any) -> None:
@@ -86,6 +95,121 @@ def test_what_was_interrupted_goes_on(
     with torch.no_grad():
         expected = model(DATA.x, DATA.edge_index)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+SIZES = {"author": 40, "paper": 70, "venue": 2}
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+BY, AT = ("paper", "by", "author"), ("paper", "at", "venue")
+
+
+def typed() -> HeteroData:
+    """A node type with fewer nodes than ranks, and attributes of the edges of two types."""
+    generator, data = torch.Generator().manual_seed(0), HeteroData()
+    for name, size in SIZES.items():
+        data[name].x = torch.randn(size, 6, dtype=torch.float64, generator=generator)
+    for edge_type, count in ((WRITES, 150), (CITES, 250), (BY, 100), (AT, 40)):
+        ends = [torch.randint(SIZES[t], (count,), generator=generator) for t in edge_type[::2]]
+        data[edge_type].edge_index = torch.stack(ends)
+    for edge_type in (WRITES, CITES):
+        size = data[edge_type].num_edges
+        data[edge_type].edge_attr = torch.randn(size, 3, dtype=torch.float64, generator=generator)
+    return data
+
+
+class Typed(torch.nn.Module):
+    """Attention with and without attributes of edges, sums and extremes between types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options: Any = {"edge_dim": 3, "add_self_loops": False}
+        self.first = HeteroConv(
+            {
+                WRITES: GATv2Conv((6, 6), 8, **options),
+                CITES: GATConv((6, 6), 4, heads=2, **options),
+                BY: SAGEConv((6, 6), 8, aggr="max"),
+                AT: SAGEConv((6, 6), 8),
+            }
+        )
+        self.second = HeteroConv({CITES: GATConv(8, 5), BY: SAGEConv((8, 8), 5)})
+        self.venue = torch.nn.Linear(8, 5)
+
+    def forward(self, x: Any, edges: Any, edge_attr_dict: Any) -> Any:
+        rows = {t: r.relu() for t, r in self.first(x, edges, edge_attr_dict=edge_attr_dict).items()}
+        return {**self.second(rows, edges), "venue": self.venue(rows["venue"])}
+
+
+def recorded() -> tuple[HeteroData, Typed, dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    data, model = typed(), Typed().double().eval()
+    attrs = {t: data[t].edge_attr for t in (WRITES, CITES)}
+    with torch.no_grad():
+        return data, model, model(data.x_dict, data.edge_index_dict, attrs)
+
+
+def same(found: Any, expected: Any) -> None:
+    assert set(found) == set(expected)
+    for name, rows in expected.items():
+        assert torch.allclose(found[name], rows, rtol=1e-12, atol=1e-12), name
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("memory", [6_000, "1GB"])
+def test_a_model_with_types(folder: Path, tmp_path: Path, world_size: int, memory: Any) -> None:
+    data, model, expected = recorded()
+    paths = spread(in_parts(data, folder / "typed", 3), shares(world_size, 3))
+
+    def work(data: Any) -> Any:
+        options: Any = {"memory": memory, "edge_attr": "edge_attr", "num_workers": 1}
+        own = copy.deepcopy(model)  # ranks are threads here, and recording is for one at a time
+        first = layerwise_inference(own, data, tmp_path / "out", **options)
+        again = layerwise_inference(own, data, tmp_path / "out", **options)
+        assert all(torch.equal(first[t], again[t]) for t in expected)
+        return first
+
+    for found in on_ranks(paths, work, through="requests"):
+        same(found, expected)
+    files = {p.name for p in (tmp_path / "out").iterdir() if not p.name.startswith(".")}
+    assert files >= {f"output-{t}.npy" for t in expected}
+    assert not [name for name in files if name.startswith(("rank", "step"))]
+
+
+@pytest.mark.parametrize(
+    "stop_at", [2, 7, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40, 4))]
+)
+def test_a_model_with_types_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    """One of two ranks stops in any layer; the rows that are there are not computed again."""
+    data, model, expected = recorded()
+    paths = spread(in_parts(data, folder / "typed", 2), shares(2, 2))
+    write, left, rows = InferenceProgress.write, [stop_at], [0, 0]
+
+    def fails(self: InferenceProgress, *args: Any) -> None:
+        if "rank-1" in str(self.path):  # not of a probe
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError("no space left on device")
+        write(self, *args)
+        rows[0] += args[2].size(0) if "rank-" in str(self.path) else 0
+
+    def counts(self: InferenceProgress, *args: Any) -> None:
+        write(self, *args)
+        rows[1] += args[2].size(0) if "rank-" in str(self.path) else 0
+
+    def work(data: Any) -> Any:
+        own, out = copy.deepcopy(model), tmp_path / "out"
+        return layerwise_inference(own, data, out, memory=8_000, edge_attr="edge_attr")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InferenceProgress, "write", fails)
+        with pytest.raises(ExceptionGroup):
+            on_ranks(paths, work, timeout=3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(InferenceProgress, "write", counts)
+        for found in on_ranks(paths, work):
+            same(found, expected)
+    hidden = SIZES["author"] + SIZES["paper"]  # no layer reads those of venues
+    assert rows[0] + rows[1] == hidden + sum(SIZES.values())
 
 
 def test_more_ranks_than_nodes(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from torch_geometric.nn import (
     GATv2Conv,
     GCNConv,
     GINConv,
+    GraphConv,
     GraphNorm,
     GraphSAGE,
     HeteroConv,
     HGTConv,
     Linear,
     SAGEConv,
+    TransformerConv,
     to_hetero,
 )
 
@@ -89,8 +91,44 @@ class OneType(torch.nn.Module):
         return (self.again(x, edge_index) + self.heads(x, edge_index)).log_softmax(dim=-1)
 
 
+class WithEdges(torch.nn.Module):
+    """Attributes of edges, also changed by the model, and weights of the edges of one type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options: Any = {"edge_dim": 6, "add_self_loops": False}
+        self.lin = Linear(3, 6)
+        self.first = HeteroConv(
+            {
+                WRITES: GATv2Conv((C, C), 16, **options),
+                CITES: TransformerConv((C, C), 8, heads=2, edge_dim=6),
+                BY: GATConv((C, C), 16, **options),
+            },
+            aggr="sum",
+        )
+        self.second = HeteroConv(
+            {CITES: GraphConv((16, 16), 4), BY: SAGEConv((16, 16), 4), WRITES: SAGEConv(16, 4)}
+        )
+
+    def forward(
+        self, x: Any, edges: Any, edge_attr_dict: Any = None, edge_weight_dict: Any = None
+    ) -> Any:
+        attrs = {t: self.lin(attr).tanh() for t, attr in edge_attr_dict.items()}
+        rows = {t: each.relu() for t, each in self.first(x, edges, edge_attr_dict=attrs).items()}
+        return self.second(rows, edges, edge_weight_dict=edge_weight_dict)
+
+
 def hetero(cls: Any, **options: Any) -> Any:
     return to_hetero(cls(C, 16, 2, 4, **options), typed().metadata())
+
+
+def with_edges() -> HeteroData:
+    generator, data = torch.Generator().manual_seed(1), typed()
+    for t in (WRITES, CITES, BY):
+        size = data[t].num_edges
+        data[t].edge_attr = torch.randn(size, 3, dtype=torch.float64, generator=generator)
+    data[CITES].weight = torch.rand(data[CITES].num_edges, dtype=torch.float64, generator=generator)
+    return data
 
 
 MODELS: dict[str, Any] = {
@@ -138,6 +176,69 @@ def test_from_a_directory_and_in_parts(tmp_path: Path) -> None:
         expected = model(data.x_dict, data.edge_index_dict)
     got = infer(model, tmp_path / "graph", tmp_path / "out", memory=8_000)
     assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+
+
+def attr_dict(data: HeteroData, name: str) -> dict[Any, Tensor]:
+    return {t: data[t][name] for t in data.edge_types if name in data[t]}
+
+
+@pytest.mark.parametrize("memory", [6_000, "1GB"])
+def test_attributes_of_edges(memory: Any, tmp_path: Path) -> None:
+    """From memory and from a directory, whose ids of edges are in another order."""
+    torch.manual_seed(1)
+    model, data = WithEdges().double().eval(), with_edges()
+    attrs = attr_dict(data, "edge_attr"), attr_dict(data, "weight")
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict, *attrs)
+        ones = {CITES: torch.ones_like(data[CITES].weight)}
+        other = model(data.x_dict, data.edge_index_dict, attrs[0], ones)
+    assert far(other["paper"], expected["paper"]) > 1e-3, "weights count"
+    pyg_scale.save(data, tmp_path / "graph")
+    for number, given in enumerate((data, tmp_path / "graph")):
+        got = infer(
+            model,
+            given,
+            tmp_path / str(number),
+            memory=memory,
+            edge_attr="edge_attr",
+            edge_weight="weight",
+        )
+        assert set(got) == set(expected)
+        assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+
+
+def test_attributes_of_edges_of_a_model_by_to_hetero(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    data = with_edges()
+    for t in (IN, AT):
+        data[t].edge_attr = torch.randn(data[t].num_edges, 3, dtype=torch.float64)
+    options: Any = {"edge_dim": 3, "add_self_loops": False}
+    model = to_hetero(GAT(C, 16, 2, 4, **options), data.metadata()).double().eval()
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict, edge_attr=attr_dict(data, "edge_attr"))
+    got = infer(model, data, tmp_path, memory=8_000, edge_attr="edge_attr")
+    assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GraphConv(C, 8), GCNConv(8, 4, normalize=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        x = self.first(x, edge_index, edge_weight).relu()
+        return self.second(x, edge_index, edge_weight=edge_weight.sqrt())
+
+
+def test_weights_of_edges_without_types(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, typed_data = Weighted().double().eval(), with_edges()
+    whole = Data(x=typed_data["paper"].x, edge_index=typed_data[CITES].edge_index)
+    whole.weight = typed_data[CITES].weight
+    with torch.no_grad():
+        expected = model(whole.x, whole.edge_index, whole.weight)
+    got = infer(model, whole, tmp_path, memory=4_000, edge_weight="weight")
+    assert far(got, expected) < 1e-12
 
 
 @pytest.mark.parametrize("memory", [4_000, "1GB"])
@@ -257,9 +358,59 @@ def test_what_is_not_a_row_at_a_time_is_refused(
     assert not list(tmp_path.glob("*.npy")), "before any work"
 
 
-def test_arguments_that_are_for_other_models(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="attributes of edges"):
-        infer(made("by hand"), typed(), tmp_path, edge_weight="w")
+class TwoAttributes(Weighted):
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor | None = None
+    ) -> Tensor:
+        weight = edge_weight if edge_attr is None else edge_weight * edge_attr.sum(-1)
+        return self.first(x, edge_index, weight)
+
+
+class Edges(Weighted):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        return edge_weight.view(-1, 1)
+
+
+class LoopsWithEdges(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Any = GATConv(C, 8, edge_dim=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "match"),
+    [
+        (ByHand, {"edge_weight": "w"}, ValueError, "no attribute 'w' of edges"),
+        (
+            ByHand,
+            {"edge_weight": "weight"},
+            ValueError,
+            "no argument edge_weight or",
+        ),
+        (
+            TwoAttributes,
+            {"edge_weight": "weight", "edge_attr": "edge_attr"},
+            NotImplementedError,
+            "several attributes of edges",
+        ),
+        (Edges, {"edge_weight": "weight"}, NotImplementedError, "returns rows of edges"),
+        (LoopsWithEdges, {"edge_weight": "weight"}, NotImplementedError, "add_self_loops=False"),
+    ],
+)
+def test_attributes_of_edges_that_do_not_fit(
+    model: Any, options: Any, error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    data: Any = with_edges()
+    if model is not ByHand:
+        whole = Data(x=data["paper"].x, edge_index=data[CITES].edge_index)
+        whole.weight, whole.edge_attr = data[CITES].weight, data[CITES].edge_attr
+        data = whole
+    with pytest.raises(error, match=match):
+        infer(model().double().eval(), data, tmp_path, **options)
+    assert not list(tmp_path.glob("*.npy")), "before any work"
+
+
+def test_a_graph_without_features(tmp_path: Path) -> None:
     data = HeteroData()
     data["a"].num_nodes = 3
     with pytest.raises(ValueError, match="no features x"):
