@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +201,59 @@ def test_a_graph_without_edges(tmp_path: Path) -> None:
 def test_memory_must_be_an_amount(memory: Any, tmp_path: Path) -> None:
     with pytest.raises((ValueError, TypeError), match="memory must be"):
         infer(model("sage"), graph(), tmp_path, memory=memory)
+
+
+# Memory ###################################################################################
+
+
+_MEASURED = """
+import json, sys, threading
+from pathlib import Path
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GraphSAGE
+import pyg_scale
+
+def own():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssAnon"))
+
+def watch():
+    global most
+    while not ended.wait(0.005):
+        most = max(most, own())
+
+graph, out, name, memory = sys.argv[1:]
+torch.set_num_threads(1)
+model = {"sage": GraphSAGE, "gat": GAT}[name](64, 64, 2, 64).eval()
+edges = torch.zeros(2, 1, dtype=torch.int64)
+small = Data(x=torch.ones(2, 64), edge_index=edges)
+pyg_scale.layerwise_inference(model, small, out + "-small", progress=False)
+ended, first = threading.Event(), own()
+most = first
+threading.Thread(target=watch, daemon=True).start()
+pyg_scale.layerwise_inference(
+    model, graph, out, memory=int(memory), num_workers=1, progress=False
+)
+ended.set()
+print(json.dumps(most - first))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("name", ["sage", "gat"])
+def test_memory_is_kept(name: str, tmp_path: Path) -> None:
+    """Of this process, without pages of files, at a fifth of the bytes of rows."""
+    size, memory, beside = 300_000, 60_000_000, 40_000_000
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(size, (2, 6 * size), generator=generator)
+    data = Data(x=torch.randn(size, 64, generator=generator), edge_index=edges)
+    pyg_scale.save(data, tmp_path / "graph")
+    args = [str(tmp_path / "graph"), str(tmp_path / "out"), name, str(memory)]
+    found = subprocess.run(
+        [sys.executable, "-c", _MEASURED, *args], capture_output=True, timeout=300, check=False
+    )
+    assert found.returncode == 0, found.stderr.decode()
+    used = json.loads(found.stdout)
+    assert memory // 2 < used <= memory + beside

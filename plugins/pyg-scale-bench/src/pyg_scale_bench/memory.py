@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _PROC = Path("/proc/self")
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = Path("/sys/fs/cgroup")
 _REMOVE_SECONDS = 5.0
+_SAMPLE_SECONDS = 0.01
 
 
 def resident() -> int | None:
@@ -34,6 +36,34 @@ def reset_peak() -> None:
 def peak() -> int | None:
     """The largest number of resident bytes of this process since :func:`reset_peak`."""
     return _field(_PROC / "status", "VmHWM")
+
+
+class PeakOfOwn:
+    """The largest number of bytes of this process that are not pages of files, while it is open.
+
+    Attributes:
+        first: That at the beginning, or ``None`` without ``/proc``.
+        most: The largest of many samples.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.most = _field(_PROC / "status", "RssAnon")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SAMPLE_SECONDS):
+            found = _field(_PROC / "status", "RssAnon")
+            if found is not None and self.most is not None:
+                self.most = max(self.most, found)
+
+    def __enter__(self) -> PeakOfOwn:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 def give_back() -> None:
