@@ -1,5 +1,7 @@
 """The exchange of halo rows: one all-to-all forward, one backward, for any number of tensors.
 
+Between its begin and its end a rank computes what needs own rows alone, in both directions.
+
 The gradient of a row is the sum of those of its copies on other ranks and of its own uses, so that
 every derivative is that of the whole graph. Tensors of several dtypes go as bytes in one message.
 Exchanges that trade exactness for fewer bytes or for time are in
@@ -131,6 +133,37 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
+class Extension:
+    """Tensors of own nodes that get the halo's rows, which may still be under way.
+
+    Args:
+        own: The tensors ``[num_own, ...]``.
+        wait: Waits for those of the halo, and returns ``[num_own + num_halo, ...]`` each.
+
+    Attributes:
+        own: The tensors, to compute with in the meantime.
+    """
+
+    def __init__(self, own: list[Tensor], wait: Callable[[], list[Tensor]] | None = None) -> None:
+        self.own, self._wait = own, wait
+        self._whole = own
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if :meth:`whole` has to wait."""
+        return self._wait is not None
+
+    def whole(self) -> list[Tensor]:
+        """Own rows and those of the halo ``[num_own + num_halo, ...]`` of each tensor.
+
+        Raises:
+            CommError: If a rank is gone or late; names it.
+        """
+        if self._wait is not None:
+            self._whole, self._wait = self._wait(), None
+        return self._whole
+
+
 class HaloExchange:
     """Appends the halo's rows to tensors of own nodes.
 
@@ -147,49 +180,98 @@ class HaloExchange:
     def begin(self, training: bool) -> None:
         """Called before every forward of the model, on all ranks."""
 
-    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Own rows and those of the halo. Every rank calls it.
+    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
+        """Begin to append the halo's rows. Every rank calls it.
 
         Args:
             node_type: The type of the nodes.
             tensors: ``[num_own, ...]`` each.
-
-        Returns:
-            ``[num_own + num_halo, ...]`` each.
 
         Raises:
             CommError: If a rank is gone or late; names it.
         """
         return self.exactly(node_type, tensors)
 
-    def exactly(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def exactly(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
         """As :meth:`extend`, for what must be exact: the graph's own features, and degrees."""
         return self.swapped(self._all[node_type], self._wire, tensors)
 
-    def swapped(self, rows: Rows, wire: Wire, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def swapped(self, rows: Rows, wire: Wire, tensors: Sequence[Tensor]) -> Extension:
         """Own rows, and those of the halo that are exchanged."""
         if self.peers.size == 1:
-            return list(tensors)
-        return list(_Extend.apply(rows, wire, *tensors))
+            return Extension(list(tensors))
+        call = _Exchange(rows, wire, [(each.shape[1:], each.dtype) for each in tensors])
+        own = list(_Send.apply(call, *tensors))
+        return Extension(own, lambda: list(_Receive.apply(call, *own)))
 
 
-class _Extend(torch.autograd.Function):
+@dataclass
+class _Exchange:
+    """Rows on their way, and in the backward pass their gradients on the way back.
+
+    Attributes:
+        rows: The rows.
+        wire: Sends them.
+        like: The shape of a row and the dtype of each tensor.
+        coming: Waits for rows.
+        returning: Waits for gradients.
+    """
+
+    rows: Rows
+    wire: Wire
+    like: list[Any]
+    coming: Callable[[], list[Tensor]] | None = None
+    returning: Callable[[], list[Tensor]] | None = None
+
+
+# Autograd runs what was computed last first. So of nodes in this order (`_Send`, what is computed
+# of own rows alone, `_Receive`, what is computed of the halo) the second is differentiated while
+# the gradients of the halo are on their way.
+
+
+class _Send(torch.autograd.Function):
+    """Own rows as they are. Forward they are sent, backward gradients of those are waited for."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Rows, wire: Wire, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.rows, ctx.wire = rows, wire
-        ctx.like = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
+    def forward(ctx: Any, call: _Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
         ctx.set_materialize_grads(False)
+        rows = call.rows
         sent = [tensor.index_select(0, rows.send) for tensor in tensors]
-        found = wire.start(sent, rows.num_received, rows.num_sent, later=False)()
-        return tuple(rows.joined(*both) for both in zip(tensors, found, strict=True))
+        call.coming = call.wire.start(sent, rows.num_received, rows.num_sent, later=True)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        rows = ctx.rows
-        whole = whole_gradients(grads, ctx.like, rows)
+        call: _Exchange = ctx.call
+        if call.returning is None:  # no row of the halo was used
+            return None, *grads
+        found, call.returning = call.returning(), None
+        return None, *(
+            None if grad is None else call.rows.added(grad, returned)
+            for grad, returned in zip(grads, found, strict=True)
+        )
+
+
+class _Receive(torch.autograd.Function):
+    """Own rows and the halo. Forward it is waited for, backward its gradients are sent."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Exchange, *own: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        assert call.coming is not None
+        found, call.coming = call.coming(), None
+        return tuple(call.rows.joined(*both) for both in zip(own, found, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        call: _Exchange = ctx.call
+        rows = call.rows
+        whole = whole_gradients(grads, call.like, rows)
         sent = [rows.returned(grad) for grad in whole]
-        found = ctx.wire.start(sent, rows.num_sent, rows.num_received, later=False)()
-        return None, None, *(rows.added(*both) for both in zip(whole, found, strict=True))
+        call.returning = call.wire.start(sent, rows.num_sent, rows.num_received, later=True)
+        return None, *(grad[: rows.num_own] for grad in whole)
 
 
 def whole_gradients(

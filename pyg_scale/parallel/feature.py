@@ -23,7 +23,8 @@ from torch_geometric.utils import add_self_loops
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
-from pyg_scale.parallel.layers import HaloLayers, ends_of
+from pyg_scale.parallel.halo_layers import HaloLayers
+from pyg_scale.parallel.layers import ends_of
 from pyg_scale.parallel.peers import Alone, Peers
 from pyg_scale.parallel.shard import Shard, share, sizes_of, slice_of
 
@@ -171,19 +172,11 @@ class FeatureLayers(HaloLayers):
         self._channels = 0
         self._as_columns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def before_propagate(
-        self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
-    ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
+    def propagate(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
         kwargs = self._sliced(layer, kwargs, layer._user_args)
         if isinstance(layer, pyg.TransformerConv):  # its messages have the heads of this rank
             layer.heads //= self._columns.size
-        return super().before_propagate(layer, edge_index, kwargs)
-
-    def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        kwargs = self._sliced(layer, kwargs, layer._edge_user_args)
-        return super().before_edge_updater(layer, kwargs)
-
-    def after_propagate(self, layer: Any, out: Any) -> Any:
+        out = super().propagate(layer, edge_index, kwargs)
         if isinstance(layer, pyg.TransformerConv):
             layer.heads *= self._columns.size
         if self._columns.size == 1:
@@ -192,6 +185,10 @@ class FeatureLayers(HaloLayers):
         rows = out.movedim((dim, axis), (0, -1))
         (found,) = _Transpose.apply(self._plan(self._channels), False, rows)
         return found.movedim((0, -1), (dim, axis)).contiguous()
+
+    def update_edges(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
+        kwargs = self._sliced(layer, kwargs, layer._edge_user_args)
+        return super().update_edges(layer, edge_index, kwargs)
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
         return {**super().replacements(), "add_self_loops": self._add_self_loops}

@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange, Wire
 from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
+from pyg_scale.parallel.halo_layers import HaloLayers
 from pyg_scale.parallel.inexact import (
     BITS,
     LINEAR,
@@ -27,7 +28,6 @@ from pyg_scale.parallel.inexact import (
     SampledExchange,
     StaleExchange,
 )
-from pyg_scale.parallel.layers import HaloLayers
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.remat import RematLayers, check_sequential
 from pyg_scale.parallel.shard import Shard, share

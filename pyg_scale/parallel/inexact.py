@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.parallel.exchange import HaloExchange, Rows, Wire, whole_gradients
+from pyg_scale.parallel.exchange import Extension, HaloExchange, Rows, Wire, whole_gradients
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Halo
 
@@ -72,7 +72,7 @@ class SampledExchange(HaloExchange):
         self._step += training
         self._drawn = {}
 
-    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
         if not self._training:
             return self.exactly(node_type, tensors)
         if node_type not in self._drawn:
@@ -159,12 +159,13 @@ class StaleExchange(HaloExchange):
     def begin(self, training: bool) -> None:
         self._training, self._place = training, 0
 
-    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
         if not self._training or self.peers.size == 1:
             return self.exactly(node_type, tensors)
         place, self._place = self._place, self._place + 1
         rows = self._all[node_type]
-        return list(_ExtendStale.apply(rows, self._rows, self._gradients, place, *tensors))
+        whole = list(_ExtendStale.apply(rows, self._rows, self._gradients, place, *tensors))
+        return Extension(whole)
 
 
 class Delayed:
@@ -248,7 +249,7 @@ class QuantizedExchange(HaloExchange):
     def begin(self, training: bool) -> None:
         self._training = training
 
-    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def extend(self, node_type: NodeType, tensors: Sequence[Tensor]) -> Extension:
         wire = self._narrow if self._training else self._wire
         return self.swapped(self._all[node_type], wire, tensors)
 

@@ -21,12 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.utils import add_remaining_self_loops, scatter
 
-from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.peers import Peers
-from pyg_scale.parallel.shard import Shard
 from pyg_scale.parallel.statistics import global_batch_norm
 
 _OF_ALL_NODES = {
@@ -193,18 +189,18 @@ class GraphLayers(ABC):
         self._active = False
 
     @abstractmethod
-    def before_propagate(
-        self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
-    ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
-        """The edges, the number of sources and destinations, and arguments with their rows."""
+    def propagate(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
+        """The result of ``propagate`` for own nodes.
 
-    def after_propagate(self, layer: Any, out: Any) -> Any:
-        """The result of ``propagate`` for own nodes."""
-        return out
+        Args:
+            layer: The layer.
+            edge_index: Edges ``[2, num_edges]`` by local numbers.
+            kwargs: The arguments, with rows of own nodes.
+        """
 
     @abstractmethod
-    def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of ``edge_updater`` with the rows of sources and destinations."""
+    def update_edges(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
+        """The result of ``edge_updater``, likewise."""
 
     @abstractmethod
     def replacements(self) -> dict[str, Callable[..., Any]]:
@@ -216,10 +212,7 @@ class GraphLayers(ABC):
 
     def hooked(self, conv: MessagePassing) -> list[Any]:
         """Handles of the hooks of a layer."""
-        return [
-            conv.register_propagate_forward_pre_hook(self._before),
-            conv.register_propagate_forward_hook(self._after),
-        ]
+        return []
 
     def is_constant(self, tensor: Tensor) -> bool:
         """True if the tensor is an unchanged input of the graph."""
@@ -243,7 +236,12 @@ class GraphLayers(ABC):
             for conv in self._convs:
                 for handle in self.hooked(conv):
                     stack.callback(handle.remove)
-                self._replace(stack, conv, "edge_updater", self._edge_updater(conv))
+                # In the place of hooks: PyG's own come before both, or too late.
+                for name, follow in (
+                    ("propagate", self.propagate),
+                    ("edge_updater", self.update_edges),
+                ):
+                    self._replace(stack, conv, name, functools.partial(_follow, follow, conv))
                 of = type(conv)
                 if isinstance(conv, Fused):  # there is no place for an exchange in a fused path
                     of = conv.replaces
@@ -266,22 +264,13 @@ class GraphLayers(ABC):
             stack.callback(own.pop, name)
         own[name] = value
 
-    def _before(self, layer: Any, inputs: Any) -> Any:
-        edge_index, _, kwargs = inputs
-        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            raise TypeError(f"{type(layer).__name__}: edge_index must be a dense tensor")
-        return self.before_propagate(layer, edge_index, dict(kwargs))
 
-    def _after(self, layer: Any, inputs: Any, out: Any) -> Any:
-        return self.after_propagate(layer, out)
-
-    def _edge_updater(self, layer: Any) -> Callable[..., Any]:
-        def edge_updater(edge_index: Tensor, size: Any = None, **kwargs: Any) -> Any:
-            # A hook would come too late: PyG's generated code has gathered the rows by then.
-            kwargs = self.before_edge_updater(layer, kwargs)
-            return type(layer).edge_updater(layer, edge_index, size=None, **kwargs)
-
-        return edge_updater
+def _follow(
+    follow: Callable[..., Any], layer: Any, edge_index: Tensor, size: Any = None, **kwargs: Any
+) -> Any:
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        raise TypeError(f"{type(layer).__name__}: edge_index must be a dense tensor")
+    return follow(layer, edge_index, kwargs)
 
 
 def ends_of(names: Sequence[str], end: str) -> list[str]:
@@ -302,169 +291,3 @@ def _with_globals(
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     return types.MethodType(copied, layer)
-
-
-class HaloLayers(GraphLayers):
-    """Layers that get the halo's rows wherever they look at sources of edges.
-
-    Args:
-        module: See :class:`GraphLayers`.
-        shard: The share of this rank.
-        exchange: The exchange of halo rows.
-        peers: The ranks.
-        constant: See :class:`GraphLayers`.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        shard: Shard,
-        exchange: HaloExchange,
-        peers: Peers,
-        constant: Sequence[Tensor],
-    ) -> None:
-        super().__init__(module, peers, constant)
-        self._shard, self._exchange = shard, exchange
-        self._kept: dict[int, Tensor] = {}
-        self._edge_types = {id(edges): edge_type for edge_type, edges in shard.edges.items()}
-        self._within: list[EdgeType] = []
-        self._last: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
-
-    # The layer #############################################################################
-
-    def hooked(self, conv: MessagePassing) -> list[Any]:
-        return [*self.hooks_of_layer(conv), *super().hooked(conv)]
-
-    def hooks_of_layer(self, conv: MessagePassing) -> list[Any]:
-        """Handles of the hooks around the forward of a layer."""
-        return [
-            conv.register_forward_pre_hook(self._enter, with_kwargs=True),
-            conv.register_forward_hook(self._leave, always_call=True),
-        ]
-
-    def _enter(self, layer: Any, args: Any, kwargs: Any) -> None:
-        given = [id(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-        known = [self._edge_types[each] for each in given if each in self._edge_types]
-        if self._shard.is_hetero and not known:
-            raise ValueError(
-                f"{type(layer).__name__} is given other edges than those of the graph, so that the "
-                "types of its nodes are not known"
-            )
-        self._within.append(known[0] if known else None)
-
-    def _leave(self, layer: Any, args: Any, out: Any) -> None:
-        if self._within:
-            self._within.pop()
-        if not self._within:
-            self._last = {}
-
-    @property
-    def _types(self) -> tuple[NodeType, NodeType]:
-        edge_type = self._within[-1] if self._within else None
-        return (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-
-    # Where edges are followed ##############################################################
-
-    def before_propagate(
-        self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]
-    ) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
-        src, dst = self._types
-        halos = self._exchange.halos
-        size = (halos[src].num_own + halos[src].num_halo, halos[dst].num_own)
-        return edge_index, size, self._extended(layer, kwargs, layer._user_args)
-
-    def before_edge_updater(self, layer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return self._extended(layer, kwargs, layer._edge_user_args)
-
-    def _extended(self, layer: Any, kwargs: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        """The arguments with the halo's rows where a source is looked at."""
-        kwargs, src = dict(kwargs), self._types[0]
-        pairs = self._sources(layer, kwargs, names)
-        whole = self._halo_of(src, [value for value, _ in pairs.values()], layer.node_dim)
-        for (name, (_, other)), found in zip(pairs.items(), whole, strict=True):
-            kwargs[name] = (found, other)
-        return kwargs
-
-    def _sources(
-        self, layer: Any, kwargs: dict[str, Any], names: list[str]
-    ) -> dict[str, tuple[Tensor, Any]]:
-        """The arguments that a layer looks at by the source of an edge: own rows of both ends."""
-        src, dst = self._types
-        pairs: dict[str, tuple[Tensor, Any]] = {}
-        for name in ends_of(names, "_j"):
-            value = kwargs.get(name)
-            if isinstance(value, tuple | list) and isinstance(value[0], Tensor):
-                pairs[name] = (value[0], value[1])
-            elif isinstance(value, Tensor):
-                pairs[name] = (value, value if src == dst else None)
-        own = self._exchange.halos[src].num_own
-        for name, (value, _) in pairs.items():
-            if value.size(layer.node_dim) != own:
-                raise ValueError(
-                    f"{type(layer).__name__}: {name} has {value.size(layer.node_dim)} rows for "
-                    f"{own} own nodes"
-                )
-        return pairs
-
-    def _halo_of(self, node_type: NodeType, tensors: list[Tensor], dim: int) -> list[Tensor]:
-        """Tensors with the halo's rows, of which those that are known are not sent again."""
-        found = {id(tensor): self._known(tensor) for tensor in tensors}
-        missing = {id(each): each for each in tensors if found[id(each)] is None}
-        if missing:
-            rows = [each.movedim(dim, 0) for each in missing.values()]
-            constant = all(self.is_constant(each) for each in missing.values())
-            send = self._exchange.exactly if constant else self._exchange.extend
-            self._last = {}
-            for tensor, whole in zip(missing.values(), send(node_type, rows), strict=True):
-                found[id(tensor)] = whole = whole.movedim(0, dim)
-                if self.is_constant(tensor):
-                    self._kept[id(tensor)] = whole
-                else:
-                    self._last[id(tensor), tensor._version] = (tensor, whole)
-        return [found[id(tensor)] for tensor in tensors]  # type: ignore[misc]
-
-    def _known(self, tensor: Tensor) -> Tensor | None:
-        """The rows sent before: in this layer (of other relations), or of the graph itself."""
-        if self.is_constant(tensor) and id(tensor) in self._kept:
-            return self._kept[id(tensor)]
-        entry = self._last.get((id(tensor), tensor._version))
-        return None if entry is None else entry[1]
-
-    # Degrees ###############################################################################
-
-    def replacements(self) -> dict[str, Callable[..., Any]]:
-        return {"gcn_norm": self._gcn_norm}
-
-    def _gcn_norm(
-        self,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        num_nodes: int | None = None,
-        improved: bool = False,
-        add_self_loops: bool = True,
-        flow: str = "source_to_target",
-        dtype: torch.dtype | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """``gcn_norm`` of PyG for own nodes: their degrees are here, those of the halo are sent."""
-        key = (id(edge_index), id(edge_weight), improved, add_self_loops, dtype)
-        keeps = id(edge_index) in self._edge_types and edge_weight is None
-        if keeps and key in self._norms:
-            return self._norms[key]
-        halo = self._exchange.halos[self._types[1]]
-        if add_self_loops:
-            fill = 2.0 if improved else 1.0
-            edge_index, edge_weight = add_remaining_self_loops(
-                edge_index, edge_weight, fill, halo.num_own
-            )
-        if edge_weight is None:
-            edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-        src, dst = edge_index
-        degree = scatter(edge_weight, dst, 0, dim_size=halo.num_own, reduce="sum")
-        scale = degree.pow(-0.5)
-        scale = scale.masked_fill(scale == float("inf"), 0.0)
-        (whole,) = self._exchange.exactly(self._types[1], [scale])
-        found = (edge_index, whole[src] * edge_weight * scale[dst])
-        if keeps:
-            self._norms[key] = found
-        return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.parallel.exchange import Wire
+from pyg_scale.parallel.halo_layers import HaloLayers
 from pyg_scale.parallel.inexact import LINEAR
-from pyg_scale.parallel.layers import HaloLayers
 from pyg_scale.parallel.shard import Halo
 
 SEQUENTIAL: tuple[type, ...] = (
@@ -59,9 +58,6 @@ class RematLayers(HaloLayers):
         super().__init__(*args)
         self._blocks: dict[int, tuple[Tensor, list[_Block]]] = {}
 
-    def hooked(self, conv: MessagePassing) -> list[Any]:
-        return self.hooks_of_layer(conv)
-
     def _blocks_of(self, edge_index: Tensor, halo: Halo) -> list[_Block]:
         """The edges by the rank of their source; known for those that never change."""
         kept = [edges for edges, _ in self._norms.values()]
@@ -71,10 +67,7 @@ class RematLayers(HaloLayers):
             self._blocks[id(edge_index)] = edge_index, _blocks(edge_index, halo)
         return self._blocks[id(edge_index)][1]
 
-    def attributes(self, layer: Any) -> dict[str, Any]:
-        return {**super().attributes(layer), "propagate": partial(self._propagate, layer)}
-
-    def _propagate(self, layer: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+    def propagate(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
         src, dst = self._types
         halos = self._exchange.halos
         pairs = self._sources(layer, kwargs, layer._user_args)

@@ -178,9 +178,20 @@ OF_EDGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 """Models of ``x``, ``edge_index`` and an attribute of edges."""
 
 
+def strip() -> tuple[Data, Tensor, int]:
+    """A graph along a line, of which three parts have many inner nodes, and its cut."""
+    data, _, _ = cut("random")
+    data = data.clone()
+    nodes = torch.arange(data.num_nodes)
+    pairs = [torch.stack([nodes[:-step], nodes[step:]]) for step in (1, 2)]
+    half = torch.cat(pairs, dim=1)
+    data.edge_index = torch.cat([half, half.flip(0)], dim=1)
+    return data, nodes * 3 // data.num_nodes, 3
+
+
 def graph(name: str) -> tuple[Data, Tensor, int]:
-    """The graph of the kit, with attributes of edges, and a cut."""
-    data, assignment, parts = cut(name)
+    """The graph of the kit, or that of :func:`strip`, with attributes of edges, and a cut."""
+    data, assignment, parts = strip() if name == "strip" else cut(name)
     generator = torch.Generator().manual_seed(2)
     edges = data.edge_index.size(1)
     data.edge_type = torch.randint(3, (edges,), generator=generator)
