@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
-from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange, Wire
@@ -28,8 +27,9 @@ from pyg_scale.parallel.inexact import (
     SampledExchange,
     StaleExchange,
 )
+from pyg_scale.parallel.layers import check_convs
 from pyg_scale.parallel.peers import Peers
-from pyg_scale.parallel.remat import RematLayers, check_sequential
+from pyg_scale.parallel.remat import RematLayers, is_sequential
 from pyg_scale.parallel.shard import Shard, share
 
 
@@ -50,8 +50,8 @@ class HaloParallel(SharedGraph):
             :class:`~pyg_scale.parallel.inexact.Quantized`.
         seed: Seed of samples and of rounding.
         remat: Whether to get the halo in blocks, one rank after the other, and again in the
-            backward pass: less memory, more messages, and exact. For layers that add up or average
-            messages, and ``GATConv``; goes with no other option. See
+            backward pass: less memory, more messages, and exact. For layers that add up messages,
+            take their extremes or attend to them; goes with no other option. See
             :mod:`~pyg_scale.parallel.remat`.
 
     Raises:
@@ -89,9 +89,18 @@ class HaloParallel(SharedGraph):
     def check(self, module: nn.Module, peers: Peers, mesh: Any) -> None:
         super().check(module, peers, mesh)
         if self.boundary_sample < 1:
-            _check_linear(module)
+            check_convs(
+                module,
+                _is_linear,
+                "does not add up or average neighbours alone, so a sample is not right in the "
+                "mean: leave boundary_sample out",
+            )
         if self.remat:
-            check_sequential(module)
+            check_convs(
+                module,
+                is_sequential,
+                "needs all neighbours at once, not rank by rank: leave remat out",
+            )
 
     def options(self) -> list[Any]:
         inexact = [self.boundary_sample, self.stale, self.smoothing, self.quantize, self.seed]
@@ -160,18 +169,6 @@ class HaloModule(GraphModule):
         return self._layers.attached()
 
 
-def _check_linear(module: nn.Module) -> None:
-    """Refuse layers for which a sample of neighbours is not right in the mean.
-
-    Raises:
-        ValueError: If there is one; names it.
-    """
-    for name, layer in module.named_modules():
-        if not isinstance(layer, MessagePassing):
-            continue
-        sums = layer.aggr in ("add", "sum", "mean")
-        if not sums or not isinstance(layer, LINEAR):
-            raise ValueError(
-                f"{type(layer).__name__} ({name or 'the model itself'}) does not add up or average "
-                f"neighbours alone, so a sample is not right in the mean: leave boundary_sample out"
-            )
+def _is_linear(layer: Any) -> bool:
+    """True if a sample of neighbours is right in the mean."""
+    return layer.aggr in ("add", "sum", "mean") and isinstance(layer, LINEAR)

@@ -102,6 +102,17 @@ def check_module(module: nn.Module) -> None:
             raise ValueError(f"{what} {reason}")
 
 
+def check_convs(module: nn.Module, suits: Callable[[Any], bool], reason: str) -> None:
+    """Refuse layers that follow edges and do not suit.
+
+    Raises:
+        ValueError: If there is one; names it and the reason.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, MessagePassing) and not suits(layer):
+            raise ValueError(f"{type(layer).__name__} ({name or 'the model itself'}) {reason}")
+
+
 def _reason(layer: nn.Module, is_within: bool) -> str:
     """The reason why a layer cannot be wrapped; empty if it can."""
     if isinstance(layer, _OVER_NODES) or (
@@ -248,7 +259,7 @@ class GraphLayers(ABC):
                     self._replace(stack, conv, "forward", types.MethodType(of.forward, conv))
                 for name, function in _methods(of, MessagePassing):
                     if replaced.keys() & set(function.__code__.co_names):
-                        self._replace(stack, conv, name, _with_globals(conv, function, replaced))
+                        self._replace(stack, conv, name, with_globals(conv, function, replaced))
                 for name, value in self.attributes(conv).items():
                     self._replace(stack, conv, name, value)
             for norm in self._batch_norms:
@@ -278,7 +289,7 @@ def ends_of(names: Sequence[str], end: str) -> list[str]:
     return sorted({name.removesuffix(end) for name in names if name.endswith(end)})
 
 
-def _with_globals(
+def with_globals(
     layer: Any, function: types.FunctionType, replaced: dict[str, Callable[..., Any]]
 ) -> Any:
     """A method of a layer with other functions in the place of some."""

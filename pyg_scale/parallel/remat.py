@@ -1,54 +1,70 @@
 """The halo in blocks, one rank after the other, and again in the backward pass.
 
-A layer that adds up or averages messages can do so rank by rank: the rows of one rank come, their
-messages are added, and they are forgotten. In the backward pass they come again. So no rank ever
-has its whole halo, and nothing of it is kept for the backward pass. The idea is that of SAR
-(Mostafa, "Sequential Aggregation and Rematerialization", MLSys 2022). While one block is added up,
-the next one is on its way.
+A layer that adds up messages, takes their extremes or attends to them can do so rank by rank, see
+:mod:`~pyg_scale.parallel.sequential`. So no rank ever has its whole halo or a message for every
+edge, and nothing of them is kept for the backward pass. The idea is that of SAR (Mostafa,
+"Sequential Aggregation and Rematerialization", MLSys 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.parallel.exchange import Wire
 from pyg_scale.parallel.halo_layers import HaloLayers
 from pyg_scale.parallel.inexact import LINEAR
-from pyg_scale.parallel.shard import Halo
-
-SEQUENTIAL: tuple[type, ...] = (
-    *(layer for layer in LINEAR if layer is not pyg.RGCNConv),
-    pyg.GATConv,
+from pyg_scale.parallel.layers import Fused
+from pyg_scale.parallel.reduction import Attention, Extreme, Reduction
+from pyg_scale.parallel.sequential import (
+    Arguments,
+    Piece,
+    Propagate,
+    Relations,
+    Rows,
+    degrees_by_type,
+    pieces_of,
 )
-"""Layers whose messages can be added up in blocks, if their aggregation is a sum or a mean.
 
-Messages of attention can, too, where scores are computed before: they are numbers of edges then.
-"""
+ATTENTION = (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)
+"""Layers whose messages have weights that are a softmax over the edges of a node."""
+
+_SUMS, _EXTREMES = ("add", "sum", "mean"), ("max", "min")
 
 
-def check_sequential(module: nn.Module) -> None:
-    """Refuse layers whose aggregation cannot be made in blocks.
+def is_sequential(layer: Any) -> bool:
+    """True if a layer can be computed piece by piece."""
+    of = _class_of(layer)
+    inherits = all(
+        getattr(of, name) is getattr(MessagePassing, name) for name in ("aggregate", "update")
+    )
+    if of is pyg.RGCNConv or of in ATTENTION:
+        return layer.aggr in _SUMS
+    known = issubclass(of, LINEAR) and not issubclass(of, pyg.RGCNConv)
+    return known and inherits and layer.aggr in (*_SUMS, *_EXTREMES)
 
-    Raises:
-        ValueError: If there is one; names it.
+
+def _class_of(layer: Any) -> type:
+    return layer.replaces if isinstance(layer, Fused) else type(layer)
+
+
+def _trained(layer: Any) -> list[Tensor]:
+    return [each for each in layer.parameters() if each.requires_grad]
+
+
+class _Later(NamedTuple):
+    """The weights of edges, which are made when they are needed.
+
+    Attributes:
+        kwargs: The arguments of ``edge_updater``.
     """
-    for name, layer in module.named_modules():
-        if not isinstance(layer, MessagePassing):
-            continue
-        sums = layer.aggr in ("add", "sum", "mean")
-        if not sums or not isinstance(layer, SEQUENTIAL):
-            raise ValueError(
-                f"{type(layer).__name__} ({name or 'the model itself'}) needs all neighbours at "
-                "once, not rank by rank: leave remat out"
-            )
+
+    kwargs: dict[str, Any]
 
 
 class RematLayers(HaloLayers):
@@ -56,287 +72,145 @@ class RematLayers(HaloLayers):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._blocks: dict[int, tuple[Tensor, list[_Block]]] = {}
+        self._pieces: dict[int, tuple[Tensor, list[list[Piece]]]] = {}
 
-    def _blocks_of(self, edge_index: Tensor, halo: Halo) -> list[_Block]:
-        """The edges by the rank of their source; known for those that never change."""
-        kept = [edges for edges, _ in self._norms.values()]
-        if id(edge_index) not in {*self._edge_types, *map(id, kept)}:
-            return _blocks(edge_index, halo)
-        if id(edge_index) not in self._blocks:
-            self._blocks[id(edge_index)] = edge_index, _blocks(edge_index, halo)
-        return self._blocks[id(edge_index)][1]
+    def attributes(self, layer: Any) -> dict[str, Any]:
+        found = super().attributes(layer)
+        if _class_of(layer) is pyg.RGCNConv:
+            found["forward"] = partial(self._relations, layer)
+        return found
+
+    def _enter(self, layer: Any, args: Any, kwargs: Any) -> None:
+        asks = [*(each for each in args if isinstance(each, bool)), *kwargs]
+        if isinstance(layer, ATTENTION) and (
+            kwargs.get("return_attention_weights") is not None or True in asks or False in asks
+        ):
+            raise ValueError(
+                f"{type(layer).__name__} is asked for weights of edges, of which remat=True keeps "
+                "none: leave one of them out"
+            )
+        super()._enter(layer, args, kwargs)
+
+    def update_edges(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
+        return _Later(kwargs)
 
     def propagate(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        src, dst = self._types
-        halos = self._exchange.halos
-        pairs = self._sources(layer, kwargs, layer._user_args)
-        edges = {
-            name: value
-            for name, value in kwargs.items()
-            if name not in pairs and isinstance(value, Tensor) and f"{name}_i" not in _named(layer)
-        }
-        others = {k: v for k, v in kwargs.items() if k not in pairs and k not in edges}
-        blocks = self._blocks_of(edge_index, halos[src])
-        call = _Call(
-            layer,
-            Wire(self._exchange.peers),
-            halos[src],
-            halos[dst].num_own,
-            blocks,
-            list(pairs),
-            [name for name, (_, other) in pairs.items() if isinstance(other, Tensor)],
-            list(edges),
-            others,
-        )
-        sources = [value.movedim(layer.node_dim, 0) for value, _ in pairs.values()]
-        ends = [pairs[name][1] for name in call.of_ends]
-        out: Tensor = _Sequential.apply(call, *sources, *ends, *edges.values())
-        if layer.aggr != "mean":
-            return out
-        degrees = torch.bincount(edge_index[1], minlength=call.num_ends).clamp_(min=1)
-        shape = [1] * out.dim()
-        shape[layer.node_dim] = -1
-        return out / degrees.view(shape).to(out.dtype)
+        tensors = _Tensors()
+        weights = [name for name, value in kwargs.items() if isinstance(value, _Later)]
+        of_weights = None
+        if weights:
+            later = kwargs[weights[0]].kwargs
+            of_weights = self._arguments(layer, later, layer._edge_user_args, tensors)
+        given = {name: value for name, value in kwargs.items() if name not in weights}
+        of_messages = self._arguments(layer, given, layer._user_args, tensors)
+        attends = _class_of(layer) in ATTENTION
+        sums = Attention if attends else Reduction
+        return Propagate(
+            **self._shared(layer, edge_index, tensors.rows()),
+            reduction=Extreme if layer.aggr in _EXTREMES else sums,
+            depends=attends or layer.aggr in _EXTREMES,
+            parameters=_trained(layer) if attends else [],
+            of_messages=of_messages,
+            of_weights=of_weights,
+            weights=weights[0] if weights else "",
+        ).result()
 
-
-def _named(layer: Any) -> set[str]:
-    return set(layer._user_args)
-
-
-@dataclass
-class _Block:
-    """The edges from nodes of one rank.
-
-    Attributes:
-        edge_index: ``[2, n]``, with sources numbered among the rows of the rank.
-        position: The positions ``[n]`` of these edges among all.
-    """
-
-    edge_index: Tensor
-    position: Tensor
-
-
-def _blocks(edge_index: Tensor, halo: Halo) -> list[_Block]:
-    """The edges from own nodes, then those from nodes of each rank."""
-    starts = torch.tensor([0, halo.num_own, *halo.num_received], device=edge_index.device).cumsum(0)
-    block = torch.bucketize(edge_index[0], starts[1:], right=True)
-    order = block.argsort(stable=True)
-    sizes = torch.bincount(block, minlength=starts.numel() - 1).tolist()
-    found = []
-    for begin, position in zip(starts.tolist(), order.split(sizes), strict=False):
-        edges = edge_index[:, position]
-        found.append(_Block(torch.stack([edges[0] - begin, edges[1]]), position))
-    return found
-
-
-@dataclass
-class _Call:
-    """A ``propagate`` in blocks.
-
-    Attributes:
-        layer: The layer.
-        wire: Sends rows.
-        halo: The nodes of the type of sources.
-        num_ends: Number of own nodes of the type of destinations.
-        blocks: See :func:`_blocks`.
-        of_sources: Names of arguments with a row for each source.
-        of_ends: Those among them that have a row for each destination, too.
-        of_edges: Names of arguments with a row for each edge.
-        others: All other arguments.
-    """
-
-    layer: Any
-    wire: Wire
-    halo: Halo
-    num_ends: int
-    blocks: list[_Block]
-    of_sources: list[str]
-    of_ends: list[str]
-    of_edges: list[str]
-    others: dict[str, Any]
-
-    def split(self, tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
-        """Rows of sources, of destinations and of edges."""
-        first = len(self.of_sources)
-        second = first + len(self.of_ends)
-        return tensors[:first], tensors[first:second], tensors[second:]
-
-    def sum_of(
-        self, block: _Block, sources: Sequence[Tensor], ends: Sequence[Tensor], edges: Any
+    def _relations(
+        self, layer: Any, x: Any, edge_index: Tensor, edge_type: Tensor | None = None
     ) -> Tensor:
-        """The sum of the messages of a block.
+        """The forward of ``RGCNConv``: its messages in pieces, the rest as there."""
+        sources, ends = x if isinstance(x, tuple) else (x, x)
+        if not isinstance(sources, Tensor) or edge_type is None:
+            raise ValueError(
+                "RGCNConv: remat=True needs x, with a row for each own node, and edge_type"
+            )
+        self._sources(layer, {"x": sources}, ["x_j"])
+        edges = [edge_type]
+        if layer.aggr == "mean":
+            number = layer.num_relations
+            edges.append(degrees_by_type(edge_index, edge_type, len(ends), number))
+        out = Relations(
+            **self._shared(layer, edge_index, Rows([sources], [ends], edges)),
+            reduction=Reduction,
+            depends=True,
+            parameters=_trained(layer),
+        ).result()
+        if layer.root is not None:
+            own = ends.is_floating_point()
+            out = out + (ends @ layer.root if own else layer.root[ends])
+        return out if layer.bias is None else out + layer.bias
 
-        Args:
-            block: The block.
-            sources: Rows of the rank of the block.
-            ends: Rows of own destinations.
-            edges: Rows of the edges of the block.
-        """
-        layer, of_end = self.layer, dict(zip(self.of_ends, ends, strict=True))
-        rows = [each.movedim(0, layer.node_dim) for each in sources]
-        kwargs = {
-            **self.others,
-            **{n: (each, of_end.get(n)) for n, each in zip(self.of_sources, rows, strict=True)},
-            **dict(zip(self.of_edges, edges, strict=True)),
+    def _shared(self, layer: Any, edge_index: Tensor, rows: Rows) -> dict[str, Any]:
+        """The arguments that all calls have."""
+        src, dst = (self._exchange.halos[each] for each in self._types)
+        return {
+            "layer": layer,
+            "wire": Wire(self._exchange.peers),
+            "halo": src,
+            "num_ends": dst.num_own,
+            "edge_index": edge_index,
+            "pieces": self._pieces_of(edge_index),
+            "like": rows,
         }
-        size = (sources[0].size(0), self.num_ends)
-        with _summing(layer):
-            out: Tensor = type(layer).propagate(layer, block.edge_index, size=size, **kwargs)
-        return out
 
-    @property
-    def rounds(self) -> Iterator[tuple[int, int]]:
-        """The rank that this one sends to and the one that it gets from, round by round.
+    def _pieces_of(self, edge_index: Tensor) -> list[list[Piece]]:
+        """The edges in pieces; known for those that never change."""
+        src, dst = (self._exchange.halos[each] for each in self._types)
+        kept = [edges for edges, _ in self._norms.values()]
+        if id(edge_index) not in {*self._edge_types, *map(id, kept)}:
+            return pieces_of(edge_index, src, dst.num_own)
+        if id(edge_index) not in self._pieces:
+            self._pieces[id(edge_index)] = edge_index, pieces_of(edge_index, src, dst.num_own)
+        return self._pieces[id(edge_index)][1]
 
-        In a round no rank is sent to by two others.
-        """
-        rank, size = self.wire.peers.rank, self.wire.peers.size
-        for step in range(1, size):
-            yield (rank + step) % size, (rank - step) % size
-
-    def rows_for(self, rank: int) -> Tensor:
-        """The local numbers of own nodes that a rank needs."""
-        begin = sum(self.halo.num_sent[:rank])
-        return self.halo.send[begin : begin + self.halo.num_sent[rank]]
-
-    def ask(self, sources: Sequence[Tensor], to: int, of: int) -> Callable[[], list[Tensor]]:
-        """Begin to send rows to a rank and to get those of another one."""
-        sent = [each.index_select(0, self.rows_for(to)) for each in sources]
-        num_received = self._only(of, self.halo.num_received)
-        return self.wire.start(sent, num_received, self._only(to, self.halo.num_sent), later=True)
-
-    def give_back(self, grads: Sequence[Tensor], to: int, of: int) -> Callable[[], list[Tensor]]:
-        """Begin to send the gradients of the rows of a rank, and to get those of own rows."""
-        num_sent = self._only(of, self.halo.num_received)
-        return self.wire.start(grads, self._only(to, self.halo.num_sent), num_sent, later=True)
-
-    def _only(self, rank: int, sizes: list[int]) -> list[int]:
-        return [size if other == rank else 0 for other, size in enumerate(sizes)]
-
-
-@contextmanager
-def _summing(layer: Any) -> Iterator[None]:
-    """Within it, a layer adds up messages, also one that averages."""
-    if layer.aggr != "mean":
-        yield
-        return
-    before = layer.aggr_module
-    layer.aggr_module = pyg.SumAggregation()
-    try:
-        yield
-    finally:
-        layer.aggr_module = before
-
-
-class _Sequential(torch.autograd.Function):
-    """The sum of all messages. Saves rows of own nodes and of edges, and no messages."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        sources, ends, edges = call.split(tensors)
-        rounds = list(call.rounds)
-        under_way = call.ask(sources, *rounds[0]) if rounds else None
-        own = call.blocks[0]
-        out = call.sum_of(own, sources, ends, [each[own.position] for each in edges])
-        for number, (_, of) in enumerate(rounds):
-            assert under_way is not None
-            rows = under_way()
-            under_way = call.ask(sources, *rounds[number + 1]) if rounds[number + 1 :] else None
-            block = call.blocks[1 + of]
-            if block.position.numel():
-                out = out + call.sum_of(block, rows, ends, [each[block.position] for each in edges])
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        call: _Call = ctx.call
-        gradients = _Gradients(call, ctx.saved_tensors, ctx.needs_input_grad[1:], grad)
-        sources = call.split(ctx.saved_tensors)[0]
-        sends = gradients.of_sources
-        # Of a sum of rows, at most scaled by constants, gradients do not depend on the rows.
-        again = gradients.of_edges or not isinstance(call.layer, LINEAR)
-        rounds = list(call.rounds)
-        under_way = call.ask(sources, *rounds[0]) if again and rounds else None
-        gradients.add(call.blocks[0], sources, own=True)
-        back: list[Any] = []
-        for number, (to, of) in enumerate(rounds):
-            if under_way is not None:
-                rows = under_way()
-                under_way = call.ask(sources, *rounds[number + 1]) if rounds[number + 1 :] else None
+    def _arguments(
+        self, layer: Any, kwargs: dict[str, Any], names: list[str], tensors: _Tensors
+    ) -> Arguments:
+        """The arguments of a method, by what they have rows for."""
+        found = Arguments()
+        dim = layer.node_dim
+        for name, (value, other) in self._sources(layer, kwargs, names).items():
+            found.sources[name] = tensors.of_sources(value, dim)
+            if f"{name}_i" in names and isinstance(other, Tensor):
+                found.ends[name] = tensors.of_ends(other, dim)
+        for name, value in kwargs.items():
+            if name in found.sources:
+                continue
+            if f"{name}_i" in names and isinstance(value, Tensor):
+                found.ends[name] = tensors.of_ends(value, dim)
+            elif isinstance(value, Tensor) and name in names:
+                found.edges[name] = tensors.of_edges(value)
             else:
-                size = call.halo.num_received[of]
-                rows = [each.new_zeros(size, *each.shape[1:]) for each in sources]
-            found = gradients.add(call.blocks[1 + of], rows, own=False)
-            if sends:
-                back.append((to, call.give_back(found, to, of)))
-                if len(back) > 1:
-                    gradients.add_returned(*back.pop(0))
-        for each in back:
-            gradients.add_returned(*each)
-        return None, *gradients.found
+                found.others[name] = value
+        return found
 
 
-class _Gradients:
-    """The gradients of the arguments of a ``propagate``, as they come block by block.
+class _Tensors:
+    """The tensors of a call, each once."""
 
-    Args:
-        call: The call.
-        tensors: Its arguments.
-        needed: Whether there is a gradient of each.
-        grad: The gradient of the result.
-    """
+    def __init__(self) -> None:
+        self._rows: tuple[list[Tensor], ...] = ([], [], [])
+        self._known: dict[tuple[int, int], int] = {}
 
-    def __init__(
-        self, call: _Call, tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
-    ) -> None:
-        self._call, self._tensors, self._grad = call, tensors, grad
-        self._needed = needed
-        self.found: list[Tensor | None] = [
-            torch.zeros_like(each) if yes else None
-            for each, yes in zip(tensors, needed, strict=True)
-        ]
-        of_sources, _, of_edges = call.split(needed)  # type: ignore[arg-type]
-        self.of_sources, self.of_edges = any(of_sources), any(of_edges)
+    def of_sources(self, tensor: Tensor, dim: int) -> int:
+        """The number of a tensor with a row for each source."""
+        return self._number(0, tensor, lambda: tensor.movedim(dim, 0))
 
-    def add(self, block: _Block, rows: Sequence[Tensor], own: bool) -> list[Tensor]:
-        """Add those of a block; return those of its rows, zeros where there are none."""
-        call = self._call
-        if not block.position.numel():
-            return [torch.zeros_like(each) for each in rows]
-        _, ends, edges = call.split(self._tensors)
-        inputs = [*rows, *ends, *(each[block.position] for each in edges)]
-        with torch.enable_grad():
-            inputs = [
-                each.detach().requires_grad_(yes)
-                for each, yes in zip(inputs, self._needed, strict=True)
-            ]
-            out = call.sum_of(block, *call.split(inputs))
-        wanted = [each for each in inputs if each.requires_grad]
-        said = iter(torch.autograd.grad(out, wanted, self._grad, allow_unused=True))
-        parts = [next(said) if each.requires_grad else None for each in inputs]
-        of_rows, of_ends, of_edges = call.split(parts)  # type: ignore[arg-type]
-        into_rows, into_ends, into_edges = call.split(self.found)  # type: ignore[arg-type]
-        pairs = [*zip(into_ends, of_ends, strict=True)]
-        if own:
-            pairs += zip(into_rows, of_rows, strict=True)
-        for into, part in pairs:
-            if into is not None and part is not None:
-                into += part
-        for into, part in zip(into_edges, of_edges, strict=True):
-            if into is not None and part is not None:
-                into[block.position] = part
-        return [
-            torch.zeros_like(row) if part is None else part.contiguous()
-            for row, part in zip(rows, of_rows, strict=True)
-        ]
+    def of_ends(self, tensor: Tensor, dim: int) -> int:
+        """The number of a tensor with a row for each destination."""
+        return self._number(1, tensor, lambda: tensor.movedim(dim, 0))
 
-    def add_returned(self, rank: int, finish: Callable[[], list[Tensor]]) -> None:
-        """Add what a rank sent back for own rows."""
-        into = self._call.split(self.found)[0]  # type: ignore[arg-type]
-        for each, part in zip(into, finish(), strict=True):
-            if each is not None:
-                each.index_add_(0, self._call.rows_for(rank), part)
+    def of_edges(self, tensor: Tensor) -> int:
+        """The number of a tensor with a row for each edge."""
+        return self._number(2, tensor, lambda: tensor)
+
+    def rows(self) -> Rows:
+        """All of them."""
+        return Rows(*self._rows)
+
+    def _number(self, kind: int, tensor: Tensor, rows: Callable[[], Tensor]) -> int:
+        key = kind, id(tensor)
+        if key not in self._known:
+            self._known[key] = len(self._rows[kind])
+            self._rows[kind].append(rows())
+        return self._known[key]

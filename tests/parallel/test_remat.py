@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 import torch_geometric.nn as pyg
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch_geometric.data import Data
 
 import pyg_scale
 from pyg_scale import parallel
+from pyg_scale.parallel import sequential
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
+from tests.parallel.live import LiveBytes
 from tests.parallel.models import CHANNELS, CLASSES, HIDDEN
 from tests.parallel.test_inexact import sent_by
 
@@ -38,6 +43,10 @@ LAYERS = [
     "graph",
     "gcn weights",
     "gat edges",
+    "sage max",
+    "gatv2",
+    "transformer",
+    "rgcn",
 ]
 
 
@@ -52,6 +61,39 @@ def write(tmp_path: Path, name: str) -> str:
     path = tmp_path / f"{name}-parts"
     pyg_scale.partition(data, parts, path=path, assignment=assignment)
     return str(path)
+
+
+def in_pieces(path: str, cut: str, names: list[str], method: HaloParallel) -> dict[str, str]:
+    """What differs, if there are several pieces of each rank's edges."""
+    sequential.EDGES_AT_ONCE = 20
+    return models.compare(path, cut, names, method)
+
+
+def draw(path: str) -> None:
+    """The backward pass draws what the forward pass has drawn."""
+    with opened(path) as graph:
+        conv = pyg.TransformerConv(CHANNELS, CLASSES, dropout=0.5).double()
+        model = parallel.wrap(conv, "halo", graph=graph, remat=True)
+        weight = conv.lin_value.weight
+
+        def loss() -> Tensor:
+            torch.manual_seed(dist.get_rank())
+            return model().sum()
+
+        model.backward(loss(), 1)
+        assert weight.grad is not None
+        moved = 1e-3 * torch.randn_like(weight, generator=torch.Generator().manual_seed(0))
+        before = loss().detach()
+        with torch.no_grad():
+            weight.add_(moved)
+        by = loss().detach() - before
+        dist.all_reduce(by)
+        # It is linear in the values: the change is the gradient times what was added.
+        assert torch.allclose(by, dist.get_world_size() * (weight.grad * moved).sum(), rtol=1e-9)
+
+
+def test_dropout_is_drawn_again(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(draw, write(tmp_path, "random"), world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +116,7 @@ def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
 ) -> None:
     path, method = write(tmp_path, cut), HaloParallel(remat=True)
-    found = ranks.run(models.compare, path, cut, LAYERS, method, world_size=size)
+    found = ranks.run(in_pieces, path, cut, LAYERS, method, world_size=size)
     assert found == [{}] * size
 
 
@@ -89,10 +131,10 @@ def count(path: str) -> None:
             rows, back = len(halo.send), halo.num_halo
             # The features of the graph need no gradient.
             expected = rows * sum(widths) + back * sum(widths[not attends :])
-            if attends:  # the rows come again, and scores go in messages of their own
-                expected += rows * sum(widths) + 2 * (rows + back)
+            if attends:  # the rows come again, with a score each
+                expected += rows * sum(widths) + 2 * (2 * rows + back)
             assert sum(sent) == expected
-            assert all(n * widths[0] in sent for n in halo.num_sent if n)
+            assert all(n * (widths[0] + attends) in sent for n in halo.num_sent if n)
 
 
 def test_bytes_are_those_of_the_halo(ranks: WaitingProcesses, tmp_path: Path) -> None:
@@ -131,15 +173,112 @@ def test_neither_halo_rows_nor_messages_are_kept(ranks: WaitingProcesses, tmp_pa
         assert found["halo"] - found["remat"] >= 8 * halo * (HIDDEN + CLASSES), found
 
 
+# Memory ########################################################################################
+
+NODES, WIDTH, DEPTH = 900, 32, 3
+
+
+def peaks(path: str, names: list[str]) -> dict[str, list[tuple[int, int]]]:
+    """By layer, of ``halo`` without and with ``remat``, rows that live at most and the formula."""
+    sequential.EDGES_AT_ONCE = 300
+    convs: dict[str, Any] = {
+        "sage": lambda: pyg.SAGEConv(WIDTH, WIDTH),
+        "max": lambda: pyg.SAGEConv(WIDTH, WIDTH, aggr="max"),
+        "gatv2": lambda: pyg.GATv2Conv(WIDTH, WIDTH // 4, heads=4),
+        "transformer": lambda: pyg.TransformerConv(WIDTH, WIDTH // 4, heads=4),
+    }
+    found: dict[str, list[tuple[int, int]]] = {}
+    with opened(path) as graph:
+        for name in names:
+            for method in (HaloParallel(), HaloParallel(remat=True)):
+                layers = [(convs[name](), "x, e -> x") for _ in range(DEPTH)]
+                model = parallel.wrap(pyg.Sequential("x, e", layers), method, graph=graph)
+                x = graph.x[model.own_nodes]
+                for _ in range(2):  # at first it makes what it keeps
+                    model.zero_grad()
+                    with LiveBytes([x]) as live:
+                        model.backward(model(x=x).square().mean(), 1)
+                halo, own = model.shard.halos[None], len(x)
+                rows = (2 * DEPTH + 2) * own  # of each layer two, and two gradients
+                if method.remat:
+                    # Gradients of a block, those of the one before, and what comes back for it.
+                    into, back = max(halo.num_received), max(halo.num_sent)
+                    rows += into + (dist.get_world_size() > 2) * (into + back)
+                    rows += int(4.5 * sequential.EDGES_AT_ONCE)
+                else:
+                    rows += own + halo.num_halo + model.shard.edges[None].size(1)
+                found.setdefault(name, []).append((live.most // (4 * WIDTH), rows))
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(NODES, (2, 30 * NODES), generator=generator)
+    data = Data(x=torch.randn(NODES, WIDTH, generator=generator), edge_index=edges)
+    folder = tmp_path_factory.mktemp("wide")
+    for parts in (2, 3, 4):
+        part = torch.arange(NODES) * parts // NODES
+        pyg_scale.partition(data, parts, path=folder / str(parts), assignment=part)
+    return folder
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), pytest.param((2, 3, 4), marks=pytest.mark.slow)])
+def test_memory_is_that_of_the_formula_and_falls_with_ranks(
+    ranks: WaitingProcesses, wide: Path, sizes: tuple[int, ...]
+) -> None:
+    most: list[tuple[int, int]] = []
+    for size in sizes:
+        found = ranks.run(peaks, str(wide / str(size)), ["sage"], world_size=size)
+        for each in found:
+            for measured, formula in each["sage"]:
+                assert abs(measured - formula) <= 0.1 * formula, (size, measured, formula)
+        most.append(tuple(max(each["sage"][k][0] for each in found) for k in (0, 1)))
+    assert all(halo > 2 * remat for halo, remat in most), most
+    assert most == sorted(most, reverse=True)
+    assert [remat for _, remat in most] == sorted((remat for _, remat in most), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "names", [["gatv2"], pytest.param(["max", "transformer"], marks=pytest.mark.slow)]
+)
+def test_memory_of_other_layers_is_far_below_that_of_messages(
+    ranks: WaitingProcesses, wide: Path, names: list[str]
+) -> None:
+    for found in ranks.run(peaks, str(wide / "2"), names, world_size=2):
+        for name, ((halo, _), (remat, _)) in found.items():
+            assert 4 * remat < halo, (name, halo, remat)
+
+
+# What is refused ###############################################################################
+
+
 def refuse(path: str) -> None:
     with opened(path) as graph:
         wrap = partial(parallel.wrap, method="halo", graph=graph, remat=True)
-        for name, layer in (("gatv2", "GATv2Conv"), ("sage max", "SAGEConv"), ("rgcn", "RGCNConv")):
+        for name, layer in (("median", "SAGEConv"), ("several", "SAGEConv"), ("film", "FiLMConv")):
             with pytest.raises(ValueError, match=rf"{layer} \(first\) needs all neighbours"):
                 wrap(models.build(name, 0))
 
 
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GATv2Conv(CHANNELS, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index, return_attention_weights=True)[0]
+
+
+def refuse_weights(path: str) -> None:
+    with opened(path) as graph:
+        model = parallel.wrap(Asks().double(), "halo", graph=graph, remat=True)
+        with pytest.raises(ValueError, match="GATv2Conv is asked for weights of edges"):
+            model()
+
+
 def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
     ranks.run(refuse, write(tmp_path, "random"), world_size=1)
+    ranks.run(refuse_weights, write(tmp_path, "empty"), world_size=1)
     with pytest.raises(ValueError, match="remat=True goes with no other option"):
         HaloParallel(remat=True, stale=True)
