@@ -20,6 +20,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops
 
+from pyg_scale.graph.topology import NodeType
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
@@ -153,7 +154,7 @@ class FeatureLayers(HaloLayers):
         exchange: The exchange of halo rows with ranks that have the same channels.
         columns: The ranks that divide channels.
         peers: All ranks.
-        sizes: Number of own nodes of each rank of ``columns``.
+        sizes: By node type the number of own nodes of each rank of ``columns``.
         constant: See :class:`GraphLayers`.
     """
 
@@ -164,11 +165,11 @@ class FeatureLayers(HaloLayers):
         exchange: HaloExchange,
         columns: Peers,
         peers: Peers,
-        sizes: list[int],
+        sizes: dict[NodeType, list[int]],
         constant: Sequence[Tensor],
     ) -> None:
         super().__init__(module, shard, exchange, peers, constant)
-        self._columns, self._sizes, self._total = columns, sizes, sum(sizes)
+        self._columns, self._sizes = columns, sizes
         self._channels = 0
         self._as_columns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -183,7 +184,7 @@ class FeatureLayers(HaloLayers):
             return out
         dim, axis = layer.node_dim % out.dim(), self._axis(layer, out)
         rows = out.movedim((dim, axis), (0, -1))
-        (found,) = _Transpose.apply(self._plan(self._channels), False, rows)
+        (found,) = _Transpose.apply(self._plan(self._types[1], self._channels), False, rows)
         return found.movedim((0, -1), (dim, axis)).contiguous()
 
     def update_edges(self, layer: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
@@ -213,8 +214,9 @@ class FeatureLayers(HaloLayers):
         """The axis of a tensor that is divided: heads, or channels."""
         return 1 if isinstance(layer, BY_HEAD) else tensor.dim() - 1
 
-    def _plan(self, channels: int) -> _Plan:
-        return _Plan(self._sizes, sizes_of(channels, self._columns.size), self._columns)
+    def _plan(self, node_type: NodeType, channels: int) -> _Plan:
+        rows, columns = self._sizes[node_type], sizes_of(channels, self._columns.size)
+        return _Plan(rows, columns, self._columns)
 
     def _sliced(self, layer: Any, kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """The arguments as slices of channels of all nodes of the ranks of ``columns``."""
@@ -227,16 +229,19 @@ class FeatureLayers(HaloLayers):
                 value = value[place] if isinstance(value, tuple | list) else value
                 if isinstance(value, Tensor):
                     needed.append((name, place, value))
-        given = {id(value): value for _, _, value in needed}
+        given = {id(value): (value, place) for _, place, value in needed}
         found = {
             key: self._as_columns[key, value._version][1]
-            for key, value in given.items()
+            for key, (value, _) in given.items()
             if (key, value._version) in self._as_columns
         }
-        missing = [value for key, value in given.items() if key not in found]
+        missing = {k: place for k, (_, place) in given.items() if k not in found}
         if missing:
             self._forget()
-            for value, whole in zip(missing, self._transposed(layer, missing), strict=True):
+        for node_type in dict.fromkeys(self._types):
+            places = [place for place in (0, 1) if self._types[place] == node_type]
+            values = [given[k][0] for k, place in missing.items() if place in places]
+            for value, whole in zip(values, self._transposed(layer, node_type, values)):
                 found[id(value)] = whole
                 self._as_columns[id(value), value._version] = (value, whole)
                 if self.is_constant(value):
@@ -247,19 +252,23 @@ class FeatureLayers(HaloLayers):
             self._channels = value.size(self._axis(layer, value))
         return {**kwargs, **{name: tuple(pair) for name, pair in pairs.items()}}
 
-    def _transposed(self, layer: Any, values: list[Tensor]) -> list[Tensor]:
+    def _transposed(self, layer: Any, node_type: NodeType, values: list[Tensor]) -> list[Tensor]:
+        """Slices of channels of all nodes of a type, in one message."""
+        if not values:
+            return []
         rows, back = [], []
         for value in values:
             dim, axis = layer.node_dim % value.dim(), self._axis(layer, value)
             rows.append(value.movedim((dim, axis), (0, -1)))
             back.append((dim, axis))
-        found = _Transpose.apply(self._plan(rows[0].size(-1)), True, *rows)
+        found = _Transpose.apply(self._plan(node_type, rows[0].size(-1)), True, *rows)
         return [
             each.movedim((0, -1), to).contiguous() for each, to in zip(found, back, strict=True)
         ]
 
     def _add_self_loops(self, edge_index: Tensor, edge_attr: Any = None, **kwargs: Any) -> Any:
-        return add_self_loops(edge_index, edge_attr, **{**kwargs, "num_nodes": self._total})
+        total = sum(self._sizes[self._types[1]])
+        return add_self_loops(edge_index, edge_attr, **{**kwargs, "num_nodes": total})
 
 
 class _Plan:

@@ -53,8 +53,8 @@ class Shard:
         halos: The nodes of each type.
         edges: By edge type ``int64`` ``[2, num_edges]``, local numbers, grouped by destination.
         edge_ids: By edge type the original ids ``int64`` ``[num_edges]``.
-        own: The own nodes of this rank among those of the parts; all of them, but where several
-            ranks share the same parts.
+        own: By node type the own nodes of this rank among those of the parts; all of them, but
+            where several ranks share the same parts.
     """
 
     directory: GraphDirectory
@@ -62,7 +62,7 @@ class Shard:
     halos: dict[NodeType, Halo]
     edges: dict[EdgeType, Tensor]
     edge_ids: dict[EdgeType, Tensor]
-    own: slice = field(default_factory=lambda: slice(None))
+    own: dict[NodeType, slice] = field(default_factory=dict)
     _rows: dict[EdgeType, Tensor] = field(default_factory=dict)
 
     @property
@@ -73,7 +73,7 @@ class Shard:
     @property
     def own_ids(self) -> dict[NodeType, Tensor]:
         """The original ids ``int64`` ``[num_own]`` of the own nodes of this rank, by type."""
-        return {node_type: halo.own_ids[self.own] for node_type, halo in self.halos.items()}
+        return {kind: halo.own_ids[self._own(kind)] for kind, halo in self.halos.items()}
 
     def input(self, name: str) -> Any:
         """An attribute of the graph for own nodes or their in-edges, or a dictionary by type.
@@ -117,9 +117,12 @@ class Shard:
             raise ValueError(_unknown(name, known))
         return found
 
+    def _own(self, node_type: NodeType) -> slice:
+        return self.own.get(node_type, slice(None))
+
     def _of_nodes(self, node_type: NodeType, name: str) -> Tensor:
         parts = [self.directory.part(part).node_attribute(node_type, name) for part in self.parts]
-        first, last, _ = self.own.indices(sum(part.size(0) for part in parts))
+        first, last, _ = self._own(node_type).indices(sum(part.size(0) for part in parts))
         found, begin = [], 0
         for part in parts:
             found.append(part[max(0, first - begin) : max(0, last - begin)])
@@ -206,32 +209,31 @@ def sizes_of(number: int, size: int) -> list[int]:
     return [number // size + (rank < number % size) for rank in range(size)]
 
 
-def slice_of(shard: Shard, peers: Peers) -> tuple[Shard, list[int]]:
+def slice_of(shard: Shard, peers: Peers) -> tuple[Shard, dict[NodeType, list[int]]]:
     """A share of which each of several ranks owns a slice of nodes, and all have the edges.
 
     Args:
-        shard: The share of all of them, which has no types of nodes.
+        shard: The share of all of them.
         peers: The ranks.
 
     Returns:
-        The share with the slice of this rank, and the sizes of all slices.
+        The share with the slice of this rank, and by node type the sizes of all slices.
 
     Raises:
-        ValueError: If nodes have types, or ranks have other parts. The same on all ranks.
+        ValueError: If ranks have other parts. The same on all ranks.
         CommError: If a rank is gone or late; names it.
     """
     others = peers.gather(shard.parts)
     with peers.together():
-        if shard.is_hetero:
-            raise ValueError("nodes have types, for which there is 'halo' only")
         if any(parts != others[0] for parts in others):
             raise ValueError(
                 f"ranks that share parts of {shard.directory.path} can read different ones: copy "
                 f"the same parts to the machines of these ranks (they would take {others})"
             )
-    sizes = sizes_of(shard.halos[None].num_own, peers.size)
-    begin = sum(sizes[: peers.rank])
-    return replace(shard, own=slice(begin, begin + sizes[peers.rank])), sizes
+    sizes = {kind: sizes_of(halo.num_own, peers.size) for kind, halo in shard.halos.items()}
+    begins = {kind: sum(each[: peers.rank]) for kind, each in sizes.items()}
+    own = {k: slice(begin, begin + sizes[k][peers.rank]) for k, begin in begins.items()}
+    return replace(shard, own=own), sizes
 
 
 def _directory(graph: Any) -> GraphDirectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from pyg_scale.testing.parallel import CHANNELS, CLASSES, TOLERANCE
 
 HIDDEN = 6
 STEPS = 3
+LOOPLESS = {"add_self_loops": False}
 
 
 class Found(NamedTuple):
@@ -339,5 +341,35 @@ def build_typed(name: str, data: HeteroData, seed: int) -> nn.Module:
         "gat": lambda size, out: pyg.GATConv(size, out, add_self_loops=False),
         "transformer": pyg.TransformerConv,
         "graph": pyg.GraphConv,
+        "gatv2": lambda size, out: pyg.GATv2Conv(size, out, heads=6, concat=False, **LOOPLESS),
+        "gat heads": lambda size, out: pyg.GATConv(size, out, heads=6, concat=False, **LOOPLESS),
+        "transformer heads": lambda size, out: pyg.TransformerConv(size, out, 6, concat=False),
+        "max": lambda size, out: pyg.SAGEConv(size, out, aggr="max"),
     }
     return Typed(convs[name], data.edge_types).double()
+
+
+def compare_typed(
+    path: str, names: list[str], method: Any, shape: tuple[int, ...] = ()
+) -> dict[str, str]:
+    """What differs on a rank from the whole graph of typed nodes, by model."""
+    found = {}
+    data, _ = typed_graph()
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS) if shape else None
+    papers = data["paper"]
+    with opened(path) as graph:
+        for name in names:
+            model, plain = (build_typed(name, data, seed) for seed in (dist.get_rank(), 0))
+            if name == "to_hetero":  # its parameters have no shape before the first call
+                for each, seed in ((model, dist.get_rank()), (plain, 0)):
+                    torch.manual_seed(seed)
+                    each(data.x_dict, data.edge_index_dict)
+            model = parallel.wrap(model, method, graph=graph, mesh=mesh)
+            own = model.own_nodes["paper"]
+            values = data.x_dict, data.edge_index_dict
+            of_papers = operator.itemgetter("paper")
+            ours = train(model, model, papers.y[own], papers.train_mask[own], of_papers)
+            forward = partial(plain, *values)
+            theirs = train(plain, forward, papers.y, papers.train_mask, of_papers)
+            found[name] = difference(ours, theirs, own)
+    return {name: said for name, said in found.items() if said}

@@ -64,6 +64,29 @@ def test_models_are_those_of_the_whole_graph(
     assert ranks.run(models.compare, path, cut, names, "feature", world_size=size) == [{}] * size
 
 
+TYPED = ["sage", "max", "graph", "to_hetero", "gat heads", "gatv2", "transformer heads"]
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_models_of_typed_nodes_are_those_of_the_whole_graph(
+    ranks: WaitingProcesses, tmp_path: Path, size: int
+) -> None:
+    data, cuts = models.typed_graph()
+    pyg_scale.partition(data, 4, path=tmp_path / "parts", assignment=cuts)
+    path = str(tmp_path / "parts")
+    found = ranks.run(models.compare_typed, path, TYPED, "feature", world_size=size)
+    assert found == [{}] * size
+
+
+@pytest.mark.slow
+def test_typed_nodes_on_a_mesh(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    data, cuts = models.typed_graph()
+    pyg_scale.partition(data, 4, path=tmp_path / "parts", assignment=cuts)
+    path = str(tmp_path / "parts")
+    found = ranks.run(models.compare_typed, path, TYPED, "mesh", (2, 2, 1), world_size=4)
+    assert found == [{}] * 4
+
+
 @pytest.mark.slow
 def test_there_may_be_fewer_channels_than_ranks(ranks: WaitingProcesses, tmp_path: Path) -> None:
     path = write(tmp_path, "random")

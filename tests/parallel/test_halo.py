@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import nn
@@ -87,28 +84,6 @@ def test_further_models_are_those_of_the_whole_graph(
     assert found == [{}] * 3
 
 
-def train_typed(path: str, names: list[str]) -> dict[str, str]:
-    found = {}
-    data, _ = models.typed_graph()
-    papers = data["paper"]
-    with opened(path) as graph:
-        for name in names:
-            model, plain = (models.build_typed(name, data, seed) for seed in (dist.get_rank(), 0))
-            if name == "to_hetero":  # its parameters have no shape before the first call
-                for each, seed in ((model, dist.get_rank()), (plain, 0)):
-                    torch.manual_seed(seed)
-                    each(data.x_dict, data.edge_index_dict)
-            model = parallel.wrap(model, "halo", graph=graph)
-            own = model.own_nodes["paper"]
-            values = data.x_dict, data.edge_index_dict
-            of_papers = operator.itemgetter("paper")
-            ours = models.train(model, model, papers.y[own], papers.train_mask[own], of_papers)
-            forward = partial(plain, *values)
-            theirs = models.train(plain, forward, papers.y, papers.train_mask, of_papers)
-            found[name] = models.difference(ours, theirs, own)
-    return {name: said for name, said in found.items() if said}
-
-
 def test_models_of_typed_nodes_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
@@ -116,7 +91,7 @@ def test_models_of_typed_nodes_are_those_of_the_whole_graph(
     pyg_scale.partition(data, 4, path=tmp_path / "parts", assignment=cuts)
     names = ["sage", "gat", "transformer", "graph", "to_hetero"]
     path = str(tmp_path / "parts")
-    assert ranks.run(train_typed, path, names, world_size=3) == [{}] * 3
+    assert ranks.run(models.compare_typed, path, names, "halo", world_size=3) == [{}] * 3
 
 
 # What is sent ##################################################################################

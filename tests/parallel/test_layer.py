@@ -63,12 +63,30 @@ class Twice(nn.Module):
         return self.last(self.conv(x, edge_index), edge_index)
 
 
+class Relations(nn.Module):
+    """Layers by the types of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(FEATURES, 8), (8, 8), (8, CLASSES)]
+        self.convs = nn.ModuleList(pyg.RGCNConv(a, b, num_relations=3) for a, b in sizes)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index, edge_type).tanh()
+        return x
+
+
+OF_EDGES = {"residual": "edge_attr", "relations": "edge_type"}
+"""The attribute of edges that a model takes."""
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "sage": lambda: pyg.GraphSAGE(FEATURES, 8, 4, CLASSES, norm="BatchNorm", jk="cat"),
     "gat": lambda: pyg.GAT(FEATURES, 8, 3, CLASSES, heads=2),
     "gin": lambda: pyg.GIN(FEATURES, 8, 3, CLASSES),
     "residual": Residual,
     "twice": Twice,
+    "relations": Relations,
 }
 
 
@@ -78,6 +96,7 @@ def graph() -> Data:
     generator = torch.Generator().manual_seed(3)
     shape = (data.num_edges, 2)
     data.edge_attr = torch.rand(shape, dtype=torch.float64, generator=generator)
+    data.edge_type = torch.randint(3, (data.num_edges,), generator=generator)
     return data
 
 
@@ -94,7 +113,7 @@ def build(name: str, seed: int) -> nn.Module:
 
 
 def arguments(name: str, batch: Data) -> tuple[Tensor, ...]:
-    return (batch.x, batch.edge_index, *([batch.edge_attr] if name == "residual" else []))
+    return (batch.x, batch.edge_index, *([batch[OF_EDGES[name]]] if name in OF_EDGES else []))
 
 
 def loss_of(out: Tensor, batch: Data) -> Tensor:
@@ -144,7 +163,7 @@ def train_all(names: list[str], device_map: dict[str, int] | None) -> dict[str, 
 @pytest.mark.parametrize(
     ("size", "names", "device_map"),
     [
-        (2, ["sage", "residual"], None),
+        (2, ["sage", "residual", "relations"], None),
         (3, ["residual"], {"into": 0, "convs.1": 1, "out": 2}),
         *(
             pytest.param(size, list(MODELS), None, marks=pytest.mark.slow)

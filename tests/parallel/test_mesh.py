@@ -129,7 +129,7 @@ def count(path: str) -> None:
         for step in range(2):
             model.zero_grad()
             sent = [n // 8 for n in sent_by(lambda: model.backward(model().square().mean(), 1))]
-            narrow = CHANNELS // 2 + (model.shard.own.start == 0) * (CHANNELS % 2)
+            narrow = CHANNELS // 2 + (model.shard.own[None].start == 0) * (CHANNELS % 2)
             features = [own * CHANNELS, len(halo.send) * narrow]  # of the graph: once
             aggregated = halo.num_own * narrow
             second = [own * HIDDEN, len(halo.send) * width, halo.num_own * width]
