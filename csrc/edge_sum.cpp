@@ -188,6 +188,62 @@ Tensor edge_sum(Tensor x, Tensor edge_index, std::optional<Tensor> weight, int64
               : sum_of<float>(x, edge_index, weight, num_dst, rule);
 }
 
+template <typename T>
+struct Dots {
+  PYG_SCALE_INLINE void operator()(const Edges<T>* edges, const T* x, const T* grad, int64_t size,
+                                   const T* count, T* out) const {
+    for (int64_t i = 0; i < edges->count; ++i) {
+      const int64_t e = i * edges->stride;
+      out[i] = dot(x + edges->from[e] * size, grad + edges->to[e] * size, size);
+      if (count) out[i] /= count[edges->receiver[e]];
+    }
+  }
+};
+
+template <typename T>
+Tensor dots_of(const Tensor& x, const Tensor& grad, const Tensor& edge_index, bool mean,
+               bool transposed) {
+  Edges<T> edges{};
+  edges.count = edge_index.size(1);
+  Tensor out = pool_empty({edges.count}, x.scalar_type());
+  if (!edges.count) return out;
+  const auto* ids = edge_index.const_data_ptr<int64_t>();
+  const auto* other = ids + edge_index.stride(0);
+  edges.from = transposed ? other : ids;
+  edges.to = transposed ? ids : other;
+  edges.receiver = other;
+  edges.stride = edge_index.stride(1);
+  check_nodes(edges.from, edges.stride, edges.count, x.size(0));
+  check_nodes(edges.to, edges.stride, edges.count, grad.size(0));
+  Buffer<T> held;
+  if (mean) {
+    const int64_t receivers = (transposed ? x : grad).size(0);
+    held.reserve(receivers);
+    count_edges(edges, receivers, held.data());
+  }
+  const bool empty = x.size(1) == 0;
+  dispatch(Dots<T>{}, &edges, empty ? nullptr : static_cast<const T*>(x.const_data_ptr()),
+           empty ? nullptr : static_cast<const T*>(grad.const_data_ptr()), x.size(1),
+           static_cast<const T*>(mean ? held.data() : nullptr),
+           static_cast<T*>(out.mutable_data_ptr()));
+  return out;
+}
+
+Tensor edge_sum_weight_grad(Tensor x, Tensor grad, Tensor edge_index, bool mean, bool transposed) {
+  const bool wide = x.scalar_type() == ScalarType::Double;
+  check(x.is_cpu() && x.dim() == 2 && x.is_contiguous() &&
+            (wide || x.scalar_type() == ScalarType::Float),
+        "x must be a contiguous 2-D float32 or float64 tensor on the CPU");
+  check(grad.is_cpu() && grad.dim() == 2 && grad.is_contiguous() && grad.size(1) == x.size(1) &&
+            grad.scalar_type() == x.scalar_type(),
+        "grad must be a contiguous tensor on the CPU, of the type of x and with its columns");
+  check(edge_index.is_cpu() && edge_index.dim() == 2 && edge_index.size(0) == 2 &&
+            edge_index.scalar_type() == ScalarType::Long,
+        "edge_index must be an int64 tensor [2, num_edges] on the CPU");
+  return wide ? dots_of<double>(x, grad, edge_index, mean, transposed)
+              : dots_of<float>(x, grad, edge_index, mean, transposed);
+}
+
 }  // namespace
 }  // namespace pyg_scale
 
@@ -195,8 +251,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "edge_sum(Tensor x, Tensor edge_index, Tensor? weight, int num_dst, int norm, float own, "
       "bool transposed) -> Tensor");
+  m.def(
+      "edge_sum_weight_grad(Tensor x, Tensor grad, Tensor edge_index, bool mean, bool transposed) "
+      "-> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("edge_sum", TORCH_BOX(&pyg_scale::edge_sum));
+  m.impl("edge_sum_weight_grad", TORCH_BOX(&pyg_scale::edge_sum_weight_grad));
 }

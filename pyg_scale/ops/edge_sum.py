@@ -114,13 +114,40 @@ class _EdgeSum(torch.autograd.Function):
             run = _EdgeSum.apply if torch.is_grad_enabled() else run_edge_sum
             of_x = run(grad, edge_index, weight, *ctx.rest)
         if x is not None:
-            source, target = edge_index if back else edge_index.flip(0)
-            of_weight = (x.index_select(0, source) * grad.index_select(0, target)).sum(-1)
-            if NORMS[norm] == "mean":
-                receivers = (grad if back else x).size(0)
-                count = torch.bincount(edge_index[1], minlength=receivers)
-                of_weight = of_weight / count[edge_index[1]].to(of_weight.dtype)
+            wanted = torch.is_grad_enabled()  # to be differentiated again
+            dots = weight_grad_plain if wanted else run_weight_grad
+            of_weight = dots(x, grad, edge_index, NORMS[norm] == "mean", not back)
         return of_x, None, of_weight, None, None, None, None
+
+
+def run_weight_grad(
+    x: Tensor, grad: Tensor, edge_index: Tensor, mean: bool, transposed: bool
+) -> Tensor:
+    """The gradient of the weights of a sum or a mean, without a gradient: ``[num_edges]``.
+
+    Args:
+        x: The features that were added up, ``[num_src, channels]``.
+        grad: The gradient of the result, ``[num_dst, channels]``.
+        edge_index: See :func:`edge_sum`.
+        mean: True for a mean.
+        transposed: See :func:`run_edge_sum`.
+    """
+    if library.compiled():
+        op = torch.ops.pyg_scale.edge_sum_weight_grad.default
+        return op(x.contiguous(), grad.contiguous(), edge_index, mean, transposed)
+    return weight_grad_plain(x, grad, edge_index, mean, transposed)
+
+
+def weight_grad_plain(
+    x: Tensor, grad: Tensor, edge_index: Tensor, mean: bool, transposed: bool
+) -> Tensor:
+    """The meaning of the compiled gradient of weights, up to rounding: it sums in another order."""
+    source, target = edge_index.flip(0) if transposed else edge_index
+    dots = (x.index_select(0, source) * grad.index_select(0, target)).sum(-1)
+    if not mean:
+        return dots
+    count = torch.bincount(edge_index[1], minlength=(x if transposed else grad).size(0))
+    return dots / count[edge_index[1]].to(dots.dtype)
 
 
 def edge_sum_plain(

@@ -9,6 +9,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 from pyg_scale.nn import FusedConv, accelerate, fallbacks, restore
+from pyg_scale.nn.conv import traced as conv_traced
 from pyg_scale.nn.conv.traced import TracedConv, traced
 from pyg_scale.testing import graphs
 from tests.nn.oracle import distance, run
@@ -302,16 +303,49 @@ def test_a_propagate_of_the_user_is_left_alone(x, edge_index):
     assert torch.equal(layer(x, edge_index), x * 7)
 
 
-def test_small_inputs_are_left_to_pyg(x, edge_index, weight, monkeypatch):
+def test_small_inputs_are_gathered(x, edge_index, weight, monkeypatch):
     monkeypatch.setattr(FusedConv, "min_work", None)
     layer = Weighted()
     expected = layer(x, edge_index, weight)
     accelerate(layer)
-    assert torch.equal(layer(x, edge_index, weight), expected)
-    assert fallbacks(layer) == {"": {"small input": 1}}
+    with monkeypatch.context() as patched:
+        patched.setattr(conv_traced, "_propagate", None)
+        assert distance(layer(x, edge_index, weight), expected) < 1e-12
     accelerate(layer, min_work=0)
     layer(x, edge_index, weight)
-    assert fallbacks(layer) == {"": {"small input": 1}}
+    assert not fallbacks(layer)
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+def test_aggregations_of_pyg_on_small_inputs(x, edge_index, weight, aggr, monkeypatch):
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    assert not fallbacks(compared(Weighted(aggr=aggr), (x, edge_index, weight), 1e-9))
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_small_inputs_of_layers_of_the_user(x, edge_index, weight, flow, monkeypatch):
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    for theirs in (Own(flow=flow), Scattering(flow=flow), Changing(), Custom()):
+        given = (x, edge_index[:, :200], weight[:200])
+        assert not fallbacks(compared(theirs, given, 1e-10))
+    pair = (x, x[:30]), torch.stack([edge_index[0], edge_index[1] % 30])
+    assert not fallbacks(compared(pyg.SimpleConv(["mean", "min"]), pair))
+
+
+def test_small_inputs_with_errors_have_those_of_pyg(x, edge_index, weight, monkeypatch):
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    theirs = Weighted()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    for row, node in ((0, 100), (0, -101), (1, 100), (1, -101)):
+        wrong = edge_index.clone()
+        wrong[row, 3] = node
+        for given in ((x, wrong, weight), (x, edge_index[0], weight), (x, edge_index, weight[:3])):
+            with pytest.raises((IndexError, RuntimeError, ValueError)) as found:
+                ours(*given)
+            with pytest.raises(type(found.value)) as expected:
+                theirs(*given)
+            assert str(found.value) == str(expected.value)
 
 
 def test_sparse_matrices_take_the_product_of_pyg(x, edge_index):

@@ -663,6 +663,13 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "own": 0.0,
         "transposed": True,
     },
+    "edge_sum_weight_grad": lambda: {
+        "x": features(NODES, 9),
+        "grad": features(NODES, 9),
+        "edge_index": torch.stack([longs(0, 1, 2, 2), longs(1, 0, 2, 1)]),
+        "mean": True,
+        "transposed": False,
+    },
     "expand_neighbors": expand,
     "expand_neighbors, by weight": lambda: expand(weight_prefix=prefix(), num_neighbors=1),
     "expand_neighbors, by node": lambda: expand(by_node=True),

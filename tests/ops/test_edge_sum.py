@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from pyg_scale.ops.edge_sum import NORMS, edge_sum, edge_sum_plain
+from pyg_scale.ops.edge_sum import (
+    NORMS,
+    edge_sum,
+    edge_sum_plain,
+    run_weight_grad,
+    weight_grad_plain,
+)
 
 NODES = 40
 REPEATED = torch.tensor([[3], [5]]).expand(2, 4)
@@ -79,6 +85,16 @@ def test_compiled_and_plain_have_equal_bits(norm, dtype, transposed, weighted):
             found = torch.ops.pyg_scale.edge_sum(*given, NORMS.index(norm), own, transposed)
             plain = edge_sum_plain(*given, norm, own, transposed)
             torch.testing.assert_close(found, plain, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_compiled_gradient_of_weights(mean, transposed):
+    for edge_index in (graph(300), graph(600)[:, ::2], graph(0), REPEATED):
+        for channels in (0, 1, 5, 33):
+            given = features(channels), features(channels).cos(), edge_index, mean, transposed
+            found, expected = run_weight_grad(*given), weight_grad_plain(*given)
+            torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 def test_one_edge_that_is_repeated_by_its_stride():

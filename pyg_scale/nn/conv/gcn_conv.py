@@ -69,10 +69,13 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
         if call.how != "sum":
             raise NotFused(SMALL)
         if self.normalize:
-            kept = self.cached or self._cached_edge_index is not None
-            if kept or (weight is not None and (self.improved or weight.requires_grad)):
+            if self.cached or self._cached_edge_index is not None:
                 raise NotFused(SMALL)
-            call = call._replace(how="gcn" if self.add_self_loops else "symmetric")
+            if weight is None or not (self.improved or weight.requires_grad):
+                call = call._replace(how="gcn" if self.add_self_loops else "symmetric")
+            else:
+                edge_index, weight = self._normalized(x, edge_index, weight)
+                call = call._replace(edge_index=edge_index)
         out = reduce_small(call._replace(src=self.lin(call.src)), weight)
         return out if self.bias is None else out + self.bias
 

@@ -22,11 +22,12 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Size
 
 from pyg_scale.errors import KernelsError
-from pyg_scale.nn.aggregation import reductions
+from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS, reductions
 from pyg_scale.nn.chunks import Messages
 from pyg_scale.nn.conv.base import FusedConv, generated, observed
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
+from pyg_scale.nn.gathered import Steps, propagate_gathered, steps_of
 from pyg_scale.nn.graph import is_sparse
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, lift, reduce_lifted, rows
 from pyg_scale.nn.small import reduce_small, small, small_weight
@@ -61,29 +62,29 @@ class TracedConv(FusedConv):
     """
 
     crossover = 300_000, 200_000
-    adds_rows = False
-    """True if ``message`` is the code of one of ``_MESSAGES``, and nothing follows the sum."""
-    needs_weight = False
-    """True if that code has no case for ``edge_weight=None``."""
+    adds_rows = ""
+    """A key of ``_MESSAGES`` if that is the code of ``message``, and nothing follows the sum."""
+    steps: Steps | None = None
+    """The functions of the class, looked up in its first small call."""
 
     def propagate(self, edge_index: Any, size: Size = None, **kwargs: Any) -> Any:
         """See PyG. ``[num_dst, ...]``."""
-        is_small = (
-            self.min_work is None
-            and not torch.compiler.is_compiling()  # in a trace sizes are not known
-            and type(edge_index) is Tensor
-            and edge_index.numel() < _FEW
-            and edge_index.dtype is torch.int64
-            and edge_index.is_cpu
-        ) or self._is_small(self._widest(kwargs), edge_index)
-        reason: str | None
-        if is_small:
-            reason = SMALL
+        reason: str | None = SMALL
+        if self._is_few(edge_index) or self._is_small(self._widest(kwargs), edge_index):
+            steps = self.steps
+            if steps is None:
+                steps = type(self).steps = steps_of(self)
             if self.adds_rows:
                 try:
-                    return self._sum(edge_index, size, kwargs)
+                    out = self._sum(edge_index, size, kwargs)
+                    if out is not None:
+                        return out
                 except NotFused:
-                    pass  # for PyG's path
+                    pass
+            try:
+                return propagate_gathered(self, steps, edge_index, size, kwargs)
+            except NotFused as found:
+                reason = str(found)
         else:
             reason = RECORDED if torch.compiler.is_compiling() else observed(self)
         if reason is None:
@@ -110,18 +111,34 @@ class TracedConv(FusedConv):
             return lift(edge_index.edges, src, dim)
         return super()._lift(src, edge_index, dim)  # type: ignore[misc]
 
-    def _sum(self, edge_index: Tensor, size: Size, kwargs: dict[str, Any]) -> Tensor:
-        """``propagate`` of a layer that :attr:`adds_rows`, on a small input.
+    def _is_few(self, edge_index: Any) -> bool:
+        """Return True if there are so few edges that it does not matter what messages are."""
+        return (
+            self.min_work is None
+            and type(edge_index) is Tensor
+            and not torch.compiler.is_compiling()  # in a trace sizes are not known
+            and edge_index.numel() < _FEW
+            and edge_index.dtype is torch.int64
+            and edge_index.is_cpu
+        )
+
+    def _sum(self, edge_index: Tensor, size: Size, kwargs: dict[str, Any]) -> Tensor | None:
+        """``propagate`` of a layer that :attr:`adds_rows`; ``None`` if it does more in this call.
 
         Raises:
             NotFused: If the call is not covered.
         """
-        changed = self.__dict__.keys() & {"message", "aggregate", "update"}
-        if kwargs.keys() != _ROWS or changed or observed(self) is not None:
-            raise NotFused(SMALL)
-        weight = kwargs["edge_weight"]
-        if weight is None and self.needs_weight:
-            raise NotFused(SMALL)
+        kept = self.__dict__
+        how = REDUCTIONS.get(type(kept["_modules"]["aggr_module"]))
+        weight = None if self.adds_rows == _PLAIN else kwargs.get("edge_weight")
+        if how is None or "x" not in kwargs:
+            return None
+        if self.adds_rows == _WEIGHTED if weight is None else how not in LINEAR:
+            return None
+        if "message" in kept or "aggregate" in kept or "update" in kept:
+            return None
+        if observed(self) is not None:
+            return None
         call = small(self, kwargs["x"], edge_index, size)
         return reduce_small(call, small_weight(weight, call))
 
@@ -174,18 +191,23 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
         A class of the same name, parameters and ``state_dict``; made once.
     """
     kept = cls.aggregate is MessagePassing.aggregate and cls.update is MessagePassing.update
-    adds_rows = kept and any(_same_code(cls.message, each) for each in _MESSAGES)
+    forms = [name for name, code in _MESSAGES.items() if _same_code(cls.message, code)]
+    adds_rows = forms[0] if kept and forms else ""
     body: dict[str, Any] = {
         "replaces": cls,
         "adds_rows": adds_rows,
         "crossover": _OF_SUMS if adds_rows else TracedConv.crossover,
-        "needs_weight": _same_code(cls.message, _weighted_rows),
+        "steps": None,
         "edge_updater": cls.edge_updater,
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
     return type(cls.__name__, (TracedConv, cls), body)
+
+
+def _rows(self: Any, x_j: Tensor) -> Tensor:
+    return x_j
 
 
 def _weighted_rows(self: Any, x_j: Tensor, edge_weight: Tensor) -> Tensor:
@@ -197,8 +219,8 @@ def _rows_with_or_without_weights(self: Any, x_j: Tensor, edge_weight: Any) -> T
 
 
 _OF_SUMS = 400_000, 250_000  # as GraphConv, whose messages are the same
-_ROWS = {"x", "edge_weight"}
-_MESSAGES = (_weighted_rows, _rows_with_or_without_weights)
+_PLAIN, _WEIGHTED, _EITHER = "rows", "weighted rows", "rows with or without weights"
+_MESSAGES = {_PLAIN: _rows, _WEIGHTED: _weighted_rows, _EITHER: _rows_with_or_without_weights}
 
 
 def _same_code(one: Any, other: Any) -> bool:

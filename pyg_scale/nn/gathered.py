@@ -1,0 +1,224 @@
+"""PyG's steps of message passing with little Python around them, for small inputs of any layer.
+
+A step of a small model takes as long as its Python code. PyG's ``propagate`` checks its input, asks
+for hooks before and after every step, packs arguments, calls a module that calls ``scatter``, which
+checks again. Here the arguments of a layer's functions are looked up once for each class, one check
+answers for all hooks, and sums, means and extremes are the one or two calls of torch that they are.
+``message``, ``update`` and every other aggregation are the layer's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import aggr
+from torch_geometric.nn.conv import MessagePassing
+
+from pyg_scale.nn.aggregation import REDUCTIONS
+from pyg_scale.nn.conv.base import observed, untouched
+from pyg_scale.nn.fallback import SMALL, NotFused
+
+
+class Steps(NamedTuple):
+    """The functions of a class of layers, and the arguments that each gets."""
+
+    gathered: tuple[tuple[str, str, bool], ...]
+    """Of every argument with rows of nodes: its name, that of the nodes' features, and True if
+    they are those of sources."""
+    message: tuple[str, ...]
+    aggregate: tuple[str, ...] | None
+    """``None`` if it is PyG's."""
+    update: tuple[str, ...] | None
+    """``None`` if it is PyG's, which does nothing."""
+    defaults: dict[str, Any]
+    """The values of arguments that need not be passed to ``propagate``."""
+
+
+_OF_EDGES = {"edge_index", "edge_index_i", "edge_index_j", "index", "ptr", "adj_t"}
+_OF_SIZES = {"size", "size_i", "size_j", "dim_size"}
+
+
+def steps_of(layer: Any) -> Steps:
+    """The steps of a layer's class, as PyG's inspector knows them."""
+    cls, inspector = type(layer), layer.inspector
+    names: dict[str, tuple[str, ...]] = {}
+    defaults = {}
+    for function in ("message", "aggregate", "update"):
+        parameters = inspector.get_params(function)
+        names[function] = tuple(each.name for each in parameters)
+        for each in parameters:
+            if each.default is not inspect.Parameter.empty:
+                defaults[each.name] = each.default
+    gathered = []
+    for name in dict.fromkeys((*names["message"], *names["aggregate"], *names["update"])):
+        if name[-2:] in ("_i", "_j") and name not in _OF_EDGES | _OF_SIZES:
+            gathered.append((name, name[:-2], name[-1] == "j"))
+    return Steps(
+        tuple(gathered),
+        names["message"],
+        None if cls.aggregate is MessagePassing.aggregate else names["aggregate"],
+        None if cls.update is MessagePassing.update else names["update"],
+        defaults,
+    )
+
+
+def propagate_gathered(
+    layer: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+) -> Any:
+    """``propagate`` by PyG's steps.
+
+    Args:
+        layer: Any layer of PyG.
+        steps: Those of its class.
+        edge_index: A plain ``int64`` tensor.
+        size: See PyG's ``propagate``.
+        kwargs: The arguments of ``propagate``.
+
+    Raises:
+        NotFused: If the call is not covered, before the layer's own code ran.
+    """
+    reason = observed(layer)
+    if reason is not None:
+        raise NotFused(reason)
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise NotFused(SMALL)
+    ends = edge_index.unbind(0)
+    i, j = (1, 0) if layer.flow == "source_to_target" else (0, 1)
+    sizes: list[int | None] = [None, None] if size is None else [*size]
+    found = {**steps.defaults, **kwargs}
+    try:
+        for name, nodes, of_sources in steps.gathered:
+            row = j if of_sources else i
+            found[name] = _rows(layer.node_dim, kwargs.get(nodes), row, ends, sizes)
+    except (IndexError, RuntimeError) as error:
+        raise NotFused(SMALL) from error  # PyG says what is wrong
+    index = ends[i]
+    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
+    found["index"] = found["edge_index_i"] = index
+    found["dim_size"] = found["size_i"] = num_dst
+    found["edge_index"], found["edge_index_j"] = edge_index, ends[j]
+    found["ptr"] = found["adj_t"] = None
+    found["size"], found["size_j"] = sizes, sizes[j] if sizes[j] is not None else sizes[i]
+    own = layer.__dict__
+    try:
+        message = {name: found[name] for name in steps.message}
+        aggregate = None if steps.aggregate is None else [found[n] for n in steps.aggregate]
+        update = None if steps.update is None else [found[n] for n in steps.update]
+    except KeyError as error:
+        raise NotFused(SMALL) from error
+    out = layer.message(**message)
+    if aggregate is not None:
+        out = layer.aggregate(out, *aggregate)
+    elif "aggregate" in own:
+        out = layer.aggregate(out, index, None, num_dst)
+    else:
+        out = _aggregate(layer, out, index, num_dst)
+    if update is not None:
+        return layer.update(out, *update)
+    return layer.update(out) if "update" in own else out
+
+
+def _rows(
+    node_dim: int, features: Any, row: int, ends: Sequence[Tensor], sizes: list[int | None]
+) -> Tensor | None:
+    """Gather features at one end of the edges, and fill in the numbers of nodes, as PyG does."""
+    if isinstance(features, Tensor):
+        _fit(sizes, row, features.size(node_dim))
+        return features.index_select(node_dim, ends[row])
+    if not isinstance(features, (tuple, list)):
+        return None
+    if len(features) != 2:
+        raise NotFused(SMALL)
+    for k, each in enumerate(features):
+        if isinstance(each, Tensor):
+            _fit(sizes, k, each.size(node_dim))
+    chosen = features[row]
+    return chosen.index_select(node_dim, ends[row]) if isinstance(chosen, Tensor) else None
+
+
+def _fit(sizes: list[int | None], row: int, size: int) -> None:
+    if sizes[row] is None:
+        sizes[row] = size
+    elif sizes[row] != size:
+        raise NotFused(SMALL)
+
+
+def _aggregate(layer: Any, values: Any, index: Tensor, num_dst: int | None) -> Tensor:
+    """PyG's ``MessagePassing.aggregate``."""
+    module, node_dim = layer._modules["aggr_module"], layer.node_dim
+    out: Tensor | None
+    if type(values) is Tensor and num_dst is not None and untouched(module, type(module)):
+        at = values.dim() + node_dim if node_dim < 0 else node_dim
+        if 0 <= at < values.dim():
+            try:
+                out = _reduced(module, values, index, num_dst, at)
+                if out is None:
+                    out = module.forward(values, index, None, num_dst, node_dim)
+                return out
+            except (IndexError, RuntimeError):
+                pass  # the module says what is wrong
+    out = module(values, index, ptr=None, dim_size=num_dst, dim=node_dim)
+    return out
+
+
+def _reduced(module: Any, values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor | None:
+    """Sums, means and extremes, one or several; ``None`` if a module does anything else."""
+    how = REDUCTIONS.get(type(module))
+    if how is not None:
+        return _BY_NAME[how](values, index, num_dst, dim)
+    if type(module) is not aggr.MultiAggregation:
+        return None
+    modules = module.aggrs
+    names = [REDUCTIONS.get(type(each)) for each in modules]
+    if None in names or not all(untouched(each, type(each)) for each in modules):
+        return None
+    made = {name: _BY_NAME[name](values, index, num_dst, dim) for name in names if name != "mean"}  # type: ignore[index]
+    if "mean" in names:
+        total = made.get("sum")
+        made["mean"] = _mean(values, index, num_dst, dim, total)
+    outs = [made[name] for name in names]
+    out: Tensor = module.combine(outs)
+    return out
+
+
+def _shape(values: Tensor, num_dst: int, dim: int) -> list[int]:
+    shape = [*values.shape]
+    shape[dim] = num_dst
+    return shape
+
+
+def _sum(values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
+    return values.new_zeros(_shape(values, num_dst, dim)).index_add_(dim, index, values)
+
+
+def _mean(
+    values: Tensor, index: Tensor, num_dst: int, dim: int, total: Tensor | None = None
+) -> Tensor:
+    total = _sum(values, index, num_dst, dim) if total is None else total
+    count = torch.bincount(index, minlength=num_dst).clamp_(min=1)
+    shape = [1] * values.dim()
+    shape[dim] = num_dst
+    return total / count.to(values.dtype).view(shape)
+
+
+def _extreme(name: str) -> Callable[[Tensor, Tensor, int, int], Tensor]:
+    def reduce(values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
+        shape = [1] * values.dim()
+        shape[dim] = -1
+        at = index.view(shape).expand_as(values)
+        out = values.new_zeros(_shape(values, num_dst, dim))
+        return out.scatter_reduce_(dim, at, values, name, include_self=False)
+
+    return reduce
+
+
+_BY_NAME: dict[str, Callable[[Tensor, Tensor, int, int], Tensor]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "max": _extreme("amax"),
+    "min": _extreme("amin"),
+}
