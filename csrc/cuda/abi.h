@@ -26,6 +26,15 @@ constexpr int kBlockThreads = 256;  // of every kernel
 constexpr int kWarp = 32;
 constexpr int kLoadBytes = 16;  // the widest load of a thread
 
+// In a row of more loads than a warp has lanes, a lane keeps sums of so many numbers, so that few
+// groups read the same indices.
+constexpr int kSumsHeld = 16, kExtremesHeld = 8, kChannelsHeld = 8;
+
+// The loads of a lane whose sums it keeps, if a load brings `count` numbers.
+PYG_SCALE_BOTH constexpr int loads_held(int count, int numbers) {
+  return numbers <= count ? 1 : numbers / count < 8 ? numbers / count : 8;
+}
+
 // Where kernels run: a stream of a device.
 struct Stream {
   void* handle;
@@ -194,11 +203,15 @@ struct SumSegments {
   void* out;  // [segments, size]
 };
 
-constexpr int64_t kMostWorkers = 4096, kAttSegments = 64;
+constexpr int64_t kAttSegments = 512;
 
-// The number of groups of lanes that share the rows to add up the attention vector's gradient.
-PYG_SCALE_BOTH inline int64_t num_workers(const Graph& graph) {
-  return graph.num_units() < kMostWorkers ? graph.num_units() : kMostWorkers;
+// The number of groups of lanes that share the rows to add up the attention vector's gradient, of
+// `size` numbers: of a short vector many groups, as few threads are in each. What they add up takes
+// 8 MiB, or 4096 vectors.
+PYG_SCALE_BOTH inline int64_t num_workers(const Graph& graph, int64_t size) {
+  const int64_t of_short = (int64_t{1} << 21) / (size > 0 ? size : 1);
+  const int64_t most = of_short > 4096 ? of_short : 4096;
+  return graph.num_units() < most ? graph.num_units() : most;
 }
 
 }  // namespace pyg_scale::cuda

@@ -9,13 +9,17 @@ namespace {
 template <typename Args>
 Launches of_rows(const char* file, const Args& args, const Matrix& rows, Type type,
                  const Stream& stream) {
-  const bool wide = args.size / args.heads % wide_count(type) == 0 && is_wide(rows, type);
-  return Launches(file, type, stream, wide);
+  return Launches(file, type, stream, widest(args.size / args.heads, type, {rows}));
 }
 
+// Launches a kernel over the rows, each lane with one load of them or, if there are more loads than
+// lanes, with up to as many as make `held` numbers.
 template <typename Args>
-Grid units(const Launches& launches, const Args& args) {
-  return over_loads(args.graph.num_units(), ceil_div(args.size, launches.count()));
+void over_rows(Launches& launches, const std::string& kernel, const Args& args, int held) {
+  const int64_t count = launches.count(), loads = ceil_div(args.size, count);
+  const Grid grid =
+      over_loads(args.graph.num_units(), loads, loads_held(static_cast<int>(count), held));
+  launches.over_widths(loads > kWarp ? kernel + "_several" : kernel, grid, args);
 }
 
 template <typename Args>
@@ -36,7 +40,7 @@ using namespace pyg_scale::cuda;
 extern "C" int pyg_scale_cuda_sum(const Sum* args, int32_t type, Stream stream) {
   if (nothing(*args)) return 0;
   Launches launches = of_rows("sum", *args, args->x, static_cast<Type>(type), stream);
-  launches.over_widths(args->weight ? "sum_weighted" : "sum", units(launches, *args), *args);
+  over_rows(launches, args->weight ? "sum_weighted" : "sum", *args, kSumsHeld);
   launches.add("sum_fold", chunks(*args), *args);
   return launches.result();
 }
@@ -44,7 +48,7 @@ extern "C" int pyg_scale_cuda_sum(const Sum* args, int32_t type, Stream stream) 
 extern "C" int pyg_scale_cuda_extreme(const Extreme* args, int32_t type, Stream stream) {
   if (nothing(*args)) return 0;
   Launches launches = of_rows("extreme", *args, args->x, static_cast<Type>(type), stream);
-  launches.over_widths("extreme", units(launches, *args), *args);
+  over_rows(launches, "extreme", *args, kExtremesHeld);
   launches.add("extreme_fold", chunks(*args), *args);
   return launches.result();
 }
@@ -52,7 +56,7 @@ extern "C" int pyg_scale_cuda_extreme(const Extreme* args, int32_t type, Stream 
 extern "C" int pyg_scale_cuda_extreme_grad(const ExtremeGrad* args, int32_t type, Stream stream) {
   if (nothing(*args)) return 0;
   Launches launches = of_rows("extreme", *args, args->grad, static_cast<Type>(type), stream);
-  launches.over_widths("extreme_grad", units(launches, *args), *args);
+  over_rows(launches, "extreme_grad", *args, kSumsHeld);
   launches.fold(static_cast<Type>(type), args->graph, args->size, args->out, args->partial);
   return launches.result();
 }
@@ -61,9 +65,7 @@ extern "C" int pyg_scale_cuda_weight_grad(const WeightGrad* args, int32_t type, 
   if (args->graph.num_edges == 0) return 0;
   const Type of = static_cast<Type>(type);
   const int64_t channels = args->size / args->heads;
-  const bool wide =
-      channels % wide_count(of) == 0 && is_wide(args->x, of) && is_wide(args->grad, of);
-  Launches launches("weight_grad", of, stream, wide);
+  Launches launches("weight_grad", of, stream, widest(channels, of, {args->x, args->grad}));
   const int lanes = lanes_for(ceil_div(channels, launches.count()));
   launches.over_widths("weight_grad", grid_of(args->graph.num_units() * args->heads, lanes), *args);
   return launches.result();

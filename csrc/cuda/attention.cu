@@ -5,12 +5,11 @@
 
 namespace pyg_scale::cuda {
 
-#define PYG_SCALE_LIST(T)                                                                       \
-  PYG_SCALE_OF_WIDTHS(attention_gat, T, AttentionForward, attention_kernel, T, Attention::kGat) \
-  PYG_SCALE_OF_WIDTHS(attention_gatv2, T, AttentionForward, attention_kernel, T,                \
-                      Attention::kGatv2)                                                        \
-  PYG_SCALE_OF_WIDTHS(attention_dot, T, AttentionForward, attention_kernel, T, Attention::kDot) \
-  PYG_SCALE_KERNEL(attention_fold_##T, AttentionForward, attention_fold_kernel<T>)              \
+#define PYG_SCALE_LIST(T)                                                                          \
+  PYG_SCALE_OF_LOADS(attention_gat, T, AttentionForward, attention_kernel, T, Attention::kGat)     \
+  PYG_SCALE_OF_LOADS(attention_gatv2, T, AttentionForward, attention_kernel, T, Attention::kGatv2) \
+  PYG_SCALE_OF_LOADS(attention_dot, T, AttentionForward, attention_kernel, T, Attention::kDot)     \
+  PYG_SCALE_KERNEL(attention_fold_##T, AttentionForward, attention_fold_kernel<T>)                 \
   PYG_SCALE_KERNEL(attention_weights_##T, AttentionForward, attention_weights_kernel<T>)
 
 PYG_SCALE_FOR_TYPES(PYG_SCALE_LIST)

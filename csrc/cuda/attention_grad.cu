@@ -5,13 +5,13 @@
 
 namespace pyg_scale::cuda {
 
-#define PYG_SCALE_LIST(T)                                                                          \
-  PYG_SCALE_KERNEL(attention_mean_##T, AttentionBackward, attention_mean_kernel<T>)                \
-  PYG_SCALE_OF_WIDTHS(gat_grad, T, AttentionBackward, gat_grad_kernel, T)                          \
-  PYG_SCALE_OF_WIDTHS(gatv2_grad, T, AttentionBackward, destination_grad_kernel, T,                \
-                      Attention::kGatv2)                                                           \
-  PYG_SCALE_OF_WIDTHS(dot_grad, T, AttentionBackward, destination_grad_kernel, T, Attention::kDot) \
-  PYG_SCALE_OF_WIDTHS(source_grad, T, AttentionBackward, source_grad_kernel, T)                    \
+#define PYG_SCALE_LIST(T)                                                                         \
+  PYG_SCALE_KERNEL(attention_mean_##T, AttentionBackward, attention_mean_kernel<T>)               \
+  PYG_SCALE_OF_LOADS(gat_grad, T, AttentionBackward, gat_grad_kernel, T)                          \
+  PYG_SCALE_OF_LOADS(gatv2_grad, T, AttentionBackward, destination_grad_kernel, T,                \
+                     Attention::kGatv2)                                                           \
+  PYG_SCALE_OF_LOADS(dot_grad, T, AttentionBackward, destination_grad_kernel, T, Attention::kDot) \
+  PYG_SCALE_OF_LOADS(source_grad, T, AttentionBackward, source_grad_kernel, T)                    \
   PYG_SCALE_KERNEL(sum_segments_##T, SumSegments, sum_segments_kernel<T>)
 
 PYG_SCALE_FOR_TYPES(PYG_SCALE_LIST)

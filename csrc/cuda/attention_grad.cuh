@@ -15,37 +15,35 @@ PYG_SCALE_DEVICE void attention_mean_kernel(const AttentionBackward& args, int l
   const AttentionInput& in = args.in;
   const Lanes group(lanes);
   const int64_t item = group.group(), row = item / in.heads, head = item % in.heads;
-  if (row >= args.graph.num_rows) return;
-  const T* out = row_at<T>(args.out, row, in, head);
-  const T* grad = row_at<T>(args.out_grad, row, in, head);
-  A sum = 0;
-  for (int64_t c = group.lane; c < in.channels; c += lanes) sum += widen(out[c]) * widen(grad[c]);
-  if (args.weights_grad) {
-    Unit unit;
-    read_row(args.graph, row, unit);
-    for (int64_t e = unit.row_begin + group.lane; e < unit.row_end; e += lanes) {
-      const int64_t at = edge_id(args.graph, e) * in.heads + head;
-      sum += static_cast<const A*>(args.weights)[at] * static_cast<const A*>(args.weights_grad)[at];
+  const bool any = row < args.graph.num_rows;
+  A sum[1] = {};
+  if (any) {
+    const T* out = row_at<T>(args.out, row, in, head);
+    const T* grad = row_at<T>(args.out_grad, row, in, head);
+    for (int64_t c = group.lane; c < in.channels; c += lanes) {
+      sum[0] += widen(out[c]) * widen(grad[c]);
+    }
+    if (args.weights_grad) {
+      Unit unit;
+      read_row(args.graph, row, unit);
+      for (int64_t e = unit.row_begin + group.lane; e < unit.row_end; e += lanes) {
+        const int64_t at = edge_id(args.graph, e) * in.heads + head;
+        sum[0] +=
+            static_cast<const A*>(args.weights)[at] * static_cast<const A*>(args.weights_grad)[at];
+      }
     }
   }
-  sum = group.sum(sum);
-  if (group.lane == 0) static_cast<A*>(args.mean)[item] = sum;
+  group.sum(sum);
+  if (any && group.lane == 0) static_cast<A*>(args.mean)[item] = sum[0];
 }
 
-// The product of channels [c, c + kCount) of a gradient with what an edge brought.
-template <int kCount, typename T>
-PYG_SCALE_DEVICE AccumulatorOf<T> product_of(const T* grad, const T* value, const T* edge,
-                                             int64_t c) {
-  using A = AccumulatorOf<T>;
-  const auto left = load<kCount>(grad + c), right = load<kCount>(value + c);
-  Pack<T, kCount> term;
-  if (edge) term = load<kCount>(edge + c);
-  A sum = 0;
+// The product of a gradient's channels with what an edge brought.
+template <Attention kKind, typename T, int kCount>
+PYG_SCALE_DEVICE AccumulatorOf<T> product_of(const Pack<T, kCount>& grad,
+                                             const Brought<kKind, T, kCount>& brought) {
+  AccumulatorOf<T> sum = 0;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const A here = widen(right.values[i]);
-    sum += widen(left.values[i]) * (edge ? here + widen(term.values[i]) : here);
-  }
+  for (int i = 0; i < kCount; ++i) sum += widen(grad.values[i]) * brought.value(i);
   return sum;
 }
 
@@ -55,10 +53,10 @@ template <typename A>
 struct LogitGrad {
   A stays, logit;
 
-  PYG_SCALE_DEVICE LogitGrad(const AttentionBackward& args, const Drops& drops, A weight, A product,
-                             int64_t row, int64_t id, int64_t head) {
+  PYG_SCALE_DEVICE LogitGrad(const AttentionBackward& args, const Drops<A>& drops, A weight,
+                             A product, int64_t row, int64_t id, int64_t head) {
     const int64_t heads = args.in.heads;
-    const A factor = static_cast<A>(drops.factor(id, heads, head));
+    const A factor = drops.factor(id, heads, head);
     if (args.weights_grad) product += static_cast<const A*>(args.weights_grad)[id * heads + head];
     stays = weight * factor;
     logit = weight * (factor * product - static_cast<const A*>(args.mean)[row * heads + head]);
@@ -66,57 +64,91 @@ struct LogitGrad {
 };
 
 // gat, over the out-edges of a source: the gradients of its features and of its part of the logits.
-template <typename T, int kCount>
+template <typename T, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
+  constexpr int kHeld = kLoads<kSeveral, kCount>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.transposed;
   const Lanes group(lanes);
   const int64_t item = group.group(), head = item % in.heads;
-  const Channels<kCount> mine(group, in.channels);
-  Unit unit;
-  if (item / in.heads >= graph.num_units() || !unit_of(graph, item / in.heads, unit)) return;
+  const Channels<kSeveral, kCount> mine(group, in.channels);
+  const Work work(graph, item / in.heads);
+  const Unit& unit = work.unit;
   const bool writes = group.lane == 0 && blockIdx.y == 0;
   const T* features = row_at<T>(in.value, unit.row, in, head);
   const A slope = static_cast<A>(in.number);
   const A* lse = static_cast<const A*>(args.lse);
-  const Drops drops(in.dropout);
-  A source_sum = 0, sum[kSteps<kCount>][kCount] = {};
-  for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
-    const T* grads[kTogether] = {};
+  const Drops<A> drops(in.dropout);
+  Pack<T, kCount> own{};
+  if (!kSeveral && work.any && mine.has(0)) own = load<kCount>(features + mine[0]);
+  A source_sum = 0, sum[kHeld][kCount] = {};
+  for (int64_t done = 0; done < work.longest; done += kTogether) {
+    const int64_t first = unit.begin + done;
+    const bool more = first < unit.end;
     int64_t target[kTogether], position[kTogether], id[kTogether] = {};
     sources(graph, first, unit.end, target);
     edge_ids(graph, first, unit.end, position);
-    A products[kTogether] = {};
+    Pack<T, kCount> grads[kTogether];
+    const auto read_grads = [&](int64_t c) {
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      if (first + k >= unit.end) continue;
-      id[k] = edge_id(args.graph, position[k]);
-      grads[k] = row_at<T>(args.out_grad, target[k], in, head);
-      for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
-        products[k] += product_of<kCount, T>(grads[k], features, nullptr, c);
+      for (int k = 0; k < kTogether; ++k) {
+        grads[k] = load<kCount>(row_at<T>(args.out_grad, target[k], in, head) + c);
+      }
+    };
+    A products[kTogether] = {};
+    const auto multiply = [&] {
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          products[k] += widen(grads[k].values[i]) * widen(own.values[i]);
+        }
+      }
+    };
+    if (more) {
+      read(args.graph.edge_id, args.graph.num_edges, position, id);
+      if constexpr (!kSeveral) {
+        if (mine.has(0)) {
+          read_grads(mine[0]);
+          multiply();
+        }
+      } else {
+        for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
+          read_grads(c);
+          own = load<kCount>(features + c);
+          multiply();
+        }
       }
     }
+    group.sum(products);
+    if (!more) continue;
+    A stays[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const A product = group.sum(products[k]);
-      if (first + k >= unit.end) continue;
       const A both = gat_sum<A>(in, unit.row, target[k], id[k], head);
       const A factor = both > A{0} ? A{1} : slope;
       const A weight = exponential(both * factor - lse[target[k] * in.heads + head]);
-      const LogitGrad<A> found(args, drops, weight, product, target[k], id[k], head);
+      const LogitGrad<A> found(args, drops, weight, products[k], target[k], id[k], head);
+      stays[k] = found.stays;
+      if (first + k >= unit.end) continue;
       const A change = found.logit * factor;
       if (writes) static_cast<A*>(args.logits_grad)[id[k] * in.heads + head] = change;
       source_sum += change;
+    }
 #pragma unroll
-      for (int s = 0; s < kSteps<kCount>; ++s) {
-        if (!mine.has(s)) continue;
-        const auto grad = load<kCount>(grads[k] + mine[s]);
+    for (int s = 0; s < kHeld; ++s) {
+      if (!mine.has(s)) break;
+      if constexpr (kSeveral) read_grads(mine[s]);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) sum[s][i] += widen(grad.values[i]) * found.stays;
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k >= unit.end) continue;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sum[s][i] += widen(grads[k].values[i]) * stays[k];
       }
     }
   }
+  if (!work.any) return;
   const bool piece = unit.slot >= 0;
   const int64_t at = (piece ? unit.slot : unit.row) * in.heads + head;
   if (writes) static_cast<A*>(piece ? args.partial_source : args.source_grad)[at] = source_sum;
@@ -126,78 +158,104 @@ PYG_SCALE_DEVICE void gat_grad_kernel(const AttentionBackward& args, int lanes) 
 // gatv2 and dot, over the in-edges of a destination: the gradients of the destination and of edge
 // features, what the pass by source needs, and for gatv2 the gradient of the attention vector. For
 // the latter, a group has every num_workers-th unit and adds up in the order of units.
-template <typename T, Attention kKind, int kCount>
+template <typename T, Attention kKind, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
+  using Edge = Brought<kKind, T, kCount>;
   constexpr bool kDot = kKind == Attention::kDot;
+  constexpr int kHeld = kLoads<kSeveral, kCount>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.graph;
   const Lanes group(lanes);
   const int64_t item = group.group(), worker = item / in.heads, head = item % in.heads;
-  const Channels<kCount> mine(group, in.channels);
-  if (worker >= args.workers) return;
+  const Channels<kSeveral, kCount> mine(group, in.channels);
+  const bool works = worker < args.workers;
   const bool writes = group.lane == 0 && blockIdx.y == 0;
   const A* att = in.att ? static_cast<const A*>(in.att) + head * in.channels : nullptr;
   const A number = static_cast<A>(in.number);
-  const Drops drops(in.dropout);
-  A att_sum[kSteps<kCount>][kCount] = {};
-  for (int64_t index = worker; index < graph.num_units(); index += args.workers) {
-    Unit unit;
-    if (!unit_of(graph, index, unit)) continue;
+  const Drops<A> drops(in.dropout);
+  A att_sum[kHeld][kCount] = {};
+  for (int64_t before = 0; before < graph.num_units(); before += args.workers) {
+    const Work work(graph, before + worker, works);
+    const Unit& unit = work.unit;
     const int64_t of_row = unit.row * in.heads + head;
     const T* query = row_at<T>(in.query, unit.row, in, head);
     const T* grad = row_at<T>(args.out_grad, unit.row, in, head);
-    const A lse = static_cast<const A*>(args.lse)[of_row];
-    A sum[kSteps<kCount>][kCount] = {};
-    for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
-      EdgeRows<T> rows[kTogether];
+    const A lse = work.any ? static_cast<const A*>(args.lse)[of_row] : A{0};
+    Asks<kKind, T, kCount> asks;
+    Pack<T, kCount> of_grad{};
+    const auto ask = [&](int64_t c) {
+      asks = Asks<kKind, T, kCount>(query, att, c);
+      of_grad = load<kCount>(grad + c);
+    };
+    if (!kSeveral && work.any && mine.has(0)) ask(mine[0]);
+    A sum[kHeld][kCount] = {};
+    for (int64_t done = 0; done < work.longest; done += kTogether) {
+      const int64_t first = unit.begin + done;
+      const bool more = first < unit.end;
       int64_t from[kTogether], id[kTogether];
       sources(graph, first, unit.end, from);
       edge_ids(graph, first, unit.end, id);
+      Edge brought[kTogether];
       A logits[kTogether] = {}, products[kTogether] = {};
+      const auto multiply = [&] {
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        if (first + k >= unit.end) continue;
-        rows[k] = EdgeRows<T>(in, from[k], id[k], head);
-        const T* added = kDot ? rows[k].edge : nullptr;
-        for (int64_t c = group.lane * kCount; c < in.channels; c += lanes * kCount) {
-          logits[k] += logit_of<kKind, kCount>(rows[k], query, att, number, c);
-          products[k] += product_of<kCount, T>(grad, rows[k].value, added, c);
+        for (int k = 0; k < kTogether; ++k) {
+          logits[k] += asks.part(brought[k], number);
+          products[k] += product_of(of_grad, brought[k]);
+        }
+      };
+      if constexpr (!kSeveral) {
+        if (more && mine.has(0)) {
+          read(in, from, id, head, mine[0], brought);
+          multiply();
+        }
+      } else {
+        for (int64_t c = group.lane * kCount; more && c < in.channels; c += lanes * kCount) {
+          read(in, from, id, head, c, brought);
+          ask(c);
+          multiply();
         }
       }
+      group.sum(logits);
+      group.sum(products);
+      if (!more) continue;
+      A stays[kTogether];
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        const A logit = finished<kKind>(group, logits[k], number);
-        const A product = group.sum(products[k]);
-        if (first + k >= unit.end) continue;
-        const LogitGrad<A> found(args, drops, exponential(logit - lse), product, unit.row, id[k],
-                                 head);
-        const A change = kDot ? found.logit * number : found.logit;
+        const A logit = kDot ? logits[k] * number : logits[k];
+        const LogitGrad<A> found(args, drops, exponential(logit - lse), products[k], unit.row,
+                                 id[k], head);
+        stays[k] = found.stays;
+        logits[k] = kDot ? found.logit * number : found.logit;
+        if (!writes || first + k >= unit.end) continue;
         const int64_t at = (first + k) * in.heads + head;
-        if (writes) {
-          static_cast<A*>(args.stays)[at] = found.stays;
-          static_cast<A*>(args.logits_grad)[at] = change;
+        static_cast<A*>(args.stays)[at] = stays[k];
+        static_cast<A*>(args.logits_grad)[at] = logits[k];
+      }
+#pragma unroll
+      for (int s = 0; s < kHeld; ++s) {
+        if (!mine.has(s)) break;
+        const int64_t c = mine[s];
+        if constexpr (kSeveral) {
+          read(in, from, id, head, c, brought);
+          ask(c);
         }
 #pragma unroll
-        for (int s = 0; s < kSteps<kCount>; ++s) {
-          if (!mine.has(s)) continue;
-          const int64_t c = mine[s];
-          const auto of_source = load<kCount>((kDot ? rows[k].key : rows[k].value) + c);
-          const auto to = load<kCount>(query + c), of_grad = load<kCount>(grad + c);
-          Pack<T, kCount> term;
-          if (rows[k].edge) term = load<kCount>(rows[k].edge + c);
+        for (int k = 0; k < kTogether; ++k) {
+          if (first + k >= unit.end) continue;
+          const A change = logits[k];
           A of_edge[kCount];
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
-            const A here =
-                widen(of_source.values[i]) + (rows[k].edge ? widen(term.values[i]) : A{0});
+            const A here = brought[k].key(i), to = widen(asks.query.values[i]);
             if constexpr (kDot) {
               sum[s][i] += here * change;
-              of_edge[i] = widen(to.values[i]) * change + widen(of_grad.values[i]) * found.stays;
+              of_edge[i] = to * change + widen(of_grad.values[i]) * stays[k];
             } else {
-              const A both = here + widen(to.values[i]);
+              const A both = here + to;
               const A slopes = both > A{0} ? change : change * number;
-              of_edge[i] = slopes * att[c + i];
+              of_edge[i] = slopes * asks.att[i];
               sum[s][i] += of_edge[i];
               att_sum[s][i] += both * slopes;
             }
@@ -209,12 +267,13 @@ PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int
         }
       }
     }
-    mine.template put<T>(sum, unit, in.heads, head, args.query_grad, args.partial);
+    if (work.any) mine.template put<T>(sum, unit, in.heads, head, args.query_grad, args.partial);
   }
   if constexpr (!kDot) {
+    if (!works) return;
     A* to = static_cast<A*>(args.partial_att) + (worker * in.heads + head) * in.channels;
 #pragma unroll
-    for (int s = 0; s < kSteps<kCount>; ++s) {
+    for (int s = 0; s < kHeld; ++s) {
       if (!mine.has(s)) continue;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) to[mine[s] + i] = att_sum[s][i];
@@ -223,53 +282,59 @@ PYG_SCALE_DEVICE void destination_grad_kernel(const AttentionBackward& args, int
 }
 
 // gatv2, over the out-edges of a source, with what the pass before found for each edge.
-template <typename T, int kCount>
+template <typename T, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void source_grad_kernel(const AttentionBackward& args, int lanes) {
   using A = AccumulatorOf<T>;
+  constexpr int kHeld = kLoads<kSeveral, kCount>;
   const AttentionInput& in = args.in;
   const Graph& graph = args.transposed;
   const Lanes group(lanes);
   const int64_t item = group.group(), head = item % in.heads;
-  const Channels<kCount> mine(group, in.channels);
+  const Channels<kSeveral, kCount> mine(group, in.channels);
   Unit unit;
   if (item / in.heads >= graph.num_units() || !unit_of(graph, item / in.heads, unit)) return;
   const T* from = row_at<T>(in.value, unit.row, in, head);
   const A* att = static_cast<const A*>(in.att) + head * in.channels;
   const A slope = static_cast<A>(in.number);
-  A sum[kSteps<kCount>][kCount] = {};
+  A sum[kHeld][kCount] = {};
   for (int64_t first = unit.begin; first < unit.end; first += kTogether) {
     int64_t target[kTogether], position[kTogether], id[kTogether] = {};
     A kept[kTogether], logits[kTogether];
     sources(graph, first, unit.end, target);
     edge_ids(graph, first, unit.end, position);
+    if (in.edge.data) read(args.graph.edge_id, args.graph.num_edges, position, id);
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      if (first + k >= unit.end) continue;
       const int64_t at = position[k] * in.heads + head;
       kept[k] = static_cast<const A*>(args.stays)[at];
       logits[k] = static_cast<const A*>(args.logits_grad)[at];
-      if (in.edge.data) id[k] = edge_id(args.graph, position[k]);
     }
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      if (first + k >= unit.end) continue;
-      const T* query = row_at<T>(in.query, target[k], in, head);
-      const T* grad = row_at<T>(args.out_grad, target[k], in, head);
-      const T* edge = row_at<T>(in.edge, id[k], in, head);
+    for (int s = 0; s < kHeld; ++s) {
+      if (!mine.has(s)) break;
+      const int64_t c = mine[s];
+      const Asks<Attention::kGatv2, T, kCount> own(from, att, c);
+      Pack<T, kCount> to[kTogether], of_grad[kTogether], term[kTogether];
 #pragma unroll
-      for (int s = 0; s < kSteps<kCount>; ++s) {
-        if (!mine.has(s)) continue;
-        const int64_t c = mine[s];
-        const auto own = load<kCount>(from + c), to = load<kCount>(query + c);
-        const auto of_grad = load<kCount>(grad + c);
-        Pack<T, kCount> term;
-        if (edge) term = load<kCount>(edge + c);
+      for (int k = 0; k < kTogether; ++k) {
+        to[k] = load<kCount>(row_at<T>(in.query, target[k], in, head) + c);
+        of_grad[k] = load<kCount>(row_at<T>(args.out_grad, target[k], in, head) + c);
+      }
+      if (in.edge.data) {
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          term[k] = load<kCount>(row_at<T>(in.edge, id[k], in, head) + c);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k >= unit.end) continue;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-          const A both =
-              widen(own.values[i]) + (edge ? widen(term.values[i]) : A{0}) + widen(to.values[i]);
+          const A of_edge = in.edge.data ? widen(term[k].values[i]) : A{0};
+          const A both = widen(own.query.values[i]) + of_edge + widen(to[k].values[i]);
           const A slopes = both > A{0} ? logits[k] : logits[k] * slope;
-          sum[s][i] += widen(of_grad.values[i]) * kept[k] + slopes * att[c + i];
+          sum[s][i] += widen(of_grad[k].values[i]) * kept[k] + slopes * own.att[i];
         }
       }
     }

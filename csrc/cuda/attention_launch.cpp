@@ -5,20 +5,16 @@
 namespace pyg_scale::cuda {
 namespace {
 
-// The loads of a lane that keep sums, as kSteps in attention.cuh.
-int64_t steps(int64_t count) { return count == 1 ? 4 : 1; }
-
-// Groups that share the channels of a head.
-Grid over_channels(const Launches& launches, int64_t groups, int64_t channels) {
-  const int64_t count = launches.count();
-  const int lanes = lanes_for(ceil_div(channels, count));
-  const int64_t tiles = channels ? ceil_div(channels, lanes * count * steps(count)) : 1;
-  return grid_of(groups, lanes, tiles);
-}
-
-bool wide_input(const AttentionInput& in, Type type) {
-  return in.channels % wide_count(type) == 0 && is_wide(in.value, type) && is_wide(in.key, type) &&
-         is_wide(in.query, type) && is_wide(in.edge, type);
+// Launches a kernel whose groups share the channels of a head.
+template <typename Args>
+void over_channels(Launches& launches, const std::string& kernel, int64_t groups,
+                   const Args& args) {
+  const int64_t count = launches.count(), loads = ceil_div(args.in.channels, count);
+  const int lanes = lanes_for(loads);
+  const int64_t held = loads_held(static_cast<int>(count), kChannelsHeld);
+  const bool several = loads > kWarp;
+  launches.over_widths(several ? kernel + "_several" : kernel,
+                       grid_of(groups, lanes, several ? ceil_div(loads, lanes * held) : 1), args);
 }
 
 const char* name_of(Attention kind, const char* const (&names)[3]) {
@@ -50,10 +46,12 @@ extern "C" int pyg_scale_cuda_attention(const AttentionForward* args, int32_t ki
   const AttentionInput& in = args->in;
   if (graph.num_rows == 0 || in.heads == 0) return 0;
   const Type of = static_cast<Type>(type);
-  Launches launches("attention", of, stream, wide_input(in, of));
-  launches.over_widths(
+  Launches launches("attention", of, stream,
+                    widest(in.channels, of, {in.value, in.key, in.query, in.edge}));
+  over_channels(
+      launches,
       name_of(static_cast<Attention>(kind), {"attention_gat", "attention_gatv2", "attention_dot"}),
-      over_channels(launches, graph.num_units() * in.heads, in.channels), *args);
+      graph.num_units() * in.heads, *args);
   launches.add("attention_fold",
                over_loads(graph.num_chunks() * in.heads, in.channels ? in.channels : 1), *args);
   if (args->weights) {
@@ -71,22 +69,24 @@ extern "C" int pyg_scale_cuda_attention_grad(const AttentionBackward* given, int
   const Attention kind = static_cast<Attention>(kind_number);
   const Type of = static_cast<Type>(type);
   const int64_t size = in.heads * in.channels;
-  args.workers = kind == Attention::kGatv2 ? num_workers(graph) : graph.num_units();
-  Launches launches("attention_grad", of, stream, wide_input(in, of) && is_wide(args.out_grad, of));
+  args.workers = kind == Attention::kGatv2 ? num_workers(graph, size) : graph.num_units();
+  const int64_t count =
+      widest(in.channels, of, {in.value, in.key, in.query, in.edge, args.out_grad});
+  Launches launches("attention_grad", of, stream, count);
   launches.add("attention_mean", grid_of(graph.num_rows * in.heads, lanes_for(in.channels)), args);
-  const Grid sources = over_channels(launches, transposed.num_units() * in.heads, in.channels);
+  const int64_t sources = transposed.num_units() * in.heads;
   if (kind == Attention::kGat) {
-    launches.over_widths("gat_grad", sources, args);
+    over_channels(launches, "gat_grad", sources, args);
     launches.fold(accumulator_of(of), transposed, in.heads, args.source_grad, args.partial_source);
     launches.fold(of, transposed, size, args.value_grad, args.partial_value);
     return launches.result();
   }
-  launches.over_widths(kind == Attention::kGatv2 ? "gatv2_grad" : "dot_grad",
-                       over_channels(launches, args.workers * in.heads, in.channels), args);
+  over_channels(launches, kind == Attention::kGatv2 ? "gatv2_grad" : "dot_grad",
+                args.workers * in.heads, args);
   launches.fold(of, graph, size, args.query_grad, args.partial);
   if (kind == Attention::kGatv2) {
     add_segments(launches, args, of);
-    launches.over_widths("source_grad", sources, args);
+    over_channels(launches, "source_grad", sources, args);
     launches.fold(of, transposed, size, args.value_grad, args.partial_value);
   }
   return launches.result();

@@ -205,7 +205,7 @@ Gradients gradients(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTen
   Tensor source_grad = shape.empty({kGat ? sources : 0, heads});
   const bool adds_att = kKind == Attention::kGatv2;
   Tensor att_grad = shape.empty({adds_att ? heads : 0, shape.channels});
-  const int64_t workers = adds_att ? num_workers(graph) + kAttSegments : 0;
+  const int64_t workers = adds_att ? num_workers(graph, shape.size()) + kAttSegments : 0;
   Tensor partial_att = shape.empty({workers * shape.size()});
   args.mean = data_of(mean);
   args.logits_grad = data_of(logits);

@@ -123,10 +123,6 @@ PYG_SCALE_DEVICE A minus_infinity() {
 
 // Loads ######################################################################################
 
-// How many numbers a wide load brings.
-template <typename T>
-constexpr int kWide = kLoadBytes / static_cast<int>(sizeof(T));
-
 // A few numbers side by side, aligned as a whole.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
@@ -135,6 +131,10 @@ struct alignas(sizeof(T) * kCount) Pack {
 
 template <int kCount, typename T>
 PYG_SCALE_DEVICE Pack<T, kCount> load(const T* from) {
+#if !defined(__CUDACC__)
+  ++emulator::counts.loads;
+  emulator::counts.bytes += static_cast<int64_t>(sizeof(Pack<T, kCount>));
+#endif
   return *reinterpret_cast<const Pack<T, kCount>*>(from);
 }
 
@@ -149,36 +149,42 @@ PYG_SCALE_DEVICE void store(T* to, const AccumulatorOf<T>* from, AccumulatorOf<T
 
 // Lanes ######################################################################################
 
-// A group of 1, 2, 4, ... 32 neighbouring lanes of a warp that work on the same thing. Groups of a
-// warp run loops of different lengths: collectives name the lanes of their group alone.
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// A group of 1, 2, 4, ... 32 neighbouring lanes of a warp that work on the same thing. Collectives
+// name all lanes of the warp, as with a mask that is not constant the compiler first asks the
+// hardware who is there: so all of a warp go through the same loops (see most_of_warp).
 struct Lanes {
   int count, lane;
-  uint32_t mask;
 
-  explicit PYG_SCALE_DEVICE Lanes(int size) : count(size) {
-    const int in_warp = static_cast<int>(threadIdx.x) % kWarp;
-    lane = in_warp % size;
-    const uint32_t low = size == kWarp ? 0xffffffffu : (1u << size) - 1;
-    mask = low << (in_warp - lane);
-#if defined(PYG_SCALE_FAULT_WRONG_MASK)
-    mask = 0xffffffffu;
-#endif
-  }
+  explicit PYG_SCALE_DEVICE Lanes(int size)
+      : count(size), lane(static_cast<int>(threadIdx.x) % size) {}
 
   // The number of this group among all of the grid's first dimension.
   PYG_SCALE_DEVICE int64_t group() const {
     return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / count;
   }
 
-  // The sum over the group, the same bits in all of its lanes.
-  template <typename A>
-  PYG_SCALE_DEVICE A sum(A value) const {
+  // Turns each value into its sum over the group, the same bits in all of its lanes.
+  template <typename A, int kValues>
+  PYG_SCALE_DEVICE void sum(A (&values)[kValues]) const {
     for (int step = count / 2; step > 0; step /= 2) {
-      value += __shfl_xor_sync(mask, value, step, kWarp);
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], step);
     }
-    return value;
   }
 };
+
+// The largest value that a lane of the warp has: the bound of a loop with collectives.
+PYG_SCALE_DEVICE int64_t most_of_warp(int64_t value) {
+#if !defined(PYG_SCALE_FAULT_OWN_BOUNDS)
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const int64_t other = __shfl_xor_sync(kAllLanes, value, step);
+    value = other > value ? other : value;
+  }
+#endif
+  return value;
+}
 
 // Draws ######################################################################################
 

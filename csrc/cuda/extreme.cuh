@@ -2,7 +2,7 @@
 // from, and its gradient, see pyg_scale/ops/aggregate.py. Groups and units as in sum.cuh.
 #pragma once
 
-#include "rows.cuh"
+#include "sum.cuh"
 
 namespace pyg_scale::cuda {
 
@@ -22,61 +22,71 @@ struct Best {
   }
 };
 
-template <typename T, int kCount>
+template <typename T, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void extreme_kernel(const Extreme& args, int lanes) {
   using A = AccumulatorOf<T>;
+  constexpr int kLoads = kSeveral ? loads_held(kCount, kExtremesHeld) : 1;
   const Graph& graph = args.graph;
-  const Share<kCount> mine(graph, args.size, lanes);
+  const Share<kCount, kLoads> mine(graph, args.size, lanes);
   if (!mine.any) return;
   const Unit& unit = mine.unit;
-  const int64_t column = mine.column;
   stop_unless(unit.row_end - unit.row_begin <= 0x7fffffff);
-  const T* x = static_cast<const T*>(args.x.data) + column;
+  const T* x = static_cast<const T*>(args.x.data);
   const A* weight = static_cast<const A*>(args.weight);
-  const int64_t head = weight ? column / (args.size / args.heads) : 0;
+  const HeadOf<kCount, kLoads> head(mine, weight ? args.heads : 1);
   const A sign = args.minimum ? A{-1} : A{1};
-  Best<A> best[kCount];
+  Best<A> best[kLoads][kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) best[i] = {minus_infinity<A>(), -1};
-  const auto take = [&](const Pack<T, kCount>& row, A factor, int64_t e) {
-    const int32_t at = static_cast<int32_t>(e - unit.row_begin);
+  for (int s = 0; s < kLoads; ++s) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) best[i].take(widen(row.values[i]) * factor, at);
-  };
+    for (int i = 0; i < kCount; ++i) best[s][i] = {minus_infinity<A>(), -1};
+  }
   for (int64_t e = unit.begin; e < unit.end; e += kExtremeAhead) {
     int64_t from[kExtremeAhead], id[kExtremeAhead];
     sources(graph, e, unit.end, from);
     if (weight) edge_ids(graph, e, unit.end, id);
-    Pack<T, kCount> rows[kExtremeAhead];
-    A factors[kExtremeAhead];
 #pragma unroll
-    for (int k = 0; k < kExtremeAhead; ++k) {
-      if (e + k >= unit.end) continue;
-      rows[k] = load<kCount>(x + from[k] * args.x.stride);
-      factors[k] = weight ? weight[id[k] * args.heads + head] * sign : sign;
-    }
+    for (int s = 0; s < kLoads; ++s) {
+      if (!mine.has(s)) break;
+      Pack<T, kCount> rows[kExtremeAhead];
+      A factors[kExtremeAhead];
 #pragma unroll
-    for (int k = 0; k < kExtremeAhead; ++k) {
-      if (e + k < unit.end) take(rows[k], factors[k], e + k);
+      for (int k = 0; k < kExtremeAhead; ++k) {
+        rows[k] = load<kCount>(x + from[k] * args.x.stride + mine[s]);
+        factors[k] = weight ? weight[id[k] * args.heads + head.of[s]] * sign : sign;
+      }
+#pragma unroll
+      for (int k = 0; k < kExtremeAhead; ++k) {
+        if (e + k >= unit.end) continue;
+        const int32_t at = static_cast<int32_t>(e + k - unit.row_begin);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          best[s][i].take(widen(rows[k].values[i]) * factors[k], at);
+        }
+      }
     }
   }
-  if (unit.slot >= 0) {
-    const int64_t at = unit.slot * args.size + column;
+#pragma unroll
+  for (int s = 0; s < kLoads; ++s) {
+    if (!mine.has(s)) break;
+    if (unit.slot >= 0) {
+      const int64_t at = unit.slot * args.size + mine[s];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        static_cast<A*>(args.partial)[at + i] = best[s][i].value;
+        args.partial_arg[at + i] = best[s][i].arg;
+      }
+      continue;
+    }
+    const int64_t at = unit.row * args.size + mine[s];
+    A values[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      static_cast<A*>(args.partial)[at + i] = best[i].value;
-      args.partial_arg[at + i] = best[i].arg;
+      values[i] = best[s][i].arg < 0 ? A{0} : best[s][i].value * sign;
+      args.arg[at + i] = best[s][i].arg;
     }
-    return;
+    store<kCount>(static_cast<T*>(args.out) + at, values, A{1});
   }
-  const int64_t at = unit.row * args.size + column;
-  A values[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    values[i] = best[i].arg < 0 ? A{0} : best[i].value * sign;
-    args.arg[at + i] = best[i].arg;
-  }
-  store<kCount>(static_cast<T*>(args.out) + at, values, A{1});
 }
 
 template <typename T>
@@ -100,50 +110,54 @@ PYG_SCALE_DEVICE void extreme_fold_kernel(const Extreme& args, int lanes) {
 }
 
 // For a source, over its out-edges: the gradient of the entries that came over that edge.
-template <typename T, int kCount>
+template <typename T, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void extreme_grad_kernel(const ExtremeGrad& args, int lanes) {
   using A = AccumulatorOf<T>;
+  constexpr int kLoads = kSeveral ? loads_held(kCount, kSumsHeld) : 1;
   const Graph& graph = args.graph;
-  const Share<kCount> mine(graph, args.size, lanes);
+  const Share<kCount, kLoads> mine(graph, args.size, lanes);
   if (!mine.any) return;
   const Unit& unit = mine.unit;
-  const int64_t column = mine.column;
-  const T* grad = static_cast<const T*>(args.grad.data) + column;
+  const T* grad = static_cast<const T*>(args.grad.data);
   const A* weight = static_cast<const A*>(args.weight);
-  const int64_t head = weight ? column / (args.size / args.heads) : 0;
-  A sum[kCount] = {};
+  const HeadOf<kCount, kLoads> head(mine, weight ? args.heads : 1);
+  A sum[kLoads][kCount] = {};
   for (int64_t first = unit.begin; first < unit.end; first += kExtremeAhead) {
-    int64_t target[kExtremeAhead], position[kExtremeAhead], here[kExtremeAhead];
+    int64_t target[kExtremeAhead], position[kExtremeAhead], here[kExtremeAhead],
+        id[kExtremeAhead] = {};
     sources(graph, first, unit.end, target);
     edge_ids(graph, first, unit.end, position);
-    Pack<T, kCount> rows[kExtremeAhead];
-    Pack<int32_t, kCount> chosen[kExtremeAhead];
-    A factors[kExtremeAhead];
 #pragma unroll
     for (int k = 0; k < kExtremeAhead; ++k) {
-      if (first + k >= unit.end) continue;
       here[k] = position[k] - args.indptr[target[k]];
-      const int32_t* arg = args.arg + target[k] * args.size + column;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) chosen[k].values[i] = arg[i];
-      rows[k] = load<kCount>(grad + target[k] * args.grad.stride);
-      factors[k] = A{1};
-      if (weight) {
-        const int64_t id = checked(args.edge_id[position[k]], graph.num_edges);
-        factors[k] = weight[id * args.heads + head];
-      }
     }
+    if (weight) read(args.edge_id, graph.num_edges, position, id);
 #pragma unroll
-    for (int k = 0; k < kExtremeAhead; ++k) {
-      if (first + k >= unit.end) continue;
+    for (int s = 0; s < kLoads; ++s) {
+      if (!mine.has(s)) break;
+      Pack<T, kCount> rows[kExtremeAhead];
+      Pack<int32_t, kCount> chosen[kExtremeAhead];
+      A factors[kExtremeAhead];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const bool here_best = chosen[k].values[i] == here[k];
-        sum[i] += here_best ? widen(rows[k].values[i]) * factors[k] : A{0};
+      for (int k = 0; k < kExtremeAhead; ++k) {
+        const int32_t* arg = args.arg + target[k] * args.size + mine[s];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) chosen[k].values[i] = arg[i];
+        rows[k] = load<kCount>(grad + target[k] * args.grad.stride + mine[s]);
+        factors[k] = weight ? weight[id[k] * args.heads + head.of[s]] : A{1};
+      }
+#pragma unroll
+      for (int k = 0; k < kExtremeAhead; ++k) {
+        if (first + k >= unit.end) continue;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const bool here_best = chosen[k].values[i] == here[k];
+          sum[s][i] += here_best ? widen(rows[k].values[i]) * factors[k] : A{0};
+        }
       }
     }
   }
-  mine.template put<T>(sum, A{1}, args.size, args.out, args.partial);
+  mine.template put<T>(sum, A{1}, args.out, args.partial);
 }
 
 }  // namespace pyg_scale::cuda

@@ -25,8 +25,17 @@
 #define PYG_SCALE_FOR_TYPES(F) F(float) F(double) F(Bfloat16) F(Half)
 #endif
 
-// Two kernels, `name` and `name`_wide, of a function whose last template argument is how many
-// numbers a load brings: one, or as many as it can.
-#define PYG_SCALE_OF_WIDTHS(name, T, Args, function, ...)      \
-  PYG_SCALE_KERNEL(name##_##T, Args, function<__VA_ARGS__, 1>) \
-  PYG_SCALE_KERNEL(name##_##T##_wide, Args, function<__VA_ARGS__, kWide<T>>)
+// Kernels of a function whose last template argument is how many numbers a load brings. Their names
+// end with its bytes: from one number of the type to kLoadBytes.
+#define PYG_SCALE_OF_WIDTHS(name, T, Args, function, ...) \
+  PYG_SCALE_WIDTHS_##T(PYG_SCALE_OF_BYTES, name, T, Args, function, __VA_ARGS__)
+// Beside them kernels `name`_several, whose lanes have several loads of a row each.
+#define PYG_SCALE_OF_LOADS(name, T, Args, function, ...)           \
+  PYG_SCALE_OF_WIDTHS(name, T, Args, function, __VA_ARGS__, false) \
+  PYG_SCALE_OF_WIDTHS(name##_several, T, Args, function, __VA_ARGS__, true)
+#define PYG_SCALE_OF_BYTES(bytes, name, T, Args, function, ...) \
+  PYG_SCALE_KERNEL(name##_##T##_##bytes, Args, function<__VA_ARGS__, bytes / sizeof(T)>)
+#define PYG_SCALE_WIDTHS_double(F, ...) F(8, __VA_ARGS__) F(16, __VA_ARGS__)
+#define PYG_SCALE_WIDTHS_float(F, ...) F(4, __VA_ARGS__) PYG_SCALE_WIDTHS_double(F, __VA_ARGS__)
+#define PYG_SCALE_WIDTHS_Half(F, ...) F(2, __VA_ARGS__) PYG_SCALE_WIDTHS_float(F, __VA_ARGS__)
+#define PYG_SCALE_WIDTHS_Bfloat16(F, ...) PYG_SCALE_WIDTHS_Half(F, __VA_ARGS__)

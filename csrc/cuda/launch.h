@@ -1,6 +1,8 @@
 // Launching: what the kernels of a file are called, and their grids.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "abi.h"
@@ -18,13 +20,19 @@ inline const char* name_of(Type type) {
   return kNames[static_cast<int32_t>(type)];
 }
 
-// How many numbers a wide load brings.
-inline int64_t wide_count(Type type) { return kLoadBytes / bytes_of(type); }
+// Whether rows can be read in loads of `count` numbers.
+inline bool loads_of(int64_t count, const Matrix& matrix, Type type) {
+  const auto bytes = static_cast<uintptr_t>(count * bytes_of(type));
+  const bool aligned = reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0;
+  return !matrix.data || (aligned && matrix.stride % count == 0);
+}
 
-// Whether rows can be read in wide loads.
-inline bool is_wide(const Matrix& matrix, Type type) {
-  const bool aligned = reinterpret_cast<uintptr_t>(matrix.data) % kLoadBytes == 0;
-  return !matrix.data || (aligned && matrix.stride % wide_count(type) == 0);
+// The numbers of the widest load that suits rows of so many columns in every matrix.
+inline int64_t widest(int64_t columns, Type type, std::initializer_list<Matrix> matrices) {
+  int64_t count = kLoadBytes / bytes_of(type);
+  const auto suits = [&](const Matrix& matrix) { return loads_of(count, matrix, type); };
+  while (columns % count || !std::all_of(matrices.begin(), matrices.end(), suits)) count /= 2;
+  return count;
 }
 
 // How many lanes share one head of `loads` loads: the least power of two, 32 at most.
@@ -46,30 +54,34 @@ inline Grid grid_of(int64_t groups, int lanes, int64_t tiles = 1) {
   return {ceil_div(groups, kBlockThreads / lanes), tiles, lanes};
 }
 
-// A grid in which lanes share the loads of a row, with the fewest idle lanes.
-inline Grid over_loads(int64_t groups, int64_t loads) {
+// A grid in which lanes share the loads of a row, each lane up to `held` of them. The fewest groups
+// read the same indices; among those the fewest lanes are idle.
+inline Grid over_loads(int64_t groups, int64_t loads, int64_t held = 1) {
   if (loads <= kWarp) return grid_of(groups, lanes_for(loads));
+  const auto tiles = [&](int lanes) { return ceil_div(loads, lanes * held); };
+  const auto slots = [&](int lanes) { return ceil_div(loads, lanes) * lanes; };
   int best = kWarp;
   for (int lanes = kWarp / 2; lanes >= 8; lanes /= 2) {
-    if (ceil_div(loads, lanes) * lanes < ceil_div(loads, best) * best) best = lanes;
+    if (tiles(lanes) <= tiles(best) && slots(lanes) < slots(best)) best = lanes;
   }
-  return grid_of(groups, best, ceil_div(loads, best));
+  return grid_of(groups, best, tiles(best));
 }
 
 // Kernels that run one after the other. After a failure, no more are launched.
 class Launches {
  public:
-  Launches(const char* file, Type type, const Stream& stream, bool wide = false)
-      : file_(file), type_(type), stream_(stream), wide_(wide) {}
+  Launches(const char* file, Type type, const Stream& stream, int64_t count)
+      : file_(file), type_(type), stream_(stream), count_(count) {}
 
-  // A kernel of the file, for the type; narrow or wide.
+  // A kernel of the file, for the type and the width of loads.
   template <typename Args>
-  void over_widths(const char* kernel, const Grid& grid, const Args& args) {
-    run(file_, kernel, type_, wide_ ? "_wide" : "", grid, args);
+  void over_widths(const std::string& kernel, const Grid& grid, const Args& args) {
+    const std::string bytes = std::to_string(count_ * bytes_of(type_));
+    run(file_, kernel, type_, std::string("_").append(bytes), grid, args);
   }
   // A kernel that has only one width.
   template <typename Args>
-  void add(const char* kernel, const Grid& grid, const Args& args) {
+  void add(const std::string& kernel, const Grid& grid, const Args& args) {
     run(file_, kernel, type_, "", grid, args);
   }
   // Adds up the partial sums of a graph's long rows.
@@ -77,23 +89,23 @@ class Launches {
     const Sum args{graph, {}, nullptr, 1, size, false, out, partial};
     if (size) run("sum", "sum_fold", type, "", over_loads(graph.num_chunks(), size), args);
   }
-  int64_t count() const { return wide_ ? wide_count(type_) : 1; }  // numbers of a load
+  int64_t count() const { return count_; }  // numbers of a load
   int result() const { return result_; }
 
  private:
   template <typename Args>
-  void run(const char* file, const char* kernel, Type type, const char* suffix, const Grid& grid,
-           const Args& args) {
+  void run(const char* file, const std::string& kernel, Type type, const std::string& suffix,
+           const Grid& grid, const Args& args) {
     if (result_) return;
     const char* name = name_of(type);
-    result_ = launch(stream_, {file, name}, std::string(kernel) + "_" + name + suffix, grid.blocks,
-                     grid.tiles, &args, grid.lanes);
+    result_ = launch(stream_, {file, name}, kernel + "_" + name + suffix, grid.blocks, grid.tiles,
+                     &args, grid.lanes);
   }
 
   const char* file_;
   Type type_;
   Stream stream_;
-  bool wide_;
+  int64_t count_;
   int result_ = 0;
 };
 

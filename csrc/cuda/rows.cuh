@@ -82,36 +82,59 @@ PYG_SCALE_DEVICE bool slots_of(const Graph& graph, int64_t chunk, Slots& slots) 
   return true;
 }
 
-// The work of a lane if the lanes of its group share the numbers of a row: kCount columns of a
-// unit.
-template <int kCount>
+// Unit number `index`, or one without edges if there is none. Every lane of a warp gets one, so
+// that all of them come to the same collectives.
+struct Work {
+  Unit unit{};
+  bool any;
+  int64_t longest;  // the edges of the longest unit of the warp
+
+  PYG_SCALE_DEVICE Work(const Graph& graph, int64_t index, bool has = true) {
+    any = has && index < graph.num_units() && unit_of(graph, index, unit);
+    if (!any) unit.end = unit.begin;
+    longest = most_of_warp(unit.end - unit.begin);
+  }
+};
+
+// The work of a lane if the lanes of its group share the numbers of a row: kLoads times kCount
+// columns of a unit. [load] is the first column of a load.
+template <int kCount, int kLoads>
 struct Share {
   Unit unit;
-  int64_t column;
+  int64_t first, between, size;
   bool any;  // else there is nothing for this lane
 
-  PYG_SCALE_DEVICE Share(const Graph& graph, int64_t size, int lanes) {
+  PYG_SCALE_DEVICE Share(const Graph& graph, int64_t size, int lanes)
+      : between(static_cast<int64_t>(lanes) * kCount), size(size) {
     const Lanes group(lanes);
     const int64_t index = group.group();
-    column = (static_cast<int64_t>(blockIdx.y) * lanes + group.lane) * kCount;
+    first = static_cast<int64_t>(blockIdx.y) * between * kLoads + group.lane * kCount;
+    any = index < graph.num_units() && has(0) && unit_of(graph, index, unit);
+  }
+  PYG_SCALE_DEVICE int64_t operator[](int load) const { return first + load * between; }
+  PYG_SCALE_DEVICE bool has(int load) const {
 #if defined(PYG_SCALE_FAULT_NO_GUARD)
-    any = index < graph.num_units();
+    return true;
 #else
-    any = index < graph.num_units() && column < size;
+    return (*this)[load] < size;
 #endif
-    any = any && unit_of(graph, index, unit);
   }
 
   // Writes sums to the row or, for a piece of a long row, to its slot.
   template <typename T>
-  PYG_SCALE_DEVICE void put(const AccumulatorOf<T>* sum, AccumulatorOf<T> factor, int64_t size,
+  PYG_SCALE_DEVICE void put(const AccumulatorOf<T> (&sum)[kLoads][kCount], AccumulatorOf<T> factor,
                             void* out, void* partial) const {
-    if (unit.slot < 0) {
-      return store<kCount>(static_cast<T*>(out) + unit.row * size + column, sum, factor);
-    }
-    auto* to = static_cast<AccumulatorOf<T>*>(partial) + unit.slot * size + column;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = sum[i];
+    for (int s = 0; s < kLoads; ++s) {
+      if (!has(s)) continue;
+      if (unit.slot < 0) {
+        store<kCount>(static_cast<T*>(out) + unit.row * size + (*this)[s], sum[s], factor);
+        continue;
+      }
+      auto* to = static_cast<AccumulatorOf<T>*>(partial) + unit.slot * size + (*this)[s];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to[i] = sum[s][i];
+    }
   }
 };
 
@@ -121,43 +144,63 @@ PYG_SCALE_DEVICE int64_t checked(int64_t index, int64_t size) {
   return index;
 }
 
-PYG_SCALE_DEVICE int64_t source(const Graph& graph, int64_t edge) {
-  return checked(graph.indices[edge], graph.num_columns);
-}
-
 PYG_SCALE_DEVICE int64_t edge_id(const Graph& graph, int64_t edge) {
   return checked(graph.edge_id[edge], graph.num_edges);
 }
 
-// The sources of the edges first, first + 1, ... below `end`; 0 for others. All are read before the
-// first is checked: with a check between two loads, one waits for the other.
-template <int kCount>
-PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
-                              int64_t (&to)[kCount]) {
+// Numbers of a column, to[k] = column[at(k)] where wanted(k), else 0; checked to be in [0, size).
+// Whether they are int64 is asked once for all, and all are read before the first is checked: with
+// a branch or a check between two loads, one waits for the other.
+template <int kCount, typename At, typename Wanted>
+PYG_SCALE_DEVICE void read(const Column& column, int64_t size, const At& at, const Wanted& wanted,
+                           int64_t (&to)[kCount]) {
+  if (!column.data) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) to[k] = wanted(k) ? at(k) : 0;
+  } else if (column.wide) {
+    const int64_t* data = static_cast<const int64_t*>(column.data);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) to[k] = wanted(k) ? data[at(k)] : 0;
+  } else {
+    const int32_t* data = static_cast<const int32_t*>(column.data);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) to[k] = wanted(k) ? data[at(k)] : 0;
+  }
+#if !defined(__CUDACC__)
+  for (int k = 0; k < kCount; ++k) emulator::counts.indices += wanted(k);
+#endif
   bool inside = true;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.indices[first + k] : 0;
-#pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    inside = inside && (first + k >= end ||
-                        static_cast<uint64_t>(to[k]) < static_cast<uint64_t>(graph.num_columns));
+    const bool there = static_cast<uint64_t>(to[k]) < static_cast<uint64_t>(size);
+    inside = inside && (there || !wanted(k));
   }
   stop_unless(inside);
 }
 
-// The ids of those edges, likewise.
+// The numbers at given places.
+template <int kCount>
+PYG_SCALE_DEVICE void read(const Column& column, int64_t size, const int64_t (&places)[kCount],
+                           int64_t (&to)[kCount]) {
+  read(column, size, [&](int k) { return places[k]; }, [](int) { return true; }, to);
+}
+
+// The sources of the edges first, first + 1, ... below `end`.
+template <int kCount>
+PYG_SCALE_DEVICE void sources(const Graph& graph, int64_t first, int64_t end,
+                              int64_t (&to)[kCount]) {
+  read(
+      graph.indices, graph.num_columns, [&](int k) { return first + k; },
+      [&](int k) { return first + k < end; }, to);
+}
+
+// The ids of those edges.
 template <int kCount>
 PYG_SCALE_DEVICE void edge_ids(const Graph& graph, int64_t first, int64_t end,
                                int64_t (&to)[kCount]) {
-  bool inside = true;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) to[k] = first + k < end ? graph.edge_id[first + k] : 0;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    inside = inside && (first + k >= end ||
-                        static_cast<uint64_t>(to[k]) < static_cast<uint64_t>(graph.num_edges));
-  }
-  stop_unless(inside);
+  read(
+      graph.edge_id, graph.num_edges, [&](int k) { return first + k; },
+      [&](int k) { return first + k < end; }, to);
 }
 
 }  // namespace pyg_scale::cuda

@@ -1,7 +1,8 @@
 // csr_sum: rows of features added up by row of the graph, see pyg_scale/ops/aggregate.py.
 //
-// A group of lanes has a unit (rows.cuh) and kCount columns per lane: sums stay in registers, in
-// the order of edges. Lanes of a group read the same index, one transaction for all of them.
+// A group of lanes has a unit (rows.cuh), each lane some loads of kCount columns: sums stay in
+// registers, in the order of edges. Lanes of a group read the same index, one transaction for all
+// of them, once for all loads of the lane.
 #pragma once
 
 #include "rows.cuh"
@@ -10,45 +11,58 @@ namespace pyg_scale::cuda {
 
 constexpr int kAhead = 4;  // rows under way at a time
 
-template <typename T, bool kWeighted, int kCount>
+// The head of each load's columns: numbers of one load have one weight, so they are of one head.
+template <int kCount, int kLoads>
+struct HeadOf {
+  int64_t of[kLoads];
+
+  PYG_SCALE_DEVICE HeadOf(const Share<kCount, kLoads>& mine, int64_t heads) {
+#pragma unroll
+    for (int s = 0; s < kLoads; ++s) of[s] = mine[s] / (mine.size / heads);
+  }
+};
+
+template <typename T, bool kWeighted, bool kSeveral, int kCount>
 PYG_SCALE_DEVICE void sum_kernel(const Sum& args, int lanes) {
   using A = AccumulatorOf<T>;
+  constexpr int kLoads = kSeveral ? loads_held(kCount, kSumsHeld) : 1;
   const Graph& graph = args.graph;
-  const Share<kCount> mine(graph, args.size, lanes);
+  const Share<kCount, kLoads> mine(graph, args.size, lanes);
   if (!mine.any) return;
   const Unit& unit = mine.unit;
-  const int64_t column = mine.column;
-  const T* x = static_cast<const T*>(args.x.data) + column;
+  const T* x = static_cast<const T*>(args.x.data);
   const A* weight = static_cast<const A*>(args.weight);
-  const int64_t head = kWeighted ? column / (args.size / args.heads) : 0;
-  A sum[kCount] = {};
-  const auto add = [&](const Pack<T, kCount>& row, A factor) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const A value = widen(row.values[i]);
-      sum[i] += kWeighted ? value * factor : value;
-    }
-  };
+  const HeadOf<kCount, kLoads> head(mine, kWeighted ? args.heads : 1);
+  A sum[kLoads][kCount] = {};
   for (int64_t e = unit.begin; e < unit.end; e += kAhead) {
     int64_t from[kAhead], id[kAhead];
     sources(graph, e, unit.end, from);
     if (kWeighted) edge_ids(graph, e, unit.end, id);
-    Pack<T, kCount> rows[kAhead];
-    A factors[kAhead];
+    // Edges beyond the end have row 0, which nobody uses: loads without a condition go together.
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (e + k >= unit.end) continue;
-      rows[k] = load<kCount>(x + from[k] * args.x.stride);
-      factors[k] = kWeighted ? weight[id[k] * args.heads + head] : A{1};
-    }
+    for (int s = 0; s < kLoads; ++s) {
+      if (!mine.has(s)) break;
+      Pack<T, kCount> rows[kAhead];
+      A factors[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (e + k < unit.end) add(rows[k], factors[k]);
+      for (int k = 0; k < kAhead; ++k) {
+        rows[k] = load<kCount>(x + from[k] * args.x.stride + mine[s]);
+        factors[k] = kWeighted ? weight[id[k] * args.heads + head.of[s]] : A{1};
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (e + k >= unit.end) continue;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const A value = widen(rows[k].values[i]);
+          sum[s][i] += kWeighted ? value * factors[k] : value;
+        }
+      }
     }
   }
   const int64_t degree = unit.end - unit.begin;
   const A factor = args.mean && degree ? A{1} / static_cast<A>(degree) : A{1};
-  mine.template put<T>(sum, factor, args.size, args.out, args.partial);
+  mine.template put<T>(sum, factor, args.out, args.partial);
 }
 
 // Long rows: a thread adds up a column of a row's pieces, in their order.

@@ -16,42 +16,51 @@ PYG_SCALE_DEVICE void weight_grad_kernel(const WeightGrad& args, int lanes) {
   const Graph& graph = args.graph;
   const Lanes group(lanes);
   const int64_t item = group.group(), channels = args.size / args.heads;
-  const int64_t index = item / args.heads, head = item % args.heads;
-  Unit unit;
-  // All lanes of a group go on or return together, as sums need every one of them.
-  if (index >= graph.num_units() || !unit_of(graph, index, unit)) return;
+  const int64_t head = item % args.heads;
+  const Work work(graph, item / args.heads);
+  const Unit& unit = work.unit;
   const T* x = static_cast<const T*>(args.x.data) + head * channels;
   const T* grad =
       static_cast<const T*>(args.grad.data) + unit.row * args.grad.stride + head * channels;
   const int32_t* chosen = args.arg ? args.arg + unit.row * args.size + head * channels : nullptr;
   const int64_t degree = unit.row_end - unit.row_begin;
-  const A factor = args.mean ? A{1} / static_cast<A>(degree) : A{1};
+  const A factor = args.mean && degree ? A{1} / static_cast<A>(degree) : A{1};
   A* out = static_cast<A*>(args.out);
-  for (int64_t first = unit.begin; first < unit.end; first += kProductsAhead) {
+  for (int64_t done = 0; done < work.longest; done += kProductsAhead) {
+    const int64_t first = unit.begin + done;
     A sums[kProductsAhead] = {};
     int64_t sent[kProductsAhead], id[kProductsAhead];
     sources(graph, first, unit.end, sent);
     edge_ids(graph, first, unit.end, id);
+    // Edges beyond the end have row 0, which nobody uses: loads without a condition go together.
+    const int64_t end = first < unit.end ? channels : 0;
+    for (int64_t c = group.lane * kCount; c < end; c += lanes * kCount) {
+      const auto left = load<kCount>(grad + c);
+      Pack<T, kCount> right[kProductsAhead];
+      int32_t best[kCount] = {};
+      if (chosen) {
 #pragma unroll
-    for (int k = 0; k < kProductsAhead; ++k) {
-      const int64_t e = first + k;
-      if (e >= unit.end) continue;
-      const T* from = x + sent[k] * args.x.stride;
-      const int64_t here = e - unit.row_begin;
-      for (int64_t c = group.lane * kCount; c < channels; c += lanes * kCount) {
-        const auto left = load<kCount>(grad + c), right = load<kCount>(from + c);
+        for (int i = 0; i < kCount; ++i) best[i] = chosen[c + i];
+      }
+#pragma unroll
+      for (int k = 0; k < kProductsAhead; ++k) {
+        right[k] = load<kCount>(x + sent[k] * args.x.stride + c);
+      }
+#pragma unroll
+      for (int k = 0; k < kProductsAhead; ++k) {
+        const int64_t here = first + k - unit.row_begin;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-          const A product = widen(left.values[i]) * widen(right.values[i]);
-          sums[k] += !chosen || chosen[c + i] == here ? product : A{0};
+          const A product = widen(left.values[i]) * widen(right[k].values[i]);
+          sums[k] += !chosen || best[i] == here ? product : A{0};
         }
       }
     }
+    group.sum(sums);
 #pragma unroll
     for (int k = 0; k < kProductsAhead; ++k) {
-      const A sum = group.sum(sums[k]);
       if (group.lane == 0 && first + k < unit.end) {
-        out[id[k] * args.heads + head] = sum * factor;
+        out[id[k] * args.heads + head] = sums[k] * factor;
       }
     }
   }

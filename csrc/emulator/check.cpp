@@ -208,7 +208,7 @@ int main(int count, char** names) {
     for (int i = 1; i < count; ++i) named = named || std::strcmp(names[i], name) == 0;
     return named;
   };
-  for (const int64_t size : {1, 5, 12, 64, 132}) {
+  for (const int64_t size : {1, 5, 12, 64, 132, 301}) {
     if (wanted("sum")) check_sum(size, 1, size == 5);
     if (wanted("extreme")) check_extreme(size);
     if (wanted("products")) check_products(size, 1);
@@ -219,6 +219,7 @@ int main(int count, char** names) {
     check_attention(1, 5);
     check_attention(2, 8);
     check_attention(3, 150);
+    check_attention(1, 33);
   }
   if (wanted("bounds")) check_bounds();
   std::printf("%d failures\n", failures);

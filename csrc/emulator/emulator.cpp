@@ -206,6 +206,7 @@ bool run_block(bool backward) {
 // Interface #################################################################################
 
 thread_local Here here;
+thread_local Counts counts;
 
 int run(dim3 grid, dim3 size, void (*call)(const void*), const void* body) {
   const char* order = std::getenv("PYG_SCALE_EMULATOR_ORDER");
@@ -278,6 +279,13 @@ const char* last_error() { return message.c_str(); }
 
 #if !defined(__SANITIZE_ADDRESS__)
 // Called by device code that is compiled with -fsanitize=alignment. A sanitizer brings its own.
+// Hands out what was counted since the last call.
+extern "C" __attribute__((visibility("default"))) void pyg_scale_emulator_counts(int64_t* three) {
+  const emulator::Counts& found = emulator::counts;
+  three[0] = found.loads, three[1] = found.bytes, three[2] = found.indices;
+  emulator::counts = {};
+}
+
 extern "C" void __ubsan_handle_type_mismatch_v1_abort(void*, void*) {
   fail("an address is not a multiple of what is read or written there at once");
 }

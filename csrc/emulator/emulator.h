@@ -34,6 +34,13 @@ struct Here {  // where the running thread is
 };
 extern thread_local Here here;
 
+// What the kernels of this thread have read: loads of features, of all lanes, their bytes, and
+// numbers of the columns of graphs.
+struct Counts {
+  int64_t loads, bytes, indices;
+};
+extern thread_local Counts counts;
+
 // A kernel, by its name: PYG_SCALE_KERNEL makes one of each.
 struct Kernel {
   Kernel(const char* name, void (*call)(void** args));

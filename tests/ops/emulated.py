@@ -8,12 +8,13 @@ them in the place of the compiled CPU ops, gradients and all.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
 import subprocess
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,7 +130,20 @@ def load() -> tuple[str, ...]:
     path = _with_torch([*compile_objects([source / name for name in files]), *_bindings()])
     names = define()
     torch.ops.load_library(path)
+    _counts.append(ctypes.CDLL(str(path)).pyg_scale_emulator_counts)
     return names
+
+
+def counts() -> tuple[int, int, int]:
+    """What kernels of this thread read since the last call.
+
+    Returns:
+        Loads of features, of all lanes; their bytes; numbers of the columns of graphs.
+    """
+    load()
+    found = (ctypes.c_int64 * 3)()
+    _counts[0](found)
+    return found[0], found[1], found[2]
 
 
 def define() -> tuple[str, ...]:
@@ -157,6 +171,7 @@ def _with_torch(objects: Sequence[Path]) -> Path:
 
 
 _kept: list[torch.library.Library] = []
+_counts: list[Callable[..., None]] = []
 
 
 def _implemented(file: Path) -> list[str]:

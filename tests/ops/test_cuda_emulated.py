@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pyg_scale.ops.adjacency import Adjacency
 from pyg_scale.ops.aggregate import REDUCTIONS, csr_aggregate
 from tests.ops import emulated, graphs
 from tests.ops.test_aggregate import LAYOUTS, TOLERANCE, by_loops, near
+from tests.ops.test_attention import attend, inputs_of
 
 pytestmark = pytest.mark.matrix(4)
 
@@ -46,7 +48,7 @@ def test_aggregation_means_what_loops_mean(name, reduce, weighted):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-SHAPES = [(dtype, width) for dtype in TOLERANCE for width in (1, 3, 8, 17, 100, 132)]
+SHAPES = [(dtype, width) for dtype in TOLERANCE for width in (1, 3, 8, 17, 100, 132, 301, 602)]
 
 
 @pytest.mark.parametrize(("dtype", "width"), [*SHAPES, (torch.float32, 1024)])
@@ -68,6 +70,44 @@ def test_aggregation_of_every_width_and_type(dtype, width):
             assert near(found, expected, TOLERANCE[dtype]), (reduce, w is None)
             for a, b in zip(ours, theirs):
                 assert near(a, b, TOLERANCE[dtype]), (reduce, w is None)
+
+
+WIDTHS = (47, 100, 128, 500, 602)
+BYTES = {  # of the widest load that divides a row
+    torch.float32: dict(zip(WIDTHS, (4, 16, 16, 16, 8))),
+    torch.bfloat16: dict(zip(WIDTHS, (2, 8, 16, 8, 4))),
+}
+PASSES = {  # of groups of 32 lanes that read the same indices
+    torch.float32: dict(zip(WIDTHS, (1, 1, 1, 1, 2))),
+    torch.bfloat16: dict(zip(WIDTHS, (1, 1, 1, 1, 2))),
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+def test_rows_are_read_once_in_wide_loads_and_indices_in_few_passes(dtype, width):
+    indptr, indices = torch.tensor([0, 0, 4, 8, 40]), torch.arange(40) % 9  # read by fours
+    x = torch.randn(9, width).to(dtype)
+    emulated.counts()
+    with emulated.instead_of():
+        csr_aggregate(indptr, indices, x)
+    loads, read, numbers = emulated.counts()
+    assert read == indices.numel() * width * x.element_size()
+    assert loads == read // BYTES[dtype][width]
+    assert numbers <= indices.numel() * 32 * PASSES[dtype][width]
+    assert numbers > indices.numel() * 32 * (PASSES[dtype][width] - 1)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "dot"])
+def test_attention_reads_a_row_once_if_lanes_have_one_load_of_a_head(kind):
+    indptr, indices = torch.tensor([0, 4, 8, 40]), torch.arange(40) % 9
+    adjacency = Adjacency(indptr, indices, 9)
+    inputs = inputs_of(kind, adjacency, 2, 64, edges=False, dtype=torch.float32)
+    emulated.counts()
+    with emulated.instead_of(), torch.no_grad():
+        attend(kind, adjacency, inputs)
+    rows = {"gat": 40, "gatv2": 40 + 3, "dot": 2 * 40 + 3}[kind]  # destinations are read once each
+    assert emulated.counts()[1] == rows * 2 * 64 * 4
 
 
 def test_numbers_are_rounded_and_widened_as_torch_does():
@@ -184,7 +224,7 @@ FAULTS = {
     "PYG_SCALE_FAULT_NO_GUARD": ("sum", "sum", True),
     "PYG_SCALE_FAULT_NO_CHECKS": ("sum", "bounds", True),
     "PYG_SCALE_FAULT_SHORT_SEGMENT": ("sum", "sum", False),
-    "PYG_SCALE_FAULT_WRONG_MASK": ("weight_grad", "products", False),
+    "PYG_SCALE_FAULT_OWN_BOUNDS": ("weight_grad", "products", False),
     "PYG_SCALE_FAULT_NO_RESCALE": ("attention", "attention", False),
 }
 
@@ -208,6 +248,6 @@ def test_planted_faults_are_found(fault):
         "PYG_SCALE_FAULT_NO_CHECKS": "heap-buffer-overflow",
         "PYG_SCALE_FAULT_SHORT_SEGMENT": "sum: number",
         "PYG_SCALE_FAULT_NO_RESCALE": "attention: number",
-        "PYG_SCALE_FAULT_WRONG_MASK": "waits at __shfl_xor_sync for lane",
+        "PYG_SCALE_FAULT_OWN_BOUNDS": "waits at __shfl_xor_sync for lane",
     }[fault]
     assert expected in said
