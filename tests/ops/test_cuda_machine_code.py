@@ -1,4 +1,4 @@
-"""The machine code of ``csrc/cuda/`` for several devices: loads in flight, and no lanes searched."""
+"""The machine code of ``csrc/cuda/`` for some devices: loads in flight, and no lanes searched."""
 
 from __future__ import annotations
 

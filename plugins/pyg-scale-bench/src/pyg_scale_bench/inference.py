@@ -4,8 +4,8 @@ A graph is generated during its conversion to a directory. Then ``layerwise_infe
 model for all nodes: with its layers streamed, and with the same layers given the in-neighbours of a
 batch of nodes at a time. Every run has a process of its own, whose memory, page cache included, is
 limited by a control group to a share of the files, and begins with files that are not in the page
-cache. Gathering is stopped after some times the seconds of streaming; the ratio is then a lower bound.
-If memory cannot be limited, the report says so.
+cache. Gathering is stopped after some times the seconds of streaming; the ratio is then a lower
+bound. If memory cannot be limited, the report says so.
 """
 
 from __future__ import annotations
