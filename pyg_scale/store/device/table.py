@@ -14,7 +14,7 @@ from pyg_scale.ops.gather import gather
 from pyg_scale.ops.gather_cached import gather_cached
 from pyg_scale.ops.mapped_rows import MappedRows
 from pyg_scale.store.device.placement import DeviceShare
-from pyg_scale.store.device.target import host_rows, send, send_large
+from pyg_scale.store.device.target import host_rows, read_here, send, send_large
 from pyg_scale.store.rows import TensorRows
 
 Read = Callable[[Tensor], Tensor]
@@ -136,6 +136,7 @@ class DeviceTable:
             split: The result of :meth:`split` for them.
             staged: The rows ``split.missing``, on the host.
         """
+        read_here(self._held, self._slots)
         if split is not None:
             assert staged is not None
             if split.missing.numel() == index.numel():  # none of the rows is cached

@@ -101,6 +101,17 @@ def send_large(tensor: Tensor, device: torch.device) -> Tensor:
     return held
 
 
+def read_here(*tensors: Tensor | None) -> None:
+    """Say that the current stream reads tensors: their memory, once freed, waits for it.
+
+    Else a table that nobody refers to any more is given to another tensor while kernels of a
+    loader's stream still read it.
+    """
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 def pinned(tensor: Tensor) -> Tensor:
     """A tensor in pinned memory: itself if it is pinned, else a copy."""
     if tensor.device.type != "cpu" or tensor.is_pinned():

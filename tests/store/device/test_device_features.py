@@ -14,6 +14,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from pyg_scale.errors import DeviceError
 from pyg_scale.store import DeviceFeatures, MemoryFeatureStore, Mmap
 from pyg_scale.store.cache import by_degree
+from pyg_scale.store.device.target import read_here
 from pyg_scale.store.reading import take_reads
 from pyg_scale.testing import graphs
 from tests.store.feature_directories import write_features
@@ -232,3 +233,21 @@ def test_what_is_on_the_device_already_stays_there(monkeypatch) -> None:
         found = DeviceFeatures(store, "cuda", 0)
     assert found.stats()["tensors"]["x"]["where"] == "device"
     assert found.used == 0
+
+
+def test_freed_tables_wait_for_the_streams_that_read_them(monkeypatch) -> None:
+    """The allocator must know of every stream: a loader's threads have streams of their own."""
+    current, told = object(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: told.append(stream))
+    with FakeTensorMode():
+        table = torch.empty(8, 4, device="cuda")
+        read_here(table, None, torch.empty(2))
+    assert told == [current]
+    kept: list[Any] = []
+    monkeypatch.setattr("pyg_scale.store.device.table.read_here", lambda *of: kept.extend(of))
+    store = MemoryFeatureStore()
+    store["a", "x", None] = torch.randn(10, 4)
+    features = DeviceFeatures(store, "cpu", memory="1MB")
+    features.get_tensor(TensorAttr("a", "x", torch.tensor([1, 2])))
+    assert [tuple(each.shape) for each in kept if each is not None] == [(10, 4)]
