@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from pyg_scale.ops.keys import SOURCE, edge_type_hash, fold
 from pyg_scale.sampler.base import one_of
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
+from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
 
@@ -68,6 +69,16 @@ class ImportanceSampler(NativeSampler):
         super().__init__(*args, **kwargs)
 
     @property
+    def by_hop(self) -> bool:
+        """True if in-edges are chosen for a hop as a whole, by :meth:`take`."""
+        return False
+
+    @property
+    def draws_by_node(self) -> bool:
+        """See :class:`~pyg_scale.sampler.base.DrawsByNode`; else other nodes of the hop count."""
+        return not self.by_hop
+
+    @property
     def supports(self) -> frozenset[str]:  # type: ignore[override]
         """The capabilities with these options; GCN's weights are for one edge type."""
         return self.can - {"hetero"} if self.weights == "gcn" else self.can
@@ -96,7 +107,28 @@ class ImportanceSampler(NativeSampler):
         key: int,
     ) -> Sample:
         """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`."""
+        if self.by_hop:
+            return self.weighed(HopSampler.sample(self, seed, seed_time, key))
         return self.weighed(super().sample(seed, seed_time, key))
+
+    def expand(self, asks: Sequence[Ask]) -> list[Picked]:
+        """See :meth:`HopSampler.expand <pyg_scale.sampler.hop.HopSampler.expand>`.
+
+        For a choice by hop all in-edges of the nodes are read, wherever they are.
+        """
+        if not self.by_hop:
+            return super().expand(asks)
+        every = super().expand([ask._replace(num_neighbors=-1) for ask in asks])
+        return [self.take(ask, picked) for ask, picked in zip(asks, every, strict=True)]
+
+    def take(self, ask: Ask, every: Picked) -> Picked:
+        """The in-edges that the nodes of a hop get.
+
+        Args:
+            ask: The nodes.
+            every: All their in-edges.
+        """
+        raise NotImplementedError
 
     def source_key(self, key: int, hop: int, edge_type: EdgeType) -> int:
         """The key of the random numbers of sources in a hop along an edge type."""
@@ -130,6 +162,23 @@ class ImportanceSampler(NativeSampler):
             share: Their probabilities as numbers of ``2**32``, ``float64`` ``[m]``.
         """
         return Chosen(row, position, self.weights_of(row, frontier.num_candidates, share) or None)
+
+    def picked(self, every: Picked, taken: Tensor, share: Tensor) -> Picked:
+        """Some of all in-edges of the nodes of a hop, with what they weigh.
+
+        Args:
+            every: All in-edges.
+            taken: The places of those, rising, ``int64`` ``[m]``.
+            share: Their probabilities as numbers of ``2**32``, ``float64`` ``[m]``.
+        """
+        counts = every.counts
+        row = torch.searchsorted(counts.cumsum(0), taken, right=True)
+        return Picked(
+            torch.bincount(row, minlength=counts.numel()),
+            every.neighbor[taken],
+            every.edge[taken],
+            self.weights_of(row, counts, share),
+        )
 
     def weights_of(self, row: Tensor, degree: Tensor, share: Tensor) -> dict[str, Tensor]:
         """The extra tensors of edges that were taken.

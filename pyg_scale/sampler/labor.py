@@ -15,6 +15,10 @@ and a node takes the in-edges whose sources' numbers are below a share ``c`` of 
   repeated until there are no more of them. Of the others,
   ``c = max(1, ceil(q * rate))``, and 0 where ``q = 0``.
 
+With ``iterations`` (LABOR-i, LABOR-*) shares ``c`` are those of the whole hop: sources that many
+nodes of the hop want get more, so that fewer are expected, while sums vary as much as before; see
+:mod:`pyg_scale.ops.labor_take`.
+
 With ``batch_dependency=b``, batch number ``g`` of all epochs has ``K = fold(0, seed, 25, g // b)``.
 A source with ``source_number(fold(k, 1), t) < ((g % b) << 32) // b``, where ``k`` is the key of its
 number, has the number of the next ``K`` already. So each node gets a new number once in ``b``
@@ -35,6 +39,7 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops.keys import SOURCE, fold, source_number
+from pyg_scale.ops.labor_take import CONVERGED, labor_take
 from pyg_scale.ops.sample import SourceDraws
 from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.choose import Ask, Picked
@@ -68,12 +73,17 @@ class Labor(ImportanceSampler):
             each at a batch of its own. Batches that follow each other then share nodes, so that a
             cache reads fewer rows. With 1, batches are independent. More is for node loaders with
             a ``seed=``.
+        iterations: How often probabilities are refined for the hop as a whole, so that fewer
+            sources are expected at the same variance: 0 (LABOR-0), a number ``i`` (LABOR-i), or
+            ``"*"`` (LABOR-*): until a round gains less than one part in 10,000, at most 100. A
+            hop then reads all in-edges of its nodes, and a node gets ``num_neighbors`` or a few
+            more. Without ``weight_attr=``.
         hops: ``"once"`` or ``"layers"``, as LABOR is defined; see there.
         kwargs: See there.
 
     Raises:
         ValueError: If an option is none of these.
-        TypeError: If a flag is no bool.
+        TypeError: If a flag is no bool, or a number no integer.
         NotImplementedError: If the arguments ask for times, ``disjoint``, ``replace`` or subgraphs
             that are not directional.
     """
@@ -86,6 +96,7 @@ class Labor(ImportanceSampler):
         weights: str | None = "mean",
         layer_dependency: bool = False,
         batch_dependency: int = 1,
+        iterations: int | str = 0,
         hops: str = "once",
         **kwargs: Any,
     ) -> None:
@@ -95,6 +106,7 @@ class Labor(ImportanceSampler):
             raise ValueError(
                 f"batch_dependency must be at least 1, and below 2**31 (got {batch_dependency})"
             )
+        self.iterations = CONVERGED if iterations == "*" else _rounds(iterations)
         self._turn: list[int] = []  # key, next key, and how many nodes have numbers of that
         super().__init__(*args, weights=weights, hops=hops, **kwargs)
 
@@ -107,9 +119,18 @@ class Labor(ImportanceSampler):
         )
 
     @property
+    def by_hop(self) -> bool:
+        """See :attr:`ImportanceSampler.by_hop`."""
+        return self.iterations != 0
+
+    @property
     def supports(self) -> frozenset[str]:  # type: ignore[override]
-        """The capabilities with these options; links have no batches that depend on each other."""
-        return super().supports - {"links"} if self.batch_dependency > 1 else super().supports
+        """The capabilities with these options.
+
+        Links have no batches that depend on each other, refined probabilities no weights.
+        """
+        without = {"links"} if self.batch_dependency > 1 else set()
+        return super().supports - without - ({"weighted"} if self.by_hop else set())
 
     def at_step(self, seed: int, step: int) -> Labor:
         """See :class:`~pyg_scale.sampler.base.FollowsSteps`."""
@@ -144,6 +165,24 @@ class Labor(ImportanceSampler):
         """See :meth:`ImportanceSampler.source_key`."""
         return super().source_key(key, 0 if self.layer_dependency else hop, edge_type)
 
+    def take(self, ask: Ask, every: Picked) -> Picked:
+        """See :meth:`ImportanceSampler.take`."""
+        if ask.num_neighbors < 0:
+            share = torch.full(every.edge.shape, CERTAIN, dtype=torch.float64)
+            return self.picked(every, torch.arange(every.edge.numel()), share)
+        graph, draws = self.topology, self.source_draws
+        assert graph is not None
+        taken, share = labor_take(
+            every.counts,
+            every.neighbor,
+            graph.num_nodes[graph.neighbor_type(ask.edge_type)],
+            min(ask.num_neighbors, 2**31 - 1),
+            self.iterations,
+            self.source_key(ask.key, ask.hop, ask.edge_type),
+            draws._replace(next_key=self.source_key(draws.next_key, ask.hop, ask.edge_type)),
+        )
+        return self.picked(every, taken, share)
+
     def pick(self, frontier: Frontier, k: int) -> Chosen:
         """See :meth:`HopSampler.pick <pyg_scale.sampler.hop.HopSampler.pick>`."""
         row, position = frontier.candidates()
@@ -160,6 +199,8 @@ class Labor(ImportanceSampler):
 
     def pick_all(self, frontier: Frontier) -> Chosen:
         """See :meth:`HopSampler.pick_all <pyg_scale.sampler.hop.HopSampler.pick_all>`."""
+        if self.by_hop:  # take() weighs
+            return super().pick_all(frontier)
         row, position = frontier.candidates()
         return self.chosen(frontier, row, position, torch.full(row.shape, CERTAIN))
 
@@ -172,16 +213,27 @@ class Labor(ImportanceSampler):
         num_neighbor_nodes: int,
     ) -> Picked:
         """See :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
-        if self.weights == "gcn":
+        if self.weights == "gcn" and not self.by_hop:
             return self.choose_plainly(csc, ask, place)
         return super().choose(csc, ask, place, neighbor_time, num_neighbor_nodes)
 
     def hop_draws(self, ask: Ask) -> tuple[int, SourceDraws | None]:
         """See :meth:`NativeSampler.hop_draws`."""
+        if self.by_hop:  # all in-edges
+            return super().hop_draws(ask)
         draws = self.source_draws
         later = self.source_key(draws.next_key, ask.hop, ask.edge_type)
         key = self.source_key(ask.key, ask.hop, ask.edge_type)
         return key, draws._replace(next_key=later)
+
+
+def _rounds(iterations: Any) -> int:
+    number = integer("iterations", iterations)
+    if not 0 <= number < 2**31:
+        raise ValueError(
+            f"iterations must be '*' (until it converges) or at least 0 (got {iterations!r})"
+        )
+    return number
 
 
 def shares(frontier: Frontier, row: Tensor, position: Tensor, k: int) -> Tensor:

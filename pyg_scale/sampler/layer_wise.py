@@ -16,19 +16,14 @@ In LADIES, ``q`` sums over the edges into the nodes that the hop expands, in Fas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops.keys import source_number
 from pyg_scale.sampler.choose import Ask, Picked
-from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.importance import CERTAIN, ImportanceSampler, degrees_of, fill
-from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 
 _EDGES_AT_ONCE = 1 << 24
 
@@ -52,49 +47,18 @@ class Ladies(ImportanceSampler):
     can: ClassVar[frozenset[str]] = frozenset({"backward", "links"})
 
     @property
-    def draws_by_node(self) -> bool:
-        """See :class:`~pyg_scale.sampler.base.DrawsByNode`: other nodes of the hop count, too."""
-        return False
+    def by_hop(self) -> bool:
+        """See :attr:`ImportanceSampler.by_hop`."""
+        return True
 
-    def sample(
-        self,
-        seed: Mapping[NodeType, Tensor],
-        seed_time: Mapping[NodeType, Tensor] | None,
-        key: int,
-    ) -> Sample:
-        """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`."""
-        return self.weighed(HopSampler.sample(self, seed, seed_time, key))
-
-    def expand(self, asks: Sequence[Ask]) -> list[Picked]:
-        """See :meth:`HopSampler.expand <pyg_scale.sampler.hop.HopSampler.expand>`.
-
-        All in-edges of the nodes are read, wherever they are, and those of the sources kept.
-        """
-        every = super().expand([ask._replace(num_neighbors=-1) for ask in asks])
-        return [self._take(ask, picked) for ask, picked in zip(asks, every, strict=True)]
-
-    def choose(
-        self,
-        csc: CSC,
-        ask: Ask,
-        place: Tensor | None,
-        neighbor_time: Tensor | None,
-        num_neighbor_nodes: int,
-    ) -> Picked:
-        """All in-edges; see :meth:`HopSampler.choose <pyg_scale.sampler.hop.HopSampler.choose>`."""
-        return NativeSampler.choose(self, csc, ask, place, neighbor_time, num_neighbor_nodes)
-
-    def _take(self, ask: Ask, every: Picked) -> Picked:
+    def take(self, ask: Ask, every: Picked) -> Picked:
+        """See :meth:`ImportanceSampler.take`."""
         row = torch.arange(every.counts.numel()).repeat_interleave(every.counts)
-        source = every.neighbor
         share = self.shares(ask, row, every)
-        number = source_number(self.source_key(ask.key, ask.hop, ask.edge_type), source)
-        taken = (number.to(torch.float64) < share).nonzero().view(-1)
-        row, counts = row[taken], every.counts
-        attrs = self.weights_of(row, counts, share[taken])
-        return Picked(
-            torch.bincount(row, minlength=counts.numel()), source[taken], every.edge[taken], attrs
-        )
+        key = self.source_key(ask.key, ask.hop, ask.edge_type)
+        drawn = source_number(key, every.neighbor).to(torch.float64)
+        taken = (drawn < share).nonzero().view(-1)
+        return self.picked(every, taken, share[taken])
 
     def shares(self, ask: Ask, row: Tensor, every: Picked) -> Tensor:
         """The shares of the sources of edges, as numbers of ``2**32``, ``float64`` ``[m]``.

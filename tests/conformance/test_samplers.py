@@ -35,6 +35,22 @@ class TestLaborByDegrees(ImportanceTests):
         return Labor(weights="gcn", layer_dependency=True)
 
 
+class TestLaborThatConverges(ImportanceTests):
+    by_node = False
+
+    @pytest.fixture
+    def sampler(self):
+        return Labor(iterations="*", layer_dependency=True)
+
+
+class TestLaborByHopAndDegrees(ImportanceTests):
+    by_node = False
+
+    @pytest.fixture
+    def sampler(self):
+        return Labor(iterations=2, weights="gcn")
+
+
 class TestLadies(ImportanceTests):
     num_wanted = 12
     by_node = False

@@ -717,6 +717,16 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "key": 1,
     },
     "huge_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
+    "labor_take": lambda: {
+        "counts": longs(3, 0, 2, 1),
+        "neighbor": longs(1, 2, 5, 2, 1, 4),
+        "num_nodes": NODES,
+        "k": 2,
+        "rounds": -1,
+        "key": 1,
+        "next_key": 2,
+        "renewed": 1 << 31,
+    },
     "map_rows": lambda: {"x": features(4096), "device": 0},
     "insert_events": lambda: {
         "head": longs(0, 2, 1, 0, 0, 0),

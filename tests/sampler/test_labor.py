@@ -32,6 +32,8 @@ OPTIONS = [
     {"weights": "sum", "layer_dependency": True},
     {"weights": None, "hops": "layers"},
     {"hops": "layers", "layer_dependency": True},
+    {"iterations": "*", "layer_dependency": True},
+    {"iterations": 1, "hops": "layers", "weights": "sum"},
 ]
 
 
@@ -62,6 +64,7 @@ def test_compiled_and_plain_are_equal_to_the_bit(block, monkeypatch):
         )
         options["layer_dependency"] = rng.random() < 0.5
         options["hops"] = rng.choice(["once", "layers"])
+        options["iterations"] = rng.choice([0, 0, 1, "*"])
         seed, _ = random_seeds(rng, topology)
         both_ways(bound(Labor, topology, **options), seed, rng.getrandbits(64), monkeypatch)
 
@@ -138,15 +141,19 @@ def test_layers_that_depend_on_each_other_share_numbers():
         assert (again.tolist() == first.edge[None][:size].tolist()) == dependent
 
 
-def test_there_are_fewer_nodes_and_as_many_edges(monkeypatch):
+def test_there_are_fewer_nodes_and_as_many_edges():
     generator = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(3000, (2, 90_000), generator=generator)
+    edge_index = torch.rand(2, 90_000, generator=generator)
+    edge_index = (3000 * edge_index ** torch.tensor([[1.5], [1.0]])).long()
     data = Data(edge_index=edge_index, num_nodes=3000)
     found = {}
     for name, made in {
         "neighbours": NativeSampler(),
         "labor": Labor(),
         "dependent": Labor(layer_dependency=True),
+        "once": Labor(iterations=1),
+        "converged": Labor(iterations="*"),
+        "both": Labor(iterations="*", layer_dependency=True),
     }.items():
         sampler = made.bind(data, num_neighbors=[5, 5])
         drawn = [draw(sampler, range(200), key) for key in range(10)]
@@ -155,6 +162,9 @@ def test_there_are_fewer_nodes_and_as_many_edges(monkeypatch):
             sum(each.num_sampled_edges[None][0] for each in drawn) / 10,
         ]
     assert found["dependent"][0] < found["labor"][0] < 0.9 * found["neighbours"][0]
+    assert found["converged"][0] <= found["once"][0] < 0.95 * found["labor"][0]
+    assert found["both"][0] < min(found["converged"][0], found["dependent"][0])
+    assert found["converged"][1] >= found["labor"][1], "a node gets as many or a few more"
     assert abs(found["labor"][1] - found["neighbours"][1]) < 0.05 * found["neighbours"][1]
 
 
@@ -170,11 +180,13 @@ def test_weights_are_multiplied_with_those_of_the_data():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_workers_do_not_matter_and_epochs_resume(num_workers):
+@pytest.mark.parametrize("iterations", [0, "*"])
+def test_workers_do_not_matter_and_epochs_resume(iterations, num_workers):
     def loader(workers):
         return NeighborLoader(
             graphs.hostile(), [4, 3], batch_size=16, shuffle=True, seed=3,
-            neighbor_sampler=Labor(layer_dependency=True), num_workers=workers,
+            neighbor_sampler=Labor(layer_dependency=True, iterations=iterations),
+            num_workers=workers,
         )  # fmt: skip
 
     expected = [(b.n_id.tolist(), b.edge_weight.tolist()) for b in loader(0)]
@@ -187,9 +199,11 @@ def test_workers_do_not_matter_and_epochs_resume(num_workers):
     assert [(b.n_id.tolist(), b.edge_weight.tolist()) for b in resumed] == expected[3:]
 
 
-def test_hetero_graphs_have_weights_along_each_edge_type():
+@pytest.mark.parametrize("iterations", [0, "*"])
+def test_hetero_graphs_have_weights_along_each_edge_type(iterations):
     batch = next(iter(NeighborLoader(
-        graphs.hetero(), [3, 2], ("user", None), batch_size=8, neighbor_sampler="labor", seed=1
+        graphs.hetero(), [3, 2], ("user", None), batch_size=8, seed=1,
+        neighbor_sampler=Labor(iterations=iterations),
     )))  # fmt: skip
     for store in batch.edge_stores:
         assert store.edge_weight.numel() == store.edge_index.size(1)
@@ -216,6 +230,13 @@ def test_layers_have_edges_of_their_own():
     [
         (lambda: Labor(weights="avg"), ValueError, "weights must be one of 'sum', 'mean', 'gcn'"),
         (lambda: Labor(hops="twice"), ValueError, "hops must be one of 'once', 'layers'"),
+        (lambda: Labor(iterations=-1), ValueError, r"iterations must be '\*' .* at least 0"),
+        (lambda: Labor(iterations="+"), TypeError, "iterations must be an integer"),
+        (
+            lambda: Labor(graphs.hostile(), [2], iterations=1, weight_attr="weight"),
+            NotImplementedError,
+            "weight",
+        ),
         (lambda: Labor(layer_dependency=3), TypeError, "layer_dependency must be True or False"),
         (lambda: Labor(graphs.hostile(), [-2]), ValueError, "num_neighbors must be -1"),
         (lambda: Labor(graphs.hostile(), [2], disjoint=True), NotImplementedError, "disjoint"),

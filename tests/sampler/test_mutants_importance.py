@@ -19,6 +19,12 @@ from pyg_scale.testing.run import failures
 pytestmark = pytest.mark.matrix(3)
 
 
+class ByHop(ImportanceTests):
+    """The kit for samplers that choose for a hop as a whole."""
+
+    by_node = False
+
+
 class ByLayer(ImportanceTests):
     """The kit for samplers whose numbers count nodes of a hop."""
 
@@ -42,8 +48,9 @@ def caught_by(*tests):
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda v: getattr(v, "__name__", v))
 def test_is_caught(mutant, test, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "never")
-    kit = ByLayer if issubclass(mutant, Ladies) else ImportanceTests
-    failure = next(failures(kit, test, sampler=mutant()), None)
+    sampler = mutant()
+    kit = ByLayer if issubclass(mutant, Ladies) else ByHop if sampler.by_hop else ImportanceTests
+    failure = next(failures(kit, test, sampler=sampler), None)
     assert failure is not None, f"{mutant.__name__} ({mutant.__doc__}) passes {test}"
     assert isinstance(failure[1], (AssertionError, pytest.fail.Exception)), failure
 
@@ -154,7 +161,7 @@ class EachPartByItself(Ladies):
         return HopSampler.expand(self, asks)
 
     def choose(self, csc, ask, *rest):
-        return self._take(ask, super().choose(csc, ask._replace(num_neighbors=-1), *rest))
+        return self.take(ask, super().choose(csc, ask._replace(num_neighbors=-1), *rest))
 
 
 @caught_by("test_sums_in_the_second_hop_are_unbiased", "test_sums_are_unbiased")
@@ -163,3 +170,41 @@ class WeighsByTheHop(FastGCN):
 
     def weights_of(self, row, degree, share):
         return super().weights_of(row, degree, (share * 1.3).clamp(max=2.0**32))
+
+
+class Converges(Labor):
+    """LABOR-*, from which the next ones differ in one thing."""
+
+    def __init__(self):
+        super().__init__(iterations="*")
+
+
+@caught_by("test_sums_are_unbiased", "test_edges_are_taken_as_often_as_weights_say")
+class WeighsAsBeforeItConverged(Converges):
+    """Weighs by the probabilities of LABOR-0."""
+
+    def picked(self, every, taken, share):
+        degree = every.counts.repeat_interleave(every.counts)[taken]
+        return super().picked(every, taken, (4 * 2.0**32 / degree).clamp(max=2.0**32))
+
+
+@caught_by("test_parts_give_the_batches_of_the_whole_graph")
+class ConvergesInEachPart(Converges):
+    """Has every part refine the probabilities of its own in-edges."""
+
+    def expand(self, asks):
+        return HopSampler.expand(self, asks)
+
+    def choose(self, csc, ask, *rest):
+        return self.take(ask, super().choose(csc, ask._replace(num_neighbors=-1), *rest))
+
+
+@caught_by("test_sums_in_the_second_hop_are_unbiased", "test_sums_are_unbiased")
+class RefinesByItsOwnNumbers(Converges):
+    """Has the number of wanted in-edges follow from the random numbers."""
+
+    def take(self, ask, every):
+        k = 2 + 6 * (source_number(ask.key, every.neighbor[:1]) % 2) if every.edge.numel() else 1
+        more = super().take(ask._replace(num_neighbors=int(k)), every)
+        degree = every.counts.repeat_interleave(more.counts).float()
+        return more._replace(attrs={"edge_weight": (1 / degree) * (degree / 4).clamp(min=1)})
