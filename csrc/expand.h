@@ -159,13 +159,16 @@ class alignas(64) Expansion {  // not two threads on one cache line
                          Candidates c, int64_t first) {
     const int64_t size = position_.size(), k = hop.num_neighbors;
     position_.reserve(size + c.size());
-    share_.reserve(size + c.size());
     int64_t* out = position_.data() + size;
-    double* share = share_.data() + size;
-    const int64_t n = view.weight_prefix
-                          ? source_picker_.weighted(hop.numbers, in.indices, c, first,
-                                                    in.weight_prefix, k, out, share)
-                          : source_picker_.uniform(hop.numbers, in.indices, c, k, out, share);
+    if (!view.weight_prefix) {
+      double share;
+      const int64_t n = source_picker_.uniform(hop.numbers, in.indices, c, k, out, &share);
+      share_.push(share);
+      return n;
+    }
+    share_.reserve(size + c.size());
+    const int64_t n = source_picker_.weighted(hop.numbers, in.indices, c, first, in.weight_prefix,
+                                              k, out, share_.data() + size);
     share_.set_size(size + n);
     return n;
   }
@@ -178,17 +181,19 @@ class alignas(64) Expansion {  // not two threads on one cache line
     float* weight = weight_.data() + from;
     const int64_t* neighbor = neighbor_.data() + neighbor_.size() - n;
     const int64_t* count = count_.data() + count_.size() - (end - begin);
+    const bool by_row = !view.weight_prefix;  // all edges of a row have its share
     int64_t i = 0;
     for (int64_t row = begin; row < end; ++row) {
       const int64_t stop = i + count[row - begin];
       const int64_t degree = weighting == Weighting::kSum ? 1 : degree_of(view, rows, row, begin);
-      double share = 0, value = 0;  // of the last edge: mostly they are all alike
+      const bool is_mean = weighting == Weighting::kMean;
+      double value = by_row ? weight_of(share_[row - begin], is_mean, degree) : 0;
+      if (by_row && weighting != Weighting::kGcn) {
+        std::fill(weight + i, weight + stop, static_cast<float>(value));
+        i = stop;
+      }
       for (; i < stop; ++i) {
-        if (share_[i] != share) {
-          share = share_[i];
-          value = kCertain / share;
-          if (weighting == Weighting::kMean) value /= static_cast<double>(degree);
-        }
+        if (!by_row) value = weight_of(share_[i], is_mean, degree);
         if (weighting != Weighting::kGcn) {
           weight[i] = static_cast<float>(value);
           continue;
@@ -200,6 +205,10 @@ class alignas(64) Expansion {  // not two threads on one cache line
       }
     }
     weight_.set_size(from + n);
+  }
+
+  static double weight_of(double share, bool is_mean, int64_t degree) {
+    return is_mean ? kCertain / share / static_cast<double>(degree) : kCertain / share;
   }
 
   int64_t degree_of(const EdgeView& view, const Rows& rows, int64_t row, int64_t begin) const {
@@ -304,7 +313,8 @@ class alignas(64) Expansion {  // not two threads on one cache line
   Buffer<int64_t> neighbor_, edge_, count_, seed_;
   Buffer<Held> held_;  // of each row of the block, if there are parts
   Picker picker_;
-  Buffer<double> share_;  // of 2^32, with which each edge of the block was taken
+  // Of 2^32, with which the edges of each row of the block were taken; by weight, each edge.
+  Buffer<double> share_;
   Buffer<float> weight_;  // of each edge
   SourcePicker source_picker_;
 };

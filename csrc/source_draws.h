@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -104,36 +103,52 @@ struct EightSources {
         _mm256_xor_si256(_mm256_set1_epi32(static_cast<int32_t>(limit)), sign),
         _mm256_xor_si256(x, sign));
   }
+};
 
-  // Writes first + i for each bit i of a mask, and returns how many; up to eight are overwritten.
-  // No branches, which would be guessed wrong every other time.
-  [[gnu::target("avx2"), gnu::always_inline]] static inline int64_t write(uint32_t mask,
-                                                                          int64_t first,
-                                                                          int64_t* out) {
-    const __m128i bits = _mm_cvtsi64_si128(static_cast<int64_t>(kBits[mask]));
-    const __m256i from = _mm256_set1_epi64x(first);
-    const __m256i low = _mm256_cvtepu8_epi64(bits);
-    const __m256i high = _mm256_cvtepu8_epi64(_mm_srli_si128(bits, 4));
-    auto* to = reinterpret_cast<__m256i*>(out);
-    _mm256_storeu_si256(to, _mm256_add_epi64(from, low));
-    _mm256_storeu_si256(to + 1, _mm256_add_epi64(from, high));
-    return std::popcount(mask);
+// Sixteen sources at a time; of fewer, those of a mask.
+struct SixteenSources {
+  static constexpr int64_t kSize = 16;
+
+  static bool usable() {
+    static const bool found = __builtin_cpu_supports("avx512f") && has_avx2();
+    return found;
   }
 
- private:
-  // The numbers of the bits of each mask, a byte each, in order.
-  static constexpr std::array<uint64_t, 256> kBits = [] {
-    std::array<uint64_t, 256> all{};
-    for (uint64_t mask = 0; mask < 256; ++mask) {
-      int shift = 0;
-      for (uint64_t bit = 0; bit < 8; ++bit) {
-        if (!(mask >> bit & 1)) continue;
-        all[mask] |= bit << shift;
-        shift += 8;
-      }
-    }
-    return all;
-  }();
+  // Of `count` sources, at most 16. The number after the last one is not read.
+  [[gnu::target("avx512f"), gnu::always_inline]] static inline __m512i load(const int32_t* source,
+                                                                            bool pairs,
+                                                                            int64_t count) {
+    if (!pairs) return _mm512_maskz_loadu_epi32(first(count), source);
+    const int64_t numbers = 2 * count - 1;
+    const __m512i low = _mm512_maskz_loadu_epi32(first(std::min(numbers, kSize)), source);
+    const __m512i high =
+        _mm512_maskz_loadu_epi32(first(std::max<int64_t>(numbers - kSize, 0)), source + kSize);
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_epi32(low, even, high);
+  }
+
+  static __mmask16 first(int64_t count) {
+    return static_cast<__mmask16>((uint32_t{1} << count) - 1);
+  }
+
+  [[gnu::target("avx512f"), gnu::always_inline]] static inline __m512i number(uint64_t key,
+                                                                              __m512i x) {
+    x = _mm512_xor_si512(x, _mm512_set1_epi32(static_cast<int32_t>(key)));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 17)),
+                           _mm512_set1_epi32(static_cast<int32_t>(0xED5AD4BBu)));
+    x = _mm512_xor_si512(x, _mm512_set1_epi32(static_cast<int32_t>(key >> 32)));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 11)),
+                           _mm512_set1_epi32(static_cast<int32_t>(0xAC4C1B51u)));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)),
+                           _mm512_set1_epi32(0x31848BAB));
+    return _mm512_xor_si512(x, _mm512_srli_epi32(x, 14));
+  }
+
+  [[gnu::target("avx512f"), gnu::always_inline]] static inline __mmask16 below(__m512i x,
+                                                                               uint32_t limit) {
+    return _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32(static_cast<int32_t>(limit)));
+  }
 };
 #endif
 
@@ -141,25 +156,30 @@ struct EightSources {
 // only memory.
 class SourcePicker {
  public:
-  // Writes the positions to `out`, in order, and the share of each to `share`, as a number of 2^32.
-  // About `k` of the candidates are taken, all if k < 0 or there are no more than k.
+  // Writes the positions to `out`, in order, and the share of all of them to `*share`, as a number
+  // of 2^32. About `k` of the candidates are taken, all if k < 0 or there are no more than k.
   int64_t uniform(const SourceNumbers& number, const IntColumn& source, Candidates c, int64_t k,
                   int64_t* out, double* share) {
     const int64_t d = c.size();
-    if (k < 0 || k >= d) return all(c, out, share);
+    if (k < 0 || k >= d) {
+      *share = kCertain;
+      return all(c, out);
+    }
     const uint64_t limit = ((static_cast<uint64_t>(k) << 32) + static_cast<uint64_t>(d) - 1) /
                            static_cast<uint64_t>(d);
-    const int64_t n = scan(number, source, c, limit, out);
-    std::fill_n(share, n, static_cast<double>(limit));
-    return n;
+    *share = static_cast<double>(limit);
+    return scan(number, source, c, limit, out);
   }
 
-  // As `uniform`, in proportion to weights. `prefix` are their running sums by position; `first` is
-  // the node's first position.
+  // The same in proportion to weights, with a share for each. `prefix` are their running sums by
+  // position; `first` is the node's first position.
   int64_t weighted(const SourceNumbers& number, const IntColumn& source, Candidates c,
                    int64_t first, const int64_t* prefix, int64_t k, int64_t* out, double* share) {
     const int64_t d = c.size();
-    if (k < 0 || k >= d) return all(c, out, share);
+    if (k < 0 || k >= d) {
+      std::fill_n(share, d, kCertain);
+      return all(c, out);
+    }
     if (k == 0) return 0;
     shares(c, first, prefix, k);
     int64_t n = 0;
@@ -174,18 +194,20 @@ class SourcePicker {
   size_t bytes() const { return share_.bytes() + weight_.bytes(); }
 
  private:
-  static int64_t all(Candidates c, int64_t* out, double* share) {
+  static int64_t all(Candidates c, int64_t* out) {
     for (int64_t i = c.begin; i < c.end; ++i) *out++ = i;
-    std::fill_n(share, c.size(), kCertain);
     return c.size();
   }
 
   static int64_t scan(const SourceNumbers& number, const IntColumn& source, Candidates c,
                       uint64_t limit, int64_t* out) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (!source.wide && (source.stride == 1 || source.stride == 2) && limit < uint64_t{1} << 32 &&
-        c.size() >= EightSources::kSize && has_avx2()) {
-      return scan_eights(number, source, c, static_cast<uint32_t>(limit), out);
+    if (!source.wide && (source.stride == 1 || source.stride == 2) && limit < uint64_t{1} << 32) {
+      const auto below = static_cast<uint32_t>(limit);
+      if (SixteenSources::usable()) return scan_sixteens(number, source, c, below, out);
+      if (c.size() >= EightSources::kSize && has_avx2()) {
+        return scan_eights(number, source, c, below, out);
+      }
     }
 #endif
     int64_t n = 0;
@@ -197,31 +219,73 @@ class SourcePicker {
   }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-  [[gnu::target("avx2,bmi,popcnt")]] static int64_t scan_eights(const SourceNumbers& number,
-                                                                const IntColumn& source,
-                                                                Candidates c, uint32_t limit,
-                                                                int64_t* out) {
+  [[gnu::target("avx512f,bmi")]] static int64_t scan_sixteens(const SourceNumbers& number,
+                                                              const IntColumn& source, Candidates c,
+                                                              uint32_t limit, int64_t* out) {
     const bool pairs = source.stride == 2;
     const auto* data = static_cast<const int32_t*>(source.data);
-    const uint64_t phase = fold(number.key, 1);
-    const auto below = [&](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
+    const SourceNumbers own = number;  // what is written might else change it
+    const uint64_t phase = fold(own.key, 1);
+    const auto below = [=](int64_t i,
+                           int64_t count) __attribute__((always_inline, target("avx512f"))) {
+      const __m512i id = SixteenSources::load(data + i * source.stride, pairs, count);
+      __m512i word = SixteenSources::number(own.key, id);
+      if (own.renewed) {
+        const __mmask16 late =
+            SixteenSources::below(SixteenSources::number(phase, id), own.renewed);
+        word = _mm512_mask_blend_epi32(late, word, SixteenSources::number(own.next_key, id));
+      }
+      return static_cast<uint64_t>(SixteenSources::below(word, limit));
+    };
+    constexpr int64_t kSize = SixteenSources::kSize, kBits = 64;
+    int64_t n = 0;
+    for (int64_t block = c.begin; block < c.end; block += kBits) {
+      uint64_t mask = 0;
+      int64_t i = block;
+      for (const int64_t stop = std::min(block + kBits, c.end - kSize); i < stop; i += kSize) {
+        mask |= below(i, kSize) << (i - block);
+      }
+      if (i < std::min(block + kBits, c.end)) {
+        const int64_t count = c.end - i;
+        mask |= (below(i, count) & SixteenSources::first(count)) << (i - block);
+      }
+      for (; mask; mask &= mask - 1) out[n++] = block + std::countr_zero(mask);
+    }
+    return n;
+  }
+
+  [[gnu::target("avx2,bmi")]] static int64_t scan_eights(const SourceNumbers& number,
+                                                         const IntColumn& source, Candidates c,
+                                                         uint32_t limit, int64_t* out) {
+    const bool pairs = source.stride == 2;
+    const auto* data = static_cast<const int32_t*>(source.data);
+    const SourceNumbers own = number;  // what is written might else change it
+    const uint64_t phase = fold(own.key, 1);
+    const auto below = [=](int64_t i, bool last) __attribute__((always_inline, target("avx2"))) {
       const __m256i id = EightSources::load(data + i * source.stride, pairs, last);
-      __m256i word = EightSources::number(number.key, id);
-      if (number.renewed) {
-        const __m256i late = EightSources::below(EightSources::number(phase, id), number.renewed);
-        word = _mm256_blendv_epi8(word, EightSources::number(number.next_key, id), late);
+      __m256i word = EightSources::number(own.key, id);
+      if (own.renewed) {
+        const __m256i late = EightSources::below(EightSources::number(phase, id), own.renewed);
+        word = _mm256_blendv_epi8(word, EightSources::number(own.next_key, id), late);
       }
       const __m256i taken = EightSources::below(word, limit);
-      return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken)));
+      return static_cast<uint64_t>(
+          static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(taken))));
     };
-    int64_t n = 0, i = c.begin;
-    for (; i + EightSources::kSize < c.end; i += EightSources::kSize) {
-      n += EightSources::write(below(i, false), i, out + n);
+    constexpr int64_t kSize = EightSources::kSize, kBits = 64;
+    int64_t n = 0;
+    for (int64_t block = c.begin; block < c.end; block += kBits) {
+      uint64_t mask = 0;
+      int64_t i = block;
+      for (const int64_t stop = std::min(block + kBits, c.end - kSize); i < stop; i += kSize) {
+        mask |= below(i, false) << (i - block);
+      }
+      if (i < std::min(block + kBits, c.end)) {  // the last eight overlap those before
+        const int64_t rest = c.end - kSize;
+        mask |= below(rest, true) >> (i - rest) << (i - block);
+      }
+      for (; mask; mask &= mask - 1) out[n++] = block + std::countr_zero(mask);
     }
-    // The last eight overlap those before.
-    const int64_t rest = c.end - EightSources::kSize;
-    const uint32_t mask = below(rest, true) >> (i - rest);
-    for (uint32_t left = mask; left; left &= left - 1) out[n++] = i + std::countr_zero(left);
     return n;
   }
 #endif
