@@ -341,9 +341,9 @@ def test_dependent_batches_need_a_seed_and_an_order():
 @pytest.mark.parametrize("renewed", [0, 1 << 31])
 @pytest.mark.parametrize("column", ["alone", "first of pairs", "second of pairs", "int64"])
 def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
-    """Eight sources at a time, the last eight overlapping: of each row of 1 to 40 in-edges."""
+    """Eight or sixteen sources at a time, in blocks of 64: of each row of 1 to 150 in-edges."""
     need_kernels()
-    degree = torch.arange(1, 41)
+    degree = torch.arange(1, 151)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
     size, key, later, k = int(indptr[-1]), 11, 12, 3
     ids = torch.randint(2**31 - 1, (size,), generator=torch.Generator().manual_seed(0))
@@ -354,7 +354,7 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
         "second of pairs": pairs[:, 1],
         "int64": ids,
     }[column]
-    node = torch.arange(40)
+    node = torch.arange(150)
     found = expand_neighbors(
         indptr, indices, None, None, None, node, node, None, None, None, 2**31, key, k,
         replace=False, last=False, by_source=sample.SourceDraws(next_key=later, renewed=renewed),
@@ -363,7 +363,7 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     number = keys.source_number(key, source)
     late = keys.source_number(keys.fold(key, 1), source) < renewed
     number = torch.where(late, keys.source_number(later, source), number)
-    of_row = degree[torch.arange(40).repeat_interleave(degree)]
+    of_row = degree[torch.arange(150).repeat_interleave(degree)]
     share = ((k << 32) + of_row - 1) // of_row
     taken = (number < share) | (of_row <= k)
     assert torch.equal(found.edge, taken.nonzero().view(-1))
