@@ -23,10 +23,12 @@ from pyg_scale.parallel.base import (
     ParallelModule,
     is_parallel_module,
 )
+from pyg_scale.parallel.client import ClientPart
 from pyg_scale.parallel.wrap import wrap
 
 __all__ = [
     "Advice",
+    "ClientPart",
     "CountsWaiting",
     "GraphParallel",
     "GraphParallelModule",

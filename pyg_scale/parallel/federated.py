@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pyg_scale.errors import CommError
 from pyg_scale.parallel.base import Parallel
+from pyg_scale.parallel.client import ClientPart
 from pyg_scale.parallel.replica import Replica, check_module, functions_of
 from pyg_scale.parallel.rounds import Round, Rounds, checked_timeout, packed, unpack
 
@@ -29,15 +30,21 @@ class Federated(Parallel):
 
     Args:
         timeout: Seconds after the first client has ended a round in which others may end it, too.
+        part: The part of this client with sums of neighbours at other clients, for the first layer:
+            the model is called with its ``data.x`` and ``data.edge_index``.
 
     Raises:
-        ValueError: If it is not above 0.
+        TypeError: If ``part`` is something else.
+        ValueError: If ``timeout`` is not above 0.
     """
 
     exact = False
 
-    def __init__(self, timeout: float = 300.0) -> None:
+    def __init__(self, timeout: float = 300.0, part: ClientPart | None = None) -> None:
         self.timeout = checked_timeout(timeout)
+        if part is not None and not isinstance(part, ClientPart):
+            raise TypeError(f"part must be a ClientPart (got {type(part).__name__})")
+        self.part = part
 
     def wrap(self, module: nn.Module, group: Any = None) -> FederatedReplica:
         """Wrap a module; see :meth:`Parallel.wrap`.
@@ -53,7 +60,7 @@ class Federated(Parallel):
             CommError: If rank 0 cannot be reached.
         """
         check_module(module)
-        return FederatedReplica(module, group, self.timeout)
+        return FederatedReplica(module, group, self.timeout, self.part)
 
 
 class FederatedReplica(Replica):
@@ -63,12 +70,25 @@ class FederatedReplica(Replica):
         last_round: The round that ended last, with the ranks that counted; ``None`` at first.
     """
 
-    def __init__(self, module: nn.Module, group: Any, timeout: float) -> None:
+    def __init__(
+        self, module: nn.Module, group: Any, timeout: float, part: ClientPart | None = None
+    ) -> None:
         super().__init__(module)
+        self._part = part
         self.last_round: Round | None = None
         self._rounds = Rounds(group, _average, packed(self._tensors()), timeout=timeout)
         self._finalizer = weakref.finalize(self, self._rounds.close)
         unpack(self._rounds.start(), self._tensors())
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As of the module; with a ``part``, its first layer knows all neighbours.
+
+        Raises:
+            ValueError: If the first layer aggregates something else than the part has.
+            RuntimeError: If there is a part, and no layer was given its features and edges.
+        """
+        with nullcontext() if self._part is None else self._part.within(self.module):
+            return super().forward(*inputs, **kwargs)
 
     @property
     def rank_state(self) -> Rounds:

@@ -167,7 +167,7 @@ def share(graph: Any, peers: Peers) -> Shard:
         CommError: If a rank is gone or late; names it.
     """
     with peers.together():
-        directory = _directory(graph)
+        directory = directory_of(graph)
         meta = directory.meta
         if meta.num_parts < peers.size:
             raise ValueError(
@@ -236,7 +236,13 @@ def slice_of(shard: Shard, peers: Peers) -> tuple[Shard, dict[NodeType, list[int
     return replace(shard, own=own), sizes
 
 
-def _directory(graph: Any) -> GraphDirectory:
+def directory_of(graph: Any) -> GraphDirectory:
+    """The directory of an opened graph.
+
+    Raises:
+        TypeError: If it is none.
+        ValueError: If it was changed since.
+    """
     directory = unchanged_directory(graph)
     if directory is not None:
         return directory

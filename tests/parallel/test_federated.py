@@ -14,14 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor
 
+import pyg_scale
 from pyg_scale import comm, parallel
 from pyg_scale.errors import CommError
 from pyg_scale.parallel.federated import Federated
 from pyg_scale.testing.parallel import Batch, Net, batch_of, concatenated
 from pyg_scale.testing.processes import WaitingProcesses
 from pyg_scale.train import Checkpoint
+from tests.parallel import models
+from tests.parallel.models import CHANNELS, CLASSES
 
 SIZES = [4, 1, 7]
 
@@ -234,6 +238,119 @@ def counted() -> None:
 
 def test_features_stay_where_they_are(ranks: WaitingProcesses) -> None:
     ranks.run(counted)
+
+
+# Sums of neighbours at other clients ###########################################################
+
+
+def aggregated(path: str) -> None:
+    """One layer computes what it would on the whole graph, and so do its gradients; in rounds,
+    nothing is sent but parameters."""
+    with comm.connect(name="clients") as ranks, pyg_scale.open(path, comm=ranks) as graph:
+        edges = graph.edge_index[:]
+        for aggregate, conv in (
+            ("mean", lambda: pyg.SAGEConv(CHANNELS, CLASSES)),
+            ("sum", lambda: pyg.SAGEConv(CHANNELS, CLASSES, aggr="sum", normalize=True)),
+            ("sum", lambda: pyg.GINConv(torch.nn.Linear(CHANNELS, CLASSES), eps=0.3)),
+            ("sum", lambda: pyg.GraphConv(CHANNELS, CLASSES)),
+            ("gcn", lambda: pyg.GCNConv(CHANNELS, CLASSES)),
+        ):
+            counting = comm.Counting(ranks)
+            part = parallel.ClientPart(graph, counting, aggregate)
+            data, own = part.data, part.data.n_id
+            assert torch.equal(data.y, graph.y[own])
+            torch.manual_seed(0)
+            net = conv().double()
+            model = parallel.wrap(net, Federated(part=part), group=counting)
+            expected = net(graph.x[:], edges)[own]
+            out = model(data.x, data.edge_index)
+            assert torch.allclose(out, expected, rtol=0, atol=1e-12), conv
+            lost = net(data.x, data.edge_index)
+            # A client has no nodes; the others have neighbours elsewhere.
+            assert not len(own) or not torch.allclose(lost, expected, rtol=0, atol=1e-3)
+            for value in (out, expected):
+                value.square().sum().backward()
+            once = [p.grad / 2 for p in net.parameters()]
+            net.zero_grad()
+            net(graph.x[:], edges)[own].square().sum().backward()
+            for p, grad in zip(net.parameters(), once, strict=True):
+                assert torch.allclose(grad, p.grad, rtol=0, atol=1e-10)
+            net.zero_grad()
+            before = counting.traffic()["all_to_all"]
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(2):
+                with model.round():
+                    model.backward(model(data.x, data.edge_index).square().sum(), len(own))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            traffic = counting.traffic()
+            assert traffic["all_to_all"] == before  # once, before training
+            assert set(traffic) == {"all_to_all", *(n for n in traffic if n.startswith("request "))}
+            size = sum(p.numel() * 8 for p in net.parameters())
+            for name, each in traffic.items():
+                if name.startswith("request "):
+                    assert each.sent <= 64 * each.calls and each.received <= 8 * (size + 64), name
+            model.close()
+
+
+def test_one_layer_is_that_of_the_whole_graph(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(aggregated, clients(tmp_path))
+
+
+def clients(tmp_path: Path) -> str:
+    data, assignment, parts = models.graph("empty")
+    pyg_scale.partition(data, parts, path=tmp_path / "parts", assignment=assignment)
+    return str(tmp_path / "parts")
+
+
+def counted_sums(path: str) -> None:
+    """For each node and other client a row, and 16 bytes for each edge between them."""
+    with comm.connect(name="clients") as ranks, pyg_scale.open(path, comm=ranks) as graph:
+        counting = comm.Counting(ranks)
+        parallel.ClientPart(graph, counting, "mean")
+        book = graph.graph_directory.books[None]
+        src, dst = graph.edge_index[:]
+        of_src, of_dst, rank = book.part_of(src), book.part_of(dst), ranks.rank
+        crosses = of_src != of_dst
+        asks, answers = (crosses & (each == rank) for each in (of_dst, of_src))
+        nodes = len(torch.stack([dst[answers], of_dst[answers]]).unique(dim=1).T)
+        sent = 16 * int(asks.sum()) + 8 * CHANNELS * nodes
+        assert counting.traffic()["all_to_all"].sent == sent
+
+
+def test_sums_of_neighbours_are_sent_once(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(counted_sums, clients(tmp_path))
+
+
+def refused_parts(path: str) -> None:
+    with comm.connect(name="clients") as ranks, pyg_scale.open(path, comm=ranks) as graph:
+        with pytest.raises(ValueError, match="aggregate must be one of sum, mean, gcn"):
+            parallel.ClientPart(graph, ranks, "max")
+        with pytest.raises(TypeError, match="comm must be a Communicator"):
+            parallel.ClientPart(graph, None)
+        with pytest.raises(TypeError, match="part must be a ClientPart"):
+            Federated(part=graph)
+        part = parallel.ClientPart(graph, ranks, "mean")
+        data = part.data
+        for conv, reason in (
+            (pyg.GCNConv(CHANNELS, CLASSES), "GCNConv is the first layer, .* aggregate=.gcn"),
+            (pyg.GATConv(CHANNELS, CLASSES), "GATConv is the first layer, for which none suits"),
+            (pyg.SAGEConv(CHANNELS, CLASSES, project=True), "for which none suits"),
+        ):
+            with pytest.raises(ValueError, match=reason), part.within(conv):
+                conv(data.x, data.edge_index)
+        conv = pyg.SAGEConv(CHANNELS, CLASSES).double()
+        with pytest.raises(RuntimeError, match="no layer was given"), part.within(conv):
+            conv(data.x + 1, data.edge_index)
+        with pytest.raises(ValueError, match="and nothing else"), part.within(conv):
+            conv(data.x, data.edge_index[:, :2])
+
+
+def test_parts_that_are_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(refused_parts, clients(tmp_path))
+
+
+# What is refused ###############################################################################
 
 
 def refused() -> None:
