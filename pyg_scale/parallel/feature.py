@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch_geometric.utils import add_self_loops
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
-from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
+from pyg_scale.parallel.graph_module import GraphModule, SharedGraph
 from pyg_scale.parallel.halo_layers import HaloLayers
 from pyg_scale.parallel.layers import ends_of
 from pyg_scale.parallel.peers import Alone, Peers
@@ -105,19 +104,9 @@ class FeatureModule(GraphModule):
     ) -> None:
         with peers.together():
             shard, sizes = slice_of(shard, columns)
-        super().__init__(module, shard, peers, inputs, compressor)
-        constant = [tensor for value in self.inputs.values() for tensor in tensors_of(value)]
-        self._exchange = exchange
-        self._layers = FeatureLayers(module, shard, exchange, columns, peers, sizes, constant)
-
-    def forward(self, **replaced: Any) -> Any:
-        """See :meth:`GraphModule.forward`."""
-        self._exchange.begin(self.training)
-        return super().forward(**replaced)
-
-    def attached(self) -> AbstractContextManager[Any]:
-        """The context in which the layers of the module are those of the whole graph."""
-        return self._layers.attached()
+        super().__init__(module, shard, peers, inputs, exchange, compressor)
+        constant = self.constant()
+        self.layers = FeatureLayers(module, shard, exchange, columns, peers, sizes, constant)
 
 
 def check_channels(module: nn.Module, size: int) -> None:

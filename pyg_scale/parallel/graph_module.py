@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pyg_scale.parallel.base import GraphParallel, differentiating
 from pyg_scale.parallel.compression import Compressor
-from pyg_scale.parallel.layers import check_module
+from pyg_scale.parallel.exchange import HaloExchange
+from pyg_scale.parallel.layers import GraphLayers, check_module
 from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.shard import Shard
@@ -82,16 +83,24 @@ class SharedGraph(GraphParallel):
 class GraphModule(MeanModule):
     """A wrapped module; see :class:`~pyg_scale.parallel.GraphParallelModule`.
 
+    A subclass makes :attr:`layers` at the end of its constructor.
+
     Args:
         module: The module.
         shard: The share of this rank.
         peers: The ranks.
         inputs: See :meth:`~pyg_scale.parallel.GraphParallel.wrap`.
+        exchange: The exchange of halo rows.
         compressor: Adds up gradients instead of an all-reduce.
 
     Raises:
         ValueError: If the graph has no such input. The same on all ranks.
+
+    Attributes:
+        layers: The layers of the module.
     """
+
+    layers: GraphLayers
 
     def __init__(
         self,
@@ -99,17 +108,22 @@ class GraphModule(MeanModule):
         shard: Shard,
         peers: Peers,
         inputs: Sequence[str] | None,
+        exchange: HaloExchange,
         compressor: Compressor | None = None,
     ) -> None:
         super().__init__()
         self.module = module
-        self.shard, self.peers = shard, peers
+        self.shard, self.peers, self.exchange = shard, peers, exchange
         self._compressor = compressor
         default = ("x_dict", "edge_index_dict") if shard.is_hetero else ("x", "edge_index")
         with peers.together():
             names = default if inputs is None else tuple(inputs)
             self.inputs = {name: _moved(shard.input(name), peers.device) for name in names}
         peers.broadcast([*module.parameters(), *module.buffers()])
+
+    def constant(self) -> list[Tensor]:
+        """The tensors that never change."""
+        return [each for value in self.inputs.values() for each in _tensors_of(value)]
 
     @property
     def seconds_waited(self) -> float:
@@ -123,8 +137,8 @@ class GraphModule(MeanModule):
         return ids if self.shard.is_hetero else ids[None]
 
     def attached(self) -> AbstractContextManager[Any]:
-        """The context in which the module computes."""
-        return nullcontext()
+        """The context in which the layers of the module are those of the whole graph."""
+        return self.layers.attached()
 
     def forward(self, **replaced: Any) -> Any:
         """The outputs of own nodes.
@@ -137,6 +151,7 @@ class GraphModule(MeanModule):
             ValueError: If there is not a row for each own node.
             CommError: If a rank is gone or late; names it.
         """
+        self.exchange.begin(self.training)
         values = {**self.inputs, **replaced}
         for name, value in replaced.items():
             if name not in self.inputs:
@@ -197,7 +212,7 @@ class GraphModule(MeanModule):
         return nullcontext()
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def _tensors_of(value: Any) -> list[Tensor]:
     """The tensors of an input."""
     return [value] if isinstance(value, Tensor) else list(value.values())
 

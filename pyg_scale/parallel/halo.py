@@ -10,14 +10,13 @@ BNS-GCN and PipeGCN; the exchange before every propagate makes it exact for any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange, Wire
-from pyg_scale.parallel.graph_module import GraphModule, SharedGraph, tensors_of
+from pyg_scale.parallel.graph_module import GraphModule, SharedGraph
 from pyg_scale.parallel.halo_layers import HaloLayers
 from pyg_scale.parallel.inexact import (
     BITS,
@@ -153,20 +152,10 @@ class HaloModule(GraphModule):
         compressor: Compressor | None = None,
         remat: bool = False,
     ) -> None:
-        super().__init__(module, shard, peers, inputs, compressor)
-        constant = [tensor for value in self.inputs.values() for tensor in tensors_of(value)]
-        self._exchange = exchange
+        super().__init__(module, shard, peers, inputs, exchange, compressor)
+        constant = self.constant()
         layers = RematLayers if remat else HaloLayers
-        self._layers = layers(module, shard, exchange, peers, constant)
-
-    def forward(self, **replaced: Any) -> Any:
-        """See :meth:`GraphModule.forward`."""
-        self._exchange.begin(self.training)
-        return super().forward(**replaced)
-
-    def attached(self) -> AbstractContextManager[Any]:
-        """The context in which the layers of the module are those of the whole graph."""
-        return self._layers.attached()
+        self.layers = layers(module, shard, exchange, peers, constant)
 
 
 def _is_linear(layer: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data, HeteroData
 
+import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.nn import accelerate
 from pyg_scale.parallel.mesh import DIMENSIONS
@@ -180,6 +182,49 @@ OF_EDGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 """Models of ``x``, ``edge_index`` and an attribute of edges."""
 
 
+BY_CHANNEL = [
+    "gcn",
+    "gcn improved",
+    "sage mean",
+    "sage max",
+    "gin",
+    "appnp",
+    "tag",
+    "sg",
+    "ssg",
+    "arma",
+    "gated",
+    "shared",
+    "rgcn",
+    "gcn weights",
+]
+"""Models whose layers aggregate each channel for itself."""
+
+SEQUENTIAL = [
+    "gcn",
+    "sage mean",
+    "gin",
+    "gat",
+    "appnp",
+    "tag",
+    "sg",
+    "ssg",
+    "arma",
+    "gated",
+    "shared",
+    "lg",
+    "mixhop",
+    "graph",
+    "gcn weights",
+    "gat edges",
+    "sage max",
+    "gatv2",
+    "transformer",
+    "rgcn",
+]
+"""Models whose layers can be computed piece by piece."""
+
+
 def strip() -> tuple[Data, Tensor, int]:
     """A graph along a line, of which three parts have many inner nodes, and its cut."""
     data, _, _ = cut("random")
@@ -200,6 +245,14 @@ def graph(name: str) -> tuple[Data, Tensor, int]:
     data.edge_weight = torch.rand(edges, dtype=torch.float64, generator=generator)
     data.edge_attr = torch.rand(edges, 2, dtype=torch.float64, generator=generator)
     return data, assignment, parts
+
+
+def write(folder: Path, name: str) -> str:
+    """Write the parts of a graph by name; returns their path."""
+    data, assignment, parts = graph(name)
+    path = folder / f"{name}-parts"
+    pyg_scale.partition(data, parts, path=path, assignment=assignment)
+    return str(path)
 
 
 def inputs_of(name: str) -> tuple[str, ...]:

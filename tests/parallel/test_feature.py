@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,38 +12,8 @@ from pyg_scale import parallel
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
-from tests.parallel.models import BY_HEAD, CHANNELS, CLASSES, HIDDEN
+from tests.parallel.models import BY_CHANNEL, BY_HEAD, CHANNELS, CLASSES, HIDDEN
 from tests.parallel.test_inexact import sent_by
-
-BY_CHANNEL = [
-    "gcn",
-    "gcn improved",
-    "sage mean",
-    "sage max",
-    "gin",
-    "appnp",
-    "tag",
-    "sg",
-    "ssg",
-    "arma",
-    "gated",
-    "shared",
-    "rgcn",
-    "gcn weights",
-]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(4, limit=120.0) as started:
-        yield started
-
-
-def write(tmp_path: Path, name: str) -> str:
-    data, assignment, parts = models.graph(name)
-    path = tmp_path / f"{name}-parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +29,7 @@ def write(tmp_path: Path, name: str) -> str:
 def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
 ) -> None:
-    path, names = write(tmp_path, cut), [*BY_CHANNEL, *BY_HEAD]
+    path, names = models.write(tmp_path, cut), [*BY_CHANNEL, *BY_HEAD]
     assert ranks.run(models.compare, path, cut, names, "feature", world_size=size) == [{}] * size
 
 
@@ -89,7 +58,7 @@ def test_typed_nodes_on_a_mesh(ranks: WaitingProcesses, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_there_may_be_fewer_channels_than_ranks(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    path = write(tmp_path, "random")
+    path = models.write(tmp_path, "random")
     found = ranks.run(models.compare, path, "random", ["mixhop"], "feature", world_size=4)
     assert found == [{}] * 4
 
@@ -110,7 +79,7 @@ def count(path: str) -> None:
 
 
 def test_messages_do_not_depend_on_the_cut(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(count, write(tmp_path, "random"), world_size=3)
+    ranks.run(count, models.write(tmp_path, "random"), world_size=3)
 
 
 def refuse(path: str) -> None:
@@ -126,4 +95,4 @@ def refuse(path: str) -> None:
 
 
 def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(refuse, write(tmp_path, "random"), world_size=2)
+    ranks.run(refuse, models.write(tmp_path, "random"), world_size=2)

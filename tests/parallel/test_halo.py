@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,6 @@ from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
 from tests.parallel.models import CHANNELS, CLASSES, HIDDEN, MODELS, MORE, OF_EDGES
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(4, limit=120.0) as started:
-        yield started
-
-
-def write(tmp_path: Path, name: str) -> str:
-    data, assignment, parts = models.graph(name)
-    path = tmp_path / f"{name}-parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
-
 
 # Exact results #################################################################################
 
@@ -62,7 +47,7 @@ def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
 ) -> None:
     names = [*MODELS, *OF_EDGES]
-    path = write(tmp_path, cut)
+    path = models.write(tmp_path, cut)
     assert ranks.run(models.compare, path, cut, names, "halo", world_size=size) == [{}] * size
 
 
@@ -70,7 +55,7 @@ def test_accelerated_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
     names = ["gcn", "sage mean", "gin", "gat", "gatv2", "transformer", "rgcn"]
-    path = write(tmp_path, "random")
+    path = models.write(tmp_path, "random")
     found = ranks.run(models.compare, path, "random", names, "halo", True, world_size=2)
     assert found == [{}] * 2
 
@@ -79,7 +64,7 @@ def test_accelerated_models_are_those_of_the_whole_graph(
 def test_further_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, "random")
+    path = models.write(tmp_path, "random")
     found = ranks.run(models.compare, path, "random", list(MORE), "halo", world_size=3)
     assert found == [{}] * 3
 
@@ -137,7 +122,7 @@ def count(path: str) -> list[Any]:
 def test_one_message_before_each_propagate_and_one_back(
     ranks: WaitingProcesses, tmp_path: Path
 ) -> None:
-    for each in ranks.run(count, write(tmp_path, "random"), world_size=3):
+    for each in ranks.run(count, models.write(tmp_path, "random"), world_size=3):
         for sent, expected in each:
             assert sent == expected
 
@@ -223,7 +208,7 @@ class Stacked(nn.Module):
 
 
 def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(refuse, write(tmp_path, "random"), world_size=2)
+    ranks.run(refuse, models.write(tmp_path, "random"), world_size=2)
 
 
 def test_a_graph_is_needed_where_one_is_divided_and_only_there() -> None:
@@ -264,7 +249,7 @@ def lose_rank_1(path: str, where: str) -> None:
 @pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_is_named(tmp_path: Path, where: str) -> None:
     with WaitingProcesses(3, limit=120.0) as ranks, pytest.raises(ExceptionGroup) as raised:
-        ranks.run(lose_rank_1, write(tmp_path, "random"), where)
+        ranks.run(lose_rank_1, models.write(tmp_path, "random"), where)
     (error,) = raised.value.exceptions
     assert str(error) == "the process of rank 1 ended (-9)"
 
@@ -306,4 +291,4 @@ def fail_alone(path: str, method: str, where: str) -> None:
 def test_an_error_of_one_rank_ends_all_by_its_name(
     tmp_path: Path, ranks: WaitingProcesses, method: str, where: str
 ) -> None:
-    ranks.run(fail_alone, write(tmp_path, "random"), method, where, world_size=3)
+    ranks.run(fail_alone, models.write(tmp_path, "random"), method, where, world_size=3)

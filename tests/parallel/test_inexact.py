@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel.halo import HaloParallel
 from pyg_scale.parallel.inexact import generator_of, rounded_bf16, rounded_int8, values_of_int8
@@ -29,10 +28,7 @@ def ranks() -> Iterator[WaitingProcesses]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    data, assignment, parts = models.graph("random")
-    path = tmp_path_factory.mktemp("graph") / "parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
+    return models.write(tmp_path_factory.mktemp("graph"), "random")
 
 
 def sent_by(step: Any) -> list[int]:

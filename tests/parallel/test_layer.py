@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +24,6 @@ from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel.models import Found, difference
 
 FEATURES, CLASSES = 6, 4
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(4, limit=120.0) as started:
-        yield started
 
 
 class Residual(nn.Module):

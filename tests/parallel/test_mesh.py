@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,8 @@ from pyg_scale.parallel.mesh import DIMENSIONS, MeshParallel
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
-from tests.parallel.models import BY_HEAD, CHANNELS, CLASSES, HIDDEN, MODELS, OF_EDGES
-from tests.parallel.test_feature import BY_CHANNEL
+from tests.parallel.models import BY_CHANNEL, BY_HEAD, CHANNELS, CLASSES, HIDDEN, MODELS, OF_EDGES
 from tests.parallel.test_inexact import sent_by
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(4, limit=120.0) as started:
-        yield started
-
-
-def write(tmp_path: Path, name: str) -> str:
-    data, assignment, parts = models.graph(name)
-    path = tmp_path / f"{name}-parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
 
 
 def mesh_of(*shape: int) -> DeviceMesh:
@@ -73,7 +58,7 @@ QUICK = ["gcn", "sage mean", "sage max", "gin", "gat heads"]
 def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, shape: tuple[int, ...], names: list[str]
 ) -> None:
-    path, size = write(tmp_path, cut), shape[0] * shape[1] * shape[2]
+    path, size = models.write(tmp_path, cut), shape[0] * shape[1] * shape[2]
     found = ranks.run(models.compare, path, cut, names, "mesh", False, shape, world_size=size)
     assert found == [{}] * size
 
@@ -110,7 +95,7 @@ def train_replicas(path: str, shape: tuple[int, ...], names: list[str]) -> dict[
 def test_replicas_are_a_batch_of_graphs(
     ranks: WaitingProcesses, tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
-    path = write(tmp_path, "random")
+    path = models.write(tmp_path, "random")
     found = ranks.run(train_replicas, path, shape, ["gcn", "sage max", "gin", "gat heads"])
     assert found == [{}] * 4
 
@@ -138,7 +123,7 @@ def count(path: str) -> None:
 
 
 def test_messages_are_those_of_both(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(count, write(tmp_path, "random"), world_size=4)
+    ranks.run(count, models.write(tmp_path, "random"), world_size=4)
 
 
 # Gradients in fewer bytes ######################################################################
@@ -180,7 +165,7 @@ def compress(path: str, shape: tuple[int, ...]) -> None:
 
 
 def test_gradients_in_fewer_bytes(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(compress, write(tmp_path, "random"), (2, 1, 2))
+    ranks.run(compress, models.write(tmp_path, "random"), (2, 1, 2))
 
 
 # What is refused ###############################################################################
@@ -210,7 +195,7 @@ def refuse(path: str) -> None:
 
 
 def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(refuse, write(tmp_path, "random"))
+    ranks.run(refuse, models.write(tmp_path, "random"))
 
 
 # Lost ranks ####################################################################################
@@ -248,7 +233,7 @@ def lose_rank_3(path: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["failed", pytest.param("killed", marks=pytest.mark.slow)])
 def test_a_rank_that_is_lost_is_named_by_all(tmp_path: Path, how: str) -> None:
     with WaitingProcesses(4, limit=120.0) as ranks:
-        run = partial(ranks.run, lose_rank_3, write(tmp_path, "random"), how)
+        run = partial(ranks.run, lose_rank_3, models.write(tmp_path, "random"), how)
         if how == "failed":
             run()
         else:

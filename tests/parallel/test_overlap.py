@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel.split import edge_rows, split_edges
 from pyg_scale.testing.graph_parallel import opened
@@ -22,17 +21,8 @@ from tests.parallel.models import BY_HEAD, CHANNELS, CLASSES, HIDDEN, MODELS, MO
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(3, limit=120.0) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    data, assignment, parts = models.graph("strip")
-    path = tmp_path_factory.mktemp("graph") / "parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
+    return models.write(tmp_path_factory.mktemp("graph"), "strip")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,42 +24,6 @@ from tests.parallel import models
 from tests.parallel.live import LiveBytes
 from tests.parallel.models import CHANNELS, CLASSES, HIDDEN
 from tests.parallel.test_inexact import sent_by
-
-LAYERS = [
-    "gcn",
-    "sage mean",
-    "gin",
-    "gat",
-    "appnp",
-    "tag",
-    "sg",
-    "ssg",
-    "arma",
-    "gated",
-    "shared",
-    "lg",
-    "mixhop",
-    "graph",
-    "gcn weights",
-    "gat edges",
-    "sage max",
-    "gatv2",
-    "transformer",
-    "rgcn",
-]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WaitingProcesses]:
-    with WaitingProcesses(4, limit=120.0) as started:
-        yield started
-
-
-def write(tmp_path: Path, name: str) -> str:
-    data, assignment, parts = models.graph(name)
-    path = tmp_path / f"{name}-parts"
-    pyg_scale.partition(data, parts, path=path, assignment=assignment)
-    return str(path)
 
 
 def in_pieces(path: str, cut: str, names: list[str], method: HaloParallel) -> dict[str, str]:
@@ -93,7 +56,7 @@ def draw(path: str) -> None:
 
 
 def test_dropout_is_drawn_again(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(draw, write(tmp_path, "random"), world_size=2)
+    ranks.run(draw, models.write(tmp_path, "random"), world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +78,8 @@ def test_dropout_is_drawn_again(ranks: WaitingProcesses, tmp_path: Path) -> None
 def test_models_are_those_of_the_whole_graph(
     ranks: WaitingProcesses, tmp_path: Path, cut: str, size: int
 ) -> None:
-    path, method = write(tmp_path, cut), HaloParallel(remat=True)
-    found = ranks.run(in_pieces, path, cut, LAYERS, method, world_size=size)
+    path, method = models.write(tmp_path, cut), HaloParallel(remat=True)
+    found = ranks.run(in_pieces, path, cut, models.SEQUENTIAL, method, world_size=size)
     assert found == [{}] * size
 
 
@@ -138,7 +101,7 @@ def count(path: str) -> None:
 
 
 def test_bytes_are_those_of_the_halo(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(count, write(tmp_path, "random"), world_size=3)
+    ranks.run(count, models.write(tmp_path, "random"), world_size=3)
 
 
 def kept(model: Any) -> int:
@@ -169,7 +132,7 @@ def keep(path: str) -> tuple[dict[str, int], int]:
 
 def test_neither_halo_rows_nor_messages_are_kept(ranks: WaitingProcesses, tmp_path: Path) -> None:
     """Of each layer ``halo`` keeps rows of the halo, 6 and 4 numbers, and a message per edge."""
-    for found, halo in ranks.run(keep, write(tmp_path, "random"), world_size=3):
+    for found, halo in ranks.run(keep, models.write(tmp_path, "random"), world_size=3):
         assert found["halo"] - found["remat"] >= 8 * halo * (HIDDEN + CLASSES), found
 
 
@@ -278,7 +241,7 @@ def refuse_weights(path: str) -> None:
 
 
 def test_what_is_refused(ranks: WaitingProcesses, tmp_path: Path) -> None:
-    ranks.run(refuse, write(tmp_path, "random"), world_size=1)
-    ranks.run(refuse_weights, write(tmp_path, "empty"), world_size=1)
+    ranks.run(refuse, models.write(tmp_path, "random"), world_size=1)
+    ranks.run(refuse_weights, models.write(tmp_path, "empty"), world_size=1)
     with pytest.raises(ValueError, match="remat=True goes with no other option"):
         HaloParallel(remat=True, stale=True)
