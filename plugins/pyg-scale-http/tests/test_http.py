@@ -608,18 +608,38 @@ def test_an_address_that_is_none(capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_page_in_a_browser(port, predictor, tmp_path):
+def test_the_page_in_a_browser(port, predictor, data, tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("needs chromium, as Debian's package has it")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
-    flags += " --disable-background-networking --disable-component-update --dump-dom"
-    flags += f" --virtual-time-budget=8000 --user-data-dir={tmp_path / 'profile'}"
-    found = subprocess.run(
-        [browser, *flags.split(), f"http://127.0.0.1:{port}/?ids=7,12"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+
+    def shown(port, ids):
+        flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
+        flags += " --disable-background-networking --disable-component-update --dump-dom"
+        flags += f" --virtual-time-budget=8000 --user-data-dir={tmp_path / 'profile'}"
+        return subprocess.run(
+            [browser, *flags.split(), f"http://127.0.0.1:{port}/?ids={ids}"],
+            capture_output=True,
+            text=True,
+            timeout=50,
+        ).stdout
+
+    page = shown(port, "7,12")
     for row in predictor.predict([7, 12]).tolist():
-        assert f"{row[0]:.4f}" in found.stdout
+        assert f"{row[0]:.4f}" in page
+    assert "300 is out of range" in shown(port, "300")
+
+    values = torch.tensor([[float("nan"), 0.25], [float("inf"), float("-inf")]])
+
+    def forward(model, batch):
+        return values[batch.n_id[: batch.batch_size]]
+
+    with (
+        Predictor(torch.nn.Identity(), data, HOPS, forward=forward) as made,
+        serving(made) as other,
+    ):
+        page = shown(other, "0,1")
+    assert page.count("not finite") >= 3
+    assert "0.2500" in page
+    assert "<td>1</td>" in page  # the place of the largest number
+    assert "<td>none</td>" in page

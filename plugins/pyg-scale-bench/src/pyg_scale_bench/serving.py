@@ -378,7 +378,7 @@ BENCHMARK = Benchmark(
             "hidden": Option(64, "channels of the model"),
             "threads": Option(1, "of torch", least=1),
             "requests": Option(5_000, "of a round", least=10),
-            "max_batch": Option(8, "nodes of a batch at most", least=1),
+            "max_batch": Option(4, "nodes of a batch at most", least=1),
             "disk_workers": Option(2, "threads that make batches from disk", least=1),
             "stock": Option(False, "serve PyG's model as it is"),
             "load": Option(0.5, "share of the capacity"),
