@@ -300,17 +300,17 @@ class Table:
     """
 
     def __init__(self, rows: Tensor | RankRows, real: torch.dtype) -> None:
-        self._rows, self.real = rows, real
+        self.rows, self.real = rows, real
 
     def width(self) -> tuple[int, ...]:
         """The shape of a row."""
-        return tuple(self._rows.shape[1:])
+        return tuple(self.rows.shape[1:])
 
     def read(self, begin: int, end: int) -> Tensor:
         """Rows ``begin`` to ``end - 1`` in memory, read one after the other."""
-        if isinstance(self._rows, RankRows):
-            return self._rows.read(begin, end, self.real)
-        rows = self._rows[begin:end]
+        if isinstance(self.rows, RankRows):
+            return self.rows.read(begin, end, self.real)
+        rows = self.rows[begin:end]
         read_soon(rows)
         return torch.empty(rows.shape, dtype=self.real).copy_(rows)
 

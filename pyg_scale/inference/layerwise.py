@@ -201,8 +201,8 @@ def _recorded(
     arguments = arguments_of(model, attrs)
     check_modules(model, normalised=set())
     real = real_of(model)
-    check_recorded(model, given, real, device, arguments)
-    program = record(model, given, real, device, arguments)
+    check_recorded(model, given, real, device, arguments, memory)
+    program = record(model, given, real, device, arguments, memory)
     sizes = [given.num_nodes[value.node_type] for value in program.steps]
     results = results_of(program)
     made_by = fingerprint(
@@ -211,7 +211,7 @@ def _recorded(
         num_nodes={str(t): size for t, size in given.num_nodes.items()},
         num_edges=given.num_edges,
         dtype=None if dtype is None else dtype_name(dtype),
-        **{"attributes of edges": attrs},
+        **{"attributes of edges": attrs, "number of steps (memory= decides it)": len(sizes)},
     )
     ranks = together_of(graph, comm, out)
     if ranks is None:

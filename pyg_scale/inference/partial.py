@@ -37,7 +37,7 @@ class _Reached(Exception):
 
 
 class Aggregates(NamedTuple):
-    """What a layer aggregated over some edges.
+    """The messages of a layer over some edges, aggregated.
 
     Attributes:
         out: ``[n, ...]``.
@@ -141,7 +141,7 @@ class _Mixed(Exception):
 
 
 Side = dict[tuple[str, str], Tensor]
-"""What messages read of the nodes at one end of edges, by function and argument: ``[n, ...]``."""
+"""The rows of one end of edges that messages read, by function and argument: ``[n, ...]``."""
 
 
 class StreamedConv:
@@ -285,13 +285,13 @@ class StreamedConv:
         raise NotStreamed("it does not aggregate messages by propagate()")
 
     def sources(self, rows: Tensor) -> Side:
-        """What messages read of sources with features ``[n, channels]``."""
+        """The rows that messages read of sources with features ``[n, channels]``."""
         if self._arguments is None:
             return {_ROWS: rows}
         return self._side(0, self._called(rows, self._no_dst))
 
     def destinations(self, rows: Tensor) -> Side:
-        """What messages read of destinations with features ``[n, channels]``; perhaps nothing."""
+        """The rows that messages read of destinations with features ``[n, channels]``, if any."""
         if not self.reads_dst:
             return {}
         if self._arguments is None:

@@ -76,6 +76,7 @@ class Convolved(Value):
         src: The rows of sources.
         dst: The rows of destinations.
         edge_type: The type of its edges.
+        width: Number of columns of the output.
         argument: The name of the argument that takes an attribute of edges, if one does.
         attr: What it takes: a value made of an :class:`EdgeInput`.
     """
@@ -85,6 +86,7 @@ class Convolved(Value):
     src: Any = None
     dst: Any = None
     edge_type: Any = None
+    width: int = 0
     argument: str = ""
     attr: Any = None
 
@@ -94,7 +96,7 @@ class Convolved(Value):
         return None if self.attr is None else _leaves(self.attr, {})[0]  # type: ignore[return-value]
 
     def attr_of(self, rows: Tensor) -> Tensor:
-        """What the layer takes, from the attribute of some edges, ``[n, ...]``."""
+        """The argument of the layer, from the attribute of some edges, ``[n, ...]``."""
         given = self.attr_input
         return rows if given is None else _evaluate(self.attr, {given.number: rows})
 
@@ -260,7 +262,9 @@ class Recorder:
                 _check_attr(attr, edge_index, who, len(found))
                 value.attr = attr.value
             _check_layer(value)
-            return self.rows(value, self._sample(module, pair, who, value.argument, attr))
+            sample = self._sample(module, pair, who, value.argument, attr)
+            value.width = sample.numel() // _SAMPLE
+            return self.rows(value, sample)
 
         return forward
 
@@ -353,17 +357,21 @@ class Program:
     """The steps of a recorded model.
 
     A step gives rows that a later layer reads, or that the model returns. It computes the layers
-    that the rows come from, and what the model does with their rows.
+    that the rows come from, and what the model does with their rows. Where their aggregates do not
+    fit into memory together, each of these layers has a step of its own.
 
     Args:
         output: What the model returns, see :meth:`Recorder.record`.
+        fits: Returns True if the aggregates of some layers fit into memory together.
 
     Attributes:
         steps: The values that are kept in files, in an order in which they can be computed.
         output: As given.
     """
 
-    def __init__(self, output: Any) -> None:
+    def __init__(
+        self, output: Any, fits: Callable[[Sequence[Convolved]], bool] = lambda layers: True
+    ) -> None:
         self.output = output
         kept: dict[int, Value] = {}
         for value in output.values() if isinstance(output, dict) else [output]:
@@ -385,6 +393,11 @@ class Program:
                         todo.append(end)
                 if len(users[leaf.number]) > 1:
                     kept[leaf.number] = leaf
+        for value in list(kept.values()):
+            leaves = [each for each in _leaves(value, kept) if each.number not in kept]
+            layers = [each for each in leaves if isinstance(each, Convolved)]
+            if len(layers) > 1 and not fits(layers):
+                kept |= {each.number: each for each in layers}
         self.steps = [kept[number] for number in sorted(kept)]
         self._place = {value.number: step for step, value in enumerate(self.steps)}
 

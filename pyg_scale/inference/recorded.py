@@ -194,6 +194,7 @@ def record(
     real: torch.dtype,
     device: torch.device,
     arguments: Mapping[str, str],
+    memory: int,
 ) -> Program:
     """Record a model on the types of a graph.
 
@@ -203,6 +204,7 @@ def record(
         real: The dtype of the model.
         device: Where it is.
         arguments: The attributes of edges that it gets, see :func:`arguments_of`.
+        memory: Bytes to use.
 
     Raises:
         NotImplementedError: If it cannot be computed from some rows and edges at a time.
@@ -219,9 +221,14 @@ def record(
             for t in graph.attrs[name]
         }
         attrs[argument] = made if graph.is_typed else made[None]
+
+    def fits(layers: Sequence[Convolved]) -> bool:
+        sizes = [graph.num_nodes[each.node_type] * each.width for each in layers]
+        return sum(sizes) * real.itemsize <= memory // 2
+
     if graph.is_typed:
-        return Program(recorder.record(x, edges, attrs))
-    return Program(recorder.record(x[None], edges[None], attrs))
+        return Program(recorder.record(x, edges, attrs), fits)
+    return Program(recorder.record(x[None], edges[None], attrs), fits)
 
 
 def results_of(program: Program) -> dict[int, str]:
@@ -380,10 +387,11 @@ def check_recorded(
     real: torch.dtype,
     device: torch.device,
     arguments: Mapping[str, str],
+    memory: int,
 ) -> None:
     """Refuse a model whose recorded steps give other numbers than the model itself.
 
-    Both compute a small random graph of the same types.
+    Both compute a small random graph of the same types, in as much memory for a node.
 
     Raises:
         NotImplementedError: Says so.
@@ -391,7 +399,8 @@ def check_recorded(
     data = graph.small(real)
     moved = data.clone().to(device)
     whole = TypedGraph(data, list(graph.attrs))
-    program = record(model, whole, real, device, arguments)
+    memory = memory * sum(whole.num_nodes.values()) // max(1, sum(graph.num_nodes.values()))
+    program = record(model, whole, real, device, arguments, memory)
     given: dict[str, Any] = {}
     for argument, name in arguments.items():
         found = {t: moved[t][name] for t in graph.attrs[name] if t is not None}

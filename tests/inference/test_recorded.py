@@ -28,6 +28,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_scale
+from pyg_scale.inference.inputs import Table
 from pyg_scale.inference.progress import InferenceProgress
 
 SIZES = {"author": 60, "paper": 90, "venue": 7}
@@ -356,6 +357,60 @@ def test_what_is_not_a_row_at_a_time_is_refused(
     with pytest.raises(error, match=match):
         infer(given, data, tmp_path)
     assert not list(tmp_path.glob("*.npy")), "before any work"
+
+
+class Wide(torch.nn.Module):
+    """Two layers of sums and attention over three edge types, of 64 columns each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            HeteroConv(
+                {
+                    WRITES: SAGEConv((64, 64), 64),
+                    CITES: GATConv(64, 64),
+                    BY: SAGEConv((64, 64), 64, aggr="max"),
+                }
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        for layer in self.layers:
+            x = {t: rows.tanh() for t, rows in layer(x, edges).items()}
+        return x
+
+
+def test_rows_are_read_once_or_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each end of a layer's edges where memory holds it; thrice at a third of the files.
+
+    The rows of layers that are added up in a step of their own are counted too.
+    """
+    torch.manual_seed(1)
+    model, data = Wide().double().eval(), typed()
+    for t in SIZES:
+        data[t].x = torch.randn(SIZES[t], 64, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)
+    a, p = SIZES["author"], SIZES["paper"]
+    counts: list[int] = []
+    read = Table.read
+
+    def counted(self: Table, begin: int, end: int) -> Tensor:
+        if self.rows.shape[0] in (a, p):  # not of the probe
+            counts.append(end - begin)
+        return read(self, begin, end)
+
+    monkeypatch.setattr(Table, "read", counted)
+    once = 2 * ((a + p) + p + (p + a))
+    got = infer(model, data, tmp_path / "all", memory="1GB")
+    assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+    assert sum(counts) == once
+    counts.clear()
+    files = 2 * 8 * 64 * (a + p) + 8 * sum(data[t].num_edges for t in (WRITES, CITES, BY))
+    got = infer(model, data, tmp_path / "third", memory=files // 3)
+    assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
+    assert once < sum(counts) <= 3 * once
 
 
 class TwoAttributes(Weighted):
