@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +280,56 @@ def test_a_stopped_run_goes_on(
     resumed = infer(model, data, tmp_path / "stopped", memory=9_000)
     assert torch.equal(resumed, whole)
     assert torch.equal(infer(model, data, tmp_path / "stopped", memory=9_000), whole)
+
+
+_KILLED = """
+import sys
+import torch
+import pyg_scale
+from tests.inference.test_recorded import WithEdges, with_edges
+
+torch.manual_seed(1)
+model = WithEdges().double().eval()
+pyg_scale.layerwise_inference(
+    model, with_edges(), sys.argv[1], memory=9_000, progress=False, edge_attr="edge_attr",
+    edge_weight="weight",
+)
+"""
+
+
+def done(out: Path) -> int:
+    """Rows of all steps that the journal says are there."""
+    file, rows = out / "PROGRESS.jsonl", {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        with contextlib.suppress(ValueError):  # the last one is being written
+            note = json.loads(line)
+            if "rows" in note:
+                rows[note["step"]] = note["rows"]
+    return sum(rows.values())
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """SIGKILL in one layer after the other: what was written is not computed again."""
+    torch.manual_seed(1)
+    model, out = WithEdges().double().eval(), tmp_path / "out"
+    options: Any = {"memory": 9_000, "edge_attr": "edge_attr", "edge_weight": "weight"}
+    whole = infer(model, with_edges(), tmp_path / "whole", **options)
+    total, kills, before = done(tmp_path / "whole"), 0, 0
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", _KILLED, str(out)]) as child:
+            deadline = time.monotonic() + 60
+            while child.poll() is None and time.monotonic() < deadline:
+                if before + total // 8 < done(out) < total:
+                    child.kill()
+                    break
+                time.sleep(0.0005)
+            kills += child.wait(60) == -signal.SIGKILL
+        assert done(out) >= before, "nothing is lost"
+        before = done(out)
+    assert kills >= 3
+    resumed = infer(model, with_edges(), out, **options)
+    assert all(torch.equal(resumed[t], whole[t]) for t in whole)
 
 
 def test_a_real_graph(data_dir: Path, tmp_path: Path) -> None:
