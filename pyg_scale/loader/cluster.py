@@ -20,6 +20,7 @@ from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import edge_index_of, select_rows
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
+from pyg_scale.ops.join_clusters import join_clusters
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import flag, one_of
@@ -211,20 +212,8 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
     def _sample(self, batch: BatchIndex) -> _Merged:
         found = self.cluster_data.partition
         index = batch.index.to(found.partptr.device)
-        begin, end = found.partptr[index], found.partptr[index + 1]
-        ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
-        node = _joined(ranges, index.device)
-        edges = list(zip(found.indptr[begin].tolist(), found.indptr[end].tolist(), strict=True))
-        edge = _joined(edges, index.device)
-        other = _slices(found.index, edges)
-        size = end - begin
-        shift = torch.full_like(found.partptr[1:], torch.iinfo(torch.int64).min // 2)
-        shift[index] = size.cumsum(0) - size - begin
-        other = other + shift.index_select(0, self._part_of.index_select(0, other))
-        inside = (other >= 0).nonzero().view(-1)
-        degree = _slices(found.indptr[1:], ranges) - _slices(found.indptr, ranges)
-        own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
-        own, other, edge = (each.index_select(0, inside) for each in (own, other, edge))
+        joined = join_clusters(found.partptr, found.indptr, found.index, self._part_of, index)
+        node, own, other, edge = joined
         if found.sparse_format == "csr":
             return _Merged(node, own, other, edge)
         return _Merged(node, other, own, edge)
@@ -241,17 +230,6 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
 
 
 # Clusters ##################################################################################
-
-
-def _joined(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """All integers of some ranges, one range after the other."""
-    every = [torch.arange(low, high, device=device) for low, high in ((0, 0), *ranges)]
-    return torch.cat(every)
-
-
-def _slices(values: Tensor, ranges: list[tuple[int, int]]) -> Tensor:
-    """The values of some ranges, one range after the other."""
-    return torch.cat([values[low:high] for low, high in ((0, 0), *ranges)])
 
 
 def _batch(data: Data, node: Tensor, edge: Tensor, edge_index: Tensor, stats: Stats) -> Data:

@@ -717,6 +717,13 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "key": 1,
     },
     "huge_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
+    "join_clusters": lambda: {
+        "partptr": longs(0, 2, 3, 6),
+        "indptr": indptr(),
+        "index": indices(),
+        "part_of": ints(0, 0, 1, 2, 2, 2),
+        "which": longs(2, 0),
+    },
     "labor_take": lambda: {
         "counts": longs(3, 0, 2, 1),
         "neighbor": longs(1, 2, 5, 2, 1, 4),

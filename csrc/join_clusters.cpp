@@ -1,0 +1,112 @@
+// join_clusters: the nodes of several clusters, and the edges among them (the meaning is in
+// pyg_scale/ops/join_clusters.py).
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "buffer.h"
+#include "graph_view.h"
+#include "pool.h"
+
+namespace pyg_scale {
+namespace {
+
+constexpr int64_t kOutside = std::numeric_limits<int64_t>::min() / 2;
+
+// The edges of a batch, of which more are written than it has at last.
+struct Edges {
+  Buffer<int64_t> own, other, edge;
+};
+
+Tensor copy(const Buffer<int64_t>& from) {
+  Tensor out = pool_empty({from.size()}, ScalarType::Long);
+  std::copy_n(from.data(), from.size(), out.mutable_data_ptr<int64_t>());
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr,
+                                                         Tensor index, Tensor part_of,
+                                                         Tensor which) {
+  const int64_t parts = num_pointed(partptr, "partptr"), count = which.numel();
+  const int64_t num_nodes = num_pointed(indptr), num_edges = index.numel();
+  const int64_t* first = int64_data(partptr, parts + 1, "partptr");
+  const int64_t* pointer = int64_data(indptr, num_nodes + 1, "indptr");
+  const int64_t* target = int64_data(index, num_edges, "index");
+  const int64_t* chosen = int64_data(which, count, "which");
+  check(part_of.is_cpu() && part_of.dim() == 1 && part_of.is_contiguous() &&
+            part_of.scalar_type() == ScalarType::Int && part_of.numel() == num_nodes,
+        "part_of must be a contiguous int32 tensor with an entry for each node");
+  const int32_t* part = part_of.const_data_ptr<int32_t>();
+  check_each_within(chosen, count, "which: cluster", parts);
+
+  Buffer<int64_t> shift;  // from a node of each cluster to its place in the batch
+  shift.reserve(parts);
+  std::fill_n(shift.data(), parts, kOutside);
+  int64_t size = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = first[chosen[i]], end = first[chosen[i] + 1];
+    check(begin >= 0 && begin <= end && end <= num_nodes, "partptr must rise from 0 to num_nodes");
+    shift[chosen[i]] = size - begin;
+    check(size <= (int64_t{1} << 59) - end, "the clusters have too many nodes");
+    size += end - begin;
+  }
+  Tensor nodes = pool_empty({size}, ScalarType::Long);
+  int64_t* node = nodes.mutable_data_ptr<int64_t>();
+  thread_local Edges kept;
+  Edges& edges = kept;
+  int64_t place = 0, found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = first[chosen[i]], end = first[chosen[i] + 1];
+    std::iota(node + place, node + place + (end - begin), begin);
+    for (int64_t v = begin; v < end; ++v, ++place) {
+      const int64_t from = pointer[v], to = pointer[v + 1];
+      check_entries(v, from, to, num_edges);
+      for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) {
+        each->set_size(found);
+        each->reserve(found + to - from);
+      }
+      int64_t *own = edges.own.data(), *other = edges.other.data(), *edge = edges.edge.data();
+      for (int64_t e = from; e < to; ++e) {
+        const int64_t u = target[e];
+        if (static_cast<uint64_t>(u) >= static_cast<uint64_t>(num_nodes)) [[unlikely]]
+          fail_missing("index: node", u, num_nodes);
+        const int64_t p = part[u];
+        if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(parts)) [[unlikely]]
+          fail_missing("part_of: cluster", p, parts);
+        const int64_t at = u + shift[p];
+        own[found] = place;
+        other[found] = at;
+        edge[found] = e;
+        found += at >= 0;
+      }
+    }
+  }
+  for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) each->set_size(found);
+  std::tuple<Tensor, Tensor, Tensor, Tensor> out{nodes, copy(edges.own), copy(edges.other),
+                                                 copy(edges.edge)};
+  constexpr size_t kKeptBytes = size_t{1} << 26;  // a batch of unusual size keeps no memory
+  for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) {
+    each->clear();
+    if (each->bytes() > kKeptBytes) each->release();
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace pyg_scale
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
+  m.def(
+      "join_clusters(Tensor partptr, Tensor indptr, Tensor index, Tensor part_of, Tensor which) -> "
+      "(Tensor node, Tensor own, Tensor other, Tensor edge)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
+  m.impl("join_clusters", TORCH_BOX(&pyg_scale::join_clusters));
+}

@@ -1,0 +1,76 @@
+"""Several clusters of a graph, joined, with the edges among them (``csrc/join_clusters.cpp``).
+
+Nodes are numbered cluster by cluster, so that a cluster is a range of nodes and of edges.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+
+class Joined(NamedTuple):
+    """Clusters side by side.
+
+    Attributes:
+        node: Their nodes, cluster after cluster, ``int64`` ``[n]``.
+        own: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
+        other: The place of its other end, ``int64`` ``[m]``.
+        edge: The position of each edge, ``int64`` ``[m]``.
+    """
+
+    node: Tensor
+    own: Tensor
+    other: Tensor
+    edge: Tensor
+
+
+def join_clusters(
+    partptr: Tensor, indptr: Tensor, index: Tensor, part_of: Tensor, which: Tensor
+) -> Joined:
+    """The nodes of some clusters and the edges that both begin and end in these.
+
+    Args:
+        partptr: The nodes of cluster ``c`` are ``partptr[c]`` to ``partptr[c + 1] - 1``, ``int64``
+            ``[num_clusters + 1]``. Tensors are on one device.
+        indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
+            ``[num_nodes + 1]``.
+        index: Their other ends, ``int64`` ``[num_edges]``.
+        part_of: The cluster of each node, ``int32`` ``[num_nodes]``.
+        which: The clusters, ``int64`` ``[c]``. Edges to a repeated one end in its last copy.
+
+    Raises:
+        ValueError: If pointers or ends lead out of the graph.
+    """
+    tensors = (partptr, indptr, index, part_of, which)
+    if library.compiled() and all(each.device.type == "cpu" for each in tensors):
+        return Joined(*torch.ops.pyg_scale.join_clusters(*(each.contiguous() for each in tensors)))
+    begin, end = partptr[which], partptr[which + 1]
+    ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
+    node = _joined(ranges, which.device)
+    edges = list(zip(indptr[begin].tolist(), indptr[end].tolist(), strict=True))
+    edge = _joined(edges, which.device)
+    other = _slices(index, edges)
+    size = end - begin
+    shift = torch.full_like(partptr[1:], torch.iinfo(torch.int64).min // 2)
+    shift[which] = size.cumsum(0) - size - begin
+    other = other + shift.index_select(0, part_of.index_select(0, other))
+    inside = (other >= 0).nonzero().view(-1)
+    degree = _slices(indptr[1:], ranges) - _slices(indptr, ranges)
+    own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)
+    return Joined(node, *(each.index_select(0, inside) for each in (own, other, edge)))
+
+
+def _joined(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """All integers of some ranges, one range after the other."""
+    every = [torch.arange(low, high, device=device) for low, high in ((0, 0), *ranges)]
+    return torch.cat(every)
+
+
+def _slices(values: Tensor, ranges: list[tuple[int, int]]) -> Tensor:
+    """The values of some ranges, one range after the other."""
+    return torch.cat([values[low:high] for low, high in ((0, 0), *ranges)])
