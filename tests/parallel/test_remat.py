@@ -32,6 +32,27 @@ def in_pieces(path: str, cut: str, names: list[str], method: HaloParallel) -> di
     return models.compare(path, cut, names, method)
 
 
+def tie(path: str) -> None:
+    """Equal messages, and those that are 0, share gradients as in PyG."""
+    sequential.EDGES_AT_ONCE = 20
+    with opened(path) as graph:
+        values = torch.arange(graph.num_nodes * CHANNELS).view(-1, CHANNELS)
+        x = (values * values % 7 % 3 - 1).double()
+        for aggr in ("max", "min"):
+            torch.manual_seed(0)
+            conv = pyg.SAGEConv(CHANNELS, CLASSES, aggr=aggr, root_weight=False).double()
+            model = parallel.wrap(conv, "halo", graph=graph, remat=True)
+            own = model.own_nodes
+            given, whole = x[own].requires_grad_(), x.clone().requires_grad_()
+            model.backward(model(x=given).square().mean(), len(own))
+            conv(whole, graph.edge_index[:]).square().mean().mul(len(x)).backward()
+            assert torch.allclose(given.grad, whole.grad[own], rtol=0, atol=1e-12)
+
+
+def test_equal_messages_share_gradients(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    ranks.run(tie, models.write(tmp_path, "random"), world_size=2)
+
+
 def draw(path: str) -> None:
     """The backward pass draws what the forward pass has drawn."""
     with opened(path) as graph:
