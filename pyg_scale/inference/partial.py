@@ -224,12 +224,18 @@ class StreamedConv:
         """
         self._arguments, self._empty = None, {k: value[:0] for k, value in options.items()}
         self._no_src, self._no_dst = src[:0], dst[:0]
-        try:
-            self._arguments = self._examined(src, dst)
-        except NotStreamed:
-            raise
-        except Exception:  # such a layer needs rows and edges that belong together
-            self._arguments = None
+        for takes_pair in (True, False) if self._takes_pair else (False,):
+            self._takes_pair = takes_pair
+            try:
+                self._arguments = self._examined(src, dst)
+                break
+            except NotStreamed:
+                raise
+            except _Mixed:  # such a layer needs rows and edges that belong together
+                break
+            except Exception as error:  # it takes no pair, or raises this on whole rows too
+                if not takes_pair:
+                    raise NotStreamed(f"it raised {error!r} on a few rows") from error
         self.reads_dst = True
         made, into = self.sources(src), self.destinations(dst)
         self.reads_dst = bool(into)
@@ -245,7 +251,7 @@ class StreamedConv:
 
     def _examined(self, src: Tensor, dst: Tensor) -> dict[str, dict[str, _Argument]]:
         layer, found = self._layer, {}
-        for function, kwargs in self._called(src, dst).items():
+        for function, kwargs in self._called(0, src, dst).items():
             names = layer._user_args if function == "propagate" else layer._edge_user_args
             found[function] = {
                 name: self._origin(name, value, set(names)) for name, value in kwargs.items()
@@ -264,6 +270,8 @@ class StreamedConv:
             if value is given:
                 return _Argument("option", option)
         ends = f"{name}_j" in names, f"{name}_i" in names
+        if isinstance(value, Tensor) and not self._takes_pair and any(ends):
+            return _Argument("pair", ends)  # one tensor, whose rows are those of both ends
         if isinstance(value, (tuple, list)) and len(value) == 2 and name not in names:
             return _Argument("pair", ends)
         if not isinstance(value, Tensor):
@@ -272,12 +280,18 @@ class StreamedConv:
             raise _Mixed
         return _Argument("src" if ends[0] else "dst" if ends[1] else "same")
 
-    def _called(self, src: Tensor, dst: Tensor) -> dict[str, dict[str, Any]]:
-        """The arguments with which the layer calls ``propagate`` and ``edge_updater``."""
+    def _called(self, end: int, src: Tensor, dst: Tensor) -> dict[str, dict[str, Any]]:
+        """The arguments with which the layer calls ``propagate`` and ``edge_updater``.
+
+        Args:
+            end: Where a layer takes one tensor, 0 for that of sources, 1 for destinations.
+            src: Features of sources.
+            dst: Features of destinations.
+        """
         self._calls = {}
         none = torch.empty(2, 0, dtype=torch.int64, device=src.device)
         try:
-            self._layer(self._given(src, dst), none, **self._empty)
+            self._layer(self._given(src, dst, end), none, **self._empty)
         except _Reached:
             return self._calls
         finally:
@@ -288,7 +302,7 @@ class StreamedConv:
         """The rows that messages read of sources with features ``[n, channels]``."""
         if self._arguments is None:
             return {_ROWS: rows}
-        return self._side(0, self._called(rows, self._no_dst))
+        return self._side(0, self._called(0, rows, self._no_dst))
 
     def destinations(self, rows: Tensor) -> Side:
         """The rows that messages read of destinations with features ``[n, channels]``, if any."""
@@ -296,7 +310,7 @@ class StreamedConv:
             return {}
         if self._arguments is None:
             return {_ROWS: rows} if self._takes_pair else {}
-        return self._side(1, self._called(self._no_src, rows))
+        return self._side(1, self._called(1, self._no_src, rows))
 
     def _side(self, end: int, calls: dict[str, dict[str, Any]]) -> Side:
         assert self._arguments is not None
@@ -306,8 +320,10 @@ class StreamedConv:
                 kind, ends = self._arguments[function][name]
                 if kind == _ENDS[end]:
                     found[function, name] = value
-                elif kind == "pair" and ends[end] and value[end] is not None:
-                    found[function, name] = value[end]
+                elif kind == "pair" and ends[end]:
+                    rows = value if isinstance(value, Tensor) else value[end]
+                    if rows is not None:
+                        found[function, name] = rows
         return found
 
     def accumulator(self, size: int, like: Aggregates) -> Accumulator:
@@ -335,7 +351,7 @@ class StreamedConv:
         if self._arguments is None:
             rows = src[_ROWS], dst[_ROWS] if dst else src[_ROWS][:0]
             try:
-                self._layer(self._given(*rows), edge_index, **options)
+                self._layer(self._given(*rows, 0), edge_index, **options)
             except _Reached:
                 pass
             else:
@@ -389,13 +405,13 @@ class StreamedConv:
         self._all = whole
         none = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
         try:
-            out: Tensor = self._layer(self._given(dst[:0], dst), none)
+            out: Tensor = self._layer(self._given(dst[:0], dst, 1), none, **self._empty)
         finally:
             self._all = None
         return out
 
-    def _given(self, src: Tensor, dst: Tensor) -> Any:
-        return (src, dst) if self._takes_pair else src
+    def _given(self, src: Tensor, dst: Tensor, end: int) -> Any:
+        return (src, dst) if self._takes_pair else (src, dst)[end]
 
     def _propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         if self._all is not None:

@@ -28,6 +28,7 @@ from torch_geometric.nn import (
     HeteroConv,
     HGTConv,
     Linear,
+    MessagePassing,
     SAGEConv,
     TransformerConv,
     to_hetero,
@@ -375,6 +376,23 @@ class Mixed(Loops):
         return x["author"] @ x["paper"].t()
 
 
+class OfItsOwn(Weighted):
+    """Has a layer that cannot be computed from some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Any = Whole(aggr="add")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.first(x, edge_index)
+
+
+class Whole(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        degree = torch.bincount(edge_index[1], minlength=x.size(0)).view(-1, 1)
+        return self.propagate(edge_index, x=x * degree)
+
+
 class HGT(Loops):
     def __init__(self) -> None:
         super().__init__()
@@ -399,6 +417,7 @@ class HGT(Loops):
             r"SAGEConv \(first\) cannot be computed from some of its edges",
         ),
         (Loops, NotImplementedError, "add_self_loops=False"),
+        (OfItsOwn, NotImplementedError, "other numbers layer by layer"),
         (Mixed, NotImplementedError, "only layers of message passing may mix types"),
         (HGT, NotImplementedError, r"HGTConv \(conv\) takes dict"),
     ],
@@ -408,7 +427,7 @@ def test_what_is_not_a_row_at_a_time_is_refused(
 ) -> None:
     data: Any = typed()
     given = model().double().eval()
-    if isinstance(given, Custom):
+    if isinstance(given, Custom | OfItsOwn):
         data = Data(x=data["paper"].x, edge_index=data[CITES].edge_index)
     with pytest.raises(error, match=match):
         infer(given, data, tmp_path)
@@ -467,6 +486,52 @@ def test_rows_are_read_once_or_three_times(tmp_path: Path, monkeypatch: pytest.M
     got = infer(model, data, tmp_path / "third", memory=files // 3)
     assert all(far(got[t], expected[t]) < 1e-12 for t in expected)
     assert once < sum(counts) <= 3 * once
+
+
+class OneTensor(MessagePassing):
+    """Takes no pair of features, as layers of one's own often do; reads both ends of edges."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(aggr="add")
+        self.lin, self.root = torch.nn.Linear(width, out), torch.nn.Linear(width, out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x)) + self.root(x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i * x_j).tanh()
+
+
+class Viewed(MessagePassing):
+    """Changes the weights of edges before ``propagate``, so all of ``forward`` is needed."""
+
+    def forward(self, x: Any, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        x = (x, x) if isinstance(x, Tensor) else x
+        return self.propagate(edge_index, x=x, w=edge_weight.view(-1, 1).exp()) + x[1]
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        return x_j * w
+
+
+class Homemade(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = OneTensor(C, 8), Viewed(aggr="mean")
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index, edge_weight)
+
+
+@pytest.mark.parametrize("memory", [3_000, "1GB"])
+def test_layers_of_ones_own(memory: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, typed_data = Homemade().double().eval(), with_edges()
+    whole = Data(x=typed_data["paper"].x, edge_index=typed_data[CITES].edge_index)
+    whole.weight = typed_data[CITES].weight
+    with torch.no_grad():
+        expected = model(whole.x, whole.edge_index, whole.weight)
+    got = infer(model, whole, tmp_path, memory=memory, edge_weight="weight")
+    assert far(got, expected) < 1e-12
 
 
 class TwoAttributes(Weighted):
