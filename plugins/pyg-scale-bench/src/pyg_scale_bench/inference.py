@@ -272,7 +272,7 @@ BENCHMARK = Benchmark(
             "limit": Option(help="bytes of memory; a third of the files", type=count),
             "beside": Option(400_000_000, "bytes of the limit that are not for streamed layers"),
             "times": Option(
-                4.0, "gathering is stopped after so many times the seconds of streaming"
+                3.5, "gathering is stopped after so many times the seconds of streaming"
             ),
             "threads": Option(2, "of torch", least=1),
             "rounds": Option(1, least=1),
