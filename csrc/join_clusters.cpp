@@ -24,15 +24,8 @@ struct Edges {
   Buffer<int64_t> own, other, edge;
 };
 
-Tensor copy(const Buffer<int64_t>& from) {
-  Tensor out = pool_empty({from.size()}, ScalarType::Long);
-  std::copy_n(from.data(), from.size(), out.mutable_data_ptr<int64_t>());
-  return out;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr,
-                                                         Tensor index, Tensor part_of,
-                                                         Tensor which) {
+std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, Tensor index,
+                                                 Tensor part_of, Tensor which, bool own_first) {
   const int64_t parts = num_pointed(partptr, "partptr"), count = which.numel();
   const int64_t num_nodes = num_pointed(indptr), num_edges = index.numel();
   const int64_t* first = int64_data(partptr, parts + 1, "partptr");
@@ -87,15 +80,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor 
       }
     }
   }
-  for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) each->set_size(found);
-  std::tuple<Tensor, Tensor, Tensor, Tensor> out{nodes, copy(edges.own), copy(edges.other),
-                                                 copy(edges.edge)};
+  Tensor ends = pool_empty({2, found}, ScalarType::Long);
+  Tensor position = pool_empty({found}, ScalarType::Long);
+  int64_t* to = ends.mutable_data_ptr<int64_t>();
+  std::copy_n(edges.own.data(), found, own_first ? to : to + found);
+  std::copy_n(edges.other.data(), found, own_first ? to + found : to);
+  std::copy_n(edges.edge.data(), found, position.mutable_data_ptr<int64_t>());
   constexpr size_t kKeptBytes = size_t{1} << 26;  // a batch of unusual size keeps no memory
   for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) {
     each->clear();
     if (each->bytes() > kKeptBytes) each->release();
   }
-  return out;
+  return {nodes, ends, position};
 }
 
 }  // namespace
@@ -103,8 +99,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
-      "join_clusters(Tensor partptr, Tensor indptr, Tensor index, Tensor part_of, Tensor which) -> "
-      "(Tensor node, Tensor own, Tensor other, Tensor edge)");
+      "join_clusters(Tensor partptr, Tensor indptr, Tensor index, Tensor part_of, Tensor which, "
+      "bool own_first) -> (Tensor node, Tensor ends, Tensor edge)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {

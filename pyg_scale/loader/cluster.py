@@ -212,9 +212,11 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
     def _sample(self, batch: BatchIndex) -> _Merged:
         found = self.cluster_data.partition
         index = batch.index.to(found.partptr.device)
-        joined = join_clusters(found.partptr, found.indptr, found.index, self._part_of, index)
-        node, own, other, edge = joined
-        if found.sparse_format == "csr":
+        is_csr = found.sparse_format == "csr"
+        node, own, other, edge = join_clusters(
+            found.partptr, found.indptr, found.index, self._part_of, index, own_first=is_csr
+        )
+        if is_csr:
             return _Merged(node, own, other, edge)
         return _Merged(node, other, own, edge)
 

@@ -30,7 +30,13 @@ class Joined(NamedTuple):
 
 
 def join_clusters(
-    partptr: Tensor, indptr: Tensor, index: Tensor, part_of: Tensor, which: Tensor
+    partptr: Tensor,
+    indptr: Tensor,
+    index: Tensor,
+    part_of: Tensor,
+    which: Tensor,
+    *,
+    own_first: bool = True,
 ) -> Joined:
     """The nodes of some clusters and the edges that both begin and end in these.
 
@@ -42,13 +48,19 @@ def join_clusters(
         index: Their other ends, ``int64`` ``[num_edges]``.
         part_of: The cluster of each node, ``int32`` ``[num_nodes]``.
         which: The clusters, ``int64`` ``[c]``. Edges to a repeated one end in its last copy.
+        own_first: Which of ``own`` and ``other`` is the first row of the one tensor that both are
+            rows of, if compiled.
 
     Raises:
         ValueError: If pointers or ends lead out of the graph.
     """
     tensors = (partptr, indptr, index, part_of, which)
     if library.compiled() and all(each.device.type == "cpu" for each in tensors):
-        return Joined(*torch.ops.pyg_scale.join_clusters(*(each.contiguous() for each in tensors)))
+        node, ends, edge = torch.ops.pyg_scale.join_clusters(
+            *(each.contiguous() for each in tensors), own_first
+        )
+        first, second = ends.unbind()
+        return Joined(node, *((first, second) if own_first else (second, first)), edge)
     begin, end = partptr[which], partptr[which + 1]
     ranges = list(zip(begin.tolist(), end.tolist(), strict=True))
     node = _joined(ranges, which.device)

@@ -723,6 +723,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "index": indices(),
         "part_of": ints(0, 0, 1, 2, 2, 2),
         "which": longs(2, 0),
+        "own_first": True,
     },
     "labor_take": lambda: {
         "counts": longs(3, 0, 2, 1),

@@ -50,7 +50,9 @@ def test_compiled_and_plain_are_equal(monkeypatch):
     for seed in range(30):
         arguments = graph(seed, sizes=[seed % 5, 40, seed, 3])
         which = torch.randperm(4, generator=torch.Generator().manual_seed(seed))[: seed % 4 + 1]
-        compiled = join_clusters(*arguments, which)
+        compiled = join_clusters(*arguments, which, own_first=seed % 2 == 0)
+        first, second = compiled[1:3] if seed % 2 == 0 else compiled[2:0:-1]
+        assert not first.numel() or second.storage_offset() == first.storage_offset() + len(first)
         with monkeypatch.context() as patch:
             patch.setenv("PYG_SCALE_KERNELS", "never")
             plain = join_clusters(*arguments, which)
