@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pyg_scale.nn.by_row import NotByRow, Watch
 from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
 from pyg_scale.nn.graph import derived
-from pyg_scale.nn.lifted import EdgeIndices, Lifted
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, rows
 from pyg_scale.ops.adjacency import Adjacency, recording
 
 ELEMENTS = 1 << 18
@@ -70,6 +70,7 @@ class Messages:
         message: The arguments of ``message``, as PyG collects them; features are lifted.
         aggregate: Those of ``aggregate`` without the messages.
         compute: Message and aggregation.
+        reduces: A function that says if messages are reduced without a row for each.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class Messages:
         message: Arguments,
         aggregate: Arguments,
         compute: Compute,
+        reduces: Callable[[Tensor], bool],
     ) -> None:
-        self.layer, self.edges, self.compute = layer, edges, compute
+        self.layer, self.edges, self.compute, self.reduces = layer, edges, compute, reduces
         self.arguments = message, aggregate
         self.tensors: list[Tensor] = []
         """The tensors that chunks read: features of nodes and values of edges, each once."""
@@ -138,16 +140,18 @@ class Messages:
                 return Proof("a hook on a module")
         edges, given = self._watched()
         attributes = dict(vars(self.layer))
-        rows = [v for each in given for v in each.values() if isinstance(v, Tensor)]
-        rows = [v for v in rows if v.dim() and v.size(0) == edges.num_edges]
-        rows = [v for v in rows if not isinstance(v, EdgeIndices)]
+        seen = [v for each in given for v in each.values() if isinstance(v, Tensor)]
+        seen = [v for v in seen if v.dim() and v.size(0) == edges.num_edges]
+        seen = [v for v in seen if not isinstance(v, EdgeIndices)]
         constants = [*self.layer.parameters(), *self.layer.buffers()]
-        watch = Watch(rows, constants)
+        watch = Watch(seen, constants)
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 edges.grad_mode = False
                 with watch:
                     out = self.layer.message(**given[0])  # type: ignore[operator]
+                if not self.reduces(out):
+                    rows(out)
             if watch.kind(out) != "row":
                 return Proof("its messages are not rows of edges")
             if dict(vars(self.layer)) != attributes:

@@ -34,6 +34,8 @@ class Edges:
         self.edge_index, self.sizes, self.flow = edge_index, sizes, flow
         self.node_dim = node_dim
         self.num_edges = edge_index.size(1)
+        self.of_call = self.num_edges
+        """The number of edges of the call, if these are some of them."""
         self.grad_mode = torch.is_grad_enabled()
         self.needed_by = ""
         """The first function that needed rows of features, if any did."""
@@ -41,6 +43,8 @@ class Edges:
         """The largest number of elements of rows that were gathered."""
         self.widest = 0
         """The largest number of elements of rows that the layer asked for."""
+        self.other_rule: Callable[..., Any] | None = None
+        """The rule of functions of features that do not keep them products."""
         self._graph: Adjacency | None = None
 
     @classmethod
@@ -52,7 +56,8 @@ class Edges:
             ends.reverse()
             sizes.reverse()
         made = cls(torch.stack(ends), sizes, whole.flow, whole.node_dim)
-        made._graph = graph
+        made._graph, made.other_rule = graph, whole.other_rule
+        made.of_call = whole.num_edges
         return made
 
     def end(self, row: int) -> int:

@@ -240,6 +240,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any
         found = rule(*args, **kwargs)
         if found is not None:
             return found
+    for each in (args[0] if args and isinstance(args[0], (list, tuple)) else args)[:2]:
+        if isinstance(each, Lifted) and each.edges.other_rule is not None:
+            found = each.edges.other_rule(func, args, kwargs)
+            if found is not None:
+                return found
 
     def plain(each: Any) -> Any:
         if isinstance(each, Lifted):
@@ -354,7 +359,7 @@ def _by_node(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(a: Any, *args: Any, **kwargs: Any) -> Any:
         features = _features(a)
-        if features is None or features.size(a.dim_of_edges) > a.edges.num_edges:
+        if features is None or features.size(a.dim_of_edges) > a.edges.of_call:
             return None
         if any(isinstance(each, (Lifted, EdgeIndices)) for each in (*args, *kwargs.values())):
             return None

@@ -24,8 +24,9 @@ from torch_geometric.typing import Size
 from pyg_scale.errors import KernelsError
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS, reductions
 from pyg_scale.nn.chunks import Messages
-from pyg_scale.nn.conv.base import FusedConv, generated, observed
+from pyg_scale.nn.conv.base import FusedConv, generated, observed, untouched
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
+from pyg_scale.nn.elementwise import Elementwise, elementwise, stepwise
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
 from pyg_scale.nn.gathered import Steps, propagate_gathered, steps_of
 from pyg_scale.nn.graph import is_sparse
@@ -252,6 +253,7 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index._data  # the inner tensor, one object while edge_index lives
     edges = Edges(edge_index, sizes, layer.flow, layer.node_dim)
+    edges.other_rule = elementwise
     found = layer._collect(layer._user_args, EdgeIndices.of(edge_index, edges), sizes, kwargs)
     collect = layer.inspector.collect_param_data
     edges.group()  # refuses what is invalid before the layer's own code runs
@@ -263,7 +265,10 @@ def _propagate(layer: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) 
             return _aggregate(layer, edges, out, given)
         return layer.aggregate(out, **given)
 
-    messages = Messages(layer, edges, message, given, compute)
+    def reduces(out: Tensor) -> bool:
+        return isinstance(out, Lifted) and _is_reduced(layer)
+
+    messages = Messages(layer, edges, message, given, compute, reduces)
     reason = messages.reason() if _is_by_destination(layer) else ""
     if reason is None:
         out = messages.sums()
@@ -286,17 +291,52 @@ def _is_by_destination(layer: Any) -> bool:
 
 def _aggregate(layer: Any, edges: Edges, out: Tensor, given: dict[str, Any]) -> Tensor:
     """PyG's ``MessagePassing.aggregate``."""
+    module = layer.aggr_module
+    if isinstance(out, Lifted):
+        found = _softmax(module, out) if _is_softmax(module) else None
+        if found is not None:
+            return found
     try:
         how = reductions(layer)
     except NotFused:
         return MessagePassing.aggregate(layer, out, **given)
     outs = [_reduced(edges, out, layer.node_dim, each) for each in how]
-    return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
+    return module.combine(outs) if len(outs) > 1 else outs[0]
+
+
+def _is_reduced(layer: Any) -> bool:
+    """Return True if messages that are not gathered need not be for the aggregation."""
+    if _is_softmax(layer.aggr_module):
+        return True
+    try:
+        reductions(layer)
+    except NotFused:
+        return False
+    return True
+
+
+def _is_softmax(module: Any) -> bool:
+    return untouched(module, aggr.SoftmaxAggregation) and not module.semi_grad
+
+
+def _softmax(module: Any, out: Lifted) -> Tensor | None:
+    """PyG's ``SoftmaxAggregation``; ``None`` if it does not fit the messages."""
+    rows_of_steps = stepwise(out)
+    if rows_of_steps is None:
+        return None
+    out, scale = rows_of_steps, module.t
+    if isinstance(scale, Tensor):
+        fits = scale.dtype is out.dtype and scale.numel() in (1, *out.shape[-1:])
+        return out.reduced("softmax", scale.view(-1)) if fits else None
+    return out.reduced("softmax", float(scale))
 
 
 def _reduced(edges: Edges, out: Tensor, node_dim: int, reduce: str) -> Tensor:
     if isinstance(out, Lifted) and not out.is_changed:
-        found = reduce_lifted(out, reduce)
+        if isinstance(out, Elementwise):
+            found = out.reduced(reduce)
+        else:
+            found = reduce_lifted(out, reduce)
         if found is not None:
             return found
     values = rows(out)

@@ -1,0 +1,208 @@
+"""Messages of steps on single numbers: results, gradients, and that no row is gathered."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+
+from pyg_scale.nn import accelerate, chunks, elementwise, fallbacks
+from pyg_scale.testing import graphs
+from tests.nn.oracle import distance, run
+
+
+@pytest.fixture(scope="module")
+def edge_index():
+    return graphs.hostile().edge_index
+
+
+@pytest.fixture
+def x():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(100, 8, generator=generator, dtype=torch.float64)
+
+
+def of_edges(edge_index, *columns):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(edge_index.size(1), *columns, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def no_rows(monkeypatch):
+    """A row that is gathered for an edge is an error."""
+
+    def refuse(*args):
+        raise AssertionError("rows are gathered")
+
+    monkeypatch.setattr(elementwise, "gather", refuse)
+    monkeypatch.setattr("pyg_scale.nn.lifted.gather", refuse)
+
+
+def compared(theirs, arguments, tolerance=1e-12):
+    torch.manual_seed(0)
+    theirs = theirs.double()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    out, grads = run(theirs, arguments, {})
+    out_ours, grads_ours = run(ours, arguments, {})
+    assert distance(out_ours, out) < tolerance
+    floor = max(float(g.norm()) for g in grads if g is not None) / 10
+    for mine, right in zip(grads_ours, grads, strict=True):
+        assert distance(mine, right, floor) < tolerance
+    return ours
+
+
+def _edge_conv(aggr, *after):
+    return pyg.EdgeConv(nn.Sequential(nn.Linear(16, 5), *after), aggr=aggr)
+
+
+LAYERS = {
+    "gine": (lambda: pyg.GINEConv(nn.Linear(8, 5), train_eps=True), 8),
+    "gine, mapped": (lambda: pyg.GINEConv(nn.Linear(8, 5), edge_dim=3), 3),
+    "gen": (lambda: pyg.GENConv(8, 5, edge_dim=8), 8),
+    "gen, no edges": (lambda: pyg.GENConv(8, 8), 0),
+    "gen, learned": (lambda: pyg.GENConv(8, 5, learn_t=True, t=0.7, edge_dim=3), 3),
+    "gen, mean": (lambda: pyg.GENConv(8, 5, aggr="mean"), 0),
+    "resgated": (lambda: pyg.ResGatedGraphConv(8, 5), 0),
+    "resgated, edges": (lambda: pyg.ResGatedGraphConv(8, 5, edge_dim=3), 3),
+    "film": (lambda: pyg.FiLMConv(8, 5), 0),
+    "cg": (lambda: pyg.CGConv(8, dim=3, aggr="mean"), 3),
+    "cg, max": (lambda: pyg.CGConv(8, aggr="max"), 0),
+    "edge": (lambda: pyg.EdgeConv(nn.Linear(16, 5)), 0),
+    "edge, relu": (lambda: _edge_conv("max", nn.ReLU()), 0),
+    "edge, sum": (lambda: _edge_conv("sum", nn.SiLU()), 0),
+    "edge, several": (lambda: _edge_conv(["mean", "min"], nn.LeakyReLU(0.2)), 0),
+    "le": (lambda: pyg.LEConv(8, 5), 0),
+    "point": (lambda: pyg.PointNetConv(nn.Linear(11, 5), add_self_loops=False), -1),
+}
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_pyg(name, x, edge_index):
+    make, columns = LAYERS[name]
+    given = (x, edge_index)
+    if columns < 0:
+        given = (x, x[:, :3] * 2, edge_index)
+    elif columns:
+        given = (x, edge_index, of_edges(edge_index, columns))
+    assert not fallbacks(compared(make(), given))
+
+
+@pytest.mark.parametrize("name", ["gine", "gen", "cg", "edge", "gen, no edges"])
+def test_large_inputs_are_not_cut_into_chunks(name, x, edge_index, monkeypatch):
+    monkeypatch.setattr(chunks, "ELEMENTS", 300)
+    monkeypatch.setattr(chunks, "LEAST", 4)
+    make, columns = LAYERS[name]
+    more = (of_edges(edge_index, columns),) if columns else ()
+    ours = compared(make(), (x, edge_index, *more))
+    assert not fallbacks(ours) and not chunks.is_cut(ours)
+
+
+class Message(pyg.MessagePassing):
+    """A layer with any function as its message."""
+
+    def __init__(self, function, aggr="sum", **kwargs):
+        super().__init__(aggr=aggr, **kwargs)
+        self.function = function
+
+    def forward(self, x, edge_index, e):
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i, x_j, e):
+        return self.function(x_i, x_j, e)
+
+
+STEPS = {
+    "numbers": lambda i, j, e: 1 - (2 * (i + j) - 3) / 4 + (5 - e),
+    "turned": lambda i, j, e: (1 / (j.abs() + e.abs() + 1)) + e / (i.square() + 2),
+    "functions": lambda i, j, e: F.silu(i + e) + F.softplus(j - e) + torch.exp(-(i - j).abs()),
+    "roots": lambda i, j, e: torch.sqrt((i * e).pow(2) + 1) + torch.log((j + e).pow(2) + 1),
+    "extremes": lambda i, j, e: torch.maximum(i + e, j) - torch.minimum(i, e),
+    "of a node": lambda i, j, e: (torch.tanh(j) + 1) * (i.sigmoid() + e),
+    "one number": lambda i, j, e: (j - i) * e[:, :1] + e[:, 1:2],
+    "a constant": lambda i, j, e: torch.relu(i + j + torch.arange(8.0).double()) * (i - e),
+    "twice": lambda i, j, e: (lambda m: m * m + m)((i + e) * j),
+    "dropout, off": lambda i, j, e: F.dropout(i + e, 0.5, training=False) * j,
+}
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("name", STEPS)
+def test_functions_of_the_user(name, flow, x, edge_index):
+    layer = Message(STEPS[name], flow=flow)
+    assert not fallbacks(compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11))
+
+
+ROWS = {
+    "a norm": lambda i, j, e: F.layer_norm(i + e, (8,)) * j,
+    "two maps": lambda i, j, e: F.linear(F.relu(i + j), torch.eye(8).double()) + e,
+    "a sum": lambda i, j, e: (i + e).sum(-1, keepdim=True) * j,
+    "a view": lambda i, j, e: (i + e).view(-1, 2, 4).flip(1).reshape(-1, 8) * j,
+    "an index": lambda i, j, e: (i + e)[:, 2:3] * j,
+    "in place of another": lambda i, j, e: (lambda m: (m.mul_(2), m + j)[1])(i + e),
+    "cat": lambda i, j, e: torch.cat([i + e, j], -1)[:, ::2],
+    "softplus, other": lambda i, j, e: F.softplus(i + e, beta=2) * j,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_other_functions_gather_rows(name, x, edge_index):
+    layer = Message(ROWS[name])
+    ours = compared(layer, (x, edge_index, of_edges(edge_index, 8)), 1e-11)
+    assert list(fallbacks(ours)) == [""]
+
+
+@pytest.mark.parametrize("aggr", ["std", "median", "mul", ["sum", "std"]])
+def test_other_aggregations_gather_rows(aggr, x, edge_index):
+    compared(
+        Message(lambda i, j, e: (i - j + e).sigmoid(), aggr),
+        (x, edge_index, of_edges(edge_index, 8)),
+        1e-9,
+    )
+
+
+def test_heads(x, edge_index):
+    class Heads(Message):
+        def __init__(self):
+            super().__init__(lambda i, j, e: (i + j).relu() * e.unsqueeze(-1) + 1, node_dim=0)
+
+        def forward(self, x, edge_index, e):
+            return self.propagate(edge_index, x=x.view(-1, 2, 4), e=e)
+
+    assert not fallbacks(compared(Heads(), (x, edge_index, of_edges(edge_index, 2))))
+
+
+def test_float32_and_autocast(x, edge_index):
+    layer = pyg.GINEConv(nn.Linear(8, 5))
+    given = (x.float(), edge_index, of_edges(edge_index, 8).float())
+    ours = copy.deepcopy(layer)
+    accelerate(ours)
+    torch.testing.assert_close(ours(*given), layer(*given), rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        for each in (ours, pyg.CGConv(8)):
+            theirs = copy.deepcopy(each)
+            accelerate(each)
+            out, right = (
+                each(*given[:2], *given[2:][: each is ours]),
+                theirs(*given[:2], *given[2:][: each is ours]),
+            )
+            assert out.dtype == right.dtype
+            torch.testing.assert_close(out, right, rtol=0.05, atol=0.05)
+
+
+def test_second_derivatives(x, edge_index):
+    e = of_edges(edge_index, 8)
+    found = []
+    layer = Message(STEPS["functions"])
+    for _ in range(2):
+        leaf, weight = x.clone().requires_grad_(), e.clone().requires_grad_()
+        out = layer(leaf, edge_index, weight)
+        first = torch.autograd.grad(out.sin().sum(), [leaf, weight], create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), [leaf, weight]))
+        accelerate(layer)
+    for mine, right in zip(*found, strict=True):
+        assert distance(mine, right) < 1e-10
