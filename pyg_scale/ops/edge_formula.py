@@ -310,7 +310,7 @@ _PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 class Reduction(NamedTuple):
-    """What is computed for every edge, and how it is reduced at its destination."""
+    """The number computed for every edge, and its reduction at the destination."""
 
     formula: Formula
     slot: int
