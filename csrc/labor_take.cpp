@@ -207,6 +207,7 @@ std::tuple<Tensor, Tensor> labor_take(Tensor counts, Tensor neighbor, int64_t nu
   check(checked_sum(count, n, "counts") == total, "counts must add up to neighbor");
   check_each_within(from, total, "neighbor", num_nodes);
   check_32_bits(renewed, "renewed");
+  check(rounds <= kMostRounds, "rounds must be at most 100");
   int64_t longest = 0;
   for (int64_t row = 0; row < n; ++row) longest = std::max(longest, count[row]);
   check(longest < int64_t{1} << 31, "a node has 2**31 in-edges or more");

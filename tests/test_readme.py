@@ -1,9 +1,11 @@
 """What the README and the pages show runs, and what they link to exists."""
 
+import gc
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from pyg_scale import default_plugins, plugins
 
@@ -30,10 +32,13 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where snippets leave files
     before = {(entry.kind, entry.provider) for entry in plugins.entries()}
     namespace: dict = {"__name__": "__snippet__"}
+    threads = torch.get_num_threads()
     try:
         for number, code in enumerate(snippets(page), start=1):
             exec(compile(code, f"{name(page)}, snippet {number}", "exec"), namespace)
     finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()
         for _, provider in {(e.kind, e.provider) for e in plugins.entries()} - before:
             plugins.unregister(provider)
 

@@ -33,7 +33,7 @@ from pyg_scale.nn.edges import (
 from pyg_scale.nn.fallback import NotFused
 from pyg_scale.ops import fused
 from pyg_scale.ops.aggregate import FLOATS
-from pyg_scale.ops.lazy_rows import METADATA
+from pyg_scale.ops.lazy_rows import METADATA, LazyRows
 
 
 class Lifted(Tensor):
@@ -165,6 +165,7 @@ def lift(edges: Edges, features: Tensor, row: int) -> Tensor:
     Raises:
         NotFused: If there are no kernels for the device.
     """
+    features = features.rows() if isinstance(features, LazyRows) else features
     dim = edges.node_dim + features.dim() if edges.node_dim < 0 else edges.node_dim
     if not features.is_cpu and not (features.is_cuda and fused.usable(features)):
         raise NotFused(f"there are no kernels for device {features.device}")

@@ -15,9 +15,11 @@ from pyg_scale.ops.sample import SourceDraws
 CONVERGED = -1
 """The number of rounds that means: until a round gains less than one part in 10,000."""
 
+MOST_ROUNDS = 100
+"""No importance is refined more often; it has long converged by then."""
+
 _CERTAIN = float(1 << 32)
 _WHOLE = float(1 << 31)
-_MOST_ROUNDS = 100
 _LEAST_GAIN = 10_000
 
 
@@ -37,7 +39,8 @@ def labor_take(
         neighbor: Their sources, node after node, ``int64`` ``[m]``.
         num_nodes: Nodes of the neighbours' type.
         k: In-edges whose variance a node shall have, at least 0; it gets as many or a few more.
-        rounds: How often importance is refined, or :data:`CONVERGED`.
+        rounds: How often importance is refined, at most :data:`MOST_ROUNDS`, or
+            :data:`CONVERGED`.
         key: The key of the numbers of sources, see :class:`~pyg_scale.ops.sample.SourceDraws`.
         draws: ``next_key`` and ``renewed`` are those.
 
@@ -60,13 +63,15 @@ def labor_take(
             draws.renewed,
         )
         return position, share
+    if rounds > MOST_ROUNDS:
+        raise ValueError(f"rounds must be at most {MOST_ROUNDS} (got {rounds})")
     if k == 0:
         return counts.new_empty(0), torch.empty(0, dtype=torch.float64)
     row = torch.arange(counts.numel()).repeat_interleave(counts, output_size=neighbor.numel())
     source, place = torch.unique(neighbor, return_inverse=True)
     rarity = torch.ones(source.numel(), dtype=torch.float64)
     before = 0
-    for number in range(_MOST_ROUNDS if rounds < 0 else rounds):
+    for number in range(MOST_ROUNDS if rounds < 0 else rounds):
         part, bound = _bounds(counts, row, rarity[place], k)
         rarity = torch.full_like(rarity, torch.inf)
         rarity.scatter_reduce_(0, place, part * (1 / bound)[row], "amin")

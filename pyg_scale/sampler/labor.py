@@ -39,7 +39,7 @@ from torch import Tensor
 
 from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops.keys import SOURCE, fold, source_number
-from pyg_scale.ops.labor_take import CONVERGED, labor_take
+from pyg_scale.ops.labor_take import CONVERGED, MOST_ROUNDS, labor_take
 from pyg_scale.ops.sample import SourceDraws
 from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.choose import Ask, Picked
@@ -229,9 +229,10 @@ class Labor(ImportanceSampler):
 
 def _rounds(iterations: Any) -> int:
     number = integer("iterations", iterations)
-    if not 0 <= number < 2**31:
+    if not 0 <= number <= MOST_ROUNDS:
         raise ValueError(
-            f"iterations must be '*' (until it converges) or at least 0 (got {iterations!r})"
+            "iterations must be '*' (until it converges), or at least 0 and at most "
+            f"{MOST_ROUNDS} (got {iterations!r})"
         )
     return number
 

@@ -103,7 +103,13 @@ def test_any_workers_and_resuming(make: Callable[..., Any], workers: dict[str, A
     assert_same_batches(expected, [*begun, *second, *second])
 
 
-@every
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name != "node" else [])
+        for name, make in MAKE.items()
+    ],
+)
 def test_norms_make_sums_over_batches_unbiased(make: Callable[..., Any]) -> None:
     """Of many samples, norms times how often nodes come are equal, and so are those of edges."""
     loader = make(sample_coverage=2_000, num_steps=50, seed=1)

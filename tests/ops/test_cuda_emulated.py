@@ -236,6 +236,7 @@ def test_alone_and_under_sanitizers(sanitized):
     assert done.stdout == "0 failures\n"
 
 
+@pytest.mark.slow  # each is compiled
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault):
     file, name, sanitized = FAULTS[fault]

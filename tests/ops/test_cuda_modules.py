@@ -412,6 +412,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow  # each is compiled
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault):
     file, sanitized, expected = FAULTS[fault]

@@ -231,6 +231,7 @@ def test_layers_have_edges_of_their_own():
         (lambda: Labor(weights="avg"), ValueError, "weights must be one of 'sum', 'mean', 'gcn'"),
         (lambda: Labor(hops="twice"), ValueError, "hops must be one of 'once', 'layers'"),
         (lambda: Labor(iterations=-1), ValueError, r"iterations must be '\*' .* at least 0"),
+        (lambda: Labor(iterations=101), ValueError, "and at most 100"),
         (lambda: Labor(iterations="+"), TypeError, "iterations must be an integer"),
         (
             lambda: Labor(graphs.hostile(), [2], iterations=1, weight_attr="weight"),

@@ -77,7 +77,7 @@ def test_every_layer_of_pyg(
     assert not [case for case in found["cases"] if case["error"]]
     assert found["how"] == {
         "SGConv": "fused messages",
-        "GINEConv": "in chunks",
+        "GINEConv": "fused messages",
         "SAGEConv": "a layer of ours",
         "NNConv": "in chunks",
         "FastRGCNConv": "rows of features gathered for bmm",

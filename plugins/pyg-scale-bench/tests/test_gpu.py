@@ -62,6 +62,7 @@ def test_what_is_wrong_is_found(monkeypatch):
     assert "the result differs by 1.0e-01 with 2 heads of 4 channels" in found[0].detail
 
 
+@pytest.mark.slow  # the emulator is compiled
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "hostile", small)
     monkeypatch.setattr(gpu_check, "QUICK_WIDTHS", ((2, 4),))
