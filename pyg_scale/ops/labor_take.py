@@ -1,4 +1,4 @@
-"""In-edges of a whole hop by importance that is refined: LABOR-i and LABOR-*.
+"""In-edges of a whole hop by importance that is refined: LABOR-i and ``LABOR-*``.
 
 The method of Balin and Catalyurek (:mod:`pyg_scale.sampler.labor`). This module has the meaning in
 plain torch, ``csrc/labor_take.cpp`` the same bits, compiled; ``docs/draws.md`` specifies both.

@@ -15,9 +15,9 @@ and a node takes the in-edges whose sources' numbers are below a share ``c`` of 
   repeated until there are no more of them. Of the others,
   ``c = max(1, ceil(q * rate))``, and 0 where ``q = 0``.
 
-With ``iterations`` (LABOR-i, LABOR-*) shares ``c`` are those of the whole hop: sources that many
-nodes of the hop want get more, so that fewer are expected, while sums vary as much as before; see
-:mod:`pyg_scale.ops.labor_take`.
+With ``iterations`` (LABOR-i, ``LABOR-*``) shares ``c`` are those of the whole hop: sources that
+many nodes of the hop want get more, so that fewer are expected, while sums vary as much as before;
+see :mod:`pyg_scale.ops.labor_take`.
 
 With ``batch_dependency=b``, batch number ``g`` of all epochs has ``K = fold(0, seed, 25, g // b)``.
 A source with ``source_number(fold(k, 1), t) < ((g % b) << 32) // b``, where ``k`` is the key of its
@@ -75,7 +75,7 @@ class Labor(ImportanceSampler):
             a ``seed=``.
         iterations: How often probabilities are refined for the hop as a whole, so that fewer
             sources are expected at the same variance: 0 (LABOR-0), a number ``i`` (LABOR-i), or
-            ``"*"`` (LABOR-*): until a round gains less than one part in 10,000, at most 100. A
+            ``"*"`` (``LABOR-*``): until a round gains less than one part in 10,000, at most 100. A
             hop then reads all in-edges of its nodes, and a node gets ``num_neighbors`` or a few
             more. Without ``weight_attr=``.
         hops: ``"once"`` or ``"layers"``, as LABOR is defined; see there.
