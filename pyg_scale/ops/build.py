@@ -192,9 +192,11 @@ def _build(
 ) -> None:
     compiler = _compiler()
     digest = source_hash(source)
-    command = [*compiler, *FLAGS, f"-isystem{torch / 'include'}"]
+    command = [*compiler, *FLAGS]
     versions = [_run([*compiler, "--version"]), (torch / "version.py").read_text()]
-    cpp = _Step(command, "\0".join([platform.machine(), *versions, *command]))
+    identity = "\0".join([platform.machine(), *versions, *command])
+    # Two environments with one torch share objects: their headers are the same.
+    cpp = _Step([*command, f"-isystem{torch / 'include'}"], identity)
     host = [path for folder in ("*.cpp", "cuda/*.cpp") for path in sorted(source.glob(folder))]
     tasks, architectures = [(cpp, path) for path in host], ""
     if nvcc.wanted(source) and (found := nvcc.find_nvcc()):

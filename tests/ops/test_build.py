@@ -100,6 +100,21 @@ def test_compiles_only_what_changed(checkout, compiler):
     assert compiler() == ["number.cpp", "other.cpp", "sources.cpp"]
 
 
+def test_environments_with_the_same_torch_share_objects(checkout, compiler, tmp_path, monkeypatch):
+    build()
+    compiler()
+    torch = Path(building.importlib.util.find_spec("torch").submodule_search_locations[0])
+    (tmp_path / "another").symlink_to(torch.parent)
+    elsewhere = tmp_path / "another" / "torch"
+    spec = building.importlib.util.spec_from_file_location(
+        "torch", elsewhere / "__init__.py", submodule_search_locations=[str(elsewhere)]
+    )
+    monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: spec)
+    output = tmp_path / "again.so"
+    assert number(build(output=output)) == 7
+    assert compiler() == []
+
+
 def test_follows_headers_included_by_headers(checkout, compiler):
     (checkout / "csrc" / "number.h").write_text('#include "deep.h"\n#define NUMBER DEEP\n')
     (checkout / "csrc" / "deep.h").write_text("#pragma once\n#define DEEP 1\n")
