@@ -28,8 +28,7 @@ from pyg_scale.convert.options import Options
 from pyg_scale.convert.plan import check_space, estimate
 from pyg_scale.convert.scan import Scan, check_column
 from pyg_scale.files.npy import torch_dtype
-from pyg_scale.graph.read_data import one_level
-from pyg_scale.graph.source import of
+from pyg_scale.graph.source import of, one_level
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.store.directory.meta import (
     Attribute,

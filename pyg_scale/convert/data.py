@@ -13,9 +13,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.convert.base import Description, EdgeList, Nodes, Reader
 from pyg_scale.files.npy import as_array, dtype_name
-from pyg_scale.graph.grouped import GroupedEdges
-from pyg_scale.graph.read_data import read_data, read_hetero_data
-from pyg_scale.graph.source import Edges, of
+from pyg_scale.graph.source import Edges, GroupedEdges, of, read_data, read_hetero_data
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.store.directory.meta import Attribute

@@ -7,8 +7,16 @@ from typing import Any
 
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 
-from pyg_scale.graph.read_data import is_edge_level, one_level
-from pyg_scale.graph.source import Edges, GraphSource, coo, index_column, no_edges, of
+from pyg_scale.graph.source import (
+    Edges,
+    GraphSource,
+    coo,
+    index_column,
+    is_edge_level,
+    no_edges,
+    of,
+    one_level,
+)
 from pyg_scale.graph.topology import EdgeType, NodeType
 
 

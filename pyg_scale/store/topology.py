@@ -15,10 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from pyg_scale.graph.base import SuppliesTopology, TopologyOptions
-from pyg_scale.graph.grouped import GroupedEdges
-from pyg_scale.graph.read_data import read_data, read_hetero_data
 from pyg_scale.graph.read_stores import read_stores
-from pyg_scale.graph.source import Edges, GraphSource, of
+from pyg_scale.graph.source import Edges, GraphSource, GroupedEdges, of, read_data, read_hetero_data
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology, sortable_time
 from pyg_scale.ops.csc import (
     Compressed,

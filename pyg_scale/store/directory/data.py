@@ -18,7 +18,7 @@ from torch_geometric.typing import TensorFrame
 
 from pyg_scale.errors import is_failure
 from pyg_scale.files.npy import torch_dtype
-from pyg_scale.graph.grouped import GroupedEdges, KnowsEdges
+from pyg_scale.graph.source import GroupedEdges, KnowsEdges
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType
 from pyg_scale.store.directory import assemble
 from pyg_scale.store.directory.frame import COLUMNS, FRAME, FrameColumns

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_scale.comm import Communicator
 from pyg_scale.distributed.records import from_record, to_record
 from pyg_scale.files.npy import dtype_name
-from pyg_scale.graph.read_data import one_level
+from pyg_scale.graph.source import one_level
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.ops.csc import Compressed, build_csc, order_by_time, weight_prefix
 from pyg_scale.store.directory import Attribute, EdgeMeta, Meta, NodeMeta
