@@ -177,8 +177,8 @@ def test_a_loader_and_a_batch_are_short_ways_through_the_modules() -> None:
     for _ in range(2):
         next(batches)
     modules, moves = way_of(loader)
-    assert len(modules) <= 18, sorted(modules)
-    assert moves <= 34
+    assert len(modules) <= 14, sorted(modules)
+    assert moves <= 23
     modules, moves = way_of(lambda: next(batches))
-    assert len(modules) <= 22, sorted(modules)
-    assert moves <= 58
+    assert len(modules) <= 16, sorted(modules)
+    assert moves <= 44

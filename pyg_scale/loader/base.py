@@ -17,19 +17,20 @@ from pyg_scale.loader.batch.features import Features
 from pyg_scale.loader.batch.pin import pin_batch
 from pyg_scale.loader.batch.placement import Landed, Placement, placement_of
 from pyg_scale.loader.batch.source import RowCounts, features_of
-from pyg_scale.loader.iterator import BatchSource, EpochIterator
+from pyg_scale.loader.iterator import BatchSource, EpochIterator, Inline
 from pyg_scale.loader.options import SamplingOptions, check_workers, checked
 from pyg_scale.loader.seeds.budget import Budget
 from pyg_scale.loader.seeds.epoch import (
     BatchIndex,
+    EpochProgress,
     KeyedRandomSampler,
     call_key,
     draw_seed,
     to_index,
 )
 from pyg_scale.loader.seeds.plan import Pieces, each_piece, refuse_beside_cost, wanted_of
-from pyg_scale.loader.seeds.split import SharedSeeds, check_split_seeds
-from pyg_scale.loader.seeds.state import EpochProgress, Resumable
+from pyg_scale.loader.seeds.split import SharedSeeds
+from pyg_scale.loader.seeds.state import Resumable
 from pyg_scale.loader.stats import Counted, Stats, count_sampled
 from pyg_scale.loader.workers.affinity import log_memory
 from pyg_scale.loader.workers.look_ahead import LookAhead, batches_under_way, warn_not_told
@@ -38,7 +39,7 @@ from pyg_scale.loader.workers.processes import ProcessPipeline, WorkerProcesses
 from pyg_scale.loader.workers.randomness import forked
 from pyg_scale.loader.workers.remote import Ahead, Pending, most_under_way
 from pyg_scale.loader.workers.ring_workers import RingPipeline
-from pyg_scale.loader.workers.threads import Borrowed, Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.workers.threads import Borrowed, Pipeline, WorkerThreads
 from pyg_scale.ops import keys
 
 _SAMPLED, _FETCHED, _DONE = "sampled", "fetched", "done"
@@ -59,6 +60,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     _rows: RowCounts | None = None
     _features: Features | None = None
     _any_sampler = False  # True if the user named none
+    _counted: tuple[Counted, Counted] | None = None  # of the iteration that began last, and of all
 
     # Supplied by the subclass ##############################################################
 
@@ -130,8 +132,9 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         """
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
-        self._init_epochs(seed)
-        self.sampling, worker_type = checked(sampling, self.data, worker_type, kwargs)
+        self.sampling, worker_type, self.seed = checked(
+            sampling, self.data, worker_type, seed, kwargs
+        )
         self._placement: Placement = placement_of(
             kwargs.pop("device", None), kwargs.pop("device_memory", None), self.sampling.to_device
         )
@@ -142,10 +145,6 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self._cores: list[list[int]] | None = None
         self._log_memory = False
         self._pace: Pace | None = None
-        self._epoch_stats = Counted()
-        self._total_stats = Counted()
-        check_workers(worker_type, kwargs)
-        check_split_seeds(split_seeds, uneven, split_batches, comm)
         self.split_seeds, self.uneven, self.split_batches = split_seeds, uneven, split_batches
         self._sharing, self._unsplit, self._plan = None, None, None
         self.batch_cost = batch_cost
@@ -334,6 +333,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
     def _fetch_stage(self, out: Any, stats: Stats) -> Any:
         schedule, step = getattr(out, "_announced", (None, -1))
         with stats.stage("fetch"), nullcontext() if schedule is None else schedule.serving(step):
+            if self._plan is None:
+                return self._fetch(out, stats)
             return each_piece(out, partial(self._fetch, stats=stats))
 
     def _transform_stage(self, data: Any, key: int | None, stats: Stats) -> Any:
@@ -341,9 +342,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             return data
         with stats.stage("transform"):
             stats.count("transform", rows=1)
-            if key is None:
-                return self.transform(data)
-            with forked(keys.fold(key, keys.TRANSFORM)):
+            with forked(key, keys.TRANSFORM):
                 return self.transform(data)
 
     def _filter(self, out: Any, stats: Stats) -> Any:
@@ -351,12 +350,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         first = out[0] if isinstance(out, tuple) and out else out
         key = getattr(first, "_batch_key", None)
         if self.transform_sampler_output is not None:
-            with stats.stage("transform"):
-                if key is None:
-                    out = self.transform_sampler_output(out)
-                else:
-                    with forked(keys.fold(key, keys.TRANSFORM, 1)):
-                        out = self.transform_sampler_output(out)
+            with stats.stage("transform"), forked(key, keys.TRANSFORM, 1):
+                out = self.transform_sampler_output(out)
         return self._transform_stage(self._fetch_stage(out, stats), key, stats)
 
     @property
@@ -379,13 +374,18 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         if not self._fetches_in_threads:
             return _SAMPLED, self._sample_stage(batch, stats)
         with self._placement.beside_training():
-            return self._after_sampling(self._sample_stage(batch, stats), stats, pin)
+            return self._made(self._sample_stage(batch, stats), stats, pin)
 
     def _after_sampling(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
+        """The rest of the work of a worker thread for a batch that was sampled already."""
         if not self._fetches_in_threads:
             return _SAMPLED, out
+        with self._placement.beside_training():
+            return self._made(out, stats, pin)
+
+    def _made(self, out: Any, stats: Stats, pin: bool) -> tuple[str, Any]:
         done = pin and self.transform is None
-        out = self._placement.made(partial(self._fetch_stage, out), stats, done)
+        out = self._placement.made(self._fetch_stage(out, stats), stats, done)
         return (_DONE if done else _FETCHED), out
 
     def _process_work(self, batch: BatchIndex) -> tuple[int, tuple[str, Any], Stats]:
@@ -406,8 +406,6 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self, batch: BatchIndex, made: tuple[str, Any], stats: Stats
     ) -> list[tuple[BatchIndex, tuple[str, Any], Stats]]:
         """The pieces of what was made of a planned batch; the first has all that it counted."""
-        if self._plan is None:
-            return [(batch, made, stats)]
         stage, out = made
         pieces = Pieces.apart(batch, out.take() if isinstance(out, Landed) else out)
         return [(i, (stage, each), Stats() if i.piece else stats) for i, each in pieces]
@@ -449,16 +447,16 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         self._refuse_processes()
         pin, features = self._placement.pins(self), self._features_to_announce()
         progress, batches = self._begin_epoch()
-        self._epoch_stats = Counted()
+        self._counted = Counted(), Counted() if self._counted is None else self._counted[1]
         begin = partial(self._begin_source, features=features, progress=progress, pin=pin)
         return EpochIterator(
             self,
             begin,
-            self._pieces,
+            None if self._plan is None else self._pieces,
             partial(self._finish, pin=pin),
             batches,
             progress,
-            (self._epoch_stats, self._total_stats),
+            self._counted,
         )
 
     def _features_to_announce(self) -> Features | None:
@@ -591,8 +589,8 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
             the numbers of :class:`~pyg_scale.store.reading.Reads`. With ``device=`` also
             ``"device"``: what is on it.
         """
-        epoch, total = self._epoch_stats.sum, self._total_stats.sum
-        counted = {"epoch": epoch.as_dict(), "total": total.as_dict()}
+        epoch, total = self._counted or (Counted(), Counted())
+        counted = {"epoch": epoch.sum.as_dict(), "total": total.sum.as_dict()}
         return counted | self._placement.stats(self._features)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One pass over a loader."""
+"""One pass over a loader, and the contract of the places where its batches are made."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ import torch
 from torch_geometric.data.data import BaseData
 
 from pyg_scale.errors import was_interrupted
-from pyg_scale.loader.seeds.epoch import Batches, BatchIndex, Passed
-from pyg_scale.loader.seeds.state import EpochProgress
-from pyg_scale.loader.stats import Counted, Stats
-from pyg_scale.loader.workers.threads import Failed, SourceError
+from pyg_scale.loader.seeds.epoch import Batches, BatchIndex, EpochProgress, Passed
+from pyg_scale.loader.stats import Counted, Stats, added
 
 if TYPE_CHECKING:
     from pyg_scale.loader.base import SubgraphLoader
+
+
+Work = Callable[[Any, Stats], Any]
+"""A function that makes a batch of an item and counts its work in the ``Stats``."""
+
+
+class SourceError(RuntimeError):
+    """An error that leaves the source of batches as it was, such as that one is late."""
+
+
+class Failed:
+    """The error that came instead of a batch."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 class BatchSource(Protocol):
@@ -35,6 +48,33 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Nobody will ask for more."""
+
+
+class Inline:
+    """The source without workers: the work is done when the consumer asks.
+
+    An exception that interrupts it is raised as it comes, and says nothing of the batch.
+    """
+
+    def __init__(self, items: Iterator[Any], work: Work) -> None:
+        self._items = items
+        self._work = work
+
+    def __next__(self) -> tuple[Any, Any, Stats]:
+        item, stats = None, Stats()
+        try:
+            item = next(self._items)
+            return item, self._work(item, stats), stats
+        except Exception as error:
+            # The end is looked at first: whoever looks at the frames of an error keeps them.
+            if (item is None and isinstance(error, StopIteration)) or was_interrupted(error):
+                raise
+            return item, Failed(error), stats
+
+    def pause(self) -> None:
+        """Nothing runs between two calls."""
+
+    close = pause
 
 
 def _mark(out: Any, why: str, **attributes: Any) -> None:
@@ -65,7 +105,7 @@ class EpochIterator:
     Args:
         loader: The loader.
         begin: Makes a source of the batches that are left.
-        pieces: Takes what the source made of a batch apart, if that was cut to fit its budget.
+        pieces: Takes what the source made of a planned batch apart; ``None`` without a plan.
         finish: Does the work of the consumer for a batch.
         batches: All batches of the pass.
         progress: What is told how many were handed out.
@@ -76,7 +116,7 @@ class EpochIterator:
         self,
         loader: SubgraphLoader,
         begin: Callable[[Iterator[BatchIndex]], BatchSource],
-        pieces: Callable[[BatchIndex, Any, Stats], list[tuple[BatchIndex, Any, Stats]]],
+        pieces: Callable[[BatchIndex, Any, Stats], list[tuple[BatchIndex, Any, Stats]]] | None,
         finish: Callable[[BatchIndex, Any, Stats], Any],
         batches: Batches,
         progress: EpochProgress,
@@ -113,15 +153,15 @@ class EpochIterator:
                 batch, out, stats = self._made()
             if isinstance(out, Failed):
                 if batch is not None:
-                    self._passed = self._passed_with(batch)
+                    self._passed = self._passed.after(batch)
                 before = progress.position, self._passed, self._epoch.sum, self._total.sum
                 self._asked_at = None
                 if isinstance(out.error, StopIteration):  # which would look like the end
                     raise RuntimeError(f"making {batch} raised StopIteration") from out.error
                 raise out.error
             assert batch is not None
-            sums = self._epoch.sum.and_also(stats), self._total.sum.and_also(stats)
-            after = progress.position.after(batch), self._passed_with(batch), *sums
+            sums = added(stats, self._epoch, self._total)
+            after = progress.position.after(batch), self._passed.after(batch), *sums
             # No call from here on, and so no signal's handler: all of this happens, or nothing.
             progress.position, self._passed, self._epoch.sum, self._total.sum = after
             self._user = {}
@@ -171,6 +211,8 @@ class EpochIterator:
             raise
         if batch is None or isinstance(made, Failed):
             return batch, made, stats
+        if self._pieces is None:
+            return self._finished(batch, made, stats)
         try:
             self._waiting.extend(self._left_of(self._pieces(batch, made, stats)))
         except Exception as error:
@@ -207,12 +249,6 @@ class EpochIterator:
                 f"has {len(pieces)} now: the graph or its features are others"
             )
         return pieces[had:]
-
-    def _passed_with(self, batch: BatchIndex) -> Passed:
-        """The steps that the pass is done with, and another object at every call."""
-        if batch.is_last_piece:
-            return self._passed.and_also(batch.step)
-        return Passed(*self._passed)
 
     def close(self) -> None:
         """Stop the workers of this iteration now, rather than when the last reference is gone."""

@@ -15,7 +15,6 @@ from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.padding import Padding, padding_of
-from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
 from pyg_scale.loader.seeds.nodes import check_time
@@ -136,7 +135,6 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         **kwargs: Any,
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
-        check_data(data)
         links = seed_links_of(data, edge_label_index)
         num_links = links.edge_index.size(1)
         self.data = data
@@ -160,8 +158,7 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         self._start(num_links, **kwargs)
         sampler = make_sampler()
         check_link_sampler(sampler, neg_sampling)
-        resolve.warn_if_unplanned(data, sampler)
-        why_processes = resolve.why_processes(sampler.sample_from_edges)
+        why_processes = resolve.drawing_of(data, sampler, sampler.sample_from_edges).why_processes
         # The seed links are positives too, also where they are no edges (held-out links).
         self._negatives = neg_sampling
         if neg_sampling is not None and neg_sampling.exclude_positives is not False:

@@ -16,7 +16,6 @@ from pyg_scale.loader import resolve
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.padding import Padding, padding_of
-from pyg_scale.loader.batch.source import check_data
 from pyg_scale.loader.seeds.epoch import BatchIndex, num_batches
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.seeds.plan import plan_of
@@ -166,7 +165,6 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         **kwargs: Any,
     ) -> None:
         """Check everything that is cheap to check, then make the sampler, which may not be."""
-        check_data(data)
         if not isinstance(lazy_x, bool):
             raise TypeError(f"lazy_x must be True or False (got {lazy_x!r})")
         self.input_data = seed_nodes_of(data, input_nodes, input_time, input_id)
@@ -187,15 +185,15 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             self._check_lazy(kwargs)
         sampler = make_sampler()
         _check_bound(sampler)
-        resolve.warn_if_unplanned(data, sampler)
+        self._drawing = resolve.drawing_of(data, sampler, sampler.sample_from_nodes)
         if isinstance(sampler, RemoteSampler):
             sampler.check_seeds(node_type, time is not None)
         check_has_time(sampler, node_type, time)
-        if resolve.keeps_draws(sampler) and self.seed is None:
+        if self._drawing.kept and self.seed is None:
             raise ValueError(
                 "redraw=False needs seed=: the neighbours of a node follow from it, in all epochs"
             )
-        if resolve.follows_steps(sampler) and (
+        if self._drawing.follows_steps and (
             self.seed is None or not self._own_order or self.batch_cost is not None
         ):
             raise ValueError(
@@ -203,8 +201,7 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
                 "sampler=, batch_sampler= and batch_cost=: random numbers go on from batch to "
                 "batch, over all epochs"
             )
-        why_processes = resolve.why_processes(sampler.sample_from_nodes)
-        self.node_sampler = self._keep(sampler, feature_store, why_processes)
+        self.node_sampler = self._keep(sampler, feature_store, self._drawing.why_processes)
         if self.batch_cost is not None:
             self._plan = plan_of(
                 self.batch_cost,
@@ -254,21 +251,25 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
         return resolve.drawn_by(self.node_sampler)
 
     def _sample(self, batch: BatchIndex) -> Any:
-        inputs, sampler = self.input_data[batch.index], self._sampler_at(batch)
+        inputs, sampler = self.input_data[batch.index], self.node_sampler
+        if self._drawing.follows_steps and self.seed is not None:
+            sampler = self._sampler_at(batch, self.seed)
+        if self._drawing.takes_key:
+            return sampler.sample_from_nodes(inputs, key=self._key(batch))
         return resolve.call(sampler.sample_from_nodes, inputs, self._key(batch))
 
-    def _sampler_at(self, batch: BatchIndex) -> Any:
-        """The sampler, which may have to know where a batch stands."""
-        if self.seed is None or not resolve.follows_steps(self.node_sampler):
-            return self.node_sampler
+    def _sampler_at(self, batch: BatchIndex, seed: int) -> Any:
+        """The sampler that knows where a batch stands."""
         if batch.position < 0:  # loader(index) is none of the batches
             return self.node_sampler.at_step(batch.key, 0)
         count = num_batches(len(self.dataset), self.batch_size, self.drop_last)
-        return self.node_sampler.at_step(self.seed, batch.epoch * count + batch.position)
+        return self.node_sampler.at_step(seed, batch.epoch * count + batch.position)
 
     def _key(self, batch: BatchIndex) -> int:
         """The key to sample a batch with."""
-        return resolve.key_of(batch, self.node_sampler, self.seed)
+        if batch.first or self._drawing.kept:
+            return resolve.key_of(batch, self.node_sampler, self.seed)
+        return batch.key
 
     @property
     def _asks(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,9 +191,9 @@ def check_device(device: Any) -> torch.device:
 
 
 def checked(
-    sampling: Any, data: Any, worker_type: str | None, kwargs: dict[str, Any]
-) -> tuple[SamplingOptions, str | None]:
-    """The options of a loader and its type of workers.
+    sampling: Any, data: Any, worker_type: str | None, seed: Any, kwargs: dict[str, Any]
+) -> tuple[SamplingOptions, str | None, int | None]:
+    """The options of a loader, its type of workers and its seed, after checks of all of them.
 
     What they say of ``DataLoader``'s own arguments is put there.
 
@@ -200,14 +201,21 @@ def checked(
         sampling: What the loader was given.
         data: Its graph.
         worker_type: The type of workers that it was given.
+        seed: The seed that it was given.
         kwargs: Arguments of ``DataLoader``; changed.
 
     Raises:
-        TypeError: If ``sampling`` are no options.
-        ValueError: If one means nothing for this graph.
+        TypeError: If ``sampling`` are no options, or ``seed`` is no integer.
+        ValueError: If one means nothing for this graph; see also :func:`check_workers`.
     """
+    if seed is not None:
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise TypeError(f"seed must be an integer or None (got {seed!r})") from None
     if sampling is None:
-        return SamplingOptions(), worker_type
+        check_workers(worker_type, kwargs)
+        return SamplingOptions(), worker_type, seed
     if not isinstance(sampling, SamplingOptions):
         raise TypeError(f"sampling must be SamplingOptions (got {type(sampling).__name__})")
     sampling.refuse(served=_is_served(data), num_workers=kwargs.get("num_workers", 0))
@@ -221,7 +229,8 @@ def checked(
         worker_type = sampling.worker_type(worker_type)
     if sampling.pin_memory:
         kwargs["pin_memory"] = True
-    return sampling, worker_type
+    check_workers(worker_type, kwargs)
+    return sampling, worker_type, seed
 
 
 def _is_served(data: Any) -> bool:

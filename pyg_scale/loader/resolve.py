@@ -6,6 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -53,6 +54,42 @@ def call(method: Callable[..., Any], inputs: Any, key: int, **kwargs: Any) -> An
         return method(inputs, **kwargs)
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """The properties of a sampler that a loader looks at for every batch.
+
+    Attributes:
+        takes_key: True if it takes the key of a batch; for others see :func:`call`.
+        kept: True if it is to draw the same in all batches.
+        follows_steps: True if it must know where batches stand among those of all epochs.
+        why_processes: The reason why it cannot work in threads; empty if it can.
+    """
+
+    takes_key: bool
+    kept: bool
+    follows_steps: bool
+    why_processes: str
+
+
+def drawing_of(data: Any, sampler: Any, method: Callable[..., Any]) -> Drawing:
+    """The properties of a loader's sampler; warns if ``data`` was partitioned for another.
+
+    Args:
+        data: What the loader was given.
+        sampler: Its sampler.
+        method: ``sample_from_nodes`` or ``sample_from_edges`` of it.
+    """
+    _warn_if_unplanned(data, sampler)
+    keyed, why = takes_key(method), ""
+    if not keyed:
+        why = (
+            f"{type(getattr(method, '__self__', method)).__name__} draws from torch's global "
+            "generator, which threads would share: pass worker_type='process' or num_workers=0"
+        )
+    follows = isinstance(sampler, FollowsSteps) and sampler.batch_dependency > 1
+    return Drawing(keyed, _keeps_draws(sampler), follows, why)
+
+
 def key_of(batch: BatchIndex, sampler: Any, seed: int | None = None, by_place: bool = False) -> int:
     """The key to sample a batch with: where nodes alone decide, that of the whole step.
 
@@ -62,7 +99,7 @@ def key_of(batch: BatchIndex, sampler: Any, seed: int | None = None, by_place: b
         seed: The loader's, for a sampler that may keep its draws.
         by_place: True if something is drawn for places in the batch, such as negatives.
     """
-    if seed is not None and keeps_draws(sampler):
+    if seed is not None and _keeps_draws(sampler):
         return fixed_key(seed)
     if not batch.first:  # not a later piece
         return batch.key
@@ -70,30 +107,13 @@ def key_of(batch: BatchIndex, sampler: Any, seed: int | None = None, by_place: b
     return batch.key if by_node else batch.piece_key
 
 
-def keeps_draws(sampler: Any) -> bool:
-    """Return True if a sampler is to draw the same in all batches."""
+def _keeps_draws(sampler: Any) -> bool:
     return isinstance(sampler, MayKeepDraws) and not sampler.redraw
 
 
 def fixed_key(seed: int) -> int:
     """The key of all batches of a loader whose sampler keeps its draws, from the loader's seed."""
     return keys.fold(0, seed, keys.FIXED)
-
-
-def follows_steps(sampler: Any) -> bool:
-    """Return True if a sampler must know where batches stand among those of all epochs."""
-    return isinstance(sampler, FollowsSteps) and sampler.batch_dependency > 1
-
-
-def why_processes(method: Callable[..., Any]) -> str:
-    """The reason why a sampler cannot work in threads; empty if it can."""
-    if takes_key(method):
-        return ""
-    name = type(getattr(method, "__self__", method)).__name__
-    return (
-        f"{name} draws from torch's global generator, which threads would share: pass "
-        f"worker_type='process' or num_workers=0"
-    )
 
 
 def resolve(
@@ -182,7 +202,7 @@ def _said(cls: Any, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def warn_if_unplanned(data: Any, sampler: Any) -> None:
+def _warn_if_unplanned(data: Any, sampler: Any) -> None:
     """Warn if ``data`` was opened from a directory that was cut for another ``num_neighbors``.
 
     The partitioner ``frequency`` places nodes and lists what to cache by what sampling with its own
@@ -207,7 +227,7 @@ def warn_if_unplanned(data: Any, sampler: Any) -> None:
             f"{directory.path} was partitioned by {partition.method!r} for num_neighbors="
             f"{planned}, the loader has {found[0] if len(found) == 1 else found}: nodes and cache "
             "lists fit less; partition again with option num_neighbors, or load with what it has",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -106,6 +106,11 @@ class Counted:
         self.sum = Stats()
 
 
+def added(stats: Stats, epoch: Counted, total: Counted) -> tuple[Stats, Stats]:
+    """The sums of both with one batch more, as new objects."""
+    return epoch.sum.and_also(stats), total.sum.and_also(stats)
+
+
 def count_sampled(out: SamplerOutput | HeteroSamplerOutput, stats: Stats) -> None:
     """Rows are edges, bytes those of nodes and edges."""
     rows = size = 0

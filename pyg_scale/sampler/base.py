@@ -18,6 +18,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
+from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
 from pyg_scale.sampler.times import TimeLimits, limits_of, windows_of
 from pyg_scale.store.topology import topology_of
 
@@ -370,6 +371,16 @@ class NeighborSampler(pyg.BaseSampler):
         return limits_of(graph, seed_time, windows, strict=self.strictly_earlier)
 
     # Sampling ##############################################################################
+
+    def _finish(self, sample: Sample) -> Sample:
+        """Apply the direction and the type of the subgraph to the sampled edges."""
+        if self.subgraph_type == SubgraphType.induced:
+            sample.num_sampled_nodes = sample.num_sampled_edges = None
+        if self.sample_direction == "backward":
+            sample = swap_directions(sample)
+        if self.subgraph_type == SubgraphType.bidirectional:
+            sample = to_bidirectional(sample)
+        return sample
 
     @abstractmethod
     def sample(

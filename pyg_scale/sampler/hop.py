@@ -21,7 +21,7 @@ from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.output import Sample
-from pyg_scale.sampler.subgraph import edges_among, swap_directions, to_bidirectional
+from pyg_scale.sampler.subgraph import edges_among
 from pyg_scale.sampler.times import TimeLimits, rows_of
 
 
@@ -226,16 +226,6 @@ class HopSampler(NeighborSampler):
             row, col, edge = edges_among(row, col, picked.edge)
             out[edge_type] = _Edges([row], [col], [edge])
         return out
-
-    def _finish(self, sample: Sample) -> Sample:
-        """Apply the direction and the type of the subgraph to the sampled edges."""
-        if self.subgraph_type == SubgraphType.induced:
-            sample.num_sampled_nodes = sample.num_sampled_edges = None
-        if self.sample_direction == "backward":
-            sample = swap_directions(sample)
-        if self.subgraph_type == SubgraphType.bidirectional:
-            sample = to_bidirectional(sample)
-        return sample
 
 
 @dataclass

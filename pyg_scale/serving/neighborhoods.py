@@ -16,8 +16,9 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.source import check_data, features_of
+from pyg_scale.loader.batch.source import features_of
 from pyg_scale.loader.resolve import fixed_key, resolve
+from pyg_scale.loader.seeds.nodes import check_data
 from pyg_scale.sampler.base import check_nodes
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.serving.new_rows import GraphWithNewRows, NewRows

@@ -24,7 +24,7 @@ from pyg_scale.loader import (
     ZipLoader,
 )
 from pyg_scale.loader.batch import placement
-from pyg_scale.loader.batch.placement import OnDevice, tensors_of
+from pyg_scale.loader.batch.placement import Landed, OnDevice, tensors_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr
 from pyg_scale.sampler import CudaSampler
@@ -227,12 +227,16 @@ def test_copies_are_on_a_side_stream_and_whoever_takes_the_batch_waits(recorded:
         recorded.note(f"fetch on {recorded.now}")
         return batch
 
-    landed = recorded.target.made(fetch, Stats())
+    def made() -> Landed:
+        with recorded.target.beside_training():
+            return recorded.target.made(fetch(Stats()), Stats())
+
+    landed = made()
     assert recorded.calls == ["fetch on side 1", "record side 1"], "nobody waits in the worker"
     assert landed.take() is batch
     assert recorded.calls[2:] == ["wait"] + ["record_stream"] * len(tensors)
     assert recorded.now == "main"
-    recorded.target.made(fetch, Stats())
+    made()
     assert recorded.streams == 1, "the next batch takes the same stream"
 
 
@@ -276,7 +280,7 @@ def test_everything_of_a_batch_is_sent_and_its_pointers_are_known_there(monkeypa
     monkeypatch.setattr(placement, "send", send)
     target, stats = OnDevice("cpu"), Stats()
     target.device = torch.device("meta")
-    found = target.made(lambda _: (batch, "what is no batch"), stats).take()
+    found = target.made((batch, "what is no batch"), stats).take()
     assert found[0] is batch and found[1] == "what is no batch"
     assert {id(tensor) for tensor in tensors_of(batch)} == sent.keys()
     assert len(sent) == before

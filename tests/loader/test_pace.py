@@ -12,10 +12,11 @@ import pytest
 from torch_geometric.data import Data
 
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.loader.iterator import Failed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers import pace
 from pyg_scale.loader.workers.pace import REST, SMALL_SECONDS, WINDOW, Course, Pace
-from pyg_scale.loader.workers.threads import Failed, Pipeline, WorkerThreads
+from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same_batches
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from pyg_scale.loader.iterator import Failed, Inline
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.threads import Failed, Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads
 from pyg_scale.ops.threads import num_threads
 from tests import preloaded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,9 +81,8 @@ class Placement:
         """The context in which a worker thread makes a batch."""
         return contextlib.nullcontext()
 
-    def made(self, fetch: Callable[[Stats], Any], stats: Stats, pin: bool) -> Any:
-        """A batch, as a worker thread hands it over; pinned if ``pin``."""
-        out = fetch(stats)
+    def made(self, out: Any, stats: Stats, pin: bool) -> Any:
+        """A batch made :meth:`beside_training`, as its thread hands it over; pinned if ``pin``."""
         return pin_batch(out, stats) if pin else out
 
     def bring(self, out: Any, pinned: bool) -> Any:
@@ -263,14 +262,13 @@ class OnDevice(Placement):
         except IndexError:
             return self._cuda.Stream(self.device)
 
-    def made(self, fetch: Callable[[Stats], Any], stats: Stats, pin: bool = False) -> Landed:
+    def made(self, out: Any, stats: Stats, pin: bool = False) -> Landed:
         """A batch on the device, as far as this thread is concerned; counts copies in ``stats``."""
         event = None
-        with self.beside_training():
-            out = self._copied(fetch(stats), stats)
-            if self._streams_are_used:
-                event = self._cuda.Event()
-                event.record(self._local.stream)
+        out = self._copied(out, stats)
+        if self._streams_are_used:
+            event = self._cuda.Event()
+            event.record(self._local.stream)
         return Landed(out, event, self.device, self._cuda)
 
     def bring(self, out: Any, pinned: bool = False) -> Any:

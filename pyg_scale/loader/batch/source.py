@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.data import Data, FeatureStore, HeteroData
 
 from pyg_scale import plugins
 from pyg_scale.graph.base import SuppliesFeatures, needs_threads
@@ -19,22 +19,6 @@ from pyg_scale.sampler.base import graph_of
 from pyg_scale.store.base import AcceptsSome, BuildsFromData
 from pyg_scale.store.directory.data import RecordedAttributes
 from pyg_scale.store.mmap import Mmap
-
-
-def check_data(data: Any) -> None:
-    """Refuse what is no graph.
-
-    Raises:
-        TypeError: If it is neither ``Data`` nor ``HeteroData`` nor two stores.
-    """
-    if isinstance(data, Data | HeteroData):
-        return
-    got = type(data).__name__
-    if isinstance(data, list | tuple) and len(data) == 2:
-        if isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore):
-            return
-        got = f"{got} of {type(data[0]).__name__} and {type(data[1]).__name__}"
-    raise TypeError(f"data must be Data, HeteroData or (FeatureStore, GraphStore) (got {got})")
 
 
 def features_of(

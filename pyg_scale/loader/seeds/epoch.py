@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
+from pyg_scale.loader.seeds.index_state import SamplerState
+from pyg_scale.loader.seeds.share import EpochSegment
 from pyg_scale.ops import keys
 
 LISTED = 1 << 22
@@ -31,6 +34,7 @@ class BatchIndex:
         delivered: How many of the list are delivered with it, by all ranks together.
         repeated: Whether another rank has it too, which it is counted for.
         first: Of a piece of a step, where in the step its first seed stands; else 0.
+        piece_key: The key of this piece of a step: ``key`` where it holds the step's first seed.
         piece: Of a planned batch that was cut to fit its budget, which piece this is; else 0.
         num_pieces: Into how many it was cut.
         sampler_state: What the user's index sampler said after handing out this batch.
@@ -44,6 +48,7 @@ class BatchIndex:
         "key",
         "num_pieces",
         "piece",
+        "piece_key",
         "position",
         "repeated",
         "sampler_state",
@@ -70,6 +75,7 @@ class BatchIndex:
         self.delivered = position + 1 if delivered is None else delivered
         self.repeated = repeated
         self.first = first
+        self.piece_key = keys.fold(key, keys.PIECE, first) if first else key
         self.piece, self.num_pieces = 0, 1
         self.sampler_state: Any = None
 
@@ -100,11 +106,6 @@ class BatchIndex:
     def is_last_piece(self) -> bool:
         """True if nothing of the planned batch comes after it."""
         return self.piece + 1 == self.num_pieces
-
-    @property
-    def piece_key(self) -> int:
-        """The key of this piece of a step: :attr:`key` where it holds the step's first seed."""
-        return keys.fold(self.key, keys.PIECE, self.first) if self.first else self.key
 
     def __len__(self) -> int:
         return self.index.numel()
@@ -210,6 +211,61 @@ def num_batches(num_seeds: int, batch_size: int | None, drop_last: bool) -> int:
     return num_seeds // size if drop_last else -(-num_seeds // size)
 
 
+class EpochPosition(NamedTuple):
+    """The position of an epoch: replaced as a whole, so that nobody sees half a step.
+
+    Attributes:
+        delivered: How many batches were; where ranks share the epoch, by all of them when all have
+            made as many steps as this one.
+        segments: Of ranks with seeds by part: who delivered.
+        index_sampler: Where a user's sampler stands; ``None``: the order is our own.
+        pieces: The planned batch of which some pieces were delivered, and how many; ``None``
+            between two batches.
+    """
+
+    delivered: int = 0
+    segments: tuple[EpochSegment, ...] = ()
+    index_sampler: SamplerState | None = None
+    pieces: tuple[int, int] | None = None
+
+    def after(self, batch: BatchIndex) -> EpochPosition:
+        """The position after one more batch, or piece of one."""
+        if not batch.is_last_piece:
+            return self._replace(pieces=(batch.position, batch.piece + 1))
+        segments, index_sampler, pieces = self.segments, self.index_sampler, self.pieces
+        if segments:
+            segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
+        if index_sampler is not None and index_sampler.kind == "state_dict":
+            index_sampler = SamplerState("state_dict", batch.sampler_state)
+        if pieces is not None and pieces[0] == batch.position:
+            pieces = None
+        return EpochPosition(batch.delivered, segments, index_sampler, pieces)
+
+
+class EpochProgress:
+    """The progress of an epoch: its key, the batches delivered, and the origin of its order."""
+
+    def __init__(self, seed: int, epoch: int, position: EpochPosition | None = None) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.position = EpochPosition() if position is None else position
+        self.finished = False
+        self.generator: Tensor | None = None
+        self.speed_shares: tuple[int, ...] | None = None
+
+    @property
+    def delivered(self) -> int:
+        return self.position.delivered
+
+    @property
+    def segments(self) -> tuple[EpochSegment, ...]:
+        return self.position.segments
+
+    @property
+    def index_sampler(self) -> SamplerState | None:
+        return self.position.index_sampler
+
+
 class Passed(NamedTuple):
     """The steps of a pass that it is done with.
 
@@ -221,9 +277,11 @@ class Passed(NamedTuple):
     all_before: int
     later: frozenset[int] = frozenset()
 
-    def and_also(self, step: int) -> Passed:
-        """The same and one more."""
-        later, first = self.later | {step}, self.all_before
+    def after(self, batch: BatchIndex) -> Passed:
+        """The same after one more batch, or piece of one; another object at every call."""
+        if not batch.is_last_piece:
+            return Passed(*self)
+        later, first = self.later | {batch.step}, self.all_before
         while first in later:
             later, first = later - {first}, first + 1
         return Passed(first, later)

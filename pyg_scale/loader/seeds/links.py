@@ -11,7 +11,7 @@ from torch_geometric.sampler import EdgeSamplerInput
 from torch_geometric.utils import to_edge_index
 
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.loader.seeds.nodes import num_nodes_of
+from pyg_scale.loader.seeds.nodes import check_data, num_nodes_of
 from pyg_scale.ops.mapped_file import in_file, pieces
 
 _WHAT = "edge_label_index must be an integer tensor [2, num_links]"
@@ -91,10 +91,11 @@ def seed_links_of(data: Any, edge_label_index: Any) -> SeedLinks:
             for all its edges, or ``(edge_type, links or None)``.
 
     Raises:
-        TypeError: If links are not integers.
+        TypeError: If ``data`` is no graph, or links are not integers.
         ValueError: If an edge type, or one too many, is given, or links have another shape.
         IndexError: If an endpoint is not a node; of mapped links, when a batch has it.
     """
+    check_data(data)
     edge_type, links = _split(data, edge_label_index)
     index = _edges(data, edge_type) if links is None else _tensor(links)
     source, destination = (None, None) if edge_type is None else (edge_type[0], edge_type[2])

@@ -1,4 +1,4 @@
-"""The argument ``input_nodes``, checked before any work."""
+"""The arguments ``data`` and ``input_nodes``, checked before any work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData, remote_backend_utils
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops.mapped_file import in_file
+
+
+def check_data(data: Any) -> None:
+    """Refuse what is no graph.
+
+    Raises:
+        TypeError: If it is neither ``Data`` nor ``HeteroData`` nor two stores.
+    """
+    if isinstance(data, Data | HeteroData):
+        return
+    got = type(data).__name__
+    if isinstance(data, list | tuple) and len(data) == 2:
+        if isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore):
+            return
+        got = f"{got} of {type(data[0]).__name__} and {type(data[1]).__name__}"
+    raise TypeError(f"data must be Data, HeteroData or (FeatureStore, GraphStore) (got {got})")
 
 
 class _MappedNodes(NodeSamplerInput):
@@ -76,10 +92,11 @@ def seed_nodes_of(
         input_id: What to call the seeds in batches.
 
     Raises:
-        TypeError: If ids are not integers, or times no numbers.
+        TypeError: If ``data`` is no graph, ids are not integers, or times no numbers.
         ValueError: If a node type, or one too many, is given, or lengths differ.
         IndexError: If an id is out of range; of mapped ids, when a batch has it.
     """
+    check_data(data)
     node_type, nodes = _split(data, input_nodes)
     num_nodes = num_nodes_of(data, node_type)
     mapped = False

@@ -24,13 +24,8 @@ from pyg_scale.loader.seeds.share import UNEVEN
 SPLIT_SEEDS = ("global", "part")
 
 
-def check_split_seeds(split_seeds: Any, uneven: Any, split_batches: Any, comm: Any) -> None:
-    """Refuse what these arguments cannot be.
-
-    Raises:
-        TypeError: If ``comm`` is no communicator, or ``split_batches`` no bool.
-        ValueError: If a name is none of those that there are, or means nothing here.
-    """
+def _check(split_seeds: Any, uneven: Any, split_batches: Any, comm: Any) -> None:
+    """Refuse what these arguments cannot be."""
     if split_seeds not in (None, False, *SPLIT_SEEDS) or split_seeds is True:
         raise ValueError(
             f"split_seeds must be 'global', 'part', False or None (got {split_seeds!r})"
@@ -95,8 +90,11 @@ class SharedSeeds:
             comm: See :class:`~pyg_scale.loader.NodeLoader`.
 
         Raises:
-            ValueError: If the seeds cannot be shared as asked for.
+            TypeError: If ``comm`` is no communicator, or ``split_batches`` no bool.
+            ValueError: If an argument is none of those that there are, or means nothing here, or
+                the seeds cannot be shared as asked for.
         """
+        _check(self.split_seeds, self.uneven, self.split_batches, comm)
         opened = communicator_of(self.data) if comm is None else comm
         mode = self._mode(opened)
         if mode is None:

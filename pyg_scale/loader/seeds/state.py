@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,8 +14,9 @@ from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 from pyg_scale.loader.seeds.epoch import (
     LISTED,
     Batches,
-    BatchIndex,
     Cut,
+    EpochPosition,
+    EpochProgress,
     EqualNumbers,
     batches,
     batches_of,
@@ -28,61 +28,6 @@ from pyg_scale.loader.seeds.sharding import SeedSharding
 from pyg_scale.loader.seeds.share import EpochSegment
 
 VERSION = 1
-
-
-class EpochPosition(NamedTuple):
-    """The position of an epoch: replaced as a whole, so that nobody sees half a step.
-
-    Attributes:
-        delivered: How many batches were; where ranks share the epoch, by all of them when all have
-            made as many steps as this one.
-        segments: Of ranks with seeds by part: who delivered.
-        index_sampler: Where a user's sampler stands; ``None``: the order is our own.
-        pieces: The planned batch of which some pieces were delivered, and how many; ``None``
-            between two batches.
-    """
-
-    delivered: int = 0
-    segments: tuple[EpochSegment, ...] = ()
-    index_sampler: SamplerState | None = None
-    pieces: tuple[int, int] | None = None
-
-    def after(self, batch: BatchIndex) -> EpochPosition:
-        """The position after one more batch, or piece of one."""
-        if not batch.is_last_piece:
-            return self._replace(pieces=(batch.position, batch.piece + 1))
-        segments, index_sampler, pieces = self.segments, self.index_sampler, self.pieces
-        if segments:
-            segments = (*segments[:-1], replace(segments[-1], steps=batch.step + 1))
-        if index_sampler is not None and index_sampler.kind == "state_dict":
-            index_sampler = SamplerState("state_dict", batch.sampler_state)
-        if pieces is not None and pieces[0] == batch.position:
-            pieces = None
-        return EpochPosition(batch.delivered, segments, index_sampler, pieces)
-
-
-class EpochProgress:
-    """The progress of an epoch: its key, the batches delivered, and the origin of its order."""
-
-    def __init__(self, seed: int, epoch: int, position: EpochPosition | None = None) -> None:
-        self.seed = seed
-        self.epoch = epoch
-        self.position = EpochPosition() if position is None else position
-        self.finished = False
-        self.generator: torch.Tensor | None = None
-        self.speed_shares: tuple[int, ...] | None = None
-
-    @property
-    def delivered(self) -> int:
-        return self.position.delivered
-
-    @property
-    def segments(self) -> tuple[EpochSegment, ...]:
-        return self.position.segments
-
-    @property
-    def index_sampler(self) -> SamplerState | None:
-        return self.position.index_sampler
 
 
 class Resumable:
@@ -101,13 +46,10 @@ class Resumable:
     _sharing: SeedSharding | None
     _unsplit: DuplicateSeedCheck | None
     _plan: CostPlan | None
-
-    def _init_epochs(self, seed: int | None) -> None:
-        self.seed = _seed(seed)
-        self._epoch = 0
-        self._pinned = False
-        self._progress: EpochProgress | None = None
-        self._resume: EpochProgress | None = None
+    _epoch = 0
+    _pinned = False
+    _progress: EpochProgress | None = None
+    _resume: EpochProgress | None = None
 
     # Epochs ################################################################################
 
@@ -416,12 +358,3 @@ def _pieces(found: Any) -> tuple[int, int] | None:
     if not (isinstance(found, list | tuple) and len(found) == 2):
         raise ValueError(f"pieces={found!r} does not say how many pieces of which batch were had")
     return int(found[0]), int(found[1])
-
-
-def _seed(seed: Any) -> int | None:
-    if seed is None:
-        return None
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed must be an integer or None (got {seed!r})") from None

@@ -22,16 +22,10 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.graph.base import needs_threads
 from pyg_scale.loader.batch.build import _original
 from pyg_scale.loader.batch.features import Features
+from pyg_scale.loader.iterator import Failed, Inline, SourceError
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.threads import (
-    Borrowed,
-    Failed,
-    Inline,
-    Pipeline,
-    SourceError,
-    WorkerThreads,
-)
+from pyg_scale.loader.workers.threads import Borrowed, Pipeline, WorkerThreads
 from pyg_scale.store.base import KeepsInFlight, ReadSchedule
 
 

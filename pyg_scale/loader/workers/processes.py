@@ -15,9 +15,9 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.loader.iterator import Failed, SourceError
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.threads import Failed, SourceError
 from pyg_scale.ops import keys
 
 

@@ -13,14 +13,19 @@ from pyg_scale.ops import keys
 
 
 @contextlib.contextmanager
-def forked(key: int) -> Iterator[None]:
+def forked(key: int | None, *words: int) -> Iterator[None]:
     """Within it, torch's, NumPy's and Python's default generators are seeded from ``key``.
 
     Torch's are the CPU's and, if CUDA is in use, that of the current device.
 
     Args:
-        key: An unsigned 64-bit integer.
+        key: An unsigned 64-bit integer; ``None``: they go on as they are.
+        words: Are folded into it.
     """
+    if key is None:
+        yield
+        return
+    key = keys.fold(key, *words)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.loader.iterator import Inline
 from pyg_scale.loader.options import SamplingOptions
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.threads import Inline, Pipeline, WorkerThreads
+from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads
 
 if TYPE_CHECKING:
     pass

@@ -30,6 +30,7 @@ from pyg_scale import errors
 from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.batch import wire
 from pyg_scale.loader.batch.pin import pin_batch
+from pyg_scale.loader.iterator import Failed, SourceError
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.processes import WeakWork
@@ -43,7 +44,6 @@ from pyg_scale.loader.workers.ring import (
     count_of,
     message_of,
 )
-from pyg_scale.loader.workers.threads import Failed, SourceError
 from pyg_scale.ops.threads import serial
 
 TASK, QUIT = b"T", b"Q"

@@ -15,11 +15,12 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from pyg_scale.errors import was_interrupted
+from pyg_scale.loader.iterator import Failed, Inline, SourceError, Work
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.pace import Course
 from pyg_scale.ops.threads import renew_pool_after_fork, serial
@@ -31,20 +32,6 @@ EXIT_SECONDS = 60.0
 """Seconds for which the end of the process waits for them."""
 
 _local = threading.local()
-
-Work = Callable[[Any, Stats], Any]
-"""A function that makes a batch of an item and counts its work in the ``Stats``."""
-
-
-class SourceError(RuntimeError):
-    """An error that leaves the source of batches as it was, such as that one is late."""
-
-
-class Failed:
-    """The error that came instead of a batch."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class _Job:
@@ -233,33 +220,6 @@ class Borrowed:
 
     def stop(self, wait: bool = True) -> None:
         """Leaves that to the owner."""
-
-
-class Inline:
-    """The same iterator without threads: the work is done when the consumer asks.
-
-    An exception that interrupts it is raised as it comes, and says nothing of the batch.
-    """
-
-    def __init__(self, items: Iterator[Any], work: Work) -> None:
-        self._items = items
-        self._work = work
-
-    def __next__(self) -> tuple[Any, Any, Stats]:
-        item, stats = None, Stats()
-        try:
-            item = next(self._items)
-            return item, self._work(item, stats), stats
-        except Exception as error:
-            # The end is looked at first: whoever looks at the frames of an error keeps them.
-            if (item is None and isinstance(error, StopIteration)) or was_interrupted(error):
-                raise
-            return item, Failed(error), stats
-
-    def pause(self) -> None:
-        """Nothing runs between two calls."""
-
-    close = pause
 
 
 class Pipeline:
