@@ -167,16 +167,21 @@ Tensor csc_cursor(Tensor dst, int64_t num_dst, int64_t num_threads) {
   return out;
 }
 
-// Writes neighbour and edge id of the edges [begin, end) behind the earlier edges of their
-// destinations. Returns how many edges it wrote; `room` is the space for all of them.
+struct Range {
+  int64_t begin, end;
+};
+
+// Writes neighbour and edge id of some edges behind the earlier edges of their destinations, of
+// those in `nodes`. Returns how many edges it wrote; `room` is the space for all of them.
 template <typename T>
 int64_t place(const IntColumn& to, const IntColumn& from, int64_t* cursor, T* pair, int64_t room,
-              int64_t begin, int64_t end, int64_t first, int64_t last) {
-  const auto mine = static_cast<uint64_t>(last - first);
+              Range edges, Range nodes) {
+  const int64_t first = nodes.begin;
+  const auto mine = static_cast<uint64_t>(nodes.end - first);
   int64_t* next = cursor + 1 + first;
   int64_t placed = 0;
-  for (int64_t e = begin; e < end; ++e) {
-    if (e + kFar < end) {
+  for (int64_t e = edges.begin; e < edges.end; ++e) {
+    if (e + kFar < edges.end) {
       const auto far = less(to[e + kFar], first);
       if (far < mine) __builtin_prefetch(next + far, 1);
       const auto near = less(to[e + kNear], first);
@@ -215,11 +220,10 @@ void csc_place(Tensor dst, Tensor src, Tensor cursor, Tensor pair, int64_t begin
   const auto bound = bounds(next + 1, num_dst, num_edges, tasks);
   std::atomic<int64_t> placed{0};
   for_tasks(tasks, [&](int64_t task) {
-    const int64_t first = bound[task], last = bound[task + 1];
-    placed += wide ? place(to, from, next, static_cast<int64_t*>(pair.mutable_data_ptr()),
-                           num_edges, begin, end, first, last)
-                   : place(to, from, next, static_cast<int32_t*>(pair.mutable_data_ptr()),
-                           num_edges, begin, end, first, last);
+    const Range edges{begin, end}, nodes{bound[task], bound[task + 1]};
+    void* pairs = pair.mutable_data_ptr();
+    placed += wide ? place(to, from, next, static_cast<int64_t*>(pairs), num_edges, edges, nodes)
+                   : place(to, from, next, static_cast<int32_t*>(pairs), num_edges, edges, nodes);
   });
   check(placed == end - begin, "dst has destinations that cursor has no place for");
 }

@@ -447,10 +447,20 @@ std::vector<Instruction> checked_code(const Ints& program, int64_t num_inputs, i
   return code;
 }
 
+// The arguments of the op but for the edges.
+struct Request {
+  const Tensors& inputs;
+  const Ints &ends, &program;
+  const Tensor& numbers;
+  int64_t width;
+  const Ints& reduced;
+  int64_t reduce;
+  const Ints &kept, &kept_width;
+};
+
 template <typename A>
-Tensors run(const CsrEdges& edges, const Tensors& inputs, const Ints& ends, const Ints& program,
-            const Tensor& numbers, int64_t width, const Ints& reduced, int64_t reduce,
-            const Ints& kept, const Ints& kept_width, ScalarType dtype) {
+Tensors run(const CsrEdges& edges, const Request& request, ScalarType dtype) {
+  const auto& [inputs, ends, program, numbers, width, reduced, reduce, kept, kept_width] = request;
   constexpr int64_t kLane = kLanes<A>;
   const int64_t padded = (width + kLane - 1) / kLane * kLane;
   Formula<A> formula{edges,  {}, {},      const_data_of<A>(numbers),   0, width,
@@ -529,10 +539,9 @@ Tensors edge_formula(Tensor indptr, Tensor indices, MaybeTensor edge_id, Tensors
   }
   numbers = dense(numbers, dtype, numbers.numel(), "numbers");
   check(numbers.numel() > 0, "numbers must not be empty");
-  return dtype == ScalarType::Double ? run<double>(edges, inputs, ends, program, numbers, width,
-                                                   reduced, reduce, kept, kept_width, dtype)
-                                     : run<float>(edges, inputs, ends, program, numbers, width,
-                                                  reduced, reduce, kept, kept_width, dtype);
+  const Request request{inputs, ends, program, numbers, width, reduced, reduce, kept, kept_width};
+  return dtype == ScalarType::Double ? run<double>(edges, request, dtype)
+                                     : run<float>(edges, request, dtype);
 }
 
 }  // namespace

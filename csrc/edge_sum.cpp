@@ -99,9 +99,17 @@ void add_normalized(const Edges<T>& edges, const T* loop, const T* scale, const 
   }
 }
 
+struct Rule {
+  Norm norm;
+  bool transposed;
+  double own;
+};
+
 template <typename T>
-void sum_edges(const Edges<T>& edges, Norm norm, bool transposed, T own, const T* x,
-               int64_t num_src, int64_t num_dst, int64_t size, T* out) {
+void sum_edges(const Edges<T>& edges, const Rule& rule, const T* x, int64_t num_src,
+               int64_t num_dst, int64_t size, T* out) {
+  const auto [norm, transposed, of_itself] = rule;
+  const auto own = static_cast<T>(of_itself);
   std::fill_n(out, num_dst * size, T{0});
   Buffer<T> held;
   if (norm == kSum) {
@@ -129,12 +137,6 @@ void sum_edges(const Edges<T>& edges, Norm norm, bool transposed, T own, const T
   }
 }
 
-struct Rule {
-  Norm norm;
-  bool transposed;
-  double own;
-};
-
 template <typename T>
 Tensor sum_of(const Tensor& x, const Tensor& edge_index, const std::optional<Tensor>& weight,
               int64_t num_dst, const Rule& rule) {
@@ -158,8 +160,8 @@ Tensor sum_of(const Tensor& x, const Tensor& edge_index, const std::optional<Ten
   Tensor out = pool_empty({num_dst, size}, x.scalar_type());
   const auto* from = x.numel() ? static_cast<const T*>(x.const_data_ptr()) : nullptr;
   if (out.numel()) {
-    sum_edges<T>(edges, rule.norm, rule.transposed, static_cast<T>(rule.own), from, num_src,
-                 num_dst, size, static_cast<T*>(out.mutable_data_ptr()));
+    sum_edges<T>(edges, rule, from, num_src, num_dst, size,
+                 static_cast<T*>(out.mutable_data_ptr()));
   }
   return out;
 }

@@ -16,10 +16,19 @@ namespace {
 constexpr int64_t kTaskNumbers = 1 << 16;  // fewer are not worth a thread
 constexpr int64_t kAhead = 16;             // entries; covers the latency of memory
 
+template <typename T>
+struct Entries {
+  const int64_t* indptr;
+  const T* indices;
+  int64_t stride;
+  const double* weight;
+  int64_t end;
+};
+
 // A product is rounded before it is added, as in torch: -ffp-contract=off sees to that.
 template <typename T>
-void sum_rows(const int64_t* indptr, const T* indices, int64_t stride, const double* weight,
-              const double* x, int64_t columns, int64_t end, int64_t v, double* out) {
+void sum_row(const Entries<T>& entries, const double* x, int64_t columns, int64_t v, double* out) {
+  const auto& [indptr, indices, stride, weight, end] = entries;
   if (columns == 1) {
     double sum = 0;
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
@@ -76,12 +85,13 @@ Tensor neighbor_sum(Tensor indptr, Tensor indices, Tensor weights, Tensor x, int
   const auto* from = rows ? static_cast<const double*>(x.const_data_ptr()) : nullptr;
   const auto* weight =
       weights.numel() ? static_cast<const double*>(weights.const_data_ptr()) : nullptr;
+  const Entries<int64_t> wide{begin, static_cast<const int64_t*>(column.data), column.stride,
+                              weight, num_entries};
+  const Entries<int32_t> narrow{begin, static_cast<const int32_t*>(column.data), column.stride,
+                                weight, num_entries};
   const auto run = [&](int64_t first, int64_t last) {
     for (int64_t v = first; v < last; ++v) {
-      column.wide ? sum_rows(begin, static_cast<const int64_t*>(column.data), column.stride, weight,
-                             from, columns, num_entries, v, to)
-                  : sum_rows(begin, static_cast<const int32_t*>(column.data), column.stride, weight,
-                             from, columns, num_entries, v, to);
+      column.wide ? sum_row(wide, from, columns, v, to) : sum_row(narrow, from, columns, v, to);
     }
   };
   const int64_t work = num_entries * columns / num_nodes + 1;  // of a row

@@ -294,11 +294,15 @@ void check_length(size_t length, size_t expected, const char* name) {
                                 " entries, expected " + std::to_string(expected));
 }
 
+struct TypeTensors {
+  const Tensor &indptr, &indices, &edge_id, &time, &weight_prefix;
+};
+
 // The in-edges of `size` nodes of the expanded type.
-EdgeView edge_view(const Tensor& indptr, const Tensor& indices, const Tensor& edge_id,
-                   const Tensor& time, const Tensor& weight_prefix, const Tensors& node_time,
+EdgeView edge_view(const TypeTensors& edges, const Tensors& node_time,
                    const std::vector<int64_t>& num_nodes, int64_t expanded, int64_t neighbor,
                    int64_t hash, int64_t size) {
+  const auto& [indptr, indices, edge_id, time, weight_prefix] = edges;
   const auto types = static_cast<int64_t>(num_nodes.size());
   check(neighbor >= 0 && neighbor < types, "neighbor_type is not the number of a node type");
   EdgeView view;
@@ -368,9 +372,9 @@ Output neighbor_sample(Tensors indptr, Tensors indices, Tensors edge_id, Tensors
     check(expanded_type[r] >= 0 && expanded_type[r] < static_cast<int64_t>(types),
           "expanded_type is not the number of a node type");
     const int64_t size = in_parts ? num_pointed(indptr[i]) : num_nodes[expanded_type[r]];
-    of_parts.push_back(edge_view(indptr[i], indices[i], edge_id[i], edge_time[i], weight_prefix[i],
-                                 node_time, num_nodes, expanded_type[r], neighbor_type[r],
-                                 edge_type_hash[r], size));
+    of_parts.push_back(
+        edge_view({indptr[i], indices[i], edge_id[i], edge_time[i], weight_prefix[i]}, node_time,
+                  num_nodes, expanded_type[r], neighbor_type[r], edge_type_hash[r], size));
     of_parts.back().times_of_neighbors = times_of_neighbors;
   }
   for (size_t r = 0; in_parts && r < edge_types; ++r) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -137,6 +138,43 @@ def test_no_function_reaches_into_the_objects_of_another_module() -> None:
         if use.attr in owners and name not in owners[use.attr] and use.attr not in OF_OTHERS
     ]
     assert not [line for line in found if "__" not in line.rpartition(".")[2]]
+
+
+def definitions(source: str) -> Iterator[tuple[str, int]]:
+    """The functions that C++ code defines, and how many parameters each has."""
+    source = re.sub(r"//[^\n]*", "", re.sub(r'"(\\.|[^"\\])*"', "0", source))
+    for match in re.finditer(r"\b(\w+)\s*\(", source):
+        depth, commas, end = 0, 0, match.end()
+        for end in range(match.end() - 1, len(source)):
+            depth += (source[end] in "([{<") - (source[end] in ")]}>")
+            commas += source[end] == "," and depth == 1
+            if depth == 0:
+                break
+        has_body = re.match(r"\s*(const|noexcept|override|\s)*\{", source[end + 1 : end + 60])
+        if has_body and match[1] not in ("if", "for", "while", "switch", "catch"):
+            yield match[1], commas + 1
+
+
+def test_functions_take_few_arguments() -> None:
+    """Ops take many, as schemas have no structures: entries unpack them, others take structures."""
+    found = []
+    for path in sorted((ROOT / "csrc").rglob("*")):
+        if path.suffix not in (".cpp", ".h", ".cu", ".cuh"):
+            continue
+        source = path.read_text(encoding="utf-8")
+        entries = {*re.findall(r"TORCH_BOX\(&(?:\w+::)*(\w+)", source), "cuLaunchKernel"}
+        for name, count in definitions(source):
+            if count > 8 and name not in entries:
+                found.append(f"{path.relative_to(ROOT)}: {name} takes {count}")
+    for path in sorted((ROOT / PACKAGE / "ops").rglob("*.py")):
+        for each in ast.walk(tree_of(path)):
+            if isinstance(each, ast.FunctionDef):
+                given = each.args
+                count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
+                if count > 11:
+                    found.append(f"{path.relative_to(ROOT)}: {each.name} takes {count}")
+    assert not found
+    assert dict(definitions("int f(A<int, 2> a, B b) const { return g(a, b); }")) == {"f": 2}
 
 
 def way_of(action: Callable[[], Any]) -> tuple[set[str], int]:

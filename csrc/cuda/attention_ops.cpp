@@ -166,12 +166,24 @@ struct Given {
   bool has_weights = false;
 };
 
+// The arguments of a gradient; `t_indptr`, `t_indices` and `t_position` are the edges by source.
+struct GradientRequest {
+  const Tensor &indptr, &indices;
+  const MaybeTensor &edge_id, &t_indptr, &t_indices, &t_position;
+  const Tensor &first, &second, &third;
+  const MaybeTensor& fourth;
+  double number, dropout;
+  const MaybeTensor& seed;
+  const Tensor &out, &lse;
+  const MaybeTensor& weights;
+  const Tensor& out_grad;
+  const MaybeTensor& weights_grad;
+};
+
 template <Attention kKind>
-Gradients gradients(Tensor indptr, Tensor indices, MaybeTensor edge_id, MaybeTensor t_indptr,
-                    MaybeTensor t_indices, MaybeTensor t_position, Tensor first, Tensor second,
-                    Tensor third, MaybeTensor fourth, double number, double dropout,
-                    MaybeTensor seed, Tensor out, Tensor lse, MaybeTensor weights, Tensor out_grad,
-                    MaybeTensor weights_grad) {
+Gradients gradients(const GradientRequest& request) {
+  const auto& [indptr, indices, edge_id, t_indptr, t_indices, t_position, first, second, third,
+               fourth, number, dropout, seed, out, lse, weights, out_grad, weights_grad] = request;
   constexpr bool kGat = kKind == Attention::kGat, kDot = kKind == Attention::kDot;
   const OnDevice device(first);
   const Heads shape(device, first, "the features");
@@ -257,18 +269,20 @@ Gradients with_transpose(Tensor indptr, Tensor indices, MaybeTensor edge_id, Ten
                          Tensor third, MaybeTensor fourth, double number, double dropout,
                          MaybeTensor seed, Tensor out, Tensor lse, MaybeTensor weights,
                          Tensor out_grad, MaybeTensor weights_grad) {
-  return gradients<kKind>(indptr, indices, edge_id, t_indptr, t_indices, t_position, first, second,
-                          third, fourth, number, dropout, seed, out, lse, weights, out_grad,
-                          weights_grad);
+  const MaybeTensor by_source[] = {t_indptr, t_indices, t_position};
+  return gradients<kKind>({indptr, indices, edge_id, by_source[0], by_source[1], by_source[2],
+                           first, second, third, fourth, number, dropout, seed, out, lse, weights,
+                           out_grad, weights_grad});
 }
 
 Gradients without_transpose(Tensor indptr, Tensor indices, MaybeTensor edge_id, Tensor query,
                             Tensor key, Tensor value, MaybeTensor edge, double scale,
                             double dropout, MaybeTensor seed, Tensor out, Tensor lse,
                             MaybeTensor weights, Tensor out_grad, MaybeTensor weights_grad) {
-  return gradients<Attention::kDot>(indptr, indices, edge_id, std::nullopt, std::nullopt,
-                                    std::nullopt, query, key, value, edge, scale, dropout, seed,
-                                    out, lse, weights, out_grad, weights_grad);
+  const MaybeTensor none;
+  return gradients<Attention::kDot>({indptr, indices, edge_id, none, none, none, query, key, value,
+                                     edge, scale, dropout, seed, out, lse, weights, out_grad,
+                                     weights_grad});
 }
 
 }  // namespace

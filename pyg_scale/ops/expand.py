@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import keys, library
-from pyg_scale.ops.sample import SourceDraws
-
-_ABSENT = torch.empty(0, dtype=torch.int64)
+from pyg_scale.ops.sample import ABSENT, Choice, SourceDraws
 
 
 class Expanded(NamedTuple):
@@ -34,35 +32,30 @@ class Expanded(NamedTuple):
     weight: Tensor
 
 
-def expand_neighbors(
-    indptr: Tensor,
-    indices: Tensor,
-    edge_id: Tensor | None,
-    time: Tensor | None,
-    weight_prefix: Tensor | None,
-    place: Tensor,
-    node: Tensor,
-    seed: Tensor | None,
-    latest: Tensor | None,
-    after: Tensor | None,
-    num_neighbor_nodes: int,
-    key: int,
-    num_neighbors: int,
-    *,
-    replace: bool,
-    last: bool,
-    by_node: bool = False,
-    by_source: SourceDraws | None = None,
-) -> Expanded:
-    """Choose in-edges of nodes; compiled only.
+class InEdges(NamedTuple):
+    """The in-edges of a part, or of all nodes, as in :class:`pyg_scale.graph.topology.CSC`.
 
-    Args:
-        indptr: Pointers of the in-edges of a part, or of all nodes; this and the next four are as
-            in :class:`pyg_scale.graph.topology.CSC`.
+    Attributes:
+        indptr: See there.
         indices: See there.
         edge_id: See there.
         time: See there.
         weight_prefix: See there.
+        num_neighbor_nodes: Number of nodes of the neighbours' type.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_id: Tensor | None
+    time: Tensor | None
+    weight_prefix: Tensor | None
+    num_neighbor_nodes: int
+
+
+class ExpandedNodes(NamedTuple):
+    """The nodes that get in-edges.
+
+    Attributes:
         place: Row of ``indptr`` of each node, ``int64`` ``[n]``.
         node: Original ids, which key the draws, ``int64`` ``[n]``.
         seed: Position of the seed of each node, ``int64`` ``[n]``, if disjoint.
@@ -70,39 +63,56 @@ def expand_neighbors(
             ``None``.
         after: The time that edges must be after, ``int64`` ``[n]``, or ``None``; goes with
             ``latest``.
-        num_neighbor_nodes: Number of nodes of the neighbours' type.
-        key: Key of the hop and the edge type.
-        num_neighbors: Number of draws for each node, -1 for all in-edges.
-        replace: If True, draw with replacement.
-        last: If True, only the last ones in time are candidates.
-        by_node: If True, ``seed`` is not part of the keys of the draws.
-        by_source: Draws by the random numbers of sources. ``key`` and its ``next_key`` are then
-            those of the sources in this hop.
     """
-    draws = by_source or SourceDraws()
+
+    place: Tensor
+    node: Tensor
+    seed: Tensor | None = None
+    latest: Tensor | None = None
+    after: Tensor | None = None
+
+
+def expand_neighbors(
+    edges: InEdges, nodes: ExpandedNodes, key: int, num_neighbors: int, choice: Choice
+) -> Expanded:
+    """Choose in-edges of nodes; compiled only.
+
+    Args:
+        edges: The in-edges.
+        nodes: The nodes.
+        key: Key of the hop and the edge type. With draws by source, it and ``next_key`` are those
+            of the sources in this hop.
+        num_neighbors: Number of draws for each node, -1 for all in-edges.
+        choice: The choice among them.
+    """
+    draws, timed = choice.by_source or SourceDraws(), edges.time is not None
     found = torch.ops.pyg_scale.expand_neighbors(
-        indptr,
-        indices,
-        _ABSENT if edge_id is None else edge_id,
-        _ABSENT if time is None or latest is None else time,
-        _ABSENT if weight_prefix is None else weight_prefix,
-        place,
-        node,
-        _ABSENT if seed is None else seed,
-        _ABSENT if latest is None else latest,
-        _ABSENT if after is None or time is None else after,
-        num_neighbor_nodes,
+        edges.indptr,
+        edges.indices,
+        _or_absent(edges.edge_id),
+        _or_absent(None if nodes.latest is None else edges.time),
+        _or_absent(edges.weight_prefix),
+        nodes.place,
+        nodes.node,
+        _or_absent(nodes.seed),
+        _or_absent(nodes.latest),
+        _or_absent(nodes.after if timed else None),
+        edges.num_neighbor_nodes,
         keys.to_signed(key),
         num_neighbors,
-        replace,
-        last,
-        by_node,
-        by_source is not None,
+        choice.replace,
+        choice.last,
+        choice.by_node,
+        choice.by_source is not None,
         keys.to_signed(draws.next_key),
         draws.renewed,
         draws.weighting,
     )
     return Expanded(*found)
+
+
+def _or_absent(tensor: Tensor | None) -> Tensor:
+    return ABSENT if tensor is None else tensor
 
 
 def number_nodes(
@@ -137,9 +147,9 @@ def number_nodes(
         disjoint = known_seed is not None
         nodes, seeds, row = torch.ops.pyg_scale.number_nodes(
             known.contiguous(),
-            known_seed.contiguous() if known_seed is not None else _ABSENT,
+            _or_absent(known_seed).contiguous(),
             node.contiguous(),
-            seed.contiguous() if seed is not None else _ABSENT,
+            _or_absent(seed).contiguous(),
             num_nodes,
             num_seeds,
             disjoint,

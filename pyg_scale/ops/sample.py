@@ -39,6 +39,83 @@ class SourceDraws(NamedTuple):
     renewed: int = 0
 
 
+class GraphTensors(NamedTuple):
+    """The graph of a call, as in :class:`pyg_scale.graph.topology.CSC`, one entry per edge type.
+
+    :data:`ABSENT` stands where there is none. With in-edges in several parts, the first five have
+    all parts of the first edge type, then those of the next one, and so on, by place in the part.
+
+    Attributes:
+        indptr: See there.
+        indices: See there.
+        edge_id: See there.
+        edge_time: See there.
+        weight_prefix: See there.
+        node_time: One per node type.
+        num_nodes: One per node type.
+        expanded_type: The index of the node type whose in-edges it has.
+        neighbor_type: The index of the node type of their other ends.
+        edge_type_hash: Signed, see :func:`pyg_scale.ops.keys.edge_type_hash`.
+        part: Of in-edges in several parts, the partition book of every node type (see
+            :class:`pyg_scale.store.directory.PartitionBook`), :data:`ABSENT` if parts are ranges.
+        local: See ``part``.
+        offsets: See ``part``; without parts, an empty list.
+        times_of_neighbors: True if ``edge_time`` has the times of the neighbours.
+        waits: True if reading in-edges waits for a disk; then many threads of its own do it, not
+            those of torch.
+    """
+
+    indptr: list[Tensor]
+    indices: list[Tensor]
+    edge_id: list[Tensor]
+    edge_time: list[Tensor]
+    weight_prefix: list[Tensor]
+    node_time: list[Tensor]
+    num_nodes: list[int]
+    expanded_type: list[int]
+    neighbor_type: list[int]
+    edge_type_hash: list[int]
+    part: Sequence[Tensor] = ()
+    local: Sequence[Tensor] = ()
+    offsets: Sequence[Tensor] = ()
+    times_of_neighbors: bool = False
+    waits: bool = False
+
+
+class Seeds(NamedTuple):
+    """The seeds of a batch, and what they see.
+
+    Attributes:
+        node: ``int64`` ids, one tensor per node type.
+        time: ``int64``, one per seed, if the graph is temporal; one tensor per node type.
+        after: For every edge type, the time that edges must be after, ``int64`` ``[num_seeds]``
+            over all types of seeds, :data:`ABSENT` where there is none; or an empty list.
+        strict: True if ``time`` is before the times of the seeds themselves: induced edges then do
+            not come from the seeds either.
+    """
+
+    node: list[Tensor]
+    time: list[Tensor]
+    after: Sequence[Tensor] = ()
+    strict: bool = False
+
+
+class Choice(NamedTuple):
+    """The way in which in-edges are chosen.
+
+    Attributes:
+        replace: If True, draw with replacement.
+        last: If True, take the latest of the candidates that are not later than the seed.
+        by_node: If True, the draws of a node are the same for all seeds also if disjoint.
+        by_source: Draws by the random numbers of sources, if not by those of expanded nodes.
+    """
+
+    replace: bool = False
+    last: bool = False
+    by_node: bool = False
+    by_source: SourceDraws | None = None
+
+
 class SampledTensors(NamedTuple):
     """The result of the op; one tensor per node type or per edge type.
 
@@ -67,71 +144,30 @@ class SampledTensors(NamedTuple):
 
 
 def neighbor_sample(
-    *,
-    indptr: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    edge_id: Sequence[Tensor],
-    edge_time: Sequence[Tensor],
-    weight_prefix: Sequence[Tensor],
-    node_time: Sequence[Tensor],
-    num_nodes: Sequence[int],
-    expanded_type: Sequence[int],
-    neighbor_type: Sequence[int],
-    edge_type_hash: Sequence[int],
-    seed: Sequence[Tensor],
-    seed_time: Sequence[Tensor],
+    graph: GraphTensors,
+    seeds: Seeds,
     num_neighbors: Sequence[Sequence[int]],
-    num_hops: int,
     key: int,
-    replace: bool = False,
+    choice: Choice,
+    *,
     disjoint: bool = False,
-    last: bool = False,
     induced: bool = False,
     int32_output: bool = False,
-    part: Sequence[Tensor] = (),
-    local: Sequence[Tensor] = (),
-    offsets: Sequence[Tensor] = (),
-    times_of_neighbors: bool = False,
-    waits: bool = False,
-    by_node: bool = False,
-    by_source: SourceDraws | None = None,
-    after: Sequence[Tensor] = (),
-    strict: bool = False,
 ) -> SampledTensors:
     """Sample the neighbourhood of seeds, hop by hop.
 
-    Tensors of the graph are as in :class:`pyg_scale.graph.topology.CSC`, one per edge type
-    (``node_time``, ``num_nodes``, ``seed`` and ``seed_time``: per node type), :data:`ABSENT` where
-    there is none. Uses :func:`pyg_scale.ops.threads.num_threads` threads; the result does not
-    depend on their number.
+    Uses :func:`pyg_scale.ops.threads.num_threads` threads; the result does not depend on their
+    number.
 
     Args:
-        expanded_type: For each edge type, the index of the node type whose in-edges it has.
-        neighbor_type: For each edge type, the index of the node type of their other ends.
-        edge_type_hash: Unsigned, see :func:`pyg_scale.ops.keys.edge_type_hash`.
-        seed: ``int64`` node ids.
-        seed_time: ``int64``, one per seed, if the graph is temporal.
+        graph: The graph.
+        seeds: The seeds.
         num_neighbors: Per edge type, one number per hop; negative for all.
-        num_hops: Number of hops.
         key: The key of the batch, unsigned.
-        last: If True, take the latest of the candidates that are not later than the seed.
+        choice: The choice of in-edges.
+        disjoint: If True, every seed gets a subgraph of its own.
         induced: If True, return all edges among the sampled nodes.
         int32_output: If True, ``node``, ``row`` and ``col`` are ``int32``.
-        part: For in-edges in several parts, the partition book of every node type (see
-            :class:`pyg_scale.store.directory.PartitionBook`), :data:`ABSENT` if parts are ranges.
-            Tensors of in-edges are then given for all parts of the first edge type, then of the
-            next one, and so on, by place in the part.
-        local: See ``part``.
-        offsets: See ``part``; without parts, an empty list.
-        times_of_neighbors: True if ``edge_time`` has the times of the neighbours.
-        waits: True if reading in-edges waits for a disk; then many threads of its own do it, not
-            those of torch.
-        by_node: If True, the draws of a node are the same for all seeds also if disjoint.
-        by_source: Draws by the random numbers of sources, if not by those of expanded nodes.
-        after: For every edge type, the time that edges must be after, ``int64`` ``[num_seeds]``
-            over all types of seeds, :data:`ABSENT` where there is none; or an empty list.
-        strict: True if ``seed_time`` is before the times of the seeds themselves: induced edges
-            then do not come from the seeds either.
 
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
@@ -139,43 +175,42 @@ def neighbor_sample(
         KernelsError: If the kernels are not compiled.
     """
     library.load()
-    flat = [n for per_hop in num_neighbors for n in per_hop]
-    draws = by_source or SourceDraws()
+    draws = choice.by_source or SourceDraws()
     out = torch.ops.pyg_scale.neighbor_sample(
-        list(indptr),
-        list(indices),
-        list(edge_id),
-        list(edge_time),
-        list(weight_prefix),
-        list(node_time),
-        list(num_nodes),
-        list(expanded_type),
-        list(neighbor_type),
-        [keys.to_signed(word) for word in edge_type_hash],
-        list(seed),
-        list(seed_time),
-        flat,
-        num_hops,
-        replace,
+        graph.indptr,
+        graph.indices,
+        graph.edge_id,
+        graph.edge_time,
+        graph.weight_prefix,
+        graph.node_time,
+        graph.num_nodes,
+        graph.expanded_type,
+        graph.neighbor_type,
+        graph.edge_type_hash,
+        seeds.node,
+        seeds.time,
+        [n for per_hop in num_neighbors for n in per_hop],
+        max(map(len, num_neighbors), default=0),
+        choice.replace,
         disjoint,
-        last,
+        choice.last,
         induced,
         keys.to_signed(key),
         int32_output,
-        WAITING if waits else num_threads(),
-        list(part),
-        list(local),
-        list(offsets),
-        list(after),
-        times_of_neighbors,
-        waits,
-        by_node,
-        by_source is not None,
+        WAITING if graph.waits else num_threads(),
+        list(graph.part),
+        list(graph.local),
+        list(graph.offsets),
+        list(seeds.after),
+        graph.times_of_neighbors,
+        graph.waits,
+        choice.by_node,
+        choice.by_source is not None,
         draws.same_in_all_hops,
         keys.to_signed(draws.next_key),
         draws.renewed,
         draws.weighting,
         draws.layers,
-        strict,
+        seeds.strict,
     )
     return SampledTensors(*out)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
-from pyg_scale.ops import library
-from pyg_scale.ops.expand import expand_neighbors
-from pyg_scale.ops.sample import ABSENT, SourceDraws, neighbor_sample
+from pyg_scale.ops import keys, library
+from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
+from pyg_scale.ops.sample import (
+    ABSENT,
+    Choice,
+    GraphTensors,
+    Seeds,
+    SourceDraws,
+    neighbor_sample,
+)
 from pyg_scale.sampler.base import CAPABILITIES
 from pyg_scale.sampler.choose import Ask, Picked, hop_key
 from pyg_scale.sampler.output import Sample
@@ -29,6 +36,8 @@ class NativeSampler(ReferenceSampler):
     """
 
     supports: ClassVar[frozenset[str]] = frozenset(CAPABILITIES)
+
+    _kept: tuple[Topology, GraphTensors] | None = None  # of the graph that was sampled last
 
     @property
     def source_draws(self) -> SourceDraws | None:
@@ -52,49 +61,19 @@ class NativeSampler(ReferenceSampler):
             return super().sample(seed, seed_time, key)
         graph = self.topology
         assert graph is not None
-        in_parts: dict[str, Any] = {}
-        if graph.router is None:
-            csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
-        else:
-            here = graph.router.parts_here()
-            if here is None:
-                return super().sample(seed, seed_time, key)
-            csc = [part for edge_type in graph.edge_types for part in here.csc[edge_type]]
-            books = [here.books[node_type] for node_type in graph.node_types]
-            in_parts["part"] = [_or_absent(book.part) for book in books]
-            in_parts["local"] = [_or_absent(book.local) for book in books]
-            in_parts["offsets"] = [book.offsets for book in books]
-            in_parts["times_of_neighbors"] = graph.has_node_time
-        hops = self.hops()
-        disjoint = self.disjoint
-        time, after = self._limits(graph, seed_time)
+        tensors = self._tensors(graph)
+        if tensors is None:
+            return super().sample(seed, seed_time, key)
+        hops, disjoint = self.hops(), self.disjoint
         out = neighbor_sample(
-            indptr=[c.indptr for c in csc],
-            indices=[c.indices for c in csc],
-            edge_id=[_or_absent(c.edge_id) for c in csc],
-            edge_time=[_or_absent(c.time) for c in csc],
-            weight_prefix=[_or_absent(c.weight_prefix) for c in csc],
-            node_time=[_or_absent(graph.node_time.get(t)) for t in graph.node_types],
-            num_nodes=[graph.num_nodes[t] for t in graph.node_types],
-            expanded_type=graph.expanded_types,
-            neighbor_type=graph.neighbor_types,
-            edge_type_hash=graph.edge_type_hashes,
-            seed=[_int64(seed.get(t)) for t in graph.node_types],
-            seed_time=time,
-            after=after,
-            strict=self.strictly_earlier,
-            num_neighbors=[hops[e] for e in graph.edge_types],
-            num_hops=max((len(numbers) for numbers in hops.values()), default=0),
-            key=key,
-            replace=self.replace,
+            tensors,
+            self._seen(graph, [_int64(seed.get(t)) for t in graph.node_types], seed_time),
+            [hops[edge_type] for edge_type in graph.edge_types],
+            key,
+            self._choice(self.source_draws),
             disjoint=disjoint,
-            last=self.temporal_strategy == "last",
             induced=self.subgraph_type == SubgraphType.induced,
             int32_output=graph.index_dtype == torch.int32,
-            waits=any(c.waits for c in csc),
-            by_node=not self.redraw,
-            by_source=self.source_draws,
-            **in_parts,
         )
         nodes, edges = graph.node_types, graph.edge_types
         nodes_per_hop = out.num_sampled_nodes.tolist()
@@ -113,17 +92,41 @@ class NativeSampler(ReferenceSampler):
             )
         )
 
-    def _limits(
-        self, graph: Topology, seed_time: Mapping[NodeType, Tensor] | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """The last time that seeds of each node type see; for each edge type that before it."""
+    def _tensors(self, graph: Topology) -> GraphTensors | None:
+        """The graph as the op takes it; ``None`` if some of its parts are elsewhere."""
+        if graph.router is None:
+            if self._kept is None or self._kept[0] is not graph:
+                csc = [graph.csc[edge_type] for edge_type in graph.edge_types]
+                self._kept = graph, _graph_tensors(graph, csc)
+            return self._kept[1]
+        here = graph.router.parts_here()
+        if here is None:
+            return None
+        csc = [part for edge_type in graph.edge_types for part in here.csc[edge_type]]
+        books = [here.books[node_type] for node_type in graph.node_types]
+        return _graph_tensors(graph, csc)._replace(
+            part=[_or_absent(book.part) for book in books],
+            local=[_or_absent(book.local) for book in books],
+            offsets=[book.offsets for book in books],
+            times_of_neighbors=graph.has_node_time,
+        )
+
+    def _choice(self, by_source: SourceDraws | None) -> Choice:
+        last = self.temporal_strategy == "last"
+        return Choice(self.replace, last, not self.redraw, by_source)
+
+    def _seen(
+        self, graph: Topology, node: list[Tensor], seed_time: Mapping[NodeType, Tensor] | None
+    ) -> Seeds:
+        """The seeds, with the last time that they see and, per edge type, that before it."""
         given = seed_time or {}
         time = [_int64(given.get(node_type)) for node_type in graph.node_types]
         if seed_time is None or (self.time_window is None and not self.strictly_earlier):
-            return time, []
+            return Seeds(node, time)
         limits = self.time_limits(time[0] if len(time) == 1 else torch.cat(time))
         latest = limits.latest.split([each.numel() for each in time])
-        return [*latest], [_or_absent(limits.after.get(t)) for t in graph.edge_types]
+        after = [_or_absent(limits.after.get(t)) for t in graph.edge_types]
+        return Seeds(node, [*latest], after, self.strictly_earlier)
 
     def hop_draws(self, ask: Ask) -> tuple[int, SourceDraws | None]:
         """The key of a hop along an edge type, and its draws if those are by source."""
@@ -143,26 +146,43 @@ class NativeSampler(ReferenceSampler):
             return super().choose(csc, ask, place, neighbor_time, num_neighbor_nodes)
         key, by_source = self.hop_draws(ask)
         found = expand_neighbors(
-            csc.indptr,
-            csc.indices,
-            csc.edge_id,
-            csc.time,
-            csc.weight_prefix,
-            ask.node if place is None else place,
-            ask.node,
-            ask.component,
-            ask.latest,
-            ask.after,
-            num_neighbor_nodes,
+            InEdges(
+                csc.indptr,
+                csc.indices,
+                csc.edge_id,
+                csc.time,
+                csc.weight_prefix,
+                num_neighbor_nodes,
+            ),
+            ExpandedNodes(
+                ask.node if place is None else place,
+                ask.node,
+                ask.component,
+                ask.latest,
+                ask.after,
+            ),
             key,
             ask.num_neighbors,
-            replace=self.replace,
-            last=self.temporal_strategy == "last",
-            by_node=not self.redraw,
-            by_source=by_source,
+            self._choice(by_source),
         )
         attrs = {"edge_weight": found.weight} if by_source and by_source.weighting else {}
         return Picked(found.counts, found.neighbor, found.edge, attrs)
+
+
+def _graph_tensors(graph: Topology, csc: Sequence[CSC]) -> GraphTensors:
+    return GraphTensors(
+        indptr=[each.indptr for each in csc],
+        indices=[each.indices for each in csc],
+        edge_id=[_or_absent(each.edge_id) for each in csc],
+        edge_time=[_or_absent(each.time) for each in csc],
+        weight_prefix=[_or_absent(each.weight_prefix) for each in csc],
+        node_time=[_or_absent(graph.node_time.get(t)) for t in graph.node_types],
+        num_nodes=[graph.num_nodes[t] for t in graph.node_types],
+        expanded_type=[*graph.expanded_types],
+        neighbor_type=[*graph.neighbor_types],
+        edge_type_hash=[keys.to_signed(each) for each in graph.edge_type_hashes],
+        waits=any(each.waits for each in csc),
+    )
 
 
 def _weights(weight: dict[EdgeType, Tensor]) -> dict[str, dict[EdgeType, Tensor]]:

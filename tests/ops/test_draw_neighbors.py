@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pyg_scale.ops import keys
 from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
-from pyg_scale.ops.expand import expand_neighbors
+from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
+from pyg_scale.ops.sample import Choice
 from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale.testing import graphs
 from tests.ops import emulated
@@ -31,9 +32,8 @@ def in_edges(index_dtype: torch.dtype, with_ids: bool) -> tuple[Tensor, Tensor, 
 
 def expected(graph: Any, node: Tensor, key: int, k: int, replace: bool) -> tuple[Tensor, ...]:
     return expand_neighbors(
-        graph[0], graph[1], graph[2], None, None, node, node, None, None, None, NUM_NODES, key, k,
-        replace=replace, last=False,
-    )  # fmt: skip
+        InEdges(*graph, None, None, NUM_NODES), ExpandedNodes(node, node), key, k, Choice(replace)
+    )
 
 
 def assert_drawn(found: Drawn, wanted: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops import keys, library, sample
-from pyg_scale.ops.expand import expand_neighbors
+from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.sampler import Labor, NativeSampler, edges_by_layer
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.testing import graphs
@@ -357,9 +357,12 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     }[column]
     node = torch.arange(150)
     found = expand_neighbors(
-        indptr, indices, None, None, None, node, node, None, None, None, 2**31, key, k,
-        replace=False, last=False, by_source=sample.SourceDraws(next_key=later, renewed=renewed),
-    )  # fmt: skip
+        InEdges(indptr, indices, None, None, None, 2**31),
+        ExpandedNodes(node, node),
+        key,
+        k,
+        sample.Choice(by_source=sample.SourceDraws(next_key=later, renewed=renewed)),
+    )
     source = indices.to(torch.int64)
     number = keys.source_number(key, source)
     late = keys.source_number(keys.fold(key, 1), source) < renewed

@@ -51,7 +51,7 @@ def test_random_reads_are_advised_where_memory_is_tight(tmp_path, monkeypatch, s
     monkeypatch.setattr(
         native,
         "neighbor_sample",
-        lambda **given: (waits.append(given["waits"]), sample(**given))[1],
+        lambda graph, *rest, **more: (waits.append(graph.waits), sample(graph, *rest, **more))[1],
     )
     graph = pyg_scale.open(tmp_path / "graph")
     options = {"num_neighbors": [4, 3], "batch_size": 7, "seed": 1}
