@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,14 +172,33 @@ def equal_shares(num_parts: int) -> Tensor:
     return torch.full((num_parts,), 1.0 / num_parts, dtype=torch.float64)
 
 
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse an option that is no number of at least ``least``.
+
+    Raises:
+        ValueError: If so; names it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a number of at least {least} (got {value!r})")
+
+
+def check_imbalance(value: float) -> None:
+    """Refuse a limit on the load of a part that no partition keeps.
+
+    Raises:
+        ValueError: If it is below 1, or NaN.
+    """
+    if not value >= 1:
+        raise ValueError(f"max_imbalance must be at least 1 (got {value!r})")
+
+
 def check_num_parts(num_parts: int, num_nodes: int) -> None:
     """Refuse an impossible number of parts.
 
     Raises:
         ValueError: If it is below 1, or there are fewer nodes than parts.
     """
-    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
-        raise ValueError(f"num_parts must be a number of at least 1 (got {num_parts!r})")
+    check_count("num_parts", num_parts)
     if num_parts > max(1, num_nodes):
         raise ValueError(
             f"num_parts={num_parts}, but the graph has only {num_nodes} nodes: ask for at most "

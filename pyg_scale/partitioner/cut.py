@@ -19,6 +19,7 @@ from pyg_scale.partitioner.base import (
     Partition,
     Partitioner,
     PartitionGraph,
+    check_count,
     check_num_parts,
     equal_shares,
 )
@@ -122,8 +123,7 @@ def assign(
         graph: An earlier result of :func:`~pyg_scale.partitioner.graph.partition_graph` for
             ``data``, with ascending neighbours if the method needs that. ``None``: it is made.
     """
-    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
-        raise ValueError(f"num_parts must be a number of at least 1 (got {num_parts!r})")
+    check_count("num_parts", num_parts)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a number (got {seed!r})")
     target = _shares(shares, num_parts)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_scale import plugins
 from pyg_scale.graph.topology import CSC, NodeType, Topology
-from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.base import Partitioner, PartitionGraph, check_imbalance
 from pyg_scale.partitioner.hotness import METHODS, sample_prob
 
 
@@ -58,8 +58,7 @@ class FrequencyPartitioner(Partitioner):
             raise ValueError(f"probabilities must be one of {known} (got {probabilities!r})")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 (got {batch_size})")
-        if not max_imbalance >= 1:
-            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+        check_imbalance(max_imbalance)
         if isinstance(num_neighbors, str) or any(
             isinstance(k, bool) or not isinstance(k, int) or k < -1 for k in num_neighbors
         ):

@@ -18,7 +18,12 @@ from tqdm.auto import tqdm
 
 from pyg_scale.ops import keys
 from pyg_scale.ops.refine_partition import refine_partition
-from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.base import (
+    Partitioner,
+    PartitionGraph,
+    check_count,
+    check_imbalance,
+)
 from pyg_scale.partitioner.bisection import bisect, least_of_parts
 from pyg_scale.partitioner.coarsening import Level, coarsen
 
@@ -58,10 +63,8 @@ class MultilevelPartitioner(Partitioner):
     ) -> None:
         counts = {"cycles": cycles, "tries": tries, "passes": passes, "rounds": rounds}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a number of at least 1 (got {value!r})")
-        if not max_imbalance >= 1:
-            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+            check_count(name, value)
+        check_imbalance(max_imbalance)
         self.max_imbalance = max_imbalance
         self.cycles = cycles
         self.tries = tries

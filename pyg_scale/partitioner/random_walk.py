@@ -12,7 +12,12 @@ from pyg_scale.ops.neighbor_sum import neighbor_sum
 from pyg_scale.ops.random_walk import random_walk
 from pyg_scale.ops.refine_partition import refine_partition
 from pyg_scale.partitioner.balanced_clusters import balanced_clusters
-from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.base import (
+    Partitioner,
+    PartitionGraph,
+    check_count,
+    check_imbalance,
+)
 from pyg_scale.partitioner.bisection import least_of_parts
 
 
@@ -51,12 +56,10 @@ class RandomWalkPartitioner(Partitioner):
         passes: int = 8,
     ) -> None:
         counts = {"walks": walks, "length": length, "dim": dim, "rounds": rounds}
-        for name, value in {**counts, "passes": passes}.items():
-            least = 0 if name == "passes" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a number of at least {least} (got {value!r})")
-        if not max_imbalance >= 1:
-            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+        for name, value in counts.items():
+            check_count(name, value)
+        check_count("passes", passes, least=0)
+        check_imbalance(max_imbalance)
         self.max_imbalance = max_imbalance
         self.walks = walks
         self.length = length

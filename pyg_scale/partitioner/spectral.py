@@ -17,7 +17,12 @@ from pyg_scale.ops import keys
 from pyg_scale.ops.components import connected_components
 from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.ops.refine_partition import refine_partition
-from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.base import (
+    Partitioner,
+    PartitionGraph,
+    check_count,
+    check_imbalance,
+)
 from pyg_scale.partitioner.bisection import least_of_parts, recursive, sizes
 from pyg_scale.partitioner.coarsening import Level
 from pyg_scale.partitioner.fiedler import fiedler_vector
@@ -55,10 +60,8 @@ class SpectralPartitioner(Partitioner):
     ) -> None:
         counts = {"max_edges": max_edges, "products": products, "passes": passes}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a number of at least 1 (got {value!r})")
-        if not max_imbalance >= 1:
-            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+            check_count(name, value)
+        check_imbalance(max_imbalance)
         self.max_imbalance = max_imbalance
         self.max_edges = max_edges
         self.products = products

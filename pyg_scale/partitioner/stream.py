@@ -19,7 +19,12 @@ from pyg_scale.ops import keys
 from pyg_scale.ops.cut_edges import cut_edges
 from pyg_scale.ops.refine_partition import refine_partition
 from pyg_scale.ops.stream_partition import FRACTION, breadth_first, stream_partition
-from pyg_scale.partitioner.base import Partitioner, PartitionGraph
+from pyg_scale.partitioner.base import (
+    Partitioner,
+    PartitionGraph,
+    check_count,
+    check_imbalance,
+)
 
 _AT_ONCE = 1 << 22
 ORDERS = ("natural", "random", "degree", "bfs")
@@ -58,15 +63,12 @@ class StreamPartitioner(Partitioner):
         max_imbalance: float = 1.1,
         chunk_size: int = 1 << 20,
     ) -> None:
-        for name, value, least in (
-            ("passes", passes, 1),
-            ("refine", refine, 0),
-            ("chunk_size", chunk_size, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a number of at least {least} (got {value!r})")
-        if not 1.0 <= max_imbalance < float("inf"):
-            raise ValueError(f"max_imbalance must be at least 1 (got {max_imbalance!r})")
+        check_count("passes", passes)
+        check_count("refine", refine, least=0)
+        check_count("chunk_size", chunk_size)
+        check_imbalance(max_imbalance)
+        if max_imbalance == float("inf"):
+            raise ValueError(f"max_imbalance must be finite (got {max_imbalance!r})")
         orders = (order,) if isinstance(order, str) else tuple(order)
         if not orders or set(orders) - set(ORDERS):
             raise ValueError(
