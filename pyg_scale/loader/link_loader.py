@@ -7,28 +7,20 @@ from typing import Any
 
 import torch_geometric.loader
 from torch import Tensor
-from torch_geometric.data import TensorAttr
-from torch_geometric.loader.utils import infer_filter_per_worker
 
-from pyg_scale.graph.base import snapshot_of
 from pyg_scale.loader import resolve
-from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.batch.build import build
-from pyg_scale.loader.batch.padding import Padding, padding_of
+from pyg_scale.loader.node_loader import SampledLoader
 from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.links import check_labels, seed_links_of
 from pyg_scale.loader.seeds.nodes import check_time
-from pyg_scale.loader.seeds.plan import plan_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
-from pyg_scale.loader.workers.affinity import WorkerControls
-from pyg_scale.loader.workers.look_ahead import requests_of
-from pyg_scale.loader.workers.remote import Pending, RemoteSampler
+from pyg_scale.loader.workers.remote import Pending
 from pyg_scale.sampler.base import ExcludesPositives, NeighborSampler
 from pyg_scale.sampler.negative import NegativeSampling
 
 
-class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoader):
+class LinkLoader(SampledLoader, torch_geometric.loader.LinkLoader):
     """Loads the sampled neighbourhoods of the endpoints of seed links, and of negative ones.
 
     As :class:`torch_geometric.loader.LinkLoader`, and a subclass of it: the same arguments in the
@@ -137,18 +129,13 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
         """Check everything that is cheap to check, then make the sampler, which may not be."""
         links = seed_links_of(data, edge_label_index)
         num_links = links.edge_index.size(1)
-        self.data = data
         self.edge_label_index = edge_label_index
         self.edge_label = edge_label
         self.edge_label_time = edge_label_time
         self.neg_sampling = neg_sampling
-        self.transform = transform
-        self.transform_sampler_output = transform_sampler_output
-        self.filter_per_worker = (
-            infer_filter_per_worker(data) if filter_per_worker is None else filter_per_worker
+        self._set_options(
+            data, transform, transform_sampler_output, filter_per_worker, custom_cls, input_id
         )
-        self.custom_cls = custom_cls
-        self.input_id = input_id
         self.input_data = links.inputs(
             check_labels(input_id, num_links, "input_id"),
             check_labels(edge_label, num_links),
@@ -166,29 +153,14 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
                 neg_sampling if links.are_edges else neg_sampling.with_links(links.edge_index)
             )
         self.link_sampler = self._keep(sampler, feature_store, why_processes, links=True)
-        if self.batch_cost is not None:
-            edge_type = self.input_data.input_type
-            ends = (None, None) if edge_type is None else edge_type[::2]
-            self._plan = plan_of(
-                self.batch_cost,
-                data,
-                self._features,
-                self.link_sampler,
-                [*zip(ends, (self.input_data.row, self.input_data.col), strict=True)],
-                shuffle=self._shuffle,
-                collect=self.sampling.collect_features,
-                sample=self._sample,
-            )
-        self._padding: Padding | None = None
-        if pad_to is not None:
-            if type(self)._fetch is not LinkLoader._fetch:
-                raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
-            known = self._cut() if self._own_order else None
-            self._padding = padding_of(pad_to, data, known, self._sample)
-        self._publish()
+        edge_type = self.input_data.input_type
+        ends = (None, None) if edge_type is None else edge_type[::2]
+        seeds = [*zip(ends, (self.input_data.row, self.input_data.col), strict=True)]
+        self._complete(seeds, pad_to, type(self)._fetch is LinkLoader._fetch)
 
-    def _graph_snapshot(self) -> int:
-        return snapshot_of(self.data)
+    @property
+    def _bound_sampler(self) -> Any:
+        return self.link_sampler
 
     def _seed_tensors(self) -> list[Tensor]:
         time = self.input_data.time
@@ -215,29 +187,13 @@ class LinkLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.LinkLoad
             neg_sampling=self._negatives,
         )
 
-    @property
-    def _asks(self) -> bool:
-        return isinstance(self.link_sampler, RemoteSampler)
-
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.link_sampler
         inputs = self.input_data[batch.index]
         return sampler.ask_from_edges(inputs, self._negatives, self._key_of(batch))
 
-    def _wanted(self, out: Any) -> list[TensorAttr]:
-        assert self._features is not None
-        return requests_of(out, self.link_sampler.edge_permutation, self._features)
-
     def _fetch(self, out: Any, stats: Stats) -> Any:
-        batch = build(
-            self.data,
-            out,
-            permutation=self.link_sampler.edge_permutation,
-            features=self._features,
-            custom_cls=self.custom_cls,
-            stats=stats,
-            collect=self.sampling.collect_features,
-        )
+        batch = self._batch(out, stats)
         if self._padding is not None:
             self._padding.pad(batch, self.data)
         edge_type = self.input_data.input_type

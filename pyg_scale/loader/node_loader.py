@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch_geometric.loader
@@ -27,7 +27,93 @@ from pyg_scale.loader.workers.remote import Pending, RemoteSampler
 from pyg_scale.sampler.base import NeighborSampler, graph_of
 
 
-class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoader):
+class SampledLoader(WorkerControls, SubgraphLoader):
+    """A loader of what a sampler draws around its seeds, which are nodes or links.
+
+    A subclass sets ``input_data``, the seeds as a sampler takes them, and has the sampler as an
+    attribute of its own.
+    """
+
+    input_data: Any
+    custom_cls: Any = None
+    _padding: Padding | None = None
+
+    @property
+    def _bound_sampler(self) -> Any:
+        raise NotImplementedError
+
+    def _set_options(
+        self,
+        data: Any,
+        transform: Callable[..., Any] | None,
+        transform_sampler_output: Callable[..., Any] | None,
+        filter_per_worker: bool | None,
+        custom_cls: Any,
+        input_id: Tensor | None,
+    ) -> None:
+        self.data = data
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self.filter_per_worker = (
+            infer_filter_per_worker(data) if filter_per_worker is None else filter_per_worker
+        )
+        self.custom_cls = custom_cls
+        self.input_id = input_id
+
+    def _complete(
+        self, seeds: Sequence[tuple[NodeType, Tensor]], pad_to: Any, fetches: bool
+    ) -> None:
+        """Plan the batches and their sizes, and say to other ranks that this one is ready.
+
+        Args:
+            seeds: Types and ids ``[num_seeds]`` of the seeds, or of both ends of links.
+            pad_to: See :class:`NodeLoader`.
+            fetches: True if batches are made as this class makes them.
+        """
+        if self.batch_cost is not None:
+            self._plan = plan_of(
+                self.batch_cost,
+                self.data,
+                self._features,
+                self._bound_sampler,
+                seeds,
+                shuffle=self._shuffle,
+                collect=self.sampling.collect_features,
+                sample=self._sample,
+            )
+        if pad_to is not None:
+            if not fetches:
+                raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
+            known = self._cut() if self._own_order else None
+            self._padding = padding_of(pad_to, self.data, known, self._sample)
+        self._publish()
+
+    def _graph_snapshot(self) -> int:
+        return snapshot_of(self.data)
+
+    @property
+    def _asks(self) -> bool:
+        return isinstance(self._bound_sampler, RemoteSampler)
+
+    def _wanted(self, out: Any) -> list[TensorAttr]:
+        assert self._features is not None
+        return requests_of(out, self._bound_sampler.edge_permutation, self._features)
+
+    def _batch(self, out: Any, stats: Stats, lazy_x: bool = False) -> Any:
+        """What was sampled as a batch with features, before anything is said of its seeds."""
+        return build(
+            self.data,
+            out,
+            permutation=self._bound_sampler.edge_permutation,
+            features=self._features,
+            custom_cls=self.custom_cls,
+            stats=stats,
+            collect=self.sampling.collect_features,
+            lazy_x=lazy_x,
+        )
+
+
+class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
     """Loads the sampled neighbourhoods of seed nodes.
 
     As :class:`torch_geometric.loader.NodeLoader`, and a subclass of it: the same arguments in the
@@ -169,16 +255,11 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             raise TypeError(f"lazy_x must be True or False (got {lazy_x!r})")
         self.input_data = seed_nodes_of(data, input_nodes, input_time, input_id)
         node_type, time = self.input_data.input_type, self.input_data.time
-        self.data = data
         self.input_nodes = input_nodes
         self.input_time = input_time
-        self.transform = transform
-        self.transform_sampler_output = transform_sampler_output
-        self.filter_per_worker = (
-            infer_filter_per_worker(data) if filter_per_worker is None else filter_per_worker
+        self._set_options(
+            data, transform, transform_sampler_output, filter_per_worker, custom_cls, input_id
         )
-        self.custom_cls = custom_cls
-        self.input_id = input_id
         self._start(self.input_data.node.numel(), **kwargs)
         self._lazy_x = lazy_x
         if lazy_x:
@@ -202,27 +283,12 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
                 "batch, over all epochs"
             )
         self.node_sampler = self._keep(sampler, feature_store, self._drawing.why_processes)
-        if self.batch_cost is not None:
-            self._plan = plan_of(
-                self.batch_cost,
-                data,
-                self._features,
-                self.node_sampler,
-                [(node_type, self.input_data.node)],
-                shuffle=self._shuffle,
-                collect=self.sampling.collect_features,
-                sample=self._sample,
-            )
-        self._padding: Padding | None = None
-        if pad_to is not None:
-            if type(self)._fetch is not NodeLoader._fetch:
-                raise NotImplementedError(f"pad_to= is not for {type(self).__name__}: leave it out")
-            known = self._cut() if self._own_order else None
-            self._padding = padding_of(pad_to, data, known, self._sample)
-        self._publish()
+        fetches = type(self)._fetch is NodeLoader._fetch
+        self._complete([(node_type, self.input_data.node)], pad_to, fetches)
 
-    def _graph_snapshot(self) -> int:
-        return snapshot_of(self.data)
+    @property
+    def _bound_sampler(self) -> Any:
+        return self.node_sampler
 
     def _check_lazy(self, given: dict[str, Any]) -> None:
         """Refuse loaders and options under which all rows would be gathered anyway."""
@@ -271,29 +337,12 @@ class NodeLoader(WorkerControls, SubgraphLoader, torch_geometric.loader.NodeLoad
             return resolve.key_of(batch, self.node_sampler, self.seed)
         return batch.key
 
-    @property
-    def _asks(self) -> bool:
-        return isinstance(self.node_sampler, RemoteSampler)
-
     def _ask(self, batch: BatchIndex) -> Pending:
         sampler: Any = self.node_sampler
         return sampler.ask_from_nodes(self.input_data[batch.index], self._key(batch))
 
-    def _wanted(self, out: Any) -> list[TensorAttr]:
-        assert self._features is not None
-        return requests_of(out, self.node_sampler.edge_permutation, self._features)
-
     def _fetch(self, out: Any, stats: Stats) -> Any:
-        batch = build(
-            self.data,
-            out,
-            permutation=self.node_sampler.edge_permutation,
-            features=self._features,
-            custom_cls=self.custom_cls,
-            stats=stats,
-            collect=self.sampling.collect_features,
-            lazy_x=self._lazy_x,
-        )
+        batch = self._batch(out, stats, self._lazy_x)
         node_type = self.input_data.input_type
         store = batch if node_type is None else batch[node_type]
         store.input_id, store.seed_time = out.metadata[0], out.metadata[1]

@@ -445,7 +445,7 @@ def refuse_beside_cost(
 
 
 def plan_of(
-    budget: Budget | None,
+    budget: Budget,
     data: Any,
     features: Features | None,
     sampler: Any,
@@ -454,8 +454,8 @@ def plan_of(
     shuffle: bool,
     collect: bool,
     sample: Callable[[BatchIndex], Any],
-) -> CostPlan | None:
-    """The plan of a loader; ``None`` without a budget.
+) -> CostPlan:
+    """The plan of a loader.
 
     Args:
         budget: Of a batch.
@@ -472,8 +472,6 @@ def plan_of(
             is elsewhere.
         BudgetError: If a seed's own neighbourhood exceeds the budget.
     """
-    if budget is None:
-        return None
     graph = graph_of(sampler)
     known = isinstance(sampler, NeighborSampler) and sampler.num_neighbors is not None
     if not known or graph is None:
