@@ -32,7 +32,7 @@ def pyg_scale_graph_stores() -> dict[str, str]:
     return {
         "memory": "pyg_scale.store.memory:MemoryGraphStore",
         "mmap": "pyg_scale.store.mmap_graph:MmapGraph",
-        "shared": "pyg_scale.store.shared_graph:SharedGraph",
+        "shared": "pyg_scale.store.shared:SharedGraph",
     }
 
 

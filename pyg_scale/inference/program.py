@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
-from torch_geometric.nn.conv import HeteroConv, MessagePassing
+from torch_geometric.nn.conv import MessagePassing
 
 from pyg_scale.inference.partial import NotStreamed, StreamedConv
 
@@ -454,8 +454,3 @@ def _evaluate(value: Value, known: dict[int, Any]) -> Tensor:
     out = value.function(*args, **kwargs)
     known[value.number] = out if value.at is None else tree_flatten(out)[0][value.at]
     return known[value.number]
-
-
-def has_types(model: Any) -> bool:
-    """Return True if a model is one for several node types, by ``to_hetero`` or ``HeteroConv``."""
-    return any(isinstance(m, HeteroConv) or "Hetero" in type(m).__name__ for m in model.modules())

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pyg_scale.store.mmap import Mmap
     from pyg_scale.store.mmap_graph import MmapGraph
     from pyg_scale.store.quantized import Quantized
-    from pyg_scale.store.shared import Shared
-    from pyg_scale.store.shared_graph import SharedGraph
+    from pyg_scale.store.shared import Shared, SharedGraph
     from pyg_scale.store.topology import topology_of
 
 _HOME = {
@@ -33,7 +32,7 @@ _HOME = {
     "NodeType": "base",
     "Quantized": "quantized",
     "Shared": "shared",
-    "SharedGraph": "shared_graph",
+    "SharedGraph": "shared",
     "Topology": "base",
     "sortable_time": "base",
     "topology_of": "topology",
