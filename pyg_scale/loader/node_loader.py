@@ -100,7 +100,7 @@ class SampledLoader(WorkerControls, SubgraphLoader):
         return requests_of(out, self._bound_sampler.edge_permutation, self._features)
 
     def _batch(self, out: Any, stats: Stats, lazy_x: bool = False) -> Any:
-        """What was sampled as a batch with features, before anything is said of its seeds."""
+        """The batch of what was sampled, with features; nothing is said of its seeds yet."""
         return build(
             self.data,
             out,
