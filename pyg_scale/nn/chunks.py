@@ -8,6 +8,7 @@ al., 2016). Only layers of which :mod:`pyg_scale.nn.by_row` has a proof are cut.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,6 @@ class Messages:
         self.tensors: list[Tensor] = []
         """The tensors that chunks read: features of nodes and values of edges, each once."""
         self._place: dict[int, int] = {}
-        self.parameters = [each for each in layer.parameters() if each.requires_grad]
         for value in (*message.values(), *aggregate.values()):
             tensor = _features(value) if isinstance(value, Lifted) else value
             if not isinstance(tensor, Tensor) or isinstance(tensor, EdgeIndices):
@@ -248,6 +248,11 @@ class Messages:
         )
         edges, given = self._part(part, chunk.first, chunk.begin, leaves)
         return self.compute(edges, *given)
+
+    @functools.cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that get gradients."""
+        return [each for each in self.layer.parameters() if each.requires_grad]
 
     def sums(self) -> Tensor:
         """All sums, chunk by chunk."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_scale.nn.edges import DESTINATION, SOURCE, Edges, gather
-from pyg_scale.nn.lifted import EdgeIndices, Lifted
+from pyg_scale.nn.lifted import EdgeIndices, Lifted, broadcast
 from pyg_scale.ops import fused
 from pyg_scale.ops.edge_formula import (
     DTYPES,
@@ -394,7 +394,7 @@ def _of_two(code: str, a: Any, b: Any) -> Any:
         return None
     sizes = [[1] * (rows.dim() - x.dim()) + [*x.shape] for x in (a, b)]
     try:
-        row = torch.broadcast_shapes(*(size[1:] for size in sizes))
+        row = broadcast(sizes, 0)[1:]
     except RuntimeError:
         return None
     return Elementwise.of(edges, row, rows, Node(code, (first, second)))

@@ -110,7 +110,9 @@ def propagate_gathered(
         update = None if steps.update is None else [found[n] for n in steps.update]
     except KeyError as error:
         raise NotFused(SMALL) from error
+    found.clear()  # rows that no gradient needs are free before they are reduced
     out = layer.message(**message)
+    message.clear()
     if aggregate is not None:
         out = layer.aggregate(out, *aggregate)
     elif "aggregate" in own:

@@ -149,9 +149,28 @@ def product_shape(
 ) -> list[int]:
     """The shape of the product that the arguments of :class:`Lifted` describe."""
     factors = [each.shape for each in (*ends, weight) if each is not None]
-    shape = list(torch.broadcast_shapes(*([*f[:dim], 1, *f[dim + 1 :]] for f in factors)))
+    shape = [*factors[0]] if len(factors) == 1 else broadcast(factors, dim)
     shape[dim] = edges.num_edges
     return shape
+
+
+def broadcast(shapes: Sequence[Sequence[int]], but: int = -1) -> list[int]:
+    """The shape of a product of tensors of as many dimensions; it takes torch longer.
+
+    Args:
+        shapes: Their shapes.
+        but: A dimension in which they need not fit.
+
+    Raises:
+        RuntimeError: If they do not fit, as in torch.
+    """
+    made = []
+    for at, sizes in enumerate(zip(*shapes, strict=True)):
+        size = next((each for each in sizes if each != 1), 1)
+        if at != but and any(each not in (1, size) for each in sizes):
+            raise RuntimeError(f"tensors of shapes {[*map(list, shapes)]} cannot be multiplied")
+        made.append(size)
+    return made
 
 
 def lift(edges: Edges, features: Tensor, row: int) -> Tensor:
@@ -251,10 +270,14 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any
         if isinstance(each, Lifted):
             each.edges.needed_by = each.edges.needed_by or getattr(func, "__name__", str(func))
             return each.gathered()
-        return each.as_subclass(Tensor) if isinstance(each, EdgeIndices) else each
+        if isinstance(each, EdgeIndices):
+            return each.as_subclass(Tensor)
+        return tree_map(plain, each) if isinstance(each, _NESTED) else each
 
-    args, kwargs = tree_map(plain, (args, kwargs))
-    return func(*args, **kwargs)
+    return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+
+
+_NESTED = (list, tuple, dict)
 
 
 # Rules of functions of features ###########################################################

@@ -21,6 +21,9 @@ from pyg_scale.ops.edge_sum import NORMS, edge_sum
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _WIDE = (torch.float32, torch.float64)
+_FEW = 1024
+"""Number of edges below which torch's own functions add up rows with gradients faster: a function
+of Python in the backward pass takes longer than they do."""
 
 
 class Small(NamedTuple):
@@ -107,6 +110,9 @@ def reduce_small(call: Small, weight: Tensor | None = None, own: float = 0.0) ->
         NotFused: If nodes of edges do not exist, so that PyG raises its error.
     """
     x, _, edge_index, num_dst, how = call
+    learned = x if weight is None else weight
+    if how == "sum" and own == 0.0 and learned.requires_grad and edge_index.size(1) < _FEW:
+        return _sum_few(x, edge_index, num_dst, weight)
     try:
         if how in NORMS:
             return edge_sum(x, edge_index, num_dst, how, weight, own)
@@ -118,6 +124,16 @@ def reduce_small(call: Small, weight: Tensor | None = None, own: float = 0.0) ->
     fused.usable(x)  # registers gradients
     out: Tensor = fused.call("csr_extreme", *edges, x, None, how == "min")[0]
     return out
+
+
+def _sum_few(x: Tensor, edge_index: Tensor, num_dst: int, weight: Tensor | None) -> Tensor:
+    try:
+        rows = x.index_select(0, edge_index[0])
+        if weight is not None:
+            rows = rows * weight.view(-1, 1)
+        return x.new_zeros(num_dst, x.size(1)).index_add_(0, edge_index[1], rows)
+    except (IndexError, RuntimeError) as error:
+        raise NotFused("edge_index has nodes that do not exist") from error
 
 
 def mapped_small(call: Small, weight: Tensor | None, linear: Any, root: Any) -> Tensor:

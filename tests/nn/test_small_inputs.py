@@ -12,6 +12,7 @@ from pyg_scale import nn
 from pyg_scale.nn import FusedConv, accelerate, attention, fallbacks, restore
 from pyg_scale.nn.check import convs
 from pyg_scale.nn.conv import gat_conv, gatv2_conv, transformer_conv
+from pyg_scale.nn.conv import traced as conv_traced
 from pyg_scale.ops import colptr
 from tests.nn.test_devices import LAYERS
 
@@ -497,7 +498,7 @@ def entered(layer, *given):
     return names[:-1]  # without setprofile
 
 
-@pytest.mark.parametrize("num_edges", [200, 300])
+@pytest.mark.parametrize("num_edges", [200, 5000])
 @pytest.mark.parametrize("name", GATHERED)
 def test_a_few_edges_are_gathered_with_less_python_than_pyg(name, num_edges):
     make, more = GATHERED[name]
@@ -508,7 +509,7 @@ def test_a_few_edges_are_gathered_with_less_python_than_pyg(name, num_edges):
         layer(*given)  # caches of torch and PyG are filled
     mine, pygs = Counter(entered(ours, *given)), Counter(entered(theirs, *given))
     assert mine.total() < pygs.total()
-    assert ("_widest" in mine) == (num_edges == 300)  # a look at the number of edges comes first
+    assert ("_widest" in mine) == (num_edges == 5000)  # a look at the number of edges comes first
     assert not fallbacks(ours)
 
 
@@ -544,3 +545,45 @@ def test_types_that_are_not_relations():
         with pytest.raises(RuntimeError, match="out of bounds"):  # PyG's
             layer(features(6), edges(300), kinds)
     assert fallbacks(layer) == {"": {"edge_type has relations that do not exist": 2}}
+
+
+class Renamed(pyg.MessagePassing):
+    """A message of weighted rows whose weights are called otherwise."""
+
+    def forward(self, x, edge_index, more):
+        return self.propagate(edge_index, x=x, more=more)
+
+    def message(self, x_j, more):
+        return more.view(-1, 1) * x_j
+
+
+class Ends(pyg.MessagePassing):
+    """The same code, but the weights are features of sources or the destinations themselves."""
+
+    def forward(self, x, edge_index, more):
+        return self.propagate(edge_index, x=x, more=more)
+
+    def message(self, x_j, more_j):
+        return x_j if more_j is None else more_j.view(-1, 1) * x_j
+
+
+class Numbered(pyg.MessagePassing):
+    def forward(self, x, edge_index, more):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, index):
+        return x_j if index is None else index.view(-1, 1) * x_j
+
+
+@pytest.mark.parametrize("cls", [Renamed, Ends, Numbered])
+def test_only_weights_of_edges_are_taken_for_weights(cls, monkeypatch):
+    theirs, ours, edge_index = cls(), cls(), edges(300)
+    accelerate(ours)
+    x = features(6).double()
+    more = torch.rand((60, 1) if cls is Ends else 300, dtype=torch.float64)
+    expected = theirs(x, edge_index, more)
+    torch.testing.assert_close(ours(x, edge_index, more), expected, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(conv_traced, "propagate_gathered", None)
+    if cls is Renamed:
+        torch.testing.assert_close(ours(x, edge_index, more), expected, rtol=1e-12, atol=1e-12)
+        assert not fallbacks(ours)

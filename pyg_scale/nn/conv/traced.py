@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric import nn as pyg
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Size
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS, reductions
-from pyg_scale.nn.chunks import Messages
+from pyg_scale.nn.chunks import ELEMENTS, LEAST, Messages
 from pyg_scale.nn.conv.base import FusedConv, generated, observed, untouched
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
 from pyg_scale.nn.elementwise import Elementwise, elementwise, stepwise
@@ -38,8 +39,8 @@ _OWN = ("_lift", "_collect", "_check_input", "_set_size", "_index_select")
 """Methods behind ``propagate`` that this module relies on."""
 
 
-_FEW = 2 * 256
-"""Numbers of an edge list from which on features are looked at, to know whether fusing pays."""
+_WIDE = 256
+"""Channels that an edge is taken to have before features are looked at."""
 
 _BY_DESTINATION = {
     aggr.SumAggregation,
@@ -62,9 +63,11 @@ class TracedConv(FusedConv):
     Made by :func:`traced`.
     """
 
-    crossover = 300_000, 200_000
+    crossover = 1_200_000, 800_000
     adds_rows = ""
     """A key of ``_MESSAGES`` if that is the code of ``message``, and nothing follows the sum."""
+    weight_name = ""
+    """The argument of that ``message`` that weighs edges, if it has one."""
     steps: Steps | None = None
     """The functions of the class, looked up in its first small call."""
 
@@ -118,7 +121,7 @@ class TracedConv(FusedConv):
             self.min_work is None
             and type(edge_index) is Tensor
             and not torch.compiler.is_compiling()  # in a trace sizes are not known
-            and edge_index.numel() < _FEW
+            and (edge_index.numel() >> 1) * _WIDE < self.crossover[0]
             and edge_index.dtype is torch.int64
             and edge_index.is_cpu
         )
@@ -131,7 +134,7 @@ class TracedConv(FusedConv):
         """
         kept = self.__dict__
         how = REDUCTIONS.get(type(kept["_modules"]["aggr_module"]))
-        weight = None if self.adds_rows == _PLAIN else kwargs.get("edge_weight")
+        weight = kwargs.get(self.weight_name)
         if how is None or "x" not in kwargs:
             return None
         if self.adds_rows == _WEIGHTED if weight is None else how not in LINEAR:
@@ -192,12 +195,12 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
         A class of the same name, parameters and ``state_dict``; made once.
     """
     kept = cls.aggregate is MessagePassing.aggregate and cls.update is MessagePassing.update
-    forms = [name for name, code in _MESSAGES.items() if _same_code(cls.message, code)]
-    adds_rows = forms[0] if kept and forms else ""
+    form, weight_name = _form(cls.message) if kept else ("", "")
     body: dict[str, Any] = {
         "replaces": cls,
-        "adds_rows": adds_rows,
-        "crossover": _OF_SUMS if adds_rows else TracedConv.crossover,
+        "adds_rows": form,
+        "weight_name": weight_name,
+        "crossover": _CROSSOVERS.get(cls, _OF_SUMS if form else TracedConv.crossover),
         "steps": None,
         "edge_updater": cls.edge_updater,
         "__doc__": cls.__doc__,
@@ -224,11 +227,39 @@ _PLAIN, _WEIGHTED, _EITHER = "rows", "weighted rows", "rows with or without weig
 _MESSAGES = {_PLAIN: _rows, _WEIGHTED: _weighted_rows, _EITHER: _rows_with_or_without_weights}
 
 
-def _same_code(one: Any, other: Any) -> bool:
-    """Return True if two functions do the same, whatever the state of a layer is."""
-    names = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars")
-    codes = getattr(one, "__code__", None), other.__code__
-    return all(getattr(codes[0], n, None) == getattr(codes[1], n) for n in names)
+def _form(message: Any) -> tuple[str, str]:
+    """The key of ``_MESSAGES`` whose code a message has, and the name of its weights of edges.
+
+    Both are empty if it does anything else. The weights may have any name that PyG does not give a
+    meaning to.
+    """
+    code = getattr(message, "__code__", None)
+    if code is None or any(each is not None for each in message.__defaults__ or ()):
+        return "", ""
+    for form, other in _MESSAGES.items():
+        if any(getattr(code, name) != getattr(other.__code__, name) for name in _OF_CODE):
+            continue
+        _, x, *weights = code.co_varnames
+        name = weights[0] if weights else ""
+        if x == "x_j" and name[-2:] not in ("_i", "_j") and name not in _GIVEN:
+            return form, name
+    return "", ""
+
+
+_OF_CODE = ("co_code", "co_consts", "co_names", "co_argcount", "co_nlocals", "co_freevars")
+_GIVEN = {"edge_index", "index", "ptr", "adj_t", "size", "dim_size"}
+
+_EARLY, _SOON, _LATE = (200_000, 130_000), (600_000, 400_000), (4_000_000, 2_600_000)
+_CUT = (LEAST * ELEMENTS, LEAST * ELEMENTS)  # where edges are cut into chunks, which saves memory
+_CROSSOVERS: dict[type, tuple[int, int]] = {
+    **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv, pyg.PPFConv), _EARLY),
+    **dict.fromkeys((pyg.ARMAConv, pyg.EGConv, pyg.FeaStConv), _EARLY),
+    **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
+    **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.PNAConv, pyg.SuperGATConv), _SOON),
+    pyg.GMMConv: _LATE,
+    **dict.fromkeys((pyg.DNAConv, pyg.PointTransformerConv), _CUT),
+}
+"""The work from which on grouping edges pays in some layers of PyG, as measured."""
 
 
 def why_not_traced(layer: MessagePassing) -> str:
