@@ -14,12 +14,12 @@ from pyg_scale.datasets import planted_communities
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.nn import FusedConv, chunks, fallbacks, forget_fallbacks
 from pyg_scale.ops import colptr, library
-from pyg_scale_bench import command, conv, training
+from pyg_scale_bench import command, conv, small, training
 from pyg_scale_bench.steps import OPS, Case, Graph
 
 SMALL = shlex.split(
     "--nodes 500 --edges 4000 --channels 8 --heads 2 --batch-size 16 --num-neighbors 3,2 "
-    "--rounds 2 --hidden 8 --threads 1 --sizes 20 --small-channels 8 --small-heads 2"
+    "--rounds 2 --hidden 8 --threads 1 --sizes 20,30 --small-channels 8 --small-seconds 0"
 )
 
 
@@ -44,17 +44,21 @@ def test_the_whole_run(
     assert all(len(case["seconds"]) == 2 for case in found["cases"])
     entries = conv.comparisons(found)
     both = len(OPS) + len(conv.LAYERS)
-    assert len(entries) == 2 * 2 * both + len(conv.STEPS | conv.FIRST) + 2 * len(conv.LAYERS)
+    assert len(entries) == 2 * 2 * both + len(conv.STEPS | conv.FIRST)
+    assert {(e["layer"], e["nodes"]) for e in found["small"]} == {
+        (name, size) for name in small.NAMES for size in (20, 30)
+    }
+    assert all(e["low"] <= e["times"] <= e["high"] and e["rounds"] >= 7 for e in found["small"])
     for entry in entries:
         assert entry["times PyG"] > 0
         assert ("times torch.sparse.mm" in entry) == (entry["op"] == "sum")
-    small = "GINConv|20 nodes, twice|both"
-    for row in ("gatv2|whole graph|both", "RGCNConv|block of 2 hops|forward", small):
+    for row in ("gatv2|whole graph|both", "RGCNConv|block of 2 hops|forward"):
         assert row.replace("|", " | ") in files["md"].read_text()
         assert re.search(row.replace("|", " +"), printed)
     for text in (printed, files["md"].read_text()):
         assert re.search(r"sage-trimmed[ |]+batches[ |]+step", text)
-        assert "copying memory" in text
+        assert "copying memory" in text and "interval below 1: " in text
+        assert re.search(r"MFConv[ |]+[0-9.]+ \([0-9.]+ to [0-9.]+\)", text)
     assert files["png"].stat().st_size > 5000
 
 
@@ -127,12 +131,44 @@ def test_layers_compute_the_same_in_the_fused_path(name: str, block: Graph) -> N
     assert fallbacks() == {}
 
 
-@pytest.mark.parametrize("name", conv.LAYERS)
+@pytest.mark.parametrize("name", small.NAMES)
 def test_two_layers_compute_the_same_on_a_small_graph(name: str) -> None:
     torch.manual_seed(0)
     forget_fallbacks()
-    compare(conv.small_cases(name, 60, 8, 2))
+    found = []
+    for step in small.steps(name, 60, 8):
+        torch.manual_seed(1)
+        found.append(step())
+    assert len(found[0]) == len(found[1]) > 1
+    floor = max(float(each.abs().max()) for each in found[1])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * max(floor, 1))
     assert fallbacks() == {}
+
+
+def test_intervals_hold_the_median_as_often_as_they_say() -> None:
+    """Of samples of a distribution far from normal, whose median is 1."""
+    generator = torch.Generator().manual_seed(0)
+    for count in (7, 20, 151):
+        samples = torch.randn(4000, count, generator=generator).exp().tolist()
+        held = [low <= 1 <= high for low, high in map(small.interval, samples)]
+        assert 0.945 <= sum(held) / len(held) <= 0.99
+    assert small.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert small.interval([*range(100)]) == (39, 60)  # ranks 40 and 61, as in tables
+
+
+def test_a_ratio_of_a_step_to_one_of_half_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def takes(seconds: float) -> small.Step:
+        return lambda: clock.__setitem__(0, clock[0] + seconds)
+
+    monkeypatch.setattr(small.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(small, "steps", lambda *_: (takes(2e-4), takes(3e-4)))
+    found = small.compare("MFConv", 10, 8, 0.0)
+    assert found["times"] == pytest.approx(1.5) and found["rounds"] == 7
+    assert found["seconds"] == pytest.approx(2e-4)
+    assert found["PyG seconds"] == pytest.approx(3e-4)
 
 
 def test_a_step_of_a_block_meets_edges_it_has_not_seen(block: Graph) -> None:
@@ -173,8 +209,8 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["conv", "--layers", "SAGE"])
     with pytest.raises(SystemExit):
-        command.main(["conv", "--small-channels", "10", "--small-heads", "4"])
+        command.main(["conv", "--small-channels", "10"])
     said = capsys.readouterr().err
-    assert "--small-channels 10 must be a multiple of --small-heads 4" in said
+    assert "--small-channels 10 must be a multiple of 4" in said
     assert "'SAGE' is not one of GCNConv, SAGEConv" in said
     assert "must be a multiple of --heads" in said and "'nothing' is not one of" in said

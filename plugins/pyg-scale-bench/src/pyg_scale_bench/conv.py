@@ -6,8 +6,8 @@ are repeated, and medians are given. For ops of attention, PyG's side is its lay
 aggregation without the projections before them. Layers are compared as a whole, and two SAGE layers
 by a training step on a loader's batches. For ops the report gives the rate at which rows of
 features are read (one for every edge, however many of them are in a cache) beside the machine's
-measured copy bandwidth. Last, two layers of every kind run on small graphs with new edges in every
-step, where Python's time counts.
+measured copy bandwidth. Last, two layers of every kind of PyG run on small graphs with new edges in
+every step, where Python's time counts (:mod:`pyg_scale_bench.small`).
 
 ``--all`` compares every layer of PyG on the whole graph instead, forward and backward, before and
 after :func:`pyg_scale.nn.accelerate`.
@@ -19,7 +19,6 @@ import argparse
 import copy
 import gc
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -37,6 +36,7 @@ from pyg_scale.nn.conv.traced import TracedConv
 from pyg_scale.nn.fallback import SMALL
 from pyg_scale.testing.layers import LAYERS as EVERY_LAYER
 from pyg_scale.testing.layers import MATRIX_PER_EDGE, OTHERS
+from pyg_scale_bench import small
 from pyg_scale_bench.benchmark import Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
@@ -52,8 +52,6 @@ from pyg_scale_bench.training import (
 )
 
 RELATIONS = 8
-DEGREE = 8
-"""Edges of a node of a small graph."""
 STEPS = {"sage": False, "sage-trimmed": True}
 """Every training step by name, with True if each layer gets only what the seeds still need."""
 FIRST = {"first": False, "first-lazy": True}
@@ -61,8 +59,6 @@ FIRST = {"first": False, "first-lazy": True}
 _ABOUT_FIRST = "; first: our loader and a SAGE layer, which in first-lazy reads features itself"
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
-_FEW_CHANNELS = 8
-"""Number of channels of layers with a matrix for every edge, of which PyG makes a tensor."""
 _COPY_BYTES = 1 << 28
 _SHORT_SECONDS = 1.0
 
@@ -154,11 +150,15 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
             else:
                 cases = step_cases(name, seen, args.hidden)
             run(name, BATCHES, cases)
-    processor = Gauge(torch.device("cpu"), time.process_time)
-    for size in args.sizes:
-        for name in args.small:
-            cases = small_cases(name, size, args.small_channels, args.small_heads)
-            run(name, _small(size), cases, processor)
+    found["small"] = []
+    for name in args.small:
+        print(f"measuring {name} on small graphs", file=sys.stderr)
+        for size in args.sizes:
+            torch.manual_seed(0)
+            of_both = small.compare(
+                name, size, args.small_channels, 0.0 if args.quick else args.small_seconds
+            )
+            found["small"].append(of_both)
 
 
 def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def every_layer_cases(name: str, graph: Graph, channels: int) -> tuple[list[Case
         channels: Number of channels of the features and of the result, a multiple of 4.
     """
     example = EVERY_LAYER[name]
-    width = min(channels, _FEW_CHANNELS) if name in MATRIX_PER_EDGE else channels
+    width = min(channels, small.FEW_CHANNELS) if name in MATRIX_PER_EDGE else channels
     theirs = example.make(width)
     ours = copy.deepcopy(theirs)
     pyg_scale.nn.accelerate(ours)
@@ -357,47 +357,6 @@ def first_layer_cases(
     ]  # fmt: skip
 
 
-def small_cases(name: str, size: int, channels: int, heads: int) -> list[Case]:
-    """Both sides of two layers on a small graph, forward only and with gradients of parameters.
-
-    Args:
-        name: A name of :data:`LAYERS`.
-        size: Number of nodes, which have :data:`DEGREE` edges each.
-        channels: Number of channels everywhere, over all heads.
-        heads: Number of heads of attention.
-    """
-    make = LAYERS[name]
-    theirs = nn.ModuleList(make(getattr(torch_geometric.nn, name), channels, heads) for _ in "12")
-    ours = nn.ModuleList(make(getattr(pyg_scale.nn, name), channels, heads) for _ in "12")
-    ours.load_state_dict(theirs.state_dict())
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, channels, generator=generator)
-    edges = torch.randint(size, (2, DEGREE * size), generator=generator)
-    kinds = torch.randint(RELATIONS, (DEGREE * size,), generator=generator)
-    rest = (kinds,) if name == "RGCNConv" else ()
-
-    def call(layers: nn.ModuleList) -> Callable[..., Any]:
-        def run(*parameters: Tensor) -> Any:
-            edge_index = edges.clone()  # as from a loader, in any order
-            return layers[1](layers[0](x, edge_index, *rest).relu(), edge_index, *rest)
-
-        return run
-
-    gradient: list[Tensor] = []  # the same for both sides
-    return [
-        _case(
-            name, _small(size), backward, side, DEGREE * size, 4 * channels, 0,
-            once(call(layers), [*layers.parameters()], gradient if backward else None),
-        )
-        for backward in (False, True)
-        for side, layers in ((OURS, ours), (PYG, theirs))
-    ]  # fmt: skip
-
-
-def _small(size: int) -> str:
-    return f"{size} nodes, twice"
-
-
 # Report ###################################################################################
 
 
@@ -446,13 +405,8 @@ def report(found: Mapping[str, Any]) -> Report:
         f"copying memory: {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
     ]
-    if settings.get("small"):  # which reports of earlier releases lack
-        lines.insert(
-            3,
-            f"N nodes, twice: two layers, {settings['small_channels']} channels, "
-            f"{settings['small_heads']} heads, {DEGREE} edges a node, not sorted, new in every "
-            "step; seconds of CPU time, as an interruption is longer than a step",
-        )
+    on_small = found.get("small", [])  # which reports of earlier releases lack
+    lines += small.lines(on_small, settings["small_channels"]) if on_small else []
     errors = {f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]}
     header = ["what", "graph", "direction", "ms", "PyG ms", "faster", "sparse.mm ms", "faster"]
     header += ["rows GB/s", "of copy", "peak MB", "PyG peak MB"]
@@ -460,8 +414,8 @@ def report(found: Mapping[str, Any]) -> Report:
     return Report(
         found,
         [*lines, *sorted(errors)],
-        [Table(header, rows, align="lllr")],
-        _panels([graph["name"] for graph in found["graphs"]], compared),
+        [Table(header, rows, align="lllr"), small.table(on_small)],
+        _panels([graph["name"] for graph in found["graphs"]], compared, small.panels(on_small)),
         f"{settings['channels']} channels fp32, {settings['heads']} heads",
     )
 
@@ -474,7 +428,7 @@ def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             f"{graph['sources']:,} nodes; forward and gradients of features, values of edges and "
             f"parameters; medians of {settings['rounds']} rounds, in turns"
         ),
-        f"of {', '.join(MATRIX_PER_EDGE)} only {_FEW_CHANNELS} channels",
+        f"of {', '.join(MATRIX_PER_EDGE)} only {small.FEW_CHANNELS} channels",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
         *(f"not measured: {name}: {reason}" for name, reason in OTHERS.items()),
     ]
@@ -530,11 +484,13 @@ def _megabytes(case: Mapping[str, Any] | None) -> str:
     return "" if peak is None else f"{peak / 1e6:.0f}"
 
 
-def _panels(graphs: Sequence[str], compared: Sequence[Mapping[str, Any]]) -> list[list[Panel]]:
+def _panels(
+    graphs: Sequence[str], compared: Sequence[Mapping[str, Any]], on_small: list[Panel]
+) -> list[list[Panel]]:
     """The panels of the graphs, and below them those of small graphs, with what was measured."""
     seen = dict.fromkeys(entry["graph"] for entry in compared)
     rows = [name for name in seen if name in graphs], [name for name in seen if name not in graphs]
-    return [[_panel(name, compared) for name in row] for row in rows if row]
+    return [[_panel(name, compared) for name in row] for row in rows if row] + [on_small]
 
 
 def _panel(graph: str, compared: Sequence[Mapping[str, Any]]) -> Panel:
@@ -555,11 +511,8 @@ def _panel(graph: str, compared: Sequence[Mapping[str, Any]]) -> Panel:
 def _complaint(args: argparse.Namespace) -> str | None:
     if args.channels % args.heads:
         return f"--channels {args.channels} must be a multiple of --heads {args.heads}"
-    if args.small_channels % args.small_heads:
-        return (
-            f"--small-channels {args.small_channels} must be a multiple of "
-            f"--small-heads {args.small_heads}"
-        )
+    if args.small_channels % 4:
+        return f"--small-channels {args.small_channels} must be a multiple of 4"
     return None
 
 
@@ -581,14 +534,14 @@ BENCHMARK = Benchmark(
                     "ops": [*OPS],
                     "layers": [*LAYERS],
                     "steps": [*STEPS, *FIRST],
-                    "small": [*LAYERS],
+                    "small": small.NAMES,
                 }.items()
             },
             "all": Option(False, "every layer of PyG instead, on the whole graph"),
             "hidden": Option(256, "channels between layers of a step", least=1),
-            "sizes": Option([10, 60, 200, 580, 2300, 10000], "nodes of small graphs"),
-            "small_channels": Option(64, "on small graphs, of all heads together", least=1),
-            "small_heads": Option(1, "of attention on small graphs", least=1),
+            "sizes": Option([10, 60, 300, 580, 2300], "nodes of small graphs"),
+            "small_channels": Option(64, "on small graphs", least=4),
+            "small_seconds": Option(0.6, "for each layer on each small graph", least=0),
             "rounds": Option(7, least=1),
             "threads": Option(0, "torch's own number if 0"),
         }
