@@ -120,6 +120,7 @@ class MeasuredLoader:
         self.model = model if isinstance(model, CountsWaiting) else None
         self.values = values
         self.numbers = numbers or Numbers()
+        self._stats = loader.stats if isinstance(loader, HasStats) else dict
 
     def __iter__(self) -> Iterator[Any]:
         inner = iter(self.loader)
@@ -134,7 +135,7 @@ class MeasuredLoader:
 
     def counted(self) -> dict[str, Any]:
         """The loader's own counts so far; empty if it counts nothing."""
-        return self.loader.stats()["total"] if isinstance(self.loader, HasStats) else {}
+        return self._stats().get("total", {})
 
 
 class _Steps(Iterator[Any]):

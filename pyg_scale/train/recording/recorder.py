@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
@@ -87,9 +86,9 @@ class Recorder:
     ) -> None:
         self.path, self._model, self._clock = Path(path), model, clock
         self._sinks = list(sinks)
-        self._numbers = Numbers()
+        self._numbers, self._process = Numbers(), psutil.Process()
         self._values: dict[str, Any] = {}
-        self._lines: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any] | Step] = []
         self._out: IO[bytes] | None = None
         ranks = connect(comm or ("local" if num_ranks() == 1 else "gloo"), timeout=timeout)
         try:
@@ -180,30 +179,16 @@ class Recorder:
 
     def write(self, step: Step) -> None:
         """Take a step that was made. :class:`MeasuredLoader` calls it."""
-        step = replace(step, begin=step.begin - self._start)
         for sink in tuple(self._sinks):
             with self._forgiving(f"{type(sink).__name__} cannot go on", sink):
                 sink.write(step)
-        self._add(
-            {
-                "step": step.number,
-                "epoch": step.epoch,
-                "begin": step.begin,
-                "load": step.load,
-                "body": step.body,
-                "exchange": step.exchange,
-                "seeds": step.seeds,
-                "stages": step.stages,
-                "counts": step.counts,
-                "values": step.values,
-            }
-        )
+        self._add(step)
 
     def _take_values(self) -> Mapping[str, Any]:
         values, self._values = self._values, {}
         return values
 
-    def _add(self, line: dict[str, Any]) -> None:
+    def _add(self, line: dict[str, Any] | Step) -> None:
         if self._out is None:
             return
         self._lines.append(line)
@@ -213,7 +198,7 @@ class Recorder:
 
     def _note_memory(self) -> None:
         with self._forgiving("memory cannot be measured"):
-            line = {"memory": psutil.Process().memory_info().rss}
+            line = {"memory": self._process.memory_info().rss}
             if torch.cuda.is_available() and torch.cuda.is_initialized():
                 line["device_memory"] = torch.cuda.memory_reserved()
             self._lines.append({**line, "begin": self._clock() - self._start})
@@ -225,10 +210,27 @@ class Recorder:
         if self._out is None or not lines:
             return
         with self._forgiving(f"the run is no longer recorded in {self.path}", self._out):
-            self._out.write("".join(f"{_json(line)}\n" for line in lines).encode())
+            self._out.write("".join(f"{self._json(line)}\n" for line in lines).encode())
             self._out.flush()
             if not os.path.exists(self._out.name):  # the system goes on with a file without name
                 raise FileNotFoundError(f"{self._out.name} was removed")
+
+    def _json(self, line: dict[str, Any] | Step) -> str:
+        """One line: numbers to the microsecond, tensors read now, what is not finite as a word."""
+        if isinstance(line, Step):
+            line = {
+                "step": line.number,
+                "epoch": line.epoch,
+                "begin": line.begin - self._start,
+                "load": line.load,
+                "body": line.body,
+                "exchange": line.exchange,
+                "seeds": line.seeds,
+                "stages": line.stages,
+                "counts": line.counts,
+                "values": line.values,
+            }
+        return json.dumps(_plain(line), allow_nan=False)
 
     @contextmanager
     def _forgiving(self, what: str, broken: Any = None) -> Iterator[None]:
@@ -278,17 +280,20 @@ def _device(model: Any) -> str:
     return next((parameter.device.type for parameter in parameters), "cpu")
 
 
-def _json(line: Mapping[str, Any]) -> str:
-    """One line: numbers to the microsecond, tensors read now, what is not finite as a word."""
-    return json.dumps(_plain(line), allow_nan=False)
-
-
 def _plain(value: Any) -> Any:
+    kind = type(value)  # a recorder looks at twenty values a step, and nearly all are of these
+    if kind is float:
+        return _rounded(value)
+    if kind is int or kind is str:
+        return value
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, Tensor):
         value = value.item()
-    if isinstance(value, str | int):
-        return value
-    number = float(value)
-    return round(number, 6 if abs(number) >= 1e-3 else 12) if math.isfinite(number) else str(number)
+    return value if isinstance(value, str | int) else _rounded(float(value))
+
+
+def _rounded(number: float) -> float | str:
+    if not math.isfinite(number):
+        return str(number)
+    return round(number, 6 if abs(number) >= 1e-3 else 12)

@@ -18,6 +18,7 @@ BENCHMARKS = (
     "inference",
     "loader",
     "parallel",
+    "recording",
     "sampler",
     "scale",
     "serving",
