@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
+import torch_geometric.typing
+from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 from torch_geometric.utils import sort_edge_index
 
 from pyg_scale.loader import NeighborLoader
@@ -77,3 +80,47 @@ def test_edges_times_and_neighbourhoods(graph, tables):
                 taken = torch.cat([hop[edge_type] for hop in expected.edges])
                 assert pairs(mine) == pairs(theirs[edge_type].edge_index[:, taken])
     assert nodes > 500
+
+
+@pytest.mark.skipif(
+    not (torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB),
+    reason="PyG samples with pyg-lib or torch-sparse (make peers), and neither is installed",
+)
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+def test_batches_are_those_of_pygs_loader(graph, tables):
+    """On torch-sparse PyG takes no times: it gets the graph as it was at the time of the seeds."""
+    theirs = relbench(tables)
+    random = torch.Generator().manual_seed(6)
+    edges = 0
+    for row in torch.randint(40, len(tables["orders"]), (5,), generator=random).tolist():
+        limit = int(graph["orders"].time[row]) // 10**9
+        then = theirs.clone()
+        for source, name, destination in theirs.edge_types:
+            store = then[source, name, destination]
+            if source in TIMES:
+                there = theirs[source].time[store.edge_index[0]] <= limit
+                store.edge_index = store.edge_index[:, there]
+        for name in TIMES:
+            del then[name].time
+        seeds = torch.randint(0, len(tables["customers"]), (12,), generator=random)
+        wanted = PyGNeighborLoader(then, [-1, -1], ("customers", seeds), batch_size=1)
+        time = torch.full_like(seeds, limit * 10**9)
+        found = NeighborLoader(
+            graph, [-1, -1], ("customers", seeds), time, time_attr="time", batch_size=1
+        )
+        for mine, other in zip(found, wanted, strict=True):
+            for name in graph.node_types:
+                assert torch.equal(mine[name].n_id.sort().values, other[name].n_id.sort().values)
+            for edge_type in graph.edge_types:
+                ends = [
+                    torch.stack(
+                        [
+                            batch[end].n_id[batch[edge_type].edge_index[place]]
+                            for place, end in enumerate(edge_type[::2])
+                        ]
+                    )
+                    for batch in (mine, other)
+                ]
+                assert pairs(ends[0]) == pairs(ends[1])
+                edges += ends[0].size(1)
+    assert edges > 500
