@@ -47,6 +47,7 @@ def copy_query(spec: TableSpec, manifest: Manifest, file: Path, memory: int) -> 
     duckdb = _duckdb(spec)
     try:
         with closing(_connection(duckdb, manifest, file.parent, memory)) as connection:
+            connection.execute("SET enable_progress_bar = false")  # it goes to standard output
             # Of what execute() returns, some releases of DuckDB copy all rows to memory first.
             relation = connection.sql(_statement(duckdb, connection, spec).query)
             reader = relation.to_arrow_reader(BATCH_ROWS)
