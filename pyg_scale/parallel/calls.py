@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+Key = str | tuple[str, ...]
+"""A type of nodes, or of edges."""
 
-def bound_to(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+
+class Call(NamedTuple):
     """The arguments of a call by name, with defaults.
+
+    Attributes:
+        fixed: Those that are no tensors.
+        tensors: Those that are, and those in dictionaries; see :func:`named`.
+        keys: The keys of each argument that is a dictionary.
+    """
+
+    fixed: dict[str, Any]
+    tensors: dict[str, Tensor]
+    keys: dict[str, list[Key]]
+
+
+def named(name: str, key: Key) -> str:
+    """The name of a tensor in a dictionary, such as ``"x_dict['paper']"``."""
+    return f"{name}[{key!r}]"
+
+
+def bound_to(module: nn.Module, args: Any, kwargs: Any) -> Call:
+    """The arguments of a call.
 
     Args:
         module: The model.
@@ -19,40 +40,67 @@ def bound_to(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         kwargs: Named ones.
 
     Raises:
-        TypeError: If the forward has no such arguments, or one is neither a tensor, a number, a
-            text nor ``None``.
+        TypeError: If the forward has no such arguments, or one is neither a tensor, a dictionary of
+            tensors by the type of nodes or edges, a number, a text nor ``None``.
     """
     found = inspect.signature(module.forward).bind(*args, **kwargs)
     found.apply_defaults()
+    call = Call({}, {}, {})
     for name, value in found.arguments.items():
-        if value is not None and not isinstance(value, Tensor | bool | int | float | str):
+        if isinstance(value, Tensor):
+            call.tensors[name] = value
+        elif isinstance(value, dict) and all(
+            _is_type(key) and isinstance(each, Tensor) for key, each in value.items()
+        ):
+            call.keys[name] = list(value)
+            call.tensors.update({named(name, key): each for key, each in value.items()})
+        elif value is None or isinstance(value, bool | int | float | str):
+            call.fixed[name] = value
+        else:
             raise TypeError(
-                f"{name} must be a tensor, a number, a text or None (got {type(value).__name__}): "
-                "'ddp' takes anything"
+                f"{name} must be a tensor, a dictionary of tensors by type, a number, a text or "
+                f"None (got {type(value).__name__}): 'ddp' takes anything"
             )
-    return dict(found.arguments)
+    return call
 
 
-def described_by(call: Mapping[str, Any]) -> dict[str, Any]:
+def _is_type(key: Any) -> bool:
+    """True for a type of nodes or of edges."""
+    return isinstance(key, str) or (
+        isinstance(key, tuple) and len(key) == 3 and all(isinstance(each, str) for each in key)
+    )
+
+
+def described_by(call: Call) -> dict[str, Any]:
     """The arguments of :func:`bound_to`, as JSON knows them; of tensors their dtypes and shapes."""
-    tensors = {name: value for name, value in call.items() if isinstance(value, Tensor)}
     return {
-        "fixed": {name: value for name, value in call.items() if name not in tensors},
-        "tensors": {name: [str(t.dtype)[6:], list(t.shape)] for name, t in tensors.items()},
+        "fixed": call.fixed,
+        "tensors": {name: [str(t.dtype)[6:], list(t.shape)] for name, t in call.tensors.items()},
+        "keys": call.keys,
+    }
+
+
+def keys_of(described: Any) -> dict[str, list[Key]]:
+    """The keys of dictionaries, as JSON has brought them."""
+    return {
+        name: [key if isinstance(key, str) else tuple(key) for key in keys]
+        for name, keys in described["keys"].items()
     }
 
 
 def smallest_like(described: Any, device: torch.device) -> dict[str, Any]:
-    """Arguments like those that another rank described, of two nodes without edges.
+    """Arguments like those that another rank described, of two nodes of each type without edges.
 
     Tensors of two rows, such as ``edge_index``, have no columns; others have two rows of zeros.
     """
-    tensors = {}
+    found: dict[str, Any] = {}
     for name, (dtype, shape) in described["tensors"].items():
         edges = len(shape) == 2 and shape[0] == 2 and dtype.startswith("int")
         made = [2, 0] if edges else [min(2, n) if not place else n for place, n in enumerate(shape)]
-        tensors[name] = torch.zeros(made, dtype=dtype_of(dtype), device=device)
-    return {**described["fixed"], **tensors}
+        found[name] = torch.zeros(made, dtype=dtype_of(dtype), device=device)
+    for name, keys in keys_of(described).items():
+        found[name] = {key: found.pop(named(name, key)) for key in keys}
+    return {**described["fixed"], **found}
 
 
 def dtype_of(name: str) -> torch.dtype:

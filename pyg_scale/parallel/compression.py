@@ -9,6 +9,7 @@ Interspeech 2014; Stich et al., NeurIPS 2018). A rank without batches sends what
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
+
+_FIRST_SHARE = 0.25
+"""The share of entries that top-k sends in the first step of a warm-up."""
 
 
 class Compression(ABC):
@@ -197,26 +201,38 @@ class TopK(Compression):
     all-reduce of the whole sends no more; it is made instead, and nothing is left out. See Aji and
     Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
 
+    At first, when gradients are large and change fast, more is sent: the share falls from a quarter
+    to ``ratio`` by equal factors (Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3).
+
     Args:
         ratio: The share of entries to send, above 0 and at most 1.
+        warmup: Number of steps in which the share falls to ``ratio``.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If one of them is out of range.
     """
 
-    def __init__(self, ratio: float = 0.01) -> None:
+    def __init__(self, ratio: float = 0.01, warmup: int = 0) -> None:
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1 (got {ratio})")
-        self.ratio = ratio
+        if operator.index(warmup) < 0:
+            raise ValueError(f"warmup must be at least 0 (got {warmup})")
+        self.ratio, self.warmup = ratio, warmup
 
     def compressor(self, group: dist.ProcessGroup) -> Compressor:
-        return _TopK(group, self.ratio)
+        return _TopK(group, self)
+
+    def share(self, step: int) -> float:
+        """The share of entries that is sent in a step, counted from 0."""
+        if step >= self.warmup:
+            return self.ratio
+        return max(self.ratio, _FIRST_SHARE * (self.ratio / _FIRST_SHARE) ** (step / self.warmup))
 
 
 class _TopK(Compressor):
-    def __init__(self, group: dist.ProcessGroup, ratio: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, options: TopK) -> None:
         super().__init__(group)
-        self._ratio = ratio
+        self._options, self._step = options, 0
         self._left: dict[int, Tensor] = {}
         self._next: dict[int, Tensor] = {}
 
@@ -225,11 +241,12 @@ class _TopK(Compressor):
         if index in self._left:
             buffer.add_(self._left[index])
         self._note(bucket, buffer)
-        if self._ratio >= 1 / self.world_size:
+        share = self._options.share(self._step)
+        if share >= 1 / self.world_size:
             self._next[index] = torch.zeros_like(buffer)
             return _all_reduce(buffer, self.group).then(lambda _: buffer)
         # NaN counts as the largest, so what is not finite is always sent.
-        chosen = buffer.abs().topk(math.ceil(self._ratio * buffer.numel()), sorted=False).indices
+        chosen = buffer.abs().topk(math.ceil(share * buffer.numel()), sorted=False).indices
         values = buffer[chosen]
         self._next[index] = buffer.index_fill(0, chosen, 0)
         fits = buffer.numel() <= torch.iinfo(torch.int32).max
@@ -253,12 +270,14 @@ class _TopK(Compressor):
     def keep(self, whole: bool) -> None:
         if whole:
             self._left.update(self._next)
+            self._step += 1
         self._next.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left": dict(self._left)}
+        return {"left": dict(self._left), "step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._step = state["step"]
         self._left = {index: left.clone() for index, left in state["left"].items()}
 
 

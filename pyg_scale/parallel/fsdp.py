@@ -6,11 +6,13 @@ batches and a slice of every parameter, of its gradient and of the moments of th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -34,21 +36,29 @@ class FSDP(Parallel):
     Args:
         find_unused_parameters: Must be ``True`` if some parameters may get no gradient in some
             step. The model is then gathered as a whole.
+        shards: Number of ranks that divide parameters, neighbours by number; others have copies of
+            their shards, as in HSDP (Zhao et al., section 3.2.2). It must divide the number of
+            ranks, which is the default.
         **options: Those of torch's ``fully_shard``, such as ``mp_policy``, ``offload_policy`` and
             ``reshard_after_forward``.
 
     Raises:
         TypeError: If ``fully_shard`` has no such option, or it is an argument of ``wrap``.
+        ValueError: If ``shards`` is below 1.
     """
 
-    def __init__(self, find_unused_parameters: bool = False, **options: Any) -> None:
+    def __init__(
+        self, find_unused_parameters: bool = False, shards: int | None = None, **options: Any
+    ) -> None:
         known = {"reshard_after_forward", "shard_placement_fn", "mp_policy", "offload_policy"}
         if unknown := sorted(options.keys() - known):
             raise TypeError(
                 f"fully_shard has no option {', '.join(unknown)} that can be given here: there are "
                 f"{', '.join(sorted(known))}"
             )
-        self.find_unused_parameters = find_unused_parameters
+        if shards is not None and operator.index(shards) < 1:
+            raise ValueError(f"shards must be at least 1 (got {shards})")
+        self.find_unused_parameters, self.shards = find_unused_parameters, shards
         self.options = options
 
     def wrap(self, module: nn.Module, group: Any = None) -> ShardedModule:
@@ -59,8 +69,8 @@ class FSDP(Parallel):
         Raises:
             RuntimeError: If ``torch.distributed`` was not initialised.
             TypeError: If ``group`` is no process group.
-            ValueError: If a parameter has no shape yet, none needs a gradient, or the model is
-                sharded already. The same on all ranks.
+            ValueError: If a parameter has no shape yet, none needs a gradient, the model is sharded
+                already, or ``shards`` does not divide all ranks. The same on all ranks.
             CommError: If a rank is gone or late; names it.
         """
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -69,7 +79,24 @@ class FSDP(Parallel):
             check_module(module)
             if any(isinstance(layer, FSDPModule) for layer in module.modules()):
                 raise ValueError("the model is sharded already: give it as it was before")
-        return ShardedModule(module, peers, self.find_unused_parameters, self.options)
+            if self.shards is not None and peers.size % self.shards:
+                raise ValueError(f"shards={self.shards} does not divide {peers.size} ranks")
+            if self.shards is not None and peers.size != dist.get_world_size():
+                raise ValueError("shards= is of all ranks: leave out group=")
+        if any(each != self.shards for each in peers.gather(self.shards)):
+            raise ValueError("ranks have different shards=")
+        return ShardedModule(
+            module, peers, self.find_unused_parameters, self._mesh(peers), self.options
+        )
+
+    def _mesh(self, peers: Peers) -> DeviceMesh:
+        """All ranks, or copies x shards."""
+        device = peers.device.type
+        if self.shards is None:
+            return DeviceMesh.from_group(peers.group, device)
+        ranks = torch.arange(peers.size).view(-1, self.shards)
+        with peers.explained():
+            return DeviceMesh(device, ranks, mesh_dim_names=("copy", "shard"))
 
 
 class ShardedModule(MeanModule):
@@ -79,7 +106,12 @@ class ShardedModule(MeanModule):
     """
 
     def __init__(
-        self, module: nn.Module, peers: Peers, find_unused: bool, options: Mapping[str, Any]
+        self,
+        module: nn.Module,
+        peers: Peers,
+        find_unused: bool,
+        mesh: DeviceMesh,
+        options: Mapping[str, Any],
     ) -> None:
         super().__init__()
         self.peers = peers
@@ -88,7 +120,6 @@ class ShardedModule(MeanModule):
         if find_unused:  # before torch's own, after which parameters are in shards again
             module.register_forward_hook(self._note_names)
         self._find_unused = find_unused
-        mesh = DeviceMesh.from_group(peers.group, peers.device.type)
         with peers.explained():
             for layer in module.modules():
                 alone = isinstance(layer, MessagePassing) and layer is not module
@@ -187,8 +218,9 @@ class ShardedModule(MeanModule):
         """See :meth:`~pyg_scale.parallel.ParallelModule.join`.
 
         Raises:
-            TypeError: Also of a forward within it, if an argument is neither a tensor, a number, a
-                text nor ``None``: other ranks must be able to call it.
+            TypeError: Also of a forward within it, if an argument is neither a tensor, a dictionary
+                of tensors by type, a number, a text nor ``None``: other ranks must be able to call
+                it.
         """
         functions = functions_of(steps)
         self._joins = True
@@ -224,7 +256,9 @@ class ShardedModule(MeanModule):
         kwargs, was = smallest_like(described, self.peers.device), self.training
         self.train(training)
         with torch.set_grad_enabled(grad):
-            loss: Tensor = self._forward((), kwargs).sum() * 0.0
+            out = self._forward((), kwargs)
+            outs = list(out.values()) if isinstance(out, dict) else [out]
+            loss: Tensor = torch.stack([each.sum() for each in outs]).sum() * 0.0
         self.train(was)
         return loss
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from pyg_scale.parallel.base import Parallel
-from pyg_scale.parallel.calls import bound_to, described_by, dtype_of
+from pyg_scale.parallel.calls import Call, bound_to, described_by, dtype_of, keys_of, named
 from pyg_scale.parallel.mean import MeanModule, mean_over_seeds
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.parallel.pipeline import (
@@ -115,24 +115,25 @@ class LayerModule(MeanModule):
         self._programs: dict[str, Program] = {}
         self._pipelines: OrderedDict[Any, Any] = OrderedDict()
         self._work: list[Work] = []
-        self._shapes: list[tuple[torch.dtype, list[int]]] = []
+        self._shapes: list[list[tuple[torch.dtype, list[int]]]] = []
         self._outs: list[Tensor] = []
         peers.broadcast([*module.parameters(), *module.buffers()])
 
     # A step ################################################################################
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the module, for a batch of this rank. Every rank calls it.
 
         Raises:
-            TypeError: If an argument is neither a tensor, a number, a text nor ``None``.
+            TypeError: If an argument is neither a tensor, a dictionary of tensors by type, a
+                number, a text nor ``None``.
             ValueError: If the forward of the module cannot be cut into stages. On all ranks.
             RuntimeError: If ranks do different things in a step.
             CommError: If a rank is gone or late; names it.
         """
         return self._forward([(args, kwargs)])[0]
 
-    def forward_all(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
+    def forward_all(self, batches: Sequence[Sequence[Any]]) -> list[Any]:
         """The outputs of several micro-batches of this rank, for a fuller pipeline.
 
         Args:
@@ -159,13 +160,13 @@ class LayerModule(MeanModule):
 
     # Forward ###############################################################################
 
-    def _forward(self, batches: list[tuple[Any, Any]]) -> list[Tensor]:
+    def _forward(self, batches: list[tuple[Any, Any]]) -> list[Any]:
         error: Exception | None = None
-        bound: list[dict[str, Any]] = []
+        bound: list[Call] = []
         try:
             bound = [bound_to(self.module, args, kwargs) for args, kwargs in batches]
-            for name, value in (item for each in bound for item in each.items()):
-                if isinstance(value, Tensor) and value.requires_grad:
+            for name, value in (item for each in bound for item in each.tensors.items()):
+                if value.requires_grad:
                     raise ValueError(
                         f"{name} needs a gradient, which does not leave the pipeline: put what it "
                         "comes from into the model"
@@ -182,10 +183,18 @@ class LayerModule(MeanModule):
         if torch.is_grad_enabled():
             outs = [each.requires_grad_() for each in outs]
         self._outs = outs
-        return [each.view_as(each) for each in outs]
+        results = iter(outs)
+        given: list[Any] = []
+        for work in self._work:
+            if work.owner == self.peers.rank:
+                keys = work.program.out_keys
+                views = [next(results) for _ in keys or [None]]
+                views = [each.view_as(each) for each in views]
+                given.append(views[0] if keys is None else dict(zip(keys, views, strict=True)))
+        return given
 
-    def _computed(self, records: list[Any], bound: list[dict[str, Any]]) -> list[Tensor]:
-        """The outputs of the batches of this rank. Every rank calls it."""
+    def _computed(self, records: list[Any], bound: list[Call]) -> list[Tensor]:
+        """The results of the batches of this rank. Every rank calls it."""
         given = [each for each in records if each]
         if any(each["training"] != given[0]["training"] for each in given):
             raise RuntimeError("some ranks train the model and others evaluate it")
@@ -198,7 +207,7 @@ class LayerModule(MeanModule):
         if not self._programs.keys() >= set(keys):
             with self.peers.together():
                 for key, (_, each) in zip(keys, described, strict=True):
-                    self._trace(key, each["fixed"])
+                    self._trace(key, each)
         self._work = [
             Work(rank, self._programs[key], _sizes(each))
             for key, (rank, each) in zip(keys, described, strict=True)
@@ -213,16 +222,16 @@ class LayerModule(MeanModule):
         self._share_buffers(before)
         return self._outputs()
 
-    def _trace(self, key: str, fixed: Mapping[str, Any]) -> None:
+    def _trace(self, key: str, described: Any) -> None:
         if key in self._programs:
             return
-        graph = traced(self.module, fixed)
+        graph = traced(self.module, described["fixed"], keys_of(described))
         if self._stages is None:
             self._stages = even_stages(self.module, graph, self.peers.size)
         size = self.peers.size
         self._programs[key] = Program(self.module, graph, self._stages, size, self._strict)
 
-    def _measure(self, mine: list[dict[str, Any] | None]) -> None:
+    def _measure(self, mine: list[Call | None]) -> None:
         """Let the owner of the first batch of a new program find out what goes between ranks."""
         first = {work.program: n for n, work in reversed(list(enumerate(self._work)))}
         new = sorted(n for program, n in first.items() if program.crossings is None)
@@ -236,9 +245,7 @@ class LayerModule(MeanModule):
                 work = self._work[number]
                 before = [each.clone() for each in self.module.buffers()]
                 with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                    tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
-                    nodes, edges = work.sizes["node"], work.sizes["edge"]
-                    found[str(number)] = work.program.measure(tensors, nodes, edges)
+                    found[str(number)] = work.program.measure(*_distinct(inputs, work.sizes))
                 self._restore(before)
         records = self.peers.gather(found)
         for number in new:
@@ -251,12 +258,12 @@ class LayerModule(MeanModule):
         if any(each != rows[0] for each in rows):
             raise ValueError("different tensors go between ranks for batches with other arguments")
 
-    def _hand_over(self, described: list[Any], mine: list[dict[str, Any] | None]) -> None:
+    def _hand_over(self, described: list[Any], mine: list[Call | None]) -> None:
         """Give each rank the inputs that its layers use."""
         ranks = range(self.peers.size)
         needed = [[work.program.needed(rank) for rank in ranks] for work in self._work]
         sent = [
-            [mine[n][name] for n in range(len(mine)) if mine[n] for name in needed[n][rank]]  # type: ignore[index]
+            [call.tensors[name] for n, call in enumerate(mine) if call for name in needed[n][rank]]
             for rank in ranks
         ]
         own = self.peers.rank
@@ -275,24 +282,27 @@ class LayerModule(MeanModule):
                 self._work[number].inputs[name] = tensor
 
     def _outputs(self) -> list[Tensor]:
-        """Give each rank the outputs of its batches."""
+        """Give each rank the results of its batches."""
         last, own = self.peers.size - 1, self.peers.rank
-        outs = [work.out for work in self._work]
-        said = [[str(out.dtype)[6:], list(out.shape)] for out in outs if out is not None]
+        said = [[[str(out.dtype)[6:], list(out.shape)] for out in w.outs] for w in self._work]
         shapes = self.peers.gather(said if own == last else None)[last]
-        self._shapes = [(dtype_of(dtype), shape) for dtype, shape in shapes]
+        self._shapes = [[(dtype_of(dtype), shape) for dtype, shape in each] for each in shapes]
         ranks = range(self.peers.size)
         sent: list[list[Tensor]] = [
-            [out for out, work in zip(outs, self._work) if work.owner == rank and out is not None]
-            if own == last
-            else []
+            [out for work in self._work if work.owner == rank for out in work.outs]
             for rank in ranks
         ]
-        mine = [like for like, work in zip(self._shapes, self._work) if work.owner == own]
-        found = _exchanged(self.peers, sent, [mine if rank == last else [] for rank in ranks])
+        found = _exchanged(
+            self.peers, sent, [self._like(own) if rank == last else [] for rank in ranks]
+        )
         for work in self._work:
-            work.out = None
+            work.outs = ()
         return found[last]
+
+    def _like(self, rank: int) -> list[tuple[torch.dtype, list[int]]]:
+        """The dtypes and shapes of the results of a rank."""
+        pairs = zip(self._shapes, self._work, strict=True)
+        return [like for each, work in pairs if work.owner == rank for like in each]
 
     # Backward ##############################################################################
 
@@ -321,16 +331,11 @@ class LayerModule(MeanModule):
         grads = [torch.zeros_like(out) if out.grad is None else out.grad for out in self._outs]
         ranks = range(self.peers.size)
         sent: list[list[Tensor]] = [grads if rank == last else [] for rank in ranks]
-        like = [
-            [each for each, work in zip(self._shapes, self._work) if work.owner == rank]
-            if own == last
-            else []
-            for rank in ranks
-        ]
+        like = [self._like(rank) if own == last else [] for rank in ranks]
         found = [iter(each) for each in _exchanged(self.peers, sent, like)]
         if own == last:
-            for work in self._work:
-                work.grad = next(found[work.owner])
+            for work, shapes in zip(self._work, self._shapes, strict=True):
+                work.grads = [next(found[work.owner]) for _ in shapes]
 
     # The pipeline ##########################################################################
 
@@ -356,8 +361,8 @@ class LayerModule(MeanModule):
         crossings = self._work[0].program.crossings
         assert crossings is not None
         largest = {
-            per: _rounded(max(1, *(work.sizes[per] for work in self._work), 1))
-            for per in ("node", "edge")
+            per: _rounded(max(1, *(work.sizes.get(per, 0) for work in self._work)))
+            for per in self._work[0].sizes
         }
         shapes = [[(largest[c.per], *c.shape) for c in each] for each in crossings]
         key = (train, len(self._work), str(shapes))
@@ -434,14 +439,48 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
 
 def _key(batch: Any, training: list[bool]) -> str:
     """All that the steps of a forward depend on."""
-    return json.dumps([batch["fixed"], sorted(batch["tensors"]), training])
+    return json.dumps([batch["fixed"], sorted(batch["tensors"]), batch["keys"], training])
 
 
 def _sizes(batch: Any) -> dict[str, int]:
-    """The number of rows of the first tensor, and of columns of the first that has two rows."""
-    shapes = [shape for _, shape in batch["tensors"].values()]
-    edges = [s[1] for s in shapes[1:] if len(s) == 2 and s[0] == 2]
-    return {"node": shapes[0][0] if shapes and shapes[0] else 0, "edge": (edges or [0])[0]}
+    """Number of nodes and of edges, by type if there are types.
+
+    Nodes are the rows of the first tensor, edges the columns of the first that has two rows; of
+    types, of those in dictionaries.
+    """
+    shapes, keys = {name: shape for name, (_, shape) in batch["tensors"].items()}, keys_of(batch)
+    found: dict[str, int] = {}
+    for name, key in ((name, key) for name, each in keys.items() for key in each):
+        shape = shapes.pop(named(name, key))
+        if isinstance(key, str):
+            found.setdefault(f"node {key}", shape[0] if shape else 0)
+        elif len(shape) == 2 and shape[0] == 2:
+            found.setdefault(f"edge {' '.join(key)}", shape[1])
+    if not found:
+        plain = list(shapes.values())
+        edges = [s[1] for s in plain[1:] if len(s) == 2 and s[0] == 2]
+        found["node"] = plain[0][0] if plain and plain[0] else 0
+        found["edge"] = (edges or [0])[0]
+    return found
+
+
+def _distinct(call: Call, sizes: Mapping[str, int]) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """The tensors and sizes of a batch with more nodes, so that no two types have as many.
+
+    So the number of rows of a tensor says of which type it is.
+    """
+    tensors, found = dict(call.tensors), dict(sizes)
+    used = {number for kind, number in sizes.items() if kind.startswith("edge")}
+    for kind in sizes:
+        if kind.startswith("node "):
+            found[kind] = max(used) + 1 if found[kind] in used else found[kind]
+            used.add(found[kind])
+    for name, key in ((name, key) for name, each in call.keys.items() for key in each):
+        kind, full = f"node {key}", named(name, key)
+        if isinstance(key, str) and tensors[full].size(0) == sizes[kind]:
+            more = tensors[full].new_zeros(found[kind] - sizes[kind], *tensors[full].shape[1:])
+            tensors[full] = torch.cat([tensors[full], more])
+    return tensors, found
 
 
 def _rounded(number: int) -> int:

@@ -14,13 +14,52 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
+
+from pyg_scale.parallel.calls import Key, named
 
 _WHOLE = ("aggr", "conv", "dense", "encoding", "kge", "norm", "pool", "unpool")
 
+_BY_TYPE = (pyg.HeteroConv, pyg.HeteroDictLinear)
+"""Modules that have a layer for each type, and no more."""
+
 
 class _Tracer(fx.Tracer):
+    """Traces a forward whose dictionaries have known keys.
+
+    Args:
+        keys: The keys of arguments that are dictionaries.
+    """
+
+    def __init__(self, keys: Mapping[str, Sequence[Key]]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Give a dictionary a placeholder for each of its tensors."""
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for place, arg in enumerate(args):
+            name = str(arg.node.target) if isinstance(arg, fx.Proxy) else ""
+            if name in self._keys:
+                args[place] = {
+                    key: self.create_proxy("placeholder", named(name, key), (), {})
+                    for key in self._keys[name]
+                }
+        return function, args
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Let the result of a layer of all types be a dictionary with known keys."""
+        out: Any = super().call_module(m, forward, args, kwargs)
+        if isinstance(m, pyg.HGTConv) and isinstance(out, fx.Proxy):
+            return {kind: out[kind] for kind in args[0] if kind in m.dst_node_types}
+        return out
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, _BY_TYPE):
+            return False
         package = type(m).__module__.split(".")
         known = package[:2] == ["torch_geometric", "nn"] and package[2:3] != ["models"]
         whole = known and (package[2:3] or [""])[0] in _WHOLE
@@ -31,7 +70,8 @@ class Crossing(NamedTuple):
     """A tensor that goes from a stage to the next one.
 
     Attributes:
-        per: ``"node"`` or ``"edge"``: it has a row for each of those of a batch.
+        per: ``"node"`` or ``"edge"``, and the type if there are any: it has a row for each of those
+            of a batch.
         shape: The shape of a row.
         dtype: Its dtype, such as ``"float32"``.
     """
@@ -41,12 +81,15 @@ class Crossing(NamedTuple):
     dtype: str
 
 
-def traced(module: nn.Module, fixed: Mapping[str, Any]) -> fx.Graph:
+def traced(
+    module: nn.Module, fixed: Mapping[str, Any], keys: Mapping[str, Sequence[Key]]
+) -> fx.Graph:
     """The forward of a module, with layers as single steps.
 
     Args:
         module: The module.
         fixed: Arguments that are no tensors, by name.
+        keys: The keys of arguments that are dictionaries of tensors, by name.
 
     Raises:
         ValueError: If it cannot be traced, or takes any number of arguments.
@@ -55,7 +98,7 @@ def traced(module: nn.Module, fixed: Mapping[str, Any]) -> fx.Graph:
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ValueError("the forward of the model takes any number of arguments: name them all")
     try:
-        graph = _Tracer().trace(module, dict(fixed))
+        graph = _Tracer(keys).trace(module, dict(fixed))
     except (fx.proxy.TraceError, TypeError, RuntimeError, AssertionError) as error:
         raise ValueError(
             f"the forward of {type(module).__name__} cannot be cut into stages ({error}): it must "
@@ -81,7 +124,11 @@ class Program:
         strict: Whether a module of an earlier stage after one of a later one is an error.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it is, or the module returns something else than tensors.
+
+    Attributes:
+        crossings: What goes from each stage to the next one; ``None`` if not known yet.
+        out_keys: The keys of a result that is a dictionary, else ``None``.
     """
 
     def __init__(
@@ -109,6 +156,11 @@ class Program:
             stage = number - 1 if node.op == "output" else max(stage, found or 0)
             of[node] = stage
             self._steps[stage].append(node)
+        (out,) = next(node for node in graph.nodes if node.op == "output").args
+        self.out_keys = list(out) if isinstance(out, dict) else None
+        self._results = list(out.values()) if isinstance(out, dict) else [out]
+        if not self._results or not all(isinstance(each, fx.Node) for each in self._results):
+            raise ValueError("the model must return a tensor, or a dictionary of tensors by type")
         self._crossing: list[list[fx.Node]] = []
         for edge in range(1, number):
             self._crossing.append(
@@ -123,7 +175,7 @@ class Program:
     def run(
         self, stage: int, tensors: Sequence[Tensor], inputs: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        """The tensors that go to the next stage, or of the last stage the output.
+        """The tensors that go to the next stage, or of the last stage the results.
 
         Args:
             stage: The stage.
@@ -139,24 +191,21 @@ class Program:
             run.env |= dict(zip(self._crossing[stage - 1], tensors, strict=True))
         for node in self._steps[stage]:
             if node.op == "output":
-                (out,) = node.args
-                if not isinstance(out, fx.Node):
-                    raise ValueError("the model must return one tensor")
-                return (run.env[out],)
+                return tuple(run.env[each] for each in self._results)
             run.env[node] = run.run_node(node)
         return tuple(run.env[node] for node in self._crossing[stage])
 
-    def measure(self, inputs: Mapping[str, Tensor], nodes: int, edges: int) -> list[list[Any]]:
+    def measure(self, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> list[list[Any]]:
         """Everything that goes from stage to stage, as JSON knows it; see :class:`Crossing`.
 
         Args:
             inputs: All inputs.
-            nodes: Number of nodes of the batch.
-            edges: Number of its edges.
+            sizes: Number of nodes and edges of the batch, by type.
 
         Raises:
             ValueError: If it is no floating-point tensor with a row for each node or edge.
         """
+        per = {number: kind for kind, number in reversed(list(sizes.items()))}
         found: list[list[Any]] = []
         tensors: tuple[Tensor, ...] = ()
         for stage, crossing in enumerate(self._crossing):
@@ -166,14 +215,13 @@ class Program:
             found.append([])
             for node, tensor in zip(crossing, tensors, strict=True):
                 rows = tensor.size(0) if isinstance(tensor, Tensor) and tensor.dim() else -1
-                if rows not in (nodes, edges) or not tensor.is_floating_point():
+                if rows not in per or not tensor.is_floating_point():
                     raise ValueError(
                         f"{node.name!r} goes from rank {stage} to rank {stage + 1}, and is no "
                         "floating-point tensor with a row for each node or edge: put the cut "
                         "elsewhere, device_map="
                     )
-                per = "node" if rows == nodes else "edge"
-                found[-1].append([per, list(tensor.shape[1:]), str(tensor.dtype)[6:]])
+                found[-1].append([per[rows], list(tensor.shape[1:]), str(tensor.dtype)[6:]])
         return found
 
 
@@ -212,19 +260,19 @@ class Work:
     Attributes:
         owner: The rank whose batch it is.
         program: Computes it.
-        sizes: Number of nodes and of edges.
+        sizes: Number of nodes and of edges, by type.
         inputs: What the stage of this rank uses.
         random: The state of random numbers before it was computed.
-        out: On the last rank its output.
-        grad: On the last rank the gradient of the loss by the output.
+        outs: On the last rank its results.
+        grads: On the last rank the gradients of the loss by these.
     """
 
     def __init__(self, owner: int, program: Program, sizes: dict[str, int]) -> None:
         self.owner, self.program, self.sizes = owner, program, sizes
         self.inputs: dict[str, Tensor] = {}
         self.random: list[Tensor] = []
-        self.out: Tensor | None = None
-        self.grad: Tensor | None = None
+        self.outs: tuple[Tensor, ...] = ()
+        self.grads: list[Tensor] = []
 
 
 class _Anchored(torch.autograd.Function):
@@ -288,12 +336,12 @@ class Stage(nn.Module):
 
     def _passed_on(self, work: Work, found: tuple[Tensor, ...]) -> Any:
         if self._last:
-            (work.out,) = found
-            if not torch.is_grad_enabled() or work.grad is None:
-                return work.out.new_zeros(1)
-            (out,) = _Anchored.apply(self._anchor, work.out)
-            work.out = None
-            return (out * work.grad).sum().reshape(1)
+            if not torch.is_grad_enabled() or not work.grads:
+                work.outs = found
+                return found[0].new_zeros(1)
+            pairs = zip(_Anchored.apply(self._anchor, *found), work.grads, strict=True)
+            losses = [(out * grad).sum() for out, grad in pairs]
+            return torch.stack(losses).sum().reshape(1)
         padded = []
         for each, shape in zip(found, self._padded, strict=True):
             if each.shape[1:] != shape[1:] or each.size(0) > shape[0]:

@@ -151,7 +151,7 @@ def dense() -> None:
         model = parallel.wrap(net(), "ddp", **options)
         if options:
             left = torch.full_like(parts_of(model.module), 1.0 + rank)
-            model.rank_state.load_state_dict({"left": {0: left}})
+            model.rank_state.load_state_dict({"left": {0: left}, "step": 0})
         with Sent() as sent:
             model.backward(loss_of(model, rank, 0, rank + 1), rank + 1)
         assert sent.reduced == left.nbytes and not sent.received
@@ -164,6 +164,33 @@ def dense() -> None:
 
 def test_a_large_ratio_is_an_all_reduce(ranks: WaitingProcesses) -> None:
     ranks.run(dense)
+
+
+def warm_up() -> list[int]:
+    """Entries that are sent in each step; a step whose gradients are not finite does not count."""
+    model = parallel.wrap(net(), "ddp", compress=TopK(0.01, warmup=4))
+    found = []
+    for step in range(8):
+        model.zero_grad()
+        with Sent() as sent:
+            loss = loss_of(model, dist.get_rank(), step, 3) * (math.nan if step == 2 else 1)
+            if step == 2:
+                with pytest.raises(FloatingPointError):
+                    model.backward(loss, 3)
+            else:
+                model.backward(loss, 3)
+        found.append(sent.messages[0].numel() // 12)
+        if step == 4:  # a process that goes on from here
+            state = model.rank_state.state_dict()
+            model = parallel.wrap(net(), "ddp", compress=TopK(0.01, warmup=4))
+            model.rank_state.load_state_dict(state)
+    return found
+
+
+def test_a_warm_up_sends_more_at_first(ranks: WaitingProcesses) -> None:
+    length = parts_of(net()).numel()
+    shares = [0.25 * (0.01 / 0.25) ** (step / 4) for step in (0, 1, 2, 2, 3)] + [0.01] * 3
+    assert ranks.run(warm_up) == [[math.ceil(share * length) for share in shares]] * 3
 
 
 def half(name: str, dtype: torch.dtype) -> None:
@@ -229,7 +256,7 @@ def test_power_sgd_is_torchs(ranks: WaitingProcesses) -> None:
 
 
 COMPRESSIONS: list[Callable[[], Any]] = [
-    lambda: TopK(0.1),
+    lambda: TopK(0.1, warmup=3),
     lambda: Half(torch.float16),
     lambda: PowerSGD(1, 2),
 ]
@@ -342,6 +369,8 @@ def test_what_is_refused() -> None:
     for ratio in (0.0, -1.0, 1.5, math.nan):
         with pytest.raises(ValueError, match="ratio must be above 0 and at most 1"):
             DDP(compress="topk", ratio=ratio)
+    with pytest.raises(ValueError, match="warmup must be at least 0"):
+        TopK(warmup=-1)
     with pytest.raises(ValueError, match="ratio is for compress='topk'"):
         DDP(ratio=0.1)
     with pytest.raises(ValueError, match="ratio is for compress='topk'"):

@@ -18,6 +18,7 @@ from pyg_scale.parallel.fsdp import FSDP
 from pyg_scale.testing.parallel import batch_of, concatenated
 from pyg_scale.testing.processes import WaitingProcesses
 from pyg_scale.train import Checkpoint
+from tests.parallel import models
 
 CHANNELS, CLASSES = 5, 4
 
@@ -33,10 +34,10 @@ def build(seed: int) -> Any:
     return pyg.GraphSAGE(CHANNELS, 64, 3, CLASSES, act="tanh").double()
 
 
-def train(dtype: torch.dtype, folder: str) -> None:
+def train(dtype: torch.dtype, folder: str, shards: int | None) -> None:
     """Adam, three steps; every rank has a share of parameters and moments; a checkpoint."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = parallel.wrap(build(rank).to(dtype), "fsdp", reshard_after_forward=True)
+    model = parallel.wrap(build(rank).to(dtype), "fsdp", reshard_after_forward=True, shards=shards)
     plain = build(0).to(dtype)
     total = sum(p.numel() for p in plain.parameters())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -57,7 +58,7 @@ def train(dtype: torch.dtype, folder: str) -> None:
         assert float((p.full_tensor() - q).abs().max()) <= near, name
     local = sum(p.to_local().numel() for p in model.module.parameters())
     moments = sum(s["exp_avg"].to_local().numel() for s in optimizer.state.values())
-    assert local == moments <= 1.1 * total / size
+    assert local == moments <= 1.1 * total / (shards or size)
     checkpoint = Checkpoint(folder, {"model": model, "optimizer": optimizer})
     checkpoint.save(step=3)
     before = [p.full_tensor() for p in model.module.parameters()]
@@ -69,12 +70,19 @@ def train(dtype: torch.dtype, folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)]
+    ("dtype", "size", "shards"),
+    [
+        (torch.float64, 2, None),
+        (torch.float64, 4, 2),
+        pytest.param(torch.float64, 2, 1, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 2, None, marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_has_its_share_of_everything(
-    ranks: WaitingProcesses, dtype: torch.dtype, tmp_path: Path
+    dtype: torch.dtype, size: int, shards: int | None, tmp_path: Path
 ) -> None:
-    ranks.run(train, dtype, str(tmp_path / "checkpoints"), world_size=2)
+    with WaitingProcesses(size, limit=120.0) as ranks:  # all have met in no other group
+        ranks.run(train, dtype, str(tmp_path / "checkpoints"), shards)
 
 
 class Normed(torch.nn.Module):
@@ -124,9 +132,50 @@ def refuse() -> None:
         parallel.wrap(pyg.SAGEConv(-1, 4), "fsdp")
     batch = batch_of(0, 0, 4)
     x, step = batch.x, torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"x must be a tensor.*\(got dict\)"), model.join(step):
-        model({"a": x}, batch.edge_index)
+    with pytest.raises(TypeError, match=r"x must be a tensor.*\(got list\)"), model.join(step):
+        model([x], batch.edge_index)
+
+
+def refuse_shards() -> None:
+    with pytest.raises(ValueError, match="shards=2 does not divide 3 ranks"):
+        parallel.wrap(build(0), "fsdp", shards=2)
+    with pytest.raises(ValueError, match="ranks have different shards="):
+        parallel.wrap(build(0), "fsdp", shards=3 if dist.get_rank() else 1)
+    with pytest.raises(ValueError, match="shards must be at least 1"):
+        FSDP(shards=0)
 
 
 def test_what_is_refused(ranks: WaitingProcesses) -> None:
     ranks.run(refuse, world_size=1)
+    ranks.run(refuse_shards, world_size=3)
+
+
+def typed() -> None:
+    """Nodes of several types; rank 1 has a batch less."""
+    data, _ = models.typed_graph()
+    rank, count = dist.get_rank(), 4
+    model, plain = (models.build_typed("sage", data, seed) for seed in (rank, 0))
+    model = parallel.wrap(model, "fsdp", find_unused_parameters=True)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+
+    def loss(net: Any, of: int, step: int) -> torch.Tensor:
+        rows = slice(count * (2 * step + of), count * (2 * step + of + 1))
+        out = net(data.x_dict, data.edge_index_dict)["paper"]
+        return F.cross_entropy(out[rows], data["paper"].y[rows])
+
+    with model.join(optimizers[0]):
+        for step in range(2 - rank):
+            optimizers[0].zero_grad()
+            model.backward(loss(model, rank, step), count)
+            optimizers[0].step()
+    for step in range(2):
+        optimizers[1].zero_grad()
+        losses = [loss(plain, of, step) for of in range(2 - step)]
+        torch.stack(losses).mean().backward()
+        optimizers[1].step()
+    for p, q in zip(model.module.parameters(), plain.parameters(), strict=True):
+        assert float((p.full_tensor() - q).abs().max()) <= 1e-12
+
+
+def test_typed_nodes_and_a_rank_without_batches(ranks: WaitingProcesses) -> None:
+    ranks.run(typed, world_size=2)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_scale import parallel
 from pyg_scale.datasets import planted_communities
@@ -21,7 +21,8 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.parallel.layer import LayerParallel
 from pyg_scale.testing.parallel import TOLERANCE
 from pyg_scale.testing.processes import WaitingProcesses
-from tests.parallel.models import Found, difference
+from tests.parallel import models
+from tests.parallel.models import CHANNELS, Found, difference
 
 FEATURES, CLASSES = 6, 4
 
@@ -177,6 +178,109 @@ def test_gradients_are_those_of_one_process(
     assert ranks.run(train_all, names, device_map, world_size=size) == [{}] * size
 
 
+# Nodes of several types #########################################################################
+
+
+class ByHGT(nn.Module):
+    """Layers that look at all types at once, and give back some."""
+
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        self.into = pyg.HeteroDictLinear(CHANNELS, 8, data.node_types)
+        sizes = [(8, 8), (8, 8)]
+        self.convs = nn.ModuleList(pyg.HGTConv(a, b, data.metadata(), heads=2) for a, b in sizes)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Tensor:
+        x_dict = {kind: each.tanh() for kind, each in self.into(x_dict).items()}
+        for conv in self.convs:
+            x_dict = {kind: each.tanh() for kind, each in conv(x_dict, edge_index_dict).items()}
+        return self.out(x_dict["paper"])
+
+
+def typed_model(name: str, data: HeteroData, seed: int) -> nn.Module:
+    if name == "hgt":
+        torch.manual_seed(seed)
+        return ByHGT(data).double()
+    return models.build_typed(name, data, seed)
+
+
+def typed_batches(data: HeteroData, rank: int, steps: int) -> list[HeteroData]:
+    """Sampled batches of a rank; in the first, papers are as many as authors."""
+    seeds = torch.arange(rank * 10, rank * 10 + 4 * steps) % 30
+    nodes = ("paper", seeds)
+    found = list(NeighborLoader(data, [3, 2], input_nodes=nodes, batch_size=4 - rank, seed=rank))
+    same = data.clone()
+    same["paper"].x, same["paper"].y = data["paper"].x[:14], data["paper"].y[:14]
+    same["paper"].batch_size = 3
+    for kind in same.edge_types:
+        edges = same[kind].edge_index
+        same[kind].edge_index = edges[:, (edges < 14).all(dim=0)]
+    return [same, *found[: steps - 1]]
+
+
+def train_typed(names: list[str]) -> dict[str, str]:
+    """What differs from one process that has the batches of all ranks."""
+    data, _ = models.typed_graph()
+    rank, size, steps, found = dist.get_rank(), dist.get_world_size(), 3, {}
+    every = [typed_batches(data, r, steps) for r in range(size)]
+    for name in names:
+        model, plain = (typed_model(name, data, seed) for seed in (rank, 0))
+        for each, seed in ((model, rank), (plain, 0)):
+            torch.manual_seed(seed)
+            if name == "to_hetero":  # its parameters have no shape before
+                each(data.x_dict, data.edge_index_dict)
+        model = parallel.wrap(model, "layer")
+
+        def loss(net: Any, batch: HeteroData) -> Tensor:
+            out = net(batch.x_dict, batch.edge_index_dict)
+            out = out["paper"] if isinstance(out, dict) else out
+            n = batch["paper"].batch_size
+            return F.cross_entropy(out[:n], batch["paper"].y[:n])
+
+        said = []
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+        for step in range(steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            mine = every[rank][step]
+            model.backward(loss(model, mine), mine["paper"].batch_size)
+            total = sum(each[step]["paper"].batch_size for each in every)
+            for each in every:
+                (loss(plain, each[step]) * each[step]["paper"].batch_size / total).backward()
+            pairs = zip(model.module.named_parameters(), plain.parameters(), strict=True)
+            for (each, p), q in pairs:
+                if (p.grad is None) != (q.grad is None):
+                    assert (p.grad if q.grad is None else q.grad).abs().max() == 0, each
+                elif p.grad is not None and not (p.grad - q.grad).abs().max() <= TOLERANCE:
+                    said.append(f"{each} in step {step}")
+            for optimizer in optimizers:
+                optimizer.step()
+        outs = [m(mine.x_dict, mine.edge_index_dict) for m in (model, plain)]
+        for kind in outs[1] if isinstance(outs[1], dict) else []:
+            if not torch.allclose(outs[0][kind], outs[1][kind], rtol=0, atol=TOLERANCE):
+                said.append(f"out {kind}")
+        found[name] = ", ".join(said)
+    return {name: said for name, said in found.items() if said}
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (2, ["to_hetero", "gat", "hgt"]),
+        pytest.param(3, ["sage", "transformer", "to_hetero"], marks=pytest.mark.slow),
+        pytest.param(1, ["sage", "hgt"], marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_typed_nodes_are_those_of_one_process(
+    ranks: WaitingProcesses, size: int, names: list[str]
+) -> None:
+    assert ranks.run(train_typed, names, world_size=size) == [{}] * size
+
+
+# Micro-batches #################################################################################
+
+
 def several(number: int) -> None:
     """Micro-batches of one rank and of all are one batch, padded or not."""
     data, rank = graph(), dist.get_rank()
@@ -285,8 +389,10 @@ def refuse() -> None:
     wrapped = parallel.wrap(model, "layer")
     with pytest.raises(ValueError, match="x needs a gradient"):
         wrapped(x.clone().requires_grad_(), edge_index)
-    with pytest.raises(TypeError, match=r"x must be a tensor, a number.*\(got dict\)"):
-        wrapped({"a": x}, edge_index)
+    with pytest.raises(TypeError, match=r"x must be a tensor, a dictionary of .*\(got list\)"):
+        wrapped([x], edge_index)
+    with pytest.raises(TypeError, match=r"x must be a tensor, a dictionary of .*\(got dict\)"):
+        wrapped({1: x}, edge_index)
     for device_map, reason in (
         ({"convs.0": 0, "elsewhere": 1}, r"no module 'elsewhere'; it has dropout, act, convs"),
         ({"convs.0": 0, "convs.1": 2}, r"'convs.1' is on rank 2, and there are 2 ranks"),
