@@ -53,7 +53,7 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Let the result of a layer of all types be a dictionary with known keys."""
         out: Any = super().call_module(m, forward, args, kwargs)
-        if isinstance(m, pyg.HGTConv) and isinstance(out, fx.Proxy):
+        if isinstance(m, pyg.HGTConv):
             return {kind: out[kind] for kind in args[0] if kind in m.dst_node_types}
         return out
 

@@ -192,15 +192,6 @@ class Call(ABC):
 
     # What is sent ##########################################################################
 
-    @property
-    def rounds(self) -> list[tuple[int, int]]:
-        """The rank that this one sends to and the one that it gets from, round by round.
-
-        In a round no rank is sent to by two others.
-        """
-        rank, size = self.wire.peers.rank, self.wire.peers.size
-        return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-
     def arriving(self, sources: list[Tensor], again: bool) -> Iterator[tuple[int, int, Any]]:
         """The rank to send gradients to, the one whose rows there are, and these; own rows first.
 
@@ -208,7 +199,8 @@ class Call(ABC):
             sources: Own rows.
             again: Whether rows are needed; else they are 0.
         """
-        rank, rounds = self.wire.peers.rank, self.rounds
+        rank = self.wire.peers.rank
+        rounds = rounds_of(rank, self.wire.peers.size)
         coming = self.ask(sources, *rounds[0]) if again and rounds else None
         yield rank, rank, sources
         for number, (to, of) in enumerate(rounds):
@@ -235,6 +227,14 @@ class Call(ABC):
         """Begin to send the gradients of the rows of a rank, and to get those of own rows."""
         num_sent = _only(of, self.halo.num_received)
         return self.wire.start(grads, _only(to, self.halo.num_sent), num_sent, later=True)
+
+
+def rounds_of(rank: int, size: int) -> list[tuple[int, int]]:
+    """The rank that one sends to and the one that it gets from, round by round.
+
+    In a round every rank is sent to by one other, so that no link is shared.
+    """
+    return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
 
 
 def _only(rank: int, sizes: list[int]) -> list[int]:

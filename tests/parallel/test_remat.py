@@ -125,6 +125,51 @@ def test_bytes_are_those_of_the_halo(ranks: WaitingProcesses, tmp_path: Path) ->
     ranks.run(count, models.write(tmp_path, "random"), world_size=3)
 
 
+# The order ######################################################################################
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_in_a_round_every_rank_sends_to_one_and_gets_from_one(size: int) -> None:
+    rounds = [sequential.rounds_of(rank, size) for rank in range(size)]
+    assert all(len(each) == size - 1 for each in rounds)
+    for at_once in zip(*rounds, strict=True):
+        assert sorted(to for to, _ in at_once) == list(range(size))
+        assert all(at_once[to][1] == rank for rank, (to, _) in enumerate(at_once))
+    assert all(sorted(to for to, _ in each) == sorted({*range(size)} - {rank})
+               for rank, each in enumerate(rounds))  # fmt: skip
+
+
+def in_order(path: str) -> list[tuple[list[int], list[int]]]:
+    """The ranks that each message of a step goes to, and comes from, in the order of messages."""
+    found: list[tuple[list[int], list[int]]] = []
+    plain = dist.all_to_all_single
+
+    def noting(out: Any, given: Any, received: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(tuple([rank for rank, n in enumerate(each) if n] for each in (sent, received)))
+        return plain(out, given, received, sent, *args, **kwargs)
+
+    with opened(path) as graph:
+        model = parallel.wrap(models.build("gat", 0), "halo", graph=graph, remat=True)
+        model.backward(model().mean(), 1)
+        model.zero_grad()
+        dist.all_to_all_single = noting
+        try:
+            model.backward(model().mean(), 1)
+        finally:
+            dist.all_to_all_single = plain
+    return found
+
+
+def test_messages_go_in_rounds(ranks: WaitingProcesses, tmp_path: Path) -> None:
+    """All messages of a step, forward and backward, are of rounds, with all their rows in one."""
+    found = ranks.run(in_order, models.write(tmp_path, "random"), world_size=4)
+    # Two layers; each asks twice for rows, and gives gradients back.
+    assert all(len(each) == 2 * 3 * 3 for each in found)
+    for at_once in zip(*found, strict=True):
+        assert all(len(to) <= 1 and len(of) <= 1 for to, of in at_once)
+        assert all(at_once[to[0]][1] == [rank] for rank, (to, _) in enumerate(at_once) if to)
+
+
 def kept(model: Any) -> int:
     """Bytes that a forward keeps for the backward pass, each storage once."""
     storages: dict[int, Tensor] = {}
