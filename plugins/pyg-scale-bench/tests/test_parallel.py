@@ -28,17 +28,23 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert command.main(["parallel", "--quick", "--dir", str(folder), *map(str, args)]) == 0
     assert not folder.exists()
     found = json.loads(files["json"].read_text())
-    assert set(found["graphs"]) == {"mesh", "power law"}
+    assert set(found["graphs"]) == {"mesh", "power law", "like Reddit", "like products"}
     for graph in found["graphs"]:
         ways = parallel.numbers(found, graph)
         assert set(ways) == {name for name, way in WAYS.items() if way.ranks <= 2}
         assert all(each["seconds"] > 0 and each["received"] > 0 for each in ways.values())
         assert ways["halo+bf16"]["received"] < ways["halo"]["received"]
         assert not parallel.different_losses(found, graph)
+        by_name = found["ranks"][0][graph]
+        losses = [by_name[name]["curve"] for name in ("halo", "halo+stale")]
+        assert len(losses[0]) == len(losses[1]) == 3 and losses[0] != losses[1]
+        exact, sampled = (by_name[name]["formula"] for name in ("halo", "halo+sample"))
+        assert abs(sampled - 0.1 * exact) <= 2 * 8 * 4  # a row of 8 numbers each way, at most
     assert found["graphs"]["mesh"]["advised"] == "halo"
     report = files["md"].read_text()
     for text in (capsys.readouterr().out, report):
         assert "advise says 'halo'" in text and "halo+remat" in text
+        assert "Convergence on the full graph" in text
     assert str(folder) not in report + files["json"].read_text()
     assert files["png"].stat().st_size > 5000
 

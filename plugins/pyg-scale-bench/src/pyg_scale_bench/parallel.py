@@ -1,6 +1,7 @@
 """All wrappers of ``parallel.wrap``: time, bytes and memory of an epoch, and what ``advise`` says.
 
-On a mesh, where parts have few neighbours, and on a graph with a power law, where they have many.
+On a mesh, where parts have few neighbours, a graph with a power law, where they have many, graphs
+of the degrees of Reddit and of products (OGB), scaled down, and a real one.
 Wrappers of sampled batches make many steps in an epoch, those of the full graph one.
 """
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_scale
+from pyg_scale.datasets import planted_communities, read_npz
 from pyg_scale.parallel import advise
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
@@ -38,7 +40,13 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Make the graphs, and run the measurements of the ranks."""
     root = Path(args.dir).absolute()
     sizes = {name: getattr(args, name) for name in ("nodes", "edges", "features", "hidden")}
-    made = {"root": str(root), "ranks": args.ranks, "bandwidth": args.bandwidth, **sizes}
+    made = {
+        "root": str(root),
+        "ranks": args.ranks,
+        "bandwidth": args.bandwidth,
+        "npz": args.npz,
+        **sizes,
+    }
     found["graphs"] = call(graphs, made, seconds=_SECONDS)
     paths = {name: str(root / name) for name in found["graphs"]}
     given = {"settings": found["settings"], "paths": paths}
@@ -66,15 +74,29 @@ def _environs(ranks: int, threads: int) -> list[dict[str, str]]:
 
 
 def graphs(
-    root: str, ranks: int, bandwidth: str, nodes: int, edges: int, features: int, hidden: int
+    root: str,
+    ranks: int,
+    bandwidth: str,
+    npz: str | None,
+    nodes: int,
+    edges: int,
+    features: int,
+    hidden: int,
 ) -> Iterator[dict[str, Any]]:
     """Write the parts of each graph; returns descriptions, with the advice for it."""
     found = {}
     power = power_law(nodes, max(1, edges // (2 * nodes)))
-    for name, edge_index in (("mesh", square(max(2, int(nodes**0.5)))), ("power law", power)):
-        data = with_features(edge_index, features)
+    made = {
+        "mesh": with_features(square(max(2, int(nodes**0.5))), features),
+        "power law": with_features(power, features),
+        "like Reddit": communities(nodes // 10, 492, 41, features),
+        "like products": communities(nodes // 2, 50, 47, features),
+    }
+    if npz is not None:
+        made[Path(npz).stem] = real(npz, features)
+    for name, data in made.items():
         generator = torch.Generator().manual_seed(0)
-        data.train_mask = torch.rand(data.num_nodes, generator=generator) < 0.5
+        data.train_mask = (torch.rand(data.num_nodes, generator=generator) < 0.5) & (data.y >= 0)
         path = Path(root) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pyg_scale.partition(data, ranks, "multilevel", path)
@@ -88,6 +110,26 @@ def graphs(
             "reasons": advice.reasons,
         }
     yield found
+
+
+def communities(nodes: int, degree: int, classes: int, features: int) -> Data:
+    """A graph of communities with power laws; of few nodes, with smaller degrees."""
+    found = planted_communities(
+        nodes,
+        nodes * min(degree, nodes // 4) // 2 * 2,
+        min(classes, max(2, nodes // 20)),
+        features,
+        progress=False,
+    )
+    return Data(x=found.x, y=found.y, edge_index=found.edge_index)
+
+
+def real(npz: str, features: int) -> Data:
+    """A graph of an archive, with the features that most nodes have."""
+    data = read_npz(npz)
+    x = data.x.to_dense() if data.x.layout != torch.strided else data.x
+    most = x.sum(dim=0).topk(min(features, x.size(1))).indices
+    return Data(x=x[:, most].float(), y=data.y, edge_index=data.edge_index.long())
 
 
 def square(side: int) -> Tensor:
@@ -173,6 +215,26 @@ def different_losses(found: Mapping[str, Any], graph: str) -> list[str]:
     return [n for n in exact if abs(ways[n]["loss"] - expected) > _NEAR * abs(expected)]
 
 
+def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
+    """Rows of a table: the loss by step, and halo bytes of a step as the formula says and more."""
+    rows = []
+    for name, first in found["ranks"][0][graph].items():
+        if "curve" not in first:
+            continue
+        losses = first["curve"]
+        places = sorted({0, len(losses) // 4, len(losses) // 2, len(losses) - 1})
+        formula = max(rank[graph][name]["formula"] for rank in found["ranks"])
+        rows.append(
+            [
+                graph,
+                name,
+                ", ".join(f"{losses[n]:.4f} ({n + 1})" for n in places),
+                f"{formula / _MB:.3f}",
+            ]
+        )
+    return rows
+
+
 # Report ###################################################################################
 
 
@@ -239,10 +301,20 @@ def report(found: Mapping[str, Any]) -> Report:
         "An epoch of batches is many steps, one of the full graph is one: see which of them learns "
         "in fewer seconds for a task of yours."
     )
+    tables = [Table(header, rows, "An epoch", note, align="llllrrrrl")]
+    if listing := [row for graph in found["graphs"] for row in curves(found, graph)]:
+        about = (
+            "The bytes are those of halo rows that come to the fullest rank in a step, by the "
+            "formula (docs/parallel.md), of `boundary_sample=p` about p times as many. What is "
+            "measured above holds the gradients of the model, and messages that keep ranks "
+            "together, too."
+        )
+        head = ["graph", "wrapper", "loss (step)", "MB of halo rows, formula"]
+        tables.append(Table(head, listing, "Convergence on the full graph", about, align="lllr"))
     return Report(
         found,
         lines,
-        [Table(header, rows, "An epoch", note, align="llllrrrrl")],
+        tables,
         panels,
         f"{settings['ranks']} ranks: all wrappers",
         failed=bool(wrong),
@@ -261,10 +333,11 @@ BENCHMARK = Benchmark(
     "parallel",
     __doc__,
     {
-        "graphs (a mesh and a power law)": {
+        "graphs": {
             "nodes": Option(20_000, least=100),
             "edges": Option(300_000, "directed, of the power law"),
             "features": Option(64, "columns of fp32"),
+            "npz": Option(help="a real graph as well, as a .npz archive"),
         },
         "how": {
             **FOLDER,
@@ -275,6 +348,7 @@ BENCHMARK = Benchmark(
             "batch_size": Option(512),
             "num_neighbors": Option([10, 5], "of each hop, as 10,5"),
             "rounds": Option(3, least=1),
+            "steps": Option(20, "of the full graph, whose losses are listed", least=1),
             "bandwidth": Option("1GB", "bytes a second, that advise is told"),
             "timeout": Option(120.0, "seconds that a rank waits for another one"),
         },
@@ -283,7 +357,7 @@ BENCHMARK = Benchmark(
     report,
     {
         "nodes": 900, "edges": 6_000, "features": 8, "hidden": 8, "batch_size": 64,
-        "num_neighbors": [3, 2], "rounds": 1,
+        "num_neighbors": [3, 2], "rounds": 1, "steps": 3,
     },
     _complaint,
 )  # fmt: skip

@@ -90,7 +90,24 @@ def _of_graph(path: str, settings: dict[str, Any]) -> dict[str, Any]:
                     continue
                 each = found.setdefault(name, {"seconds": [], "received": [], "peak": []})
                 _once(WAYS[name], graph, settings, each)
+        for name, each in found.items():
+            if WAYS[name].method == "halo" and "remat" not in WAYS[name].options:
+                each["curve"], each["formula"] = _curve(WAYS[name], graph, settings)
     return found
+
+
+def _curve(way: Way, graph: Any, settings: dict[str, Any]) -> tuple[list[float], int]:
+    """The loss of each step from the beginning, and the bytes of halo rows that come in one.
+
+    The features of the graph are known to all after the first step, so that only the second of
+    two layers sends rows, forward, and their gradients, backward.
+    """
+    model, epoch = _full(way, graph, settings)
+    losses = [epoch() for _ in range(settings["steps"])]
+    halo, share = model.shard.halos[None], way.options.get("boundary_sample", 1.0)
+    rows = sum(round(share * n) for n in (*halo.num_received, *halo.num_sent))
+    width = settings["hidden"] * (2 if way.options.get("quantize") == "bf16" else 4)
+    return losses, rows * width
 
 
 def _once(way: Way, graph: Any, settings: dict[str, Any], found: dict[str, Any]) -> None:
