@@ -1,7 +1,7 @@
 """All wrappers of ``parallel.wrap``: time, bytes and memory of an epoch, and what ``advise`` says.
 
-On a mesh, where parts have few neighbours, a graph with a power law, where they have many, graphs
-of the degrees of Reddit and of products (OGB), scaled down, and a real one.
+On a mesh, where parts have few neighbours, a graph with a power law, where they have many, ones
+as dense as Reddit (of half as many neighbours) and products (OGB), and a real one.
 Wrappers of sampled batches make many steps in an epoch, those of the full graph one.
 """
 
@@ -89,8 +89,8 @@ def graphs(
     made = {
         "mesh": with_features(square(max(2, int(nodes**0.5))), features),
         "power law": with_features(power, features),
-        "like Reddit": communities(nodes // 10, 492, 41, features),
-        "like products": communities(nodes // 2, 50, 47, features),
+        "like Reddit": communities(nodes // 4, 200, features),
+        "like products": communities(nodes // 2, 50, features),
     }
     if npz is not None:
         made[Path(npz).stem] = real(npz, features)
@@ -112,13 +112,14 @@ def graphs(
     yield found
 
 
-def communities(nodes: int, degree: int, classes: int, features: int) -> Data:
-    """A graph of communities with power laws; of few nodes, with smaller degrees."""
+def communities(nodes: int, degree: int, features: int) -> Data:
+    """A graph of eight communities with power laws; of few nodes, with smaller degrees."""
     found = planted_communities(
         nodes,
-        nodes * min(degree, nodes // 4) // 2 * 2,
-        min(classes, max(2, nodes // 20)),
+        nodes * max(1, min(degree, nodes // 25)) // 2 * 2,
+        8,
         features,
+        homophily=0.5,
         progress=False,
     )
     return Data(x=found.x, y=found.y, edge_index=found.edge_index)
