@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ class Cost:
     Attributes:
         sent: Bytes that a rank sends, forward and backward, on average.
         memory: Bytes of the features, activations and edges of the rank that has the most.
-        seconds: The time that sending takes, and following edges on the rank that has the most.
+        seconds: The time that sending takes.
     """
 
     sent: float
@@ -67,15 +66,14 @@ def advise(
     *,
     memory: int | str | None = None,
     bandwidth: int | str = "1GB",
-    compute: int | str | None = None,
     method: str | Partitioner = "multilevel",
 ) -> Advice:
     """The wrapper that suits a full graph, a model and a number of ranks. One process asks.
 
     The graph is cut, to count its halo nodes, and the model is run on 64 nodes, to see what its
-    layers would send. Of the exact wrappers that fit into memory, the one that takes least time for
-    sending and for following edges is advised, ``halo`` if two take the same; if none fits, ``ddp``
-    with sampled batches, which needs the memory of a batch alone.
+    layers would send. Of the exact wrappers that fit into memory, the one that sends least is
+    advised, ``halo`` if two send the same; if none fits, ``ddp`` with sampled batches, which needs
+    the memory of a batch alone.
 
     Args:
         graph: A graph without types, with ``x`` ``[num_nodes, channels]``: in memory, or opened.
@@ -84,8 +82,6 @@ def advise(
         memory: Bytes that a rank may use, or text such as ``"8GB"``; by default the free memory of
             this machine, divided by ``world``.
         bandwidth: Bytes that a rank sends in a second.
-        compute: Bytes of messages that a rank gathers and adds up in a second; measured here if
-            ``None``, in a few milliseconds.
         method: The partitioner that is used where the graph is not cut into ``world`` parts yet.
 
     Raises:
@@ -99,14 +95,12 @@ def advise(
         raise ValueError(f"world must be at least 1 (got {world})")
     budget = _free_memory() // world if memory is None else byte_size(memory, "memory")
     speed = byte_size(bandwidth, "bandwidth")
-    rate = None if compute is None else byte_size(compute, "compute")
     if world == 1:
         return Advice("ddp", 0.0, {}, ["there is one rank: nothing is sent, train as you are"])
     found = _cut(graph, world, method)
     nodes, halo = sum(found.nodes[None]), sum(found.halo[None])
     advice = Advice("ddp", halo / max(1, nodes))
     seen = _probe(graph, model)
-    rate = rate or _messages_a_second()
     for name, suits, cost in (
         ("halo", _suits_halo, _halo_cost),
         ("feature", _suits_feature, _feature_cost),
@@ -115,7 +109,7 @@ def advise(
         if reason:
             advice.reasons.append(f"{name!r} cannot be used: {reason}")
         else:
-            advice.costs[name] = cost(found, seen, world, speed, rate)
+            advice.costs[name] = cost(found, seen, world, speed)
     _choose(advice, world, budget)
     return advice
 
@@ -130,14 +124,13 @@ def _choose(advice: Advice, world: int, budget: int) -> None:
     for name, cost in advice.costs.items():
         fits = "fits" if cost.memory <= budget else "does not fit"
         advice.reasons.append(
-            f"{name!r}: a rank sends {_size(cost.sent)} a step; sending and following edges takes "
-            f"{cost.seconds:.2g} s, and it needs "
+            f"{name!r}: a rank sends {_size(cost.sent)} a step, {cost.seconds:.2g} s, and needs "
             f"{_size(cost.memory)}, which {fits} into {_size(budget)}"
         )
     fitting = {name: cost for name, cost in advice.costs.items() if cost.memory <= budget}
     if fitting:
-        advice.method = min(fitting, key=lambda name: (fitting[name].seconds, name != "halo"))
-        advice.reasons.append(f"{advice.method!r} takes least time of those that fit")
+        advice.method = min(fitting, key=lambda name: (fitting[name].sent, name != "halo"))
+        advice.reasons.append(f"{advice.method!r} sends least of those that fit")
     else:
         advice.reasons.append(
             "'ddp' with NeighborLoader needs the memory of a batch alone; its gradients are those "
@@ -229,7 +222,7 @@ def _cut(graph: Data, world: int, method: str | Partitioner) -> Quality:
     return quality(graph, partition)
 
 
-def _halo_cost(found: Quality, seen: _Seen, world: int, speed: int, rate: int) -> Cost:
+def _halo_cost(found: Quality, seen: _Seen, world: int, speed: int) -> Cost:
     nodes, halo, edges = found.nodes[None], found.halo[None], found.edges[None]
     sent = 2 * sum(halo) / world * sum(seen.sent)
     memory = max(
@@ -239,11 +232,10 @@ def _halo_cost(found: Quality, seen: _Seen, world: int, speed: int, rate: int) -
         + e * (16 + 2 * max(seen.sent, default=0))
         for n, h, e in zip(nodes, halo, edges, strict=True)
     )
-    # Ranks wait for the one that has the most edges.
-    return Cost(sent, memory, sent / speed + 2 * max(edges) * sum(seen.sent) / rate)
+    return Cost(sent, memory, sent / speed)
 
 
-def _feature_cost(found: Quality, seen: _Seen, world: int, speed: int, rate: int) -> Cost:
+def _feature_cost(found: Quality, seen: _Seen, world: int, speed: int) -> Cost:
     total, edges = sum(found.nodes[None]), sum(found.edges[None])
     sent = 4 * (world - 1) / world**2 * total * sum(seen.sent)
     memory = (
@@ -251,19 +243,7 @@ def _feature_cost(found: Quality, seen: _Seen, world: int, speed: int, rate: int
         + total / world * 4 * sum(seen.sent)
         + edges * (16 + 2 * max(seen.sent, default=0) / world)
     )
-    return Cost(sent, memory, sent / speed + 2 * edges / world * sum(seen.sent) / rate)
-
-
-def _messages_a_second() -> int:
-    """Bytes of messages that this process gathers and adds up in a second."""
-    nodes, edges, channels = 4_096, 65_536, 32
-    x, ends = torch.ones(nodes, channels), torch.arange(2 * edges).view(2, -1) * 40_503 % nodes
-    seconds = []
-    for _ in range(4):  # the first one is to warm up
-        start = time.perf_counter()
-        torch.zeros_like(x).index_add_(0, ends[1], x.index_select(0, ends[0]))
-        seconds.append(time.perf_counter() - start)
-    return int(edges * channels * x.element_size() / min(seconds[1:]))
+    return Cost(sent, memory, sent / speed)
 
 
 def _free_memory() -> int:

@@ -9,7 +9,6 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import barabasi_albert_graph, grid, to_undirected
 
 from pyg_scale.parallel import advise
-from pyg_scale.partitioner import assign
 
 
 def mesh() -> Data:
@@ -30,18 +29,13 @@ def model() -> torch.nn.Module:
 
 def test_meshes_have_few_halo_nodes() -> None:
     net = model().train()
-    found = advise(mesh(), net, 4, memory="1GB", compute="2GB")
+    found = advise(mesh(), net, 4, memory="1GB")
     assert found.method == "halo" and found.replication < 0.5
     # Two propagates, of 32 and of 4 channels of 4 bytes; each halo row goes forth, and back.
     halo = found.replication * 1600
     assert found.costs["halo"].sent == pytest.approx(2 * halo / 4 * (32 + 4) * 4)
     assert found.costs["feature"].sent == pytest.approx(4 * 3 / 16 * 1600 * (32 + 4) * 4)
-    # Each edge has a message forth and one back; ranks wait for the one with the most edges.
-    partition, _ = assign(mesh(), 4, "multilevel")
-    most = torch.bincount(partition.assignment[None][mesh().edge_index[1]]).max()
-    seconds = {name: cost.seconds - cost.sent / 1e9 for name, cost in found.costs.items()}
-    assert seconds["feature"] == pytest.approx(2 * mesh().num_edges / 4 * (32 + 4) * 4 / 2e9)
-    assert seconds["halo"] == pytest.approx(2 * int(most) * (32 + 4) * 4 / 2e9)
+    assert found.costs["halo"].seconds == pytest.approx(found.costs["halo"].sent / 1e9)
     assert net.training and not net._forward_hooks
     assert "use 'halo'" in str(found) and "below 1.50 'halo' sends less" in str(found)
 
@@ -49,19 +43,6 @@ def test_meshes_have_few_halo_nodes() -> None:
 def test_scale_free_graphs_are_divided_by_channels() -> None:
     found = advise(scale_free(), model(), 4, memory="1GB")
     assert found.method == "feature" and found.replication > 1.5
-
-
-def test_ranks_wait_for_the_one_with_most_edges() -> None:
-    """A star and nothing else: whoever has its centre has all edges, and the halo is small."""
-    nodes = 400
-    centre = torch.zeros(nodes - 1, dtype=torch.int64)
-    edge_index = torch.stack([torch.arange(1, nodes), centre])
-    data = Data(x=torch.randn(nodes, 16), edge_index=edge_index)
-    said = [
-        advise(data, model(), 4, memory="1GB", compute=compute, method="range").method
-        for compute in ("100GB", "1MB")
-    ]
-    assert said == ["halo", "feature"]
 
 
 def test_batches_are_sampled_if_memory_is_short() -> None:
