@@ -18,10 +18,10 @@ HOPS = [4, 3]
 
 
 @contextmanager
-def serving(predictor, **options):
+def serving(predictor, http="auto", **options):
     """The port of a server in a thread."""
     service = Service(predictor, **options)
-    config = uvicorn.Config(service.app(), log_level="critical", lifespan="on")
+    config = uvicorn.Config(service.app(), http=http, log_level="critical", lifespan="on")
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -1,5 +1,6 @@
 """A real server and real clients, well-behaved and not."""
 
+import contextlib
 import http.client
 import json
 import shutil
@@ -15,6 +16,7 @@ import torch
 
 from pyg_scale.serving import Neighborhoods, NewRows, Predictor
 from pyg_scale.testing import graphs
+from pyg_scale_http.connection import PunctualProtocol
 
 from .clients import HOPS, ask, in_background, predictions, predictor_of, serving, wait_for
 
@@ -257,6 +259,80 @@ def test_bodies_that_are_too_large_or_too_slow(data):
             client.sendall(f"{head}Content-Length: 20\r\n\r\n{{".encode())
             assert b" 408 " in client.recv(4096)
         assert ask(port, {"ids": [1]})[0] == 200
+
+
+class Impatient(PunctualProtocol):
+    head_seconds = 0.3
+
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = b'{"ids": [7]}'
+REQUEST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+def answer(client):
+    """One answer of a connection, whose head and body the server writes one after the other."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += client.recv(1000)
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += client.recv(1000)
+    return head.split()[1], body
+
+
+@pytest.mark.parametrize(
+    ("before", "part"),
+    [
+        pytest.param(b"", b"", id="nothing"),
+        pytest.param(b"", HEAD[:1], id="one byte"),
+        pytest.param(b"", HEAD, id="a part that grows"),
+        pytest.param(REQUEST, HEAD, id="a part after a request"),
+    ],
+)
+def test_heads_that_do_not_come_end_their_connection(data, before, part):
+    with predictor_of(data) as made, serving(made, Impatient) as port:
+        made.warm_up()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            if before:
+                client.sendall(before)
+                assert answer(client)[0] == b"200"
+            client.sendall(part)
+            sender = threading.Thread(target=slowly, args=(client,))
+            if part == HEAD:
+                sender.start()
+            assert answer(client)[0] == b"408"
+            client.shutdown(socket.SHUT_RDWR)
+            if part == HEAD:
+                sender.join(20)
+                assert not sender.is_alive()
+        assert ask(port, {"ids": [7]})[0] == 200
+
+
+def slowly(client):
+    """A byte of a header from time to time, until the server closes the connection."""
+    until = time.monotonic() + 15
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            client.sendall(b"a")
+
+
+def test_a_limit_for_heads_is_none_for_bodies_and_answers(gated):
+    model, made, _ = gated
+    with (
+        serving(made, Impatient) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as client,
+    ):
+        for _ in range(2):
+            model.open.clear()
+            client.sendall(REQUEST[:-3])
+            time.sleep(2 * Impatient.head_seconds)
+            client.sendall(REQUEST[-3:])
+            time.sleep(2 * Impatient.head_seconds)
+            model.open.set()
+            assert answer(client) == (b"200", b'{"predictions": [7]}')
 
 
 def test_a_token(data):

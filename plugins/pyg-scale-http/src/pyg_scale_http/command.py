@@ -139,6 +139,7 @@ def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[i
     from pyg_scale.comm.secret import read_secret
     from pyg_scale.serving import Predictor
     from pyg_scale_http.app import Service
+    from pyg_scale_http.connection import PunctualProtocol
 
     token = None if args.token_file is None else read_secret(args.token_file)
     if token is None and host not in ("127.0.0.1", "::1", "localhost"):
@@ -173,6 +174,7 @@ def _serve(args: argparse.Namespace, host: str, port: int, num_neighbors: list[i
             Service(predictor, token, args.max_body).app(),
             host=host,
             port=port,
+            http=PunctualProtocol,
             log_level="warning",
             limit_concurrency=args.max_connections,
             timeout_graceful_shutdown=int(args.timeout) + 1,
