@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
@@ -24,6 +26,7 @@ from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import CommError, CommTimeoutError
 from pyg_scale.inference.progress import InferenceProgress
 from tests.distributed.across import in_parts, on_ranks, shares, spread
+from tests.distributed.processes import end, start
 
 DATA = planted_communities(90, 700, 3, 6, seed=3, progress=False)
 DATA.x = DATA.x.double()
@@ -210,6 +213,72 @@ def test_a_model_with_types_goes_on(
     for found in infer(tmp_path / "out"):
         same(found, expected)
     assert rows[0] == whole
+
+
+_KILLED = """
+import os, signal, sys
+import pyg_scale
+from pyg_scale.inference.progress import InferenceProgress
+from tests.distributed.test_layerwise import recorded
+
+rank = int(os.environ["RANK"])
+_, model, _ = recorded()
+write, left = InferenceProgress.write, [{kill_at} if rank == {who} else 0]
+
+def counted(self, *args):
+    if "rank-" not in str(self.path):  # a probe
+        return write(self, *args)
+    left[0] -= 1
+    if left[0] == 0 and not {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, *args)
+    with open({rows!r}, "a") as file:
+        file.write(f"{{args[2].size(0)}}\\n")
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+InferenceProgress.write = counted
+data = pyg_scale.open({paths!r}[rank], timeout={timeout})
+pyg_scale.layerwise_inference(model, data, {out!r}, memory=8_000, edge_attr="edge_attr")
+data.comm.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "kill_at", "after"),
+    [
+        (1, 7, False),
+        pytest.param(1, 15, True, marks=pytest.mark.slow),
+        pytest.param(0, 2, True, marks=pytest.mark.slow),
+        pytest.param(0, 11, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_with_types_goes_on_after_sigkill(
+    folder: Path, tmp_path: Path, who: int, kill_at: int, after: bool
+) -> None:
+    """One of two processes is killed; what either has written is not computed again."""
+    data, _, expected = recorded()
+    paths = [str(p) for p in spread(in_parts(data, folder / "typed", 2), shares(2, 2))]
+
+    def infer(name: str, kill_at: int, timeout: float) -> tuple[list[int], int]:
+        """The exit codes, and the number of rows that all runs have written to a directory."""
+        values = {"who": who, "kill_at": kill_at, "after": after, "paths": paths}
+        values |= {"out": str(tmp_path / name), "rows": str(tmp_path / f"{name}.txt")}
+        found = end(start(tmp_path, _KILLED.format(**values, timeout=timeout), 2))
+        rows = (tmp_path / f"{name}.txt").read_text().split()
+        return [code for code, _ in found], sum(map(int, rows))
+
+    codes, whole = infer("whole", 0, 60.0)
+    assert codes == [0, 0]
+    codes, rows = infer("out", kill_at, 5.0)
+    assert codes[who] == -signal.SIGKILL
+    assert codes[1 - who] > 0, "the other rank does not wait for ever"
+    assert 0 < rows < whole
+    assert infer("out", 0, 60.0) == ([0, 0], whole)
+    output = {t: f"output-{t}.npy" for t in expected}
+    for name in output.values():
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    same({t: torch.from_numpy(np.load(tmp_path / "out" / n)) for t, n in output.items()}, expected)
 
 
 def test_more_ranks_than_nodes(tmp_path: Path) -> None:
