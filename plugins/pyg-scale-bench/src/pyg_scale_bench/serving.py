@@ -226,7 +226,7 @@ def _way(
     if name == "disk":
         size = args.nodes * args.features * 4
         options["feature_store"] = Disk(graph, cache=max(1 << 20, int(args.cache * size)))
-        options["workers"] = args.disk_workers  # while one waits for the disk, another computes
+        options["workers"] = args.disk_workers
         data = pyg_scale.open(graph)
     model = _model(args)
     if not args.stock:
@@ -379,7 +379,7 @@ BENCHMARK = Benchmark(
             "threads": Option(1, "of torch", least=1),
             "requests": Option(5_000, "of a round", least=10),
             "max_batch": Option(4, "nodes of a batch at most", least=1),
-            "disk_workers": Option(2, "threads that make batches from disk", least=1),
+            "disk_workers": Option(1, "threads that make batches from disk", least=1),
             "stock": Option(False, "serve PyG's model as it is"),
             "load": Option(0.5, "share of the capacity"),
             "cache": Option(0.1, "share of the features in memory, for disk"),
