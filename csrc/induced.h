@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -43,6 +44,8 @@ class Induced {
              const int64_t* seed_time, const int64_t* after, bool strict, EdgeList& out) {
     out.begin();
     out.colptr.reserve(expanded.size() + 1);
+    const bool apart = expanded.seed() && neighbors.seed();
+    if (apart) mark(neighbors);
     for (int64_t i = 0; i < expanded.size(); ++i) {
       const int64_t v = expanded.node()[i], seed = expanded.seed() ? expanded.seed()[i] : 0;
       const Held here = held(view, v);
@@ -63,29 +66,67 @@ class Induced {
       }
       const int64_t from = out.row.size();
       for (int64_t position = begin; position < end; position += kBlock) {
-        probe(in, neighbors, seed, position, std::min(end, position + kBlock), out);
+        const int64_t stop = std::min(end, position + kBlock);
+        apart ? probe<true>(in, neighbors, seed, position, stop, out)
+              : probe<false>(in, neighbors, seed, position, stop, out);
       }
       sort_by_edge(out, from);
       out.colptr.push(out.row.size());
     }
   }
 
+  size_t bytes() const { return pairs_.bytes() + marks_.bytes(); }
+
  private:
   static constexpr int64_t kAhead = 8;
   static constexpr int64_t kBlock = 64;  // table slots that are prefetched together
 
-  static void probe(const EdgeView& view, const NodeList& neighbors, int64_t seed, int64_t begin,
-                    int64_t end, EdgeList& out) {
-    uint64_t keys[kBlock];
-    for (int64_t p = begin; p < end; ++p) {
-      keys[p - begin] = neighbors.identity(view.indices[p], seed);
-      neighbors.table().prefetch(keys[p - begin]);
+  // Notes the nodes of each seed in a few bits per node, small enough for a cache near by. Most
+  // in-edges come from nodes of other seeds, and are then known for that without the table.
+  void mark(const NodeList& nodes) {
+    const int64_t n = nodes.size();
+    num_seeds_ = n ? *std::max_element(nodes.seed(), nodes.seed() + n) + 1 : 0;
+    const int64_t each = std::clamp<int64_t>(n / std::max<int64_t>(num_seeds_, 1), 8, 1024);
+    const uint64_t bits = std::bit_ceil(static_cast<uint64_t>(each) * 64);
+    shift_ = 64 - std::countr_zero(bits);
+    words_ = static_cast<int64_t>(bits / 64);
+    marks_.reserve(num_seeds_ * words_);
+    std::fill_n(marks_.data(), num_seeds_ * words_, uint64_t{0});
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t bit = bit_of(nodes.node()[i]);
+      marks_[nodes.seed()[i] * words_ + static_cast<int64_t>(bit >> 6)] |= uint64_t{1}
+                                                                           << (bit & 63);
     }
+  }
+
+  uint64_t bit_of(int64_t node) const {
+    return (static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull) >> shift_;
+  }
+
+  template <bool kMarked>
+  void probe(const EdgeView& view, const NodeList& neighbors, int64_t seed, int64_t begin,
+             int64_t end, EdgeList& out) const {
+    uint64_t keys[kBlock];
+    int64_t positions[kBlock], count = 0;
+    if (kMarked && seed >= num_seeds_) return;  // it has no nodes of this type
+    const uint64_t* marks = kMarked ? marks_.data() + seed * words_ : nullptr;
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t row = neighbors.table().find(keys[p - begin]);
+      const int64_t node = view.indices[p];
+      positions[count] = p;
+      keys[count] = neighbors.identity(node, seed);
+      if constexpr (kMarked) {
+        const uint64_t bit = bit_of(node);
+        count += static_cast<int64_t>(marks[bit >> 6] >> (bit & 63) & 1);
+      } else {
+        ++count;
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) neighbors.table().prefetch(keys[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = neighbors.table().find(keys[i]);
       if (row < 0) continue;
       out.row.push(static_cast<uint32_t>(row));
-      out.edge.push(view.edge_id.data ? view.edge_id[p] : p);
+      out.edge.push(view.edge_id.data ? view.edge_id[positions[i]] : positions[i]);
     }
   }
 
@@ -110,6 +151,9 @@ class Induced {
     uint32_t row;
   };
   Buffer<Pair> pairs_;
+  Buffer<uint64_t> marks_;  // words_ of each seed
+  int64_t num_seeds_ = 0, words_ = 0;
+  int shift_ = 0;
 };
 
 }  // namespace pyg_scale

@@ -57,7 +57,7 @@ struct Scratch {
   Induced induced;
 
   size_t bytes() const {
-    size_t sum = 0;
+    size_t sum = induced.bytes();
     for (const auto& part : nodes) sum += part.bytes();
     for (const auto& part : edges) sum += part.bytes();
     for (const auto& part : expansions) sum += part.bytes();

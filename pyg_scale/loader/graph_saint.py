@@ -14,10 +14,11 @@ from tqdm.auto import tqdm
 
 from pyg_scale.loader.archive import ADVICE, load_archive, save_archive
 from pyg_scale.loader.base import SubgraphLoader
-from pyg_scale.loader.induced import Grouped, Induced, batch_of
+from pyg_scale.loader.induced import Grouped, batch_of
 from pyg_scale.loader.seeds.epoch import BatchIndex, draw_seed
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
+from pyg_scale.ops.induced_edges import Induced
 from pyg_scale.ops.random_walk import random_walk
 
 _FORMAT = "pyg_scale GraphSAINT 1"
@@ -120,7 +121,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         return self._induced(batch.key)
 
     def _induced(self, key: int) -> Induced:
-        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)).unique())
+        return self._graph.among(self._draw(keys.fold(key, keys.SAINT)))
 
     def _fetch(self, out: Induced, stats: Stats) -> Data:
         batch = batch_of(self.data, out, stats)

@@ -21,11 +21,12 @@ from torch_geometric.utils import is_undirected
 
 from pyg_scale.loader.base import SubgraphLoader
 from pyg_scale.loader.cluster import cutter_of
-from pyg_scale.loader.induced import Grouped, Induced, batch_of
+from pyg_scale.loader.induced import Grouped, batch_of
 from pyg_scale.loader.seeds.epoch import BatchIndex, Cut, EqualNumbers, listed_order
 from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
+from pyg_scale.ops.induced_edges import Induced
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import one_of
@@ -131,7 +132,7 @@ class _Influence(SubgraphLoader):
     def _sample(self, batch: BatchIndex) -> tuple[Induced, Tensor]:
         pairs = [self._pairs[number] for number in batch.index.tolist()]
         out = torch.cat([each for each, _ in pairs])
-        found = self._graph.among(torch.cat([each for _, each in pairs]).unique())
+        found = self._graph.among(torch.cat([each for _, each in pairs]))
         order = found.edge.argsort()
         found = Induced(found.node, *(each[order] for each in found[1:]))
         return found, torch.isin(found.node, out)

@@ -11,22 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_scale.loader.batch.build import edge_index_of, select_rows
 from pyg_scale.loader.stats import Stats
-
-
-class Induced(NamedTuple):
-    """All edges among some nodes.
-
-    Attributes:
-        node: Ascending ids ``int64`` ``[n]``.
-        row: The sources, as positions in ``node``.
-        col: The destinations.
-        edge: The ids.
-    """
-
-    node: Tensor
-    row: Tensor
-    col: Tensor
-    edge: Tensor
+from pyg_scale.ops.induced_edges import Induced, induced_edges
 
 
 class Grouped(NamedTuple):
@@ -59,16 +44,9 @@ class Grouped(NamedTuple):
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
         return cls(indptr, row[edge], col[edge], edge)
 
-    def among(self, node: Tensor) -> Induced:
-        """All edges among ascending nodes ``[n]``, in the order of this graph."""
-        begin, degree = self.indptr[node], self.indptr[node + 1] - self.indptr[node]
-        row = torch.arange(node.numel()).repeat_interleave(degree)
-        first = begin - (degree.cumsum(0) - degree)
-        position = torch.arange(row.numel()) + first[row]
-        other = self.col[position]
-        col = torch.searchsorted(node, other).clamp(max=max(node.numel() - 1, 0))
-        inside = node[col] == other
-        return Induced(node, row[inside], col[inside], self.edge[position[inside]])
+    def among(self, drawn: Tensor) -> Induced:
+        """Some nodes, repeats allowed, and all edges among them, in the order of this graph."""
+        return induced_edges(self.indptr, self.col, self.edge, drawn)
 
 
 def batch_of(data: Data, out: Induced, stats: Stats) -> Data:

@@ -745,6 +745,12 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "key": 1,
     },
     "huge_empty": lambda: {"sizes": [300, 1000], "dtype": torch.float32},
+    "induced_edges": lambda: {
+        "indptr": indptr(),
+        "index": indices(),
+        "edge_id": torch.arange(indices().numel()),
+        "drawn": longs(5, 0, 2, 0),
+    },
     "join_clusters": lambda: {
         "partptr": longs(0, 2, 3, 6),
         "indptr": indptr(),

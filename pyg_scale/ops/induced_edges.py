@@ -1,0 +1,60 @@
+"""Drawn nodes of a graph, and all edges among them (``csrc/induced_edges.cpp``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_scale.ops import library
+
+
+class Induced(NamedTuple):
+    """All edges among some nodes.
+
+    Attributes:
+        node: Ascending ids, each once, ``int64`` ``[n]``.
+        row: The place in ``node`` of the node that has each edge, rising, ``int64`` ``[m]``.
+        col: The place of its other end.
+        edge: Its id.
+    """
+
+    node: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor) -> Induced:
+    """The drawn nodes, and the edges that both begin and end in them, in the order of the graph.
+
+    If compiled, ``row`` and ``col`` are rows of one tensor.
+
+    Args:
+        indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
+            ``[num_nodes + 1]``.
+        index: Their other ends, ``int64`` ``[num_edges]``.
+        edge_id: Their ids, ``int64`` ``[num_edges]``.
+        drawn: Ids of nodes in any order, repeats allowed, ``int64``.
+
+    Raises:
+        ValueError: If a node does not exist, or if pointers or ends lead out of the graph.
+    """
+    if library.compiled():
+        node, ends, edge = torch.ops.pyg_scale.induced_edges(
+            *(each.contiguous() for each in (indptr, index, edge_id, drawn))
+        )
+        return Induced(node, *ends.unbind(), edge)
+    node, num_nodes = drawn.unique(), indptr.numel() - 1
+    if node.numel() and not 0 <= int(node[0]) <= int(node[-1]) < num_nodes:
+        raise ValueError(f"drawn: nodes must be ids below {num_nodes}")
+    begin = indptr[node]
+    degree = indptr[node + 1] - begin
+    row = torch.arange(node.numel()).repeat_interleave(degree)
+    first = begin - (degree.cumsum(0) - degree)
+    position = torch.arange(row.numel()) + first[row]
+    end = index[position]
+    col = torch.searchsorted(node, end).clamp(max=max(node.numel() - 1, 0))
+    inside = (node[col] == end).nonzero().view(-1)
+    return Induced(node, row[inside], col[inside], edge_id[position[inside]])

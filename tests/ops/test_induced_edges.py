@@ -1,0 +1,76 @@
+"""Edges among drawn nodes: compiled and plain alike, and as PyG's ``subgraph``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.utils import subgraph
+
+from pyg_scale.ops import library
+from pyg_scale.ops.induced_edges import induced_edges
+
+pytestmark = pytest.mark.matrix(3)
+
+
+def graph(seed, num_nodes=150, degree=6):
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 2 * degree, (num_nodes,), generator=generator)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    size = int(indptr[-1])
+    index = torch.randint(num_nodes, (size,), generator=generator)
+    return indptr, index, torch.randperm(size, generator=generator)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "never"])
+@pytest.mark.parametrize(
+    "drawn", [[], [7], [64, 0, 63, 149, 64, 127, 128], range(150), range(149, 0, -2)]
+)
+def test_edges_are_those_of_the_subgraph(drawn, kernels, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+    indptr, index, edge_id = graph(1)
+    drawn = torch.tensor(list(drawn), dtype=torch.int64)
+    found = induced_edges(indptr, index, edge_id, drawn)
+    assert found.node.tolist() == sorted(set(drawn.tolist()))
+    edges = torch.stack([torch.arange(150).repeat_interleave(indptr.diff()), index])
+    inside, edge = subgraph(found.node, edges, edge_id, relabel_nodes=True, num_nodes=150)
+    assert torch.equal(torch.stack([found.row, found.col]), inside)
+    assert torch.equal(found.edge, edge)
+
+
+def test_compiled_and_plain_are_equal(monkeypatch):
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    for seed in range(30):
+        size = 1 + 13 * seed
+        drawn = torch.randint(size, (5 * seed,), generator=torch.Generator().manual_seed(seed))
+        compiled = induced_edges(*graph(seed, size), drawn)
+        with monkeypatch.context() as patch:
+            patch.setenv("PYG_SCALE_KERNELS", "never")
+            plain = induced_edges(*graph(seed, size), drawn)
+        for one, other in zip(compiled, plain, strict=True):
+            assert torch.equal(one, other) and one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("kernels", ["auto", "never"])
+@pytest.mark.parametrize("drawn", [[150, 149], [-1, 3]])
+def test_nodes_that_are_refused(drawn, kernels, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
+    with pytest.raises(ValueError, match="drawn: node"):
+        induced_edges(*graph(1), torch.tensor(drawn))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("index", torch.full_like(graph(1)[1], 150), "index: node 150 does not exist"),
+        ("index", torch.full_like(graph(1)[1], -1), "index: node -1 does not exist"),
+        ("indptr", graph(1)[0] + 9, "the pointers of node"),
+        ("edge_id", graph(1)[2][1:], "edge_id has"),
+    ],
+)
+def test_what_leads_out_of_the_graph_is_refused(name, value, message):
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True)) | {name: value}
+    with pytest.raises(ValueError, match=message):
+        induced_edges(**arguments, drawn=torch.arange(150))
