@@ -45,7 +45,8 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
         node, ends, edge = torch.ops.pyg_scale.induced_edges(
             *(each.contiguous() for each in (indptr, index, edge_id, drawn))
         )
-        return Induced(node, *ends.unbind(), edge)
+        row, col = ends.unbind()
+        return Induced(node, row, col, edge)
     node, num_nodes = drawn.unique(), indptr.numel() - 1
     if node.numel() and not 0 <= int(node[0]) <= int(node[-1]) < num_nodes:
         raise ValueError(f"drawn: nodes must be ids below {num_nodes}")
