@@ -143,7 +143,7 @@ def test_a_parquet_file_that_was_cut_short(shop, tmp_path, kept):
     file = shop / "db/orders.parquet"
     data = file.read_bytes()
     file.write_bytes(data[: int(kept if kept > 1 else kept * len(data))])
-    refused(shop, tmp_path, ValueError, "orders.parquet is no Parquet file, or was cut short")
+    refused(shop, tmp_path, ValueError, "table 'orders': .*orders.parquet is no Parquet file, or was cut short")
 
 
 def test_a_parquet_file_with_a_hole(shop, tmp_path):
@@ -166,7 +166,7 @@ def test_an_arrow_file_that_was_cut_short(shop, tmp_path, kept):
         writer.write_table(table, 100)
     data = file.read_bytes()
     file.write_bytes(data[: int(kept if kept > 1 else kept * len(data))])
-    refused(shop, tmp_path, ValueError, "orders.arrow is no Arrow file")
+    refused(shop, tmp_path, ValueError, "table 'orders': .*orders.arrow is no Arrow file")
 
 
 def test_a_missing_file(shop, tmp_path):

@@ -129,7 +129,10 @@ class _Split:
 
     def __init__(self, labels: LabelTables, task: TaskSpec, path: Path, entity: TableSpec) -> None:
         self._labels, self._task, self._path = labels, task, path
-        self._records = ParquetRecords(path)
+        try:
+            self._records = ParquetRecords(path)
+        except ValueError as error:
+            raise ValueError(f"task {task.name!r}: {error}") from None
         self._entity_col = task.entity_col or entity.pkey or _ROW_NUMBER
         there = self._records.schema.names
         needed = [self._entity_col, task.time_col]

@@ -263,9 +263,13 @@ def open_files(spec: TableSpec, files: Sequence[Path]) -> TableRecords:
     """Open files that can be read again at little cost.
 
     Raises:
-        ValueError: If there is one of another kind; says which kinds there are.
+        ValueError: If one is of another kind, damaged, or was cut short; names the table.
     """
-    return TableRecords(spec, [_open(path) for path in files])
+    try:
+        opened = [_open(path) for path in files]
+    except ValueError as error:
+        raise ValueError(f"table {spec.name!r}: {error}") from None
+    return TableRecords(spec, opened)
 
 
 def _open(path: Path) -> Records:
@@ -291,7 +295,7 @@ def copy_text(spec: TableSpec, path: Path, file: Path) -> None:
     """
     kinds: dict[str, pa.DataType] = {}
     while True:
-        with _text_reader(path, kinds) as reader:
+        with _text_reader(spec, path, kinds) as reader:
             empty = [each.name for each in reader.schema if pa.types.is_null(each.type)]
             if not empty:
                 copy_batches(reader.schema, _text_batches(spec, path, reader), file)
@@ -299,7 +303,7 @@ def copy_text(spec: TableSpec, path: Path, file: Path) -> None:
         kinds |= dict.fromkeys(empty, pa.string())
 
 
-def _text_reader(path: Path, kinds: dict[str, pa.DataType]) -> Any:
+def _text_reader(spec: TableSpec, path: Path, kinds: dict[str, pa.DataType]) -> Any:
     stem = path.name.lower().removesuffix(".gz")
     try:
         source = pa.input_stream(path, compression="detect")
@@ -314,7 +318,9 @@ def _text_reader(path: Path, kinds: dict[str, pa.DataType]) -> Any:
             ),
         )
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as CSV: {in_one_line(error)}") from None
+        raise ValueError(
+            f"table {spec.name!r}: {path} cannot be read as CSV: {in_one_line(error)}"
+        ) from None
 
 
 def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
