@@ -126,8 +126,8 @@ def _below(pid: int) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    # pytest itself writes PYTEST_*, and torch writes the others when it is first used.
-    written = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_", "CUDA_MODULE_LOADING")
+    # pytest itself writes PYTEST_*, Ray and torch the others when they are first used.
+    written = ("PYTEST_", "RAY_", "TORCHINDUCTOR_", "TRITON_", "KMP_", "CUDA_MODULE_LOADING")
     return {k: v for k, v in os.environ.items() if not k.startswith(written)}
 
 

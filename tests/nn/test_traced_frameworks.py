@@ -30,6 +30,8 @@ PER_KIND = {
     "PointGNNConv": "a map of every edge",
 }
 DRAWS = {"SuperGATConv", "GPSConv"}  # random numbers in every call
+# PyG explains it only in a process that has not made an RGCNConv, whose propagate it then calls.
+BY_ORDER = {"FastRGCNConv"}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -161,7 +163,7 @@ def test_autocast(name, min_work):
     assert distance(out, expected) < 1.5 * distance(of_pyg, expected) + 1e-3
 
 
-@pytest.mark.parametrize("name", every(but=DRAWS))
+@pytest.mark.parametrize("name", every(but=DRAWS | BY_ORDER))
 def test_explanations(name, min_work):
     theirs, ours, given = models(name, min_work, torch.float32)
     found = []
