@@ -127,7 +127,14 @@ def _below(pid: int) -> list[int]:
 
 def _environment() -> dict[str, str]:
     # pytest itself writes PYTEST_*, Ray and torch the others when they are first used.
-    written = ("PYTEST_", "RAY_", "TORCHINDUCTOR_", "TRITON_", "KMP_", "CUDA_MODULE_LOADING")
+    written = (
+        "PYTEST_",
+        "RAY_CLIENT_MODE",
+        "TORCHINDUCTOR_",
+        "TRITON_",
+        "KMP_",
+        "CUDA_MODULE_LOADING",
+    )
     return {k: v for k, v in os.environ.items() if not k.startswith(written)}
 
 

@@ -51,11 +51,20 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
     if node.numel() and not 0 <= int(node[0]) <= int(node[-1]) < num_nodes:
         raise ValueError(f"drawn: nodes must be ids below {num_nodes}")
     begin = indptr[node]
+    if int(indptr[0]) or int(indptr[-1]) > index.numel() or bool((indptr.diff() < 0).any()):
+        raise ValueError(f"indptr: the pointers of nodes must rise from 0 to {index.numel()}")
+    if edge_id.numel() != index.numel():
+        raise ValueError(f"edge_id has {edge_id.numel()} entries for {index.numel()} edges")
     degree = indptr[node + 1] - begin
     row = torch.arange(node.numel()).repeat_interleave(degree)
     first = begin - (degree.cumsum(0) - degree)
     position = torch.arange(row.numel()) + first[row]
     end = index[position]
+    missing = end[(end < 0) | (end >= num_nodes)]
+    if missing.numel():
+        raise ValueError(
+            f"index: node {int(missing[0])} does not exist: ids end at {num_nodes - 1}"
+        )
     col = torch.searchsorted(node, end).clamp(max=max(node.numel() - 1, 0))
     inside = (node[col] == end).nonzero().view(-1)
     return Induced(node, row[inside], col[inside], edge_id[position[inside]])

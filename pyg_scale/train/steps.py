@@ -120,7 +120,7 @@ class MeasuredLoader:
         self.model = model if isinstance(model, CountsWaiting) else None
         self.values = values
         self.numbers = numbers or Numbers()
-        self._stats = loader.stats if isinstance(loader, HasStats) else dict
+        self._stats = loader.stats if isinstance(loader, HasStats) else None
 
     def __iter__(self) -> Iterator[Any]:
         inner = iter(self.loader)
@@ -135,7 +135,7 @@ class MeasuredLoader:
 
     def counted(self) -> dict[str, Any]:
         """The loader's own counts so far; empty if it counts nothing."""
-        return self._stats().get("total", {})
+        return {} if self._stats is None else self._stats()["total"]
 
 
 class _Steps(Iterator[Any]):

@@ -59,6 +59,7 @@ def test_nodes_that_are_refused(drawn, kernels, monkeypatch):
         induced_edges(*graph(1), torch.tensor(drawn))
 
 
+@pytest.mark.parametrize("kernels", ["auto", "never"])
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -68,9 +69,8 @@ def test_nodes_that_are_refused(drawn, kernels, monkeypatch):
         ("edge_id", graph(1)[2][1:], "edge_id has"),
     ],
 )
-def test_what_leads_out_of_the_graph_is_refused(name, value, message):
-    if not library.compiled():
-        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+def test_what_leads_out_of_the_graph_is_refused(name, value, message, kernels, monkeypatch):
+    monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
     arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True)) | {name: value}
     with pytest.raises(ValueError, match=message):
         induced_edges(**arguments, drawn=torch.arange(150))

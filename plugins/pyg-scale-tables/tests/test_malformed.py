@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pyg_scale
 from pyg_scale.convert import convert
 from pyg_scale.errors import GraphDirectoryError
 from pyg_scale_tables.manifest import Manifest
@@ -143,7 +144,15 @@ def test_a_parquet_file_that_was_cut_short(shop, tmp_path, kept):
     file = shop / "db/orders.parquet"
     data = file.read_bytes()
     file.write_bytes(data[: int(kept if kept > 1 else kept * len(data))])
-    refused(shop, tmp_path, ValueError, "table 'orders': .*orders.parquet is no Parquet file, or was cut short")
+    match = "table 'orders': .*orders.parquet is no Parquet file, or was cut short"
+    refused(shop, tmp_path, ValueError, match)
+
+
+def test_a_label_table_that_was_cut_short(shop, tmp_path):
+    file = sorted((shop / "tasks/churn").glob("*.parquet"))[0]
+    file.write_bytes(file.read_bytes()[:-9])
+    match = f"task 'churn': .*{file.name} is no Parquet file, or was cut short"
+    refused(shop, tmp_path, ValueError, match)
 
 
 def test_a_parquet_file_with_a_hole(shop, tmp_path):
@@ -157,16 +166,56 @@ def test_a_parquet_file_with_a_hole(shop, tmp_path):
     refused(shop, tmp_path, ValueError, "'orders': .*orders.parquet, column 'amount', behind row")
 
 
+@pytest.mark.parametrize("suffix", ["arrow", "feather"])
 @pytest.mark.parametrize("kept", [0, 4, 0.5, 0.9])
-def test_an_arrow_file_that_was_cut_short(shop, tmp_path, kept):
+def test_an_arrow_file_that_was_cut_short(shop, tmp_path, kept, suffix):
     table = pq.read_table(shop / "db/orders.parquet")
     (shop / "db/orders.parquet").unlink()
-    file = shop / "db/orders.arrow"
+    file = shop / f"db/orders.{suffix}"
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
         writer.write_table(table, 100)
     data = file.read_bytes()
     file.write_bytes(data[: int(kept if kept > 1 else kept * len(data))])
-    refused(shop, tmp_path, ValueError, "table 'orders': .*orders.arrow is no Arrow file")
+    refused(shop, tmp_path, ValueError, f"table 'orders': .*orders.{suffix} is no Arrow file")
+
+
+@pytest.mark.parametrize(
+    ("line", "match"), [(0, "Empty CSV file or block"), (9, "Row #10")], ids=["header", "row"]
+)
+def test_a_quotation_mark_without_an_end(shop, tmp_path, line, match):
+    table = pd.read_parquet(shop / "db/orders.parquet")
+    (shop / "db/orders.parquet").unlink()
+    lines = table.to_csv(index=False).splitlines()
+    lines[line] = lines[line].replace(",", ',"', 1)
+    (shop / "db/orders.csv").write_text("\n".join(lines) + "\n")
+    match = f"table 'orders': .*orders.csv cannot be read as CSV: .*{match}"
+    refused(shop, tmp_path, ValueError, match)
+
+
+def quoted_orders(shop):
+    """The lines of the orders as CSV, with a last column of text in quotation marks."""
+    table = pd.read_parquet(shop / "db/orders.parquet")
+    (shop / "db/orders.parquet").unlink()
+    header, *rows = table.to_csv(index=False).splitlines()
+    return [f"{header},note", *(f'{row},"note {k}"' for k, row in enumerate(rows))]
+
+
+@pytest.mark.parametrize("line", [1, 40, -2])
+def test_a_quotation_mark_without_an_end_does_not_join_rows(shop, tmp_path, line):
+    lines = quoted_orders(shop)
+    line %= len(lines)
+    lines[line] = lines[line].removesuffix('"')
+    (shop / "db/orders.csv").write_text("\n".join(lines) + "\n")
+    match = f"table 'orders': .*orders.csv, behind row {line - 1}: is a quotation mark not closed"
+    refused(shop, tmp_path, ValueError, match)
+
+
+def test_line_breaks_and_quotation_marks_within_text_are_kept(shop, tmp_path):
+    lines = quoted_orders(shop)
+    lines[5] = lines[5].removesuffix('"') + '\nand ""more"""'
+    (shop / "db/orders.csv").write_text("\n".join(lines) + "\n")
+    convert(f"tables:{shop}", tmp_path / "g", quiet=True)
+    assert pyg_scale.open(tmp_path / "g")["orders"].num_nodes == len(lines) - 1
 
 
 def test_a_missing_file(shop, tmp_path):

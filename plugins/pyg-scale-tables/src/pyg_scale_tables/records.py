@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import csv
+import io
 import mmap
 import re
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -304,15 +307,12 @@ def copy_text(spec: TableSpec, path: Path, file: Path) -> None:
 
 
 def _text_reader(spec: TableSpec, path: Path, kinds: dict[str, pa.DataType]) -> Any:
-    stem = path.name.lower().removesuffix(".gz")
     try:
         source = pa.input_stream(path, compression="detect")
         return pa.csv.open_csv(
             source,
             pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-            pa.csv.ParseOptions(
-                delimiter="\t" if stem.endswith(".tsv") else ",", newlines_in_values=True
-            ),
+            pa.csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
             pa.csv.ConvertOptions(
                 column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False
             ),
@@ -324,9 +324,12 @@ def _text_reader(spec: TableSpec, path: Path, kinds: dict[str, pa.DataType]) -> 
 
 
 def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
-    read = 0
+    read, looked = 0, False
     try:
         for batch in reader:
+            if not looked and _has_line_break(batch):
+                _require_closed_quotes(spec, path)
+                looked = True
             yield batch
             read += batch.num_rows
     except (pa.ArrowException, OSError) as error:
@@ -338,6 +341,43 @@ def _text_batches(spec: TableSpec, path: Path, reader: Any) -> Iterator[Any]:
         raise ValueError(
             f"table {spec.name!r}{column}: {path}, behind row {read}: {text}"
         ) from None
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
+
+
+def _has_line_break(batch: pa.RecordBatch) -> bool:
+    return any(
+        pc.any(pc.match_substring(column, "\n")).as_py()
+        for column in batch.columns
+        if pa.types.is_string(column.type)
+    )
+
+
+def _require_closed_quotes(spec: TableSpec, path: Path) -> None:
+    """Refuse a file in which text follows a quoted field, where Arrow would join two rows.
+
+    A quotation mark that is left open makes a field with a line break, so a file without one need
+    not be read for it.
+
+    Raises:
+        ValueError: If so; names the row.
+    """
+    row = -1  # the header comes first
+    limit = csv.field_size_limit(_BLOCK)  # Arrow refuses longer ones
+    try:
+        with pa.input_stream(path, compression="detect") as source:
+            text = io.TextIOWrapper(source, "utf-8", "surrogateescape", newline="")
+            for _ in csv.reader(text, delimiter=_delimiter(path), strict=True):
+                row += 1
+    except csv.Error as error:
+        raise ValueError(
+            f"table {spec.name!r}: {path}, behind row {max(row, 0)}: is a quotation mark not closed? "
+            f"({error})"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def copy_batches(schema: pa.Schema, batches: Any, file: Path) -> None:
