@@ -373,8 +373,8 @@ def _require_closed_quotes(spec: TableSpec, path: Path) -> None:
                 row += 1
     except csv.Error as error:
         raise ValueError(
-            f"table {spec.name!r}: {path}, behind row {max(row, 0)}: is a quotation mark not closed? "
-            f"({error})"
+            f"table {spec.name!r}: {path}, behind row {max(row, 0)}: is a quotation mark not "
+            f"closed? ({error})"
         ) from None
     finally:
         csv.field_size_limit(limit)
