@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ from pyg_scale.comm.meeting import meet, open_store
 from pyg_scale.comm.secret import known_secret
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_count = itertools.count()
+# By number of ranks: one that met others in a smaller group counts as those that did not.
+_counts: dict[int, itertools.count[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,6 @@ def rank_here() -> int:
 
 def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
     known_secret()  # first, so that no rank waits for one whose secret is wrong
-    prefix = f"pyg_scale/{name if name is not None else next(_count)}"
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
@@ -141,7 +142,9 @@ def _group(timeout: float, name: str | None, meets: bool = True) -> Group:
             hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             timeout=timeout,
         )
-    store = PrefixStore(prefix, store)
+    if name is None:
+        name = f"{world_size}/{next(_counts[world_size])}"
+    store = PrefixStore(f"pyg_scale/{name}", store)
     if meets:
         store = meet(store, rank, world_size, timeout=timeout).store
     return Group(store, rank, world_size, timeout)

@@ -101,6 +101,30 @@ def test_headers_say_what_comes() -> None:
         header("all_gather", torch.zeros(1, dtype=torch.complex32))
 
 
+def test_a_rank_that_met_others_before_still_finds_this_group(tmp_path: Path) -> None:
+    done = torchrun(
+        tmp_path,
+        """
+        import os
+        import torch, torch.distributed as dist
+        from pyg_scale import comm
+        from pyg_scale.errors import CommTimeoutError
+        if int(os.environ["RANK"]) == 1:  # a larger group, of which only this rank has been part
+            os.environ["WORLD_SIZE"] = "3"
+            try:
+                comm.connect(timeout=1.0)
+            except CommTimeoutError:
+                pass
+            os.environ["WORLD_SIZE"] = "2"
+        with comm.connect(timeout=20) as ranks:
+            assert ranks.all_reduce(torch.ones(1)).tolist() == [2]
+        print("well")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("initialised", [False, True], ids=["", "with torch.distributed"])
 def test_under_torchrun_the_ranks_find_each_other(tmp_path: Path, initialised: bool) -> None:

@@ -185,12 +185,14 @@ def test_overload_does_not_delay_what_was_taken(data):
 
     with Predictor(model, data, HOPS, forward=Gate.ids, max_batch=4, max_waiting=8) as predictor:
         while len(waits) < 300 and refused < 10**6:
-            node, before = len(waits) % 500, len(model.sizes)
+            node = len(waits) % 500
             try:
-                predictor.submit([node]).add_done_callback(note(node, before))
+                future = predictor.submit([node])
             except OverloadError:
                 refused += 1
                 time.sleep(1e-4)  # lets the other thread go on
+            else:  # counted from here: this thread may have stood still before it was taken
+                future.add_done_callback(note(node, len(model.sizes)))
         assert predictor.stats()["refused"] == refused > 0
     # One under way, and the eight that wait, of whom four share a batch.
     assert len(waits) >= 300
