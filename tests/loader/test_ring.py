@@ -223,7 +223,7 @@ def test_nothing_is_left_of_a_killed_consumer() -> None:
     gone, alive = psutil.wait_procs(workers, timeout=20)
     assert len(gone) == 2 and not alive
     pids = {str(process) for process in (consumer.pid, *(worker.pid for worker in workers))}
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while any(is_nobodys(name) for name in set(os.listdir("/dev/shm")) - before):
         assert time.monotonic() < until, "a semaphore is left"
         time.sleep(0.05)
