@@ -230,10 +230,6 @@ class Topology:
             return _floor(time)
         return sortable_time(time.to(torch.int64))
 
-    def from_time(self, time: Tensor) -> Tensor:
-        """The times of this graph that sortable ones stand for."""
-        return _unsorted(time) if self.float_time else time
-
     def time_before(self, time: Tensor, length: float) -> Tensor:
         """Times that are earlier by a length of time.
 

@@ -107,11 +107,6 @@ class Neighborhoods:
         """True if nodes have no times of their own, so that requests must say one."""
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
-    def times_of(self, ids: Tensor) -> Tensor | None:
-        """The times of nodes ``[n]``, as a request may say them; ``None`` if they have none."""
-        time = self._graph.time_of(self.input_type, ids.to(torch.int64))
-        return None if time is None else self._graph.from_time(time)
-
     def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
         """The dtypes of what new nodes or edges of a type may bring along, by name.
 

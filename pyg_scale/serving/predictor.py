@@ -200,9 +200,6 @@ class Predictor:
     def warm_up(self, rounds: int = 3) -> None:
         """Make batches of 1 and of ``max_batch`` nodes, so that the first requests find all ready.
 
-        In a graph with times, nodes are looked at as of their own; if they have none, nothing is
-        done.
-
         Args:
             rounds: Number of batches of each size.
         """
@@ -212,8 +209,7 @@ class Predictor:
         for _ in range(rounds):
             for count in {1, size}:
                 ids = torch.linspace(0, self.neighborhoods.num_nodes - 1, count).long()
-                time = self.neighborhoods.times_of(ids)
-                self._compute([_Request(ids, time, None, clock.monotonic(), float("inf"))])
+                self._compute([_Request(ids, None, None, clock.monotonic(), float("inf"))])
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and times of the last 10,000 requests.
@@ -263,7 +259,6 @@ class Predictor:
             raise TypeError(f"new_rows must be NewRows (got {type(rows).__name__})")
         size = node.numel() + (0 if rows is None else rows.num_rows)
         when = self._times(time, size, rows is not None)
-        when = self.neighborhoods.times_of(node) if when is None else when
         if rows is not None:
             self.neighborhoods.with_new_rows(rows)  # which refuses what does not fit
         return _Request(node.to(torch.int64), when, rows, clock.monotonic(), until)

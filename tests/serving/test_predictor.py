@@ -351,26 +351,6 @@ def test_warming_up_is_not_counted(data, model):
         assert predictor.stats()["requests"] == predictor.stats()["batches"] == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
-def test_a_model_that_reads_the_time_of_its_seeds_is_warmed_up_as_well(dtype):
-    data = graphs.hostile()
-    data.time = -(data.time.to(dtype) + 1) / 4 if dtype.is_floating_point else data.time
-    seen = []
-
-    def forward(model, batch):
-        seen.append((batch.input_id, batch.seed_time))
-        return batch.seed_time
-
-    with Predictor(
-        torch.nn.Identity(), data, [3], forward=forward, time_attr="time", attributes=[]
-    ) as predictor:
-        predictor.warm_up(rounds=1)
-        assert torch.equal(predictor.predict([4, 1]), data.time[[4, 1]])
-    assert len(seen) == 3
-    for ids, found in seen:
-        assert found.dtype == dtype and torch.equal(found, data.time[ids])
-
-
 def test_a_delay_fills_batches(data):
     model = Gate()
     model.open.set()
