@@ -79,6 +79,48 @@ def test_a_field_that_is_misspelt_is_found(validator, kind):
     assert tried > 5
 
 
+def closed(schema: Any) -> Any:
+    """A schema of the API server, in which fields that it does not know are refused."""
+    if not isinstance(schema, dict):
+        return [closed(each) for each in schema] if isinstance(schema, list) else schema
+    # Metadata is described as any object: the API server has its own checks of it.
+    found = {key: value if key == "metadata" else closed(value) for key, value in schema.items()}
+    if found.get("type") == "object" and not found.get("x-kubernetes-preserve-unknown-fields"):
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["TrainingRuntime", "TrainJob"])
+def test_the_custom_resources_of_the_trainer_take_them(kind):
+    checkout = os.environ.get("KUBEFLOW_TRAINER")
+    if not checkout:
+        pytest.skip("KUBEFLOW_TRAINER=DIR, a checkout of github.com/kubeflow/trainer")
+    file = f"trainer.kubeflow.org_{kind.lower()}s.yaml"
+    resource = yaml.safe_load((Path(checkout) / "manifests" / "base" / "crds" / file).read_text())
+    manifest = manifests()[kind]
+    group, version = manifest["apiVersion"].split("/")
+    assert resource["spec"]["group"] == group and resource["spec"]["names"]["kind"] == kind
+    (schema,) = (
+        each["schema"]["openAPIV3Schema"]
+        for each in resource["spec"]["versions"]
+        if each["name"] == version and each["served"]
+    )
+    validator = jsonschema.Draft202012Validator(closed(schema))
+    validator.validate(manifest)
+    free, tried = {"metadata", "labels", "requests", "limits"}, 0
+    for path in places(manifest):
+        if not free & set(path):
+            wrong = copy.deepcopy(manifest)
+            at = wrong
+            for key in path:
+                at = at[key]
+            at["mispelt"] = 1
+            assert not validator.is_valid(wrong), path
+            tried += 1
+    assert tried > 3
+
+
 def test_names_refer_to_what_there_is():
     found = manifests()
     runtime, job, claim = (

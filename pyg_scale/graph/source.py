@@ -17,6 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import SparseTensor
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
+from pyg_scale.ops.csc import Compressed, ids_ascend
 
 INDEX_TYPES = (torch.int64, torch.int32)
 
@@ -237,6 +238,10 @@ class GroupedEdges(Edges):
         if wanted == (self.time_attr is not None):
             same_form = not wanted or self.float_time == topology.float_time
             return None if self.time_attr == recorded and same_form else "times differ"
+        # In-edges of tables that grow in the order of time are in both orders.
+        csc = Compressed(self.csc.indptr, self.csc.indices, self.csc.edge_id)
+        if not wanted and ids_ascend(csc):
+            return None
         stored = "edge id" if self.time_attr is None else f"time_attr={self.time_attr!r}"
         asked = "time is" if wanted else "edge id is"
         return f"in-edges are stored in the order of {stored}, but that of {asked} requested"

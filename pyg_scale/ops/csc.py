@@ -195,6 +195,22 @@ def order_by_time(csc: Compressed, time: Tensor, *, of_edges: bool) -> Compresse
     return Compressed(csc.indptr, pair[:, 0], pair[:, 1])
 
 
+def ids_ascend(csc: Compressed) -> bool:
+    """True if the edges of each destination are in the order of their ids.
+
+    Reads them in pieces, up to the first one that is not.
+    """
+    if csc.edge_id is None:
+        return True
+    for begin in range(0, csc.edge_id.numel() - 1, _CHUNK):
+        piece = csc.edge_id[begin : begin + _CHUNK + 1]
+        lower = (piece[1:] < piece[:-1]).nonzero().view(-1) + (begin + 1)
+        # Ids may begin anew where the edges of a destination do.
+        if bool((csc.indptr[torch.searchsorted(csc.indptr, lower)] != lower).any()):
+            return False
+    return True
+
+
 def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
     """The running sum of fixed-point weights within each destination.
 

@@ -181,7 +181,8 @@ def _csc(
         if not is_sorted:
             warnings.warn(
                 f"edges{of(edge_type)} are grouped in the memory of this process instead of "
-                f"mapped: {reason}; pyg_scale.save(..., time_attr=...) says how they are stored",
+                f"mapped: {reason}; give the loader the time_attr of pyg_scale.save(...), or save "
+                "the graph with that of the loader",
                 stacklevel=2,
             )
         edges = edges.as_coo(edge_type)

@@ -18,6 +18,7 @@ from pyg_scale.ops.csc import (
     build_csc,
     expand_pointers,
     from_pointers,
+    ids_ascend,
     merge_csc,
     order_by_time,
     weight_prefix,
@@ -203,6 +204,22 @@ def test_what_is_in_order_of_time_keeps_its_ids(kernels: str, of_edges: bool) ->
     assert out.edge_id is None and out.indices.tolist() == src.tolist()
     none = build_csc(dst[:0], src[:0], 3, 4)
     assert order_by_time(none, time[:0] if of_edges else time, of_edges=of_edges).edge_id is None
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 22])
+def test_ids_in_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    dst, src = edges(7, 9, 40, seed=3)
+    built = build_csc(dst, src, 7, 9)
+    assert built.edge_id is not None and ids_ascend(built)
+    for at in range(39):  # two neighbours exchanged, of one destination or of two
+        pair = torch.stack([built.indices, built.edge_id], dim=1)
+        pair[[at, at + 1]] = pair[[at + 1, at]]
+        lists = zip(built.indptr[:-1].tolist(), built.indptr[1:].tolist())
+        ascend = all(pair[a:b, 1].tolist() == sorted(pair[a:b, 1].tolist()) for a, b in lists)
+        assert ids_ascend(Compressed(built.indptr, pair[:, 0], pair[:, 1])) == ascend
+    assert ids_ascend(built._replace(edge_id=None))
+    assert ids_ascend(build_csc(dst[:0], src[:0], 7, 9))
 
 
 def expected_prefix(csc: Compressed, weight: list[float]) -> list[int]:

@@ -35,7 +35,7 @@ from pyg_scale.testing.ranks import run_ranks
 from pyg_scale.train import Accumulation, LoadMonitor, Prometheus, Recorder, TensorBoard, read_run
 from pyg_scale.train.recording import recorder as recorders
 from pyg_scale.train.recording.charts import binned, short, thin, ticks
-from pyg_scale.train.recording.findings import findings, load
+from pyg_scale.train.recording.findings import findings, load, milliseconds
 from pyg_scale.train.recording.page import page
 from pyg_scale.train.recording.trace import trace_events, write_trace
 
@@ -361,6 +361,15 @@ def test_the_slow_rank_and_its_stage_are_named(ranks, tmp_path, capsys, stage):
     assert "Rank 1 is busy" in capsys.readouterr().out
     text = (tmp_path / "report.html").read_text()
     assert "Rank 1 is busy" in text and f"&#x27;{stage}&#x27;" in text and "rank 0" in text
+    assert milliseconds(busy[1] / 8) in text and "e+" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0204, "2,020"), (0.9996, "1,000"), (0.9994, "999"), (0.02012, "20.1"), (4e-5, "0.04")],
+)
+def test_milliseconds_are_plain_numbers(seconds, text):
+    assert milliseconds(seconds) == text
 
 
 def test_a_device_that_is_used_little_and_why(tmp_path):

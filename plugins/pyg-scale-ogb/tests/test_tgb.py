@@ -171,11 +171,38 @@ def test_ranks_in_closed_form():
             "y_pred_pos has a NaN",
         ),
         ({"eval_metric": ["auc"]}, ValueError, "'auc' is not one of mrr, hits@"),
+        ({"eval_metric": [3]}, ValueError, "3 is not one of mrr, hits@"),
+        (
+            {"y_pred_pos": torch.zeros(2, 2), "y_pred_neg": torch.zeros(4, 3)},
+            ValueError,
+            r"y_pred_pos must be of shape \[n\] or \[n, 1\]",
+        ),
+        ({"y_pred_pos": None, "y_pred_neg": torch.zeros(1, 2)}, TypeError, "y_pred_pos must be a"),
+        ([], TypeError, "scores must be a dictionary"),
     ],
 )
 def test_scores_that_are_none(scores, error, match):
     with pytest.raises(error, match=match):
         tgb.Evaluator().eval(scores)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "10"])
+def test_a_rank_that_is_none(k):
+    with pytest.raises(ValueError, match="k must be an integer, at least 1"):
+        tgb.Evaluator(k=k)
+
+
+@pytest.mark.parametrize(
+    "negatives",
+    ["ab", [1.5], [-1], [[1, 2], [3]], None, {"a": 1}, [2**70], [float("nan")]],
+    ids=str,
+)
+def test_negatives_that_are_no_nodes(tmp_path, negatives):
+    file = wiki(tmp_path) / "tgbl-wiki_val_ns_v2.pkl"
+    file.write_bytes(pickle.dumps({(1, 2, 3): negatives}))
+    found = tgb.Negatives("tgbl-wiki", "val", tmp_path)
+    with pytest.raises(ValueError, match=r"val_ns_v2.pkl must have node numbers .* \(1, 2, 3\)"):
+        found(torch.tensor([1]), torch.tensor([2]), torch.tensor([3]))
 
 
 class Runs:
@@ -193,9 +220,10 @@ def test_nothing_of_a_pickle_is_run(tmp_path):
     with pytest.raises(ValueError, match="tgbl-wiki_val_ns_v2.pkl is damaged, or holds more"):
         tgb.Negatives("tgbl-wiki", "val", tmp_path)
     assert not (tmp_path / "ran").exists()
-    file.write_bytes(pickle.dumps({(1, 2): np.array([1])}))
-    with pytest.raises(ValueError, match=r"the key \(1, 2\), which is no"):
-        tgb.Negatives("tgbl-wiki", "val", tmp_path)
+    for key in ((1, 2), (1.5, 2, 3), ("1", 2, 3)):
+        file.write_bytes(pickle.dumps({key: np.array([1])}))
+        with pytest.raises(ValueError, match=r"the key \(.*\), which is no \(src, dst, t\)"):
+            tgb.Negatives("tgbl-wiki", "val", tmp_path)
     file.write_bytes(pickle.dumps([1]))
     with pytest.raises(ValueError, match="must hold a dictionary"):
         tgb.Negatives("tgbl-wiki", "val", tmp_path)
@@ -216,6 +244,9 @@ def test_nothing_of_a_pickle_is_run(tmp_path):
         ("1,-2,3,0,5,6", "a node is no number from 0 on"),
         ("1,2.5,3,0,5,6", "a node is no number from 0 on"),
         ("1,,3,0,5,6", "a number is missing"),
+        ("1,2,3,0,inf,6", "a number is missing or infinite"),
+        ("1e300,2,3,0,5,6", "a node or a time is beyond"),
+        ("1,2,-1e300,0,5,6", "a node or a time is beyond"),
     ],
 )
 def test_a_damaged_table_is_named(tmp_path, row, match):
@@ -224,6 +255,27 @@ def test_a_damaged_table_is_named(tmp_path, row, match):
         file.write(row + "\n")
     with pytest.raises(ValueError, match=rf"tgbl-wiki_edgelist_v2.csv has a row .*{match}|{match}"):
         tgb.load("tgbl-wiki", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "match"),
+    [
+        ("tgbl-coin", "99999999999999999999,a,b,1", "too large"),
+        ("tgbl-coin", "1,a,b,-3", "a weight is negative"),
+        ("tgbl-coin", "1,a,b,inf", "a number is missing or infinite"),
+        ("tgbl-coin", "1,a,b,", "could not convert"),
+        ("tgbl-comment", "1,a,b,nan,1", "a number is missing or infinite"),
+        ("tgbl-flight", "2019-13-01,a,b,C,T", "2019-13-01"),
+    ],
+)
+def test_a_damaged_table_of_texts_is_named(tmp_path, form, row, match):
+    (file,) = FORMS[form](tmp_path).iterdir()
+    file.write_text(file.read_text() + row + "\n")
+    with pytest.raises(ValueError, match=rf"{file.name} has a row .*{match}"):
+        tgb.load(form, tmp_path)
+    with pytest.raises(ValueError, match=rf"{file.name} has a row .*{match}"):
+        convert(f"tgb:{form}", tmp_path / "graph", root=tmp_path, quiet=True)
+    assert not (tmp_path / "graph").exists()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,41 @@ def found_by(folder: Path, rank: int) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"found-{rank}.pt", weights_only=True)
 
 
+# No cluster: first, as a cluster that a test begins is there for those that follow.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"train": "train.py"}, TypeError, "must be a function"),
+        ({"num_workers": 0}, ValueError, "num_workers"),
+        ({"num_workers": (3, 2)}, ValueError, "num_workers"),
+        ({"max_failures": -2}, ValueError, "max_failures"),
+        ({"timeout": 0.0}, ValueError, "timeout"),
+        ({}, RuntimeError, r"fit\(\) needs a Ray cluster: call ray.init"),
+    ],
+)
+def test_runs_that_cannot_be(tmp_path, arguments, error, match):
+    given = {"train": fails, "num_workers": 1, "folder": tmp_path, **arguments}
+    with pytest.raises(error, match=match):
+        fit(**given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"num_servers": 0}, ValueError, "num_servers"),
+        ({"num_threads": 0}, ValueError, "num_threads"),
+        ({"max_restarts": -2}, ValueError, "max_restarts"),
+        ({"secret": "short"}, ValueError, "secret"),
+        ({}, RuntimeError, r"serve\(\) needs a Ray cluster"),
+    ],
+)
+def test_servers_that_cannot_be(arguments, error, match):
+    with pytest.raises(error, match=match):
+        serve("nowhere", **{"num_servers": 1, **arguments})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_killed_and_started_again_the_bits_are_those_of_an_unbroken_run(cluster, graph, tmp_path):
@@ -192,38 +227,6 @@ def test_what_the_cluster_has_not(cluster, graph, tmp_path):
         serve(tmp_path, 1)
     with pytest.raises(RuntimeError, match="uses Ray already"), local(num_cpus=1):
         pass
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"train": "train.py"}, TypeError, "must be a function"),
-        ({"num_workers": 0}, ValueError, "num_workers"),
-        ({"num_workers": (3, 2)}, ValueError, "num_workers"),
-        ({"max_failures": -2}, ValueError, "max_failures"),
-        ({"timeout": 0.0}, ValueError, "timeout"),
-        ({}, RuntimeError, r"fit\(\) needs a Ray cluster: call ray.init"),
-    ],
-)
-def test_runs_that_cannot_be(tmp_path, arguments, error, match):
-    given = {"train": fails, "num_workers": 1, "folder": tmp_path, **arguments}
-    with pytest.raises(error, match=match):
-        fit(**given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"num_servers": 0}, ValueError, "num_servers"),
-        ({"num_threads": 0}, ValueError, "num_threads"),
-        ({"max_restarts": -2}, ValueError, "max_restarts"),
-        ({"secret": "short"}, ValueError, "secret"),
-        ({}, RuntimeError, r"serve\(\) needs a Ray cluster"),
-    ],
-)
-def test_servers_that_cannot_be(arguments, error, match):
-    with pytest.raises(error, match=match):
-        serve("nowhere", **{"num_servers": 1, **arguments})
 
 
 def test_a_ray_that_cannot_be():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.filterwarnings("error:.*in the memory of this process:UserWarning")
 EXAMPLES = Path(__file__).parents[3] / "examples" / "relational"
 
 

@@ -106,6 +106,12 @@ def findings(run: Run) -> list[Finding]:
     return [*slow, *_low_use(found, run, bool(slow))]
 
 
+def milliseconds(seconds: float) -> str:
+    """Seconds as a number of milliseconds, of three digits or whole: ``2,020``, ``20.1``."""
+    found = 1e3 * seconds
+    return f"{found:,.0f}" if found >= 999.5 else f"{found:.3g}"
+
+
 def _summary(rank: Rank) -> Summary:
     steps = rank.steps
     stages: dict[str, float] = {}
@@ -157,9 +163,9 @@ def _slow_rank(found: Sequence[Summary]) -> list[Finding]:
         stage = worst if lags[worst] > 0.25 * parts["load"] else "load"
     ratio = busy[slowest.rank] / usual
     text = (
-        f"Rank {slowest.rank} is busy {1e3 * busy[slowest.rank]:.3g} ms in a step, {ratio:.2f} "
-        f"times as long as the others ({1e3 * usual:.3g} ms), and they wait for it. It lags behind "
-        f"in {stage!r}."
+        f"Rank {slowest.rank} is busy {milliseconds(busy[slowest.rank])} ms in a step, {ratio:.2f} "
+        f"times as long as the others ({milliseconds(usual)} ms), and they wait for it. It lags "
+        f"behind in {stage!r}."
     )
     remedy = REMEDIES.get(stage, "")
     if stage == "compute":

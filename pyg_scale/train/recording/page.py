@@ -9,7 +9,14 @@ from html import escape
 
 from pyg_scale.train.load import Load
 from pyg_scale.train.recording.charts import Lane, Line, lanes_chart, line_chart, share_bar, short
-from pyg_scale.train.recording.findings import Finding, Summary, findings, load, summaries
+from pyg_scale.train.recording.findings import (
+    Finding,
+    Summary,
+    findings,
+    load,
+    milliseconds,
+    summaries,
+)
 from pyg_scale.train.recording.run import Rank, Run
 from pyg_scale.train.steps import Step
 
@@ -190,7 +197,7 @@ def _table(run: Run, found: Sequence[Summary], problems: Sequence[Finding]) -> s
         total = each.load + each.compute + each.exchange
 
         def ms(seconds: float, steps: int = steps) -> str:
-            return f"{1e3 * seconds / steps:.3g}"
+            return milliseconds(seconds / steps)
 
         hits, read = each.counts.get("cache_hits", 0), each.counts.get("rows", 0)
         cells = [

@@ -539,3 +539,18 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="is not a graph directory"):
         pyg_scale.save(data, tmp_path, overwrite=True)
     assert_same(pyg_scale.open(path), data)
+
+
+@pytest.mark.filterwarnings("error")
+def test_edges_that_came_in_the_order_of_time_are_mapped_without_times_too(tmp_path: Path) -> None:
+    data = graphs.hostile()
+    data.time = torch.arange(data.num_nodes) // 3
+    order = data.time[data.edge_index[0]].argsort(stable=True)
+    data.edge_index, data.weight = data.edge_index[:, order], data.weight[order]
+    found = opened(data, tmp_path / "graph", time_attr="time", weight_attr="weight")
+    (csc,) = topology_of(found).csc.values()
+    (timed,) = topology_of(found, time_attr="time").csc.values()
+    assert csc.indices.data_ptr() == timed.indices.data_ptr()
+    for options in ({}, {"weight_attr": "weight"}, {"disjoint": True}):
+        options = {"input_nodes": torch.arange(100), "batch_size": 9, "seed": 1, **options}
+        assert_same_batches(*(NeighborLoader(graph, [3, 2], **options) for graph in (data, found)))

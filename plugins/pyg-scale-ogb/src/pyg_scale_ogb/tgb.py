@@ -13,6 +13,7 @@ from torch_geometric.data import TemporalData
 
 from pyg_scale.files.plain_pickle import load_pickle
 from pyg_scale_ogb.tgb_files import (
+    LARGEST,
     TGBTable,
     negatives_file,
     parts_of,
@@ -78,7 +79,7 @@ class Negatives:
             raise ValueError(f"{self.path} must hold a dictionary by (src, dst, t)")
         self._of: dict[tuple[int, int, int], Any] = {}
         for event, negatives in found.items():
-            if not isinstance(event, tuple) or len(event) != 3:
+            if not isinstance(event, tuple) or len(event) != 3 or not all(map(_is_whole, event)):
                 raise ValueError(f"{self.path} has the key {event!r}, which is no (src, dst, t)")
             self._of[int(event[0]), int(event[1]), int(event[2])] = negatives
 
@@ -99,14 +100,38 @@ class Negatives:
 
         Raises:
             KeyError: If there are none for an event.
+            ValueError: If the file has something else than nodes for an event.
         """
         out = []
-        for event in zip(src.tolist(), dst.tolist(), t.tolist(), strict=True):
+        for event in zip(*(torch.as_tensor(each).tolist() for each in (src, dst, t)), strict=True):
             if event not in self._of:
                 raise KeyError(f"{self.path} has no negatives of the event (src, dst, t) = {event}")
-            negatives = torch.as_tensor(np.asarray(self._of[event]))
-            out.append(negatives.to(torch.int64).view(-1))
+            negatives = _nodes(self._of[event])
+            if negatives is None:
+                raise ValueError(
+                    f"{self.path} must have node numbers as negatives of the event (src, dst, t) = "
+                    f"{event} (got {self._of[event]!r:.80})"
+                )
+            out.append(negatives)
         return out
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer | float | np.floating) and float(value).is_integer()
+
+
+def _nodes(value: Any) -> Tensor | None:
+    """Numbers of nodes, ``int64`` ``[k]``; ``None`` if they are none."""
+    try:
+        found = np.asarray(value).reshape(-1)
+    except ValueError:  # lists of different lengths
+        return None
+    if (
+        found.dtype.kind not in "iuf"
+        or not ((found >= 0) & (found <= LARGEST) & (found == np.floor(found))).all()
+    ):
+        return None
+    return torch.from_numpy(found.astype(np.int64))
 
 
 class Evaluator:
@@ -129,8 +154,8 @@ class Evaluator:
     def __init__(self, name: str | None = None, k: int = 10) -> None:
         if name is not None:
             tgb_facts(name)
-        if k < 1:
-            raise ValueError(f"k must be at least 1 (got {k})")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be an integer, at least 1 (got {k!r})")
         self.k = k
 
     def eval(self, scores: Mapping[str, Any]) -> dict[str, float]:
@@ -145,12 +170,17 @@ class Evaluator:
 
         Raises:
             KeyError: If scores are missing.
+            TypeError: If ``scores`` is no dictionary, or scores are no numbers.
             ValueError: If a metric is unknown, shapes do not fit, or a score is NaN.
         """
+        if not isinstance(scores, Mapping):
+            raise TypeError(f"scores must be a dictionary (got {type(scores).__name__})")
         for metric in scores.get("eval_metric", self.metrics):
-            if metric.rstrip("0123456789") not in self.metrics:
+            if str(metric).rstrip("0123456789") not in self.metrics:
                 raise ValueError(f"eval_metric {metric!r} is not one of {', '.join(self.metrics)}")
         pos, neg = (_scores(scores, name) for name in ("y_pred_pos", "y_pred_neg"))
+        if pos.dim() != 1 and pos.shape[1:] != (1,):
+            raise ValueError(f"y_pred_pos must be of shape [n] or [n, 1] (got {list(pos.shape)})")
         pos = pos.view(-1, 1)
         neg = neg.view(1, -1) if neg.dim() == 1 and pos.size(0) == 1 else neg
         if neg.dim() != 2 or neg.size(0) != pos.size(0) or not pos.size(0):
@@ -182,7 +212,10 @@ class Evaluator:
 def _scores(scores: Mapping[str, Any], name: str) -> Tensor:
     if name not in scores:
         raise KeyError(f"{name} is missing")
-    value = torch.as_tensor(scores[name]).detach().cpu()
+    try:
+        value = torch.as_tensor(scores[name]).detach().cpu()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array of numbers: {error}") from None
     if bool(value.isnan().any()):
         raise ValueError(f"{name} has a NaN")
     return value

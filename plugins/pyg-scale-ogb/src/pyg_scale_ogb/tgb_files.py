@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+LARGEST = 2**53
+"""Integers up to here are exact as floating point numbers."""
+
 _MOST_WORDS = 5000  # by which tgbl-comment divides numbers of words
 _LETTERS = 8  # of a call sign and of a type of aircraft, in tgbl-flight
 
@@ -136,7 +139,7 @@ class TGBTable:
         for table in self._tables(rows):
             try:
                 yield _PARSERS[self.facts.form](table, numbers)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ValueError(
                     f"{self.path} has a row among rows {done + 1} to {done + len(table)} that is "
                     f"no event of {self.facts.name}: {error}"
@@ -162,8 +165,10 @@ class TGBTable:
 
 def _jodie(table: pd.DataFrame, numbers: dict[str, int]) -> Piece:
     columns = table.to_numpy(np.float64)
-    if columns.shape[1] < 4 or np.isnan(columns).any():
-        raise ValueError("a number is missing")
+    if columns.shape[1] < 4 or not np.isfinite(columns).all():
+        raise ValueError("a number is missing or infinite")
+    if (np.abs(columns[:, :3]) > LARGEST).any():
+        raise ValueError("a node or a time is beyond 2**53")
     ends = columns[:, :2]
     if (ends < 0).any() or (ends != np.floor(ends)).any():
         raise ValueError("a node is no number from 0 on")
@@ -173,17 +178,26 @@ def _jodie(table: pd.DataFrame, numbers: dict[str, int]) -> Piece:
 
 def _weights(table: pd.DataFrame, numbers: dict[str, int]) -> Piece:
     src, dst = _ends(table, numbers)
-    weight = table[3].to_numpy(np.float64)
+    weight = _finite(table, 3)
+    if (weight < 0).any():
+        raise ValueError("a weight is negative")
     weight = np.log2(np.where(weight == 0, 1, weight))
     return Piece(src, dst, _times(table), weight.astype(np.float32)[:, None])
 
 
 def _comments(table: pd.DataFrame, numbers: dict[str, int]) -> Piece:
     src, dst = _ends(table, numbers)
-    words, score = (table[i].to_numpy(np.float64) for i in (3, 4))
+    words, score = (_finite(table, i) for i in (3, 4))
     share = words / _MOST_WORDS  # which TGB has in two columns
     msg = np.stack([share, share, score], axis=1)
     return Piece(src, dst, _times(table), msg.astype(np.float32))
+
+
+def _finite(table: pd.DataFrame, column: int) -> Array:
+    values = table[column].to_numpy(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a number is missing or infinite")
+    return values
 
 
 def _flights(table: pd.DataFrame, numbers: dict[str, int]) -> Piece:
