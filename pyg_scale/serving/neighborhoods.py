@@ -115,6 +115,22 @@ class Neighborhoods:
         """True if nodes have no times of their own, so that requests must say one."""
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
+    def own_times(self, ids: Tensor) -> Tensor | None:
+        """The times ``[n]`` of nodes themselves, as a request says them.
+
+        Args:
+            ids: Nodes ``[n]``.
+
+        Returns:
+            ``None`` if they have none, or if the graph is a pair of stores.
+        """
+        named = isinstance(self._whole, Data | HeteroData) and self._sampler.time_attr is not None
+        if not named or not self._graph.has_times_of(self.input_type):
+            return None
+        store = self._whole._store if self.input_type is None else self._whole[self.input_type]
+        times: Tensor = store[self._sampler.time_attr][ids]
+        return times
+
     def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
         """The dtypes of what new nodes or edges of a type may bring along, by name.
 

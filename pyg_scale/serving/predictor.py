@@ -201,6 +201,8 @@ class Predictor:
     def warm_up(self, rounds: int = 3) -> None:
         """Make batches of 1 and of ``max_batch`` nodes, so that the first requests find all ready.
 
+        In a graph with times these are seen at the nodes' own times; without such nothing is done.
+
         Args:
             rounds: Number of batches of each size.
         """
@@ -210,7 +212,8 @@ class Predictor:
         for _ in range(rounds):
             for count in {1, size}:
                 ids = torch.linspace(0, self.neighborhoods.num_nodes - 1, count).long()
-                self._compute([_Request(ids, None, None, clock.monotonic(), float("inf"))])
+                time = self.neighborhoods.own_times(ids)
+                self._compute([self._request(ids, time, None, float("inf"))])
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and times of the last 10,000 requests.
