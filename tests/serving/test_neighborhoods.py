@@ -97,7 +97,7 @@ def test_a_block_is_of_the_batch_of_the_loader(place, time_attr, tmp_path):
     expected = batch_of_loader(data, SEEDS, input_time=when, **options)
     graph, store = data, None
     if place != "memory":
-        pyg_scale.save(data, tmp_path / "graph")
+        pyg_scale.save(data, tmp_path / "graph", time_attr=time_attr)
         graph = pyg_scale.open(tmp_path / "graph")
         store = Disk(tmp_path / "graph", cache="1MB") if place == "disk" else None
     found = Neighborhoods(graph, HOPS, seed=3, feature_store=store, **options)
