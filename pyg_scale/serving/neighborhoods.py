@@ -12,15 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
-from pyg_scale.loader.batch.build import build
+from pyg_scale.loader.batch.build import build, edge_index_of
 from pyg_scale.loader.batch.features import Features
-from pyg_scale.loader.batch.source import features_of
+from pyg_scale.loader.batch.source import features_of, sizes_of
 from pyg_scale.loader.resolve import fixed_key, resolve
 from pyg_scale.loader.seeds.nodes import check_data
+from pyg_scale.loader.stats import Stats
+from pyg_scale.ops import colptr
+from pyg_scale.ops.gather import gather
 from pyg_scale.sampler.base import check_nodes
 from pyg_scale.sampler.hop import HopSampler
+from pyg_scale.serving.forward import Block
 from pyg_scale.serving.new_rows import GraphWithNewRows, NewRows
 from pyg_scale.store.directory.data import RecordedAttributes
 from pyg_scale.store.directory.opening import open_graph
@@ -90,6 +95,9 @@ class Neighborhoods:
         self._features = features_of(graph, feature_store, sampler, only)
         if attributes is not None:
             _check_names(attributes, self._data, self._features)
+        self._only_x: Features | None = None
+        if self._features is not None and "x" in self._features.names(False, None):
+            self._only_x = Features(self._features.store, *sizes_of(graph, sampler), {"x"})
         self._in_edges: dict[EdgeType, CSC] = {}
 
     @property
@@ -106,6 +114,22 @@ class Neighborhoods:
     def needs_time(self) -> bool:
         """True if nodes have no times of their own, so that requests must say one."""
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
+
+    def own_times(self, ids: Tensor) -> Tensor | None:
+        """The times ``[n]`` of nodes themselves, as a request says them.
+
+        Args:
+            ids: Nodes ``[n]``.
+
+        Returns:
+            ``None`` if they have none, or if the graph is a pair of stores.
+        """
+        named = isinstance(self._whole, Data | HeteroData) and self._sampler.time_attr is not None
+        if not named or not self._graph.has_times_of(self.input_type):
+            return None
+        store = self._whole._store if self.input_type is None else self._whole[self.input_type]
+        times: Tensor = store[self._sampler.time_attr][ids]
+        return times
 
     def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
         """The dtypes of what new nodes or edges of a type may bring along, by name.
@@ -221,6 +245,58 @@ class Neighborhoods:
         store.input_id, store.batch_size = ids, ids.numel()
         store.seed_time = time
         return batch
+
+    def block(self, ids: Tensor, time: Tensor | None = None) -> Block | None:
+        """``x`` and ``edge_index`` of :meth:`batch`, without what else batches have.
+
+        Args:
+            ids: See there, as for ``time``.
+            time: See there.
+
+        Returns:
+            ``None`` where only a batch has them: with types, of a graph in parts, or before ``x``
+            of a graph directory was looked at.
+        """
+        x = self._x_in_memory() if self._features is None else None
+        if not self._has_blocks or (x is None and self._only_x is None):
+            return None
+        seed_time = None if time is None else {self.input_type: time}
+        sample = self._sampler.sample_checked({self.input_type: ids}, seed_time, self._key)
+        node, nodes, edges = sample.node[None], sample.num_sampled_nodes, sample.num_sampled_edges
+        assert nodes is not None
+        assert edges is not None
+        edge_index = edge_index_of(sample.row[None], sample.col[None])
+        if sample.colptr is not None:
+            colptr.remember(edge_index, sample.colptr[None])
+        if x is not None:
+            rows = gather(x, node)
+        else:
+            assert self._only_x is not None
+            (found,) = self._only_x.read({None: node}, {}, Stats())
+            rows = found.value
+        return Block(rows, edge_index, ids.numel(), nodes[None], edges[None])
+
+    @property
+    def _has_blocks(self) -> bool:
+        """True if ``edge_index`` of a batch is what was sampled, hop by hop."""
+        return (
+            isinstance(self._data, Data)
+            and "adj_t" not in self._data._store
+            and "edge_index" in self._data._store
+            and self._graph.router is None
+            and self._sampler.subgraph_type == SubgraphType.directional
+        )
+
+    def _x_in_memory(self) -> Tensor | None:
+        """``x`` of the nodes, if it is a tensor in memory or mapped."""
+        if not isinstance(self._data, Data):
+            return None
+        store = self._data._store
+        if "x" not in store or (isinstance(store, RecordedAttributes) and store.is_waiting("x")):
+            return None
+        x = store["x"]
+        usual = type(x) is Tensor and x.is_cpu and x.layout == torch.strided and x.dim() > 0
+        return x if usual and x.size(0) == self.num_nodes else None
 
     def _build_with(self, rows: NewRows, out: Any) -> Data | HeteroData:
         """A batch in which new nodes and edges have the rows that the request brought along."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import HeteroData
 
 from pyg_scale.errors import OverloadError, PredictionTimeoutError
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.serving.following import NewestSnapshot
+from pyg_scale.serving.forward import check_model, usual_forward
 from pyg_scale.serving.neighborhoods import Neighborhoods
 from pyg_scale.serving.new_rows import NewRows
 from pyg_scale.store.device.target import device_of
@@ -93,7 +93,7 @@ class Predictor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module (got {type(model).__name__})")
-        _check_model(model)
+        check_model(model)
         self.max_batch = _at_least(1, "max_batch", max_batch)
         self.max_waiting = _at_least(self.max_batch, "max_waiting", max_waiting)
         self.max_delay = _seconds("max_delay", max_delay)
@@ -119,7 +119,8 @@ class Predictor:
 
         self._newest = NewestSnapshot(graph, make, every)
         self.model = model.eval()
-        self._forward = _usual_forward(input_type) if forward is None else forward
+        self._takes_blocks = forward is None
+        self._forward = usual_forward(input_type) if forward is None else forward
         self._line = _Line(self.max_batch, self.max_waiting, self.max_delay)
         self._counts = _Counts()
         self._threads = [
@@ -200,6 +201,8 @@ class Predictor:
     def warm_up(self, rounds: int = 3) -> None:
         """Make batches of 1 and of ``max_batch`` nodes, so that the first requests find all ready.
 
+        In a graph with times these are seen at the nodes' own times; without such nothing is done.
+
         Args:
             rounds: Number of batches of each size.
         """
@@ -209,7 +212,8 @@ class Predictor:
         for _ in range(rounds):
             for count in {1, size}:
                 ids = torch.linspace(0, self.neighborhoods.num_nodes - 1, count).long()
-                self._compute([_Request(ids, None, None, clock.monotonic(), float("inf"))])
+                time = self.neighborhoods.own_times(ids)
+                self._compute([self._request(ids, time, None, float("inf"))])
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and times of the last 10,000 requests.
@@ -354,9 +358,15 @@ class Predictor:
         first = clock.perf_counter()
         rows = next((r.rows for r in requests if r.rows is not None), None)
         # New rows have the last ids of the graph, so the request that has them is last.
-        ids = torch.cat([request.ids for request in requests])
+        ids = requests[0].ids if len(requests) == 1 else torch.cat([r.ids for r in requests])
         times = [request.time for request in requests if request.time is not None]
-        batch = self.neighborhoods.batch(ids, torch.cat(times) if times else None, rows)
+        time = torch.cat(times) if times else None
+        neighborhoods = self.neighborhoods
+        batch: Any = None
+        if self._takes_blocks and rows is None:
+            batch = neighborhoods.block(ids, time)
+        if batch is None:
+            batch = neighborhoods.batch(ids, time, rows)
         second = clock.perf_counter()
         with torch.no_grad():
             if self._device.type != "cpu":
@@ -540,27 +550,6 @@ class _Counts:
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
         }
         return found
-
-
-def _usual_forward(input_type: NodeType) -> Callable[[Any, Any], Tensor]:
-    """The call of a model of PyG."""
-
-    def forward(model: Any, batch: Any) -> Tensor:
-        if isinstance(batch, HeteroData):
-            out = model(batch.x_dict, batch.edge_index_dict)[input_type]
-            return out[: batch[input_type].batch_size]
-        return model(batch.x, batch.edge_index)[: batch.batch_size]
-
-    return forward
-
-
-def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if getattr(module, "cached", False) is True:
-            raise ValueError(
-                f"{name or 'the model'} has cached=True: it would keep the edges of the first "
-                "batch; build it with cached=False"
-            )
 
 
 def _looks(follow: bool | float) -> float | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -58,6 +58,30 @@ def in_batches(batches: Iterator[Graph], input_type: str | None) -> Found:
     return found
 
 
+def as_bytes(given: Any) -> Any:
+    """A tensor, or tensors by type, as bytes."""
+    if isinstance(given, Mapping):
+        return {kind: as_bytes(value) for kind, value in given.items()}
+    return str(given.dtype), list(given.shape), given.numpy().tobytes()
+
+
+def read_by_models(batch: Graph) -> list[Any]:
+    """The features and edges of a batch."""
+    if isinstance(batch, HeteroData):
+        return [as_bytes(batch.x_dict), as_bytes(batch.edge_index_dict)]
+    return [as_bytes(batch.x), as_bytes(batch.edge_index)]
+
+
+class Reads(torch.nn.Module):
+    """A model that keeps what it was called with."""
+
+    read: ClassVar[list[Any]] = []
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        self.read = [as_bytes(x), as_bytes(edge_index)]
+        return x
+
+
 def places(
     data: Graph, folder: Path, time_attr: str | None
 ) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -91,14 +115,15 @@ def test_training_is_bulk_is_served(tmp_path: Path, kind: str, time_attr: str | 
         common |= {"input_nodes": (input_type, ids) if typed else ids, "input_time": time}
         training = NeighborLoader(graph, HOPS, batch_size=3, shuffle=True, **common)
         bulk = NeighborLoader(graph, HOPS, batch_size=5, num_workers=1, **common)
-        with Predictor(
-            torch.nn.Identity(), graph, HOPS, input_type=input_type, **options, **read
-        ) as predictor:
+        model = Reads()
+        with Predictor(model, graph, HOPS, input_type=input_type, **options, **read) as predictor:
             served: Found = {}
             for i in range(ids.numel()):
                 when = None if time is None else time[i : i + 1]
                 batch = predictor.neighborhoods.batch(ids[i : i + 1], when)
                 served[i] = of_a_seed(batch, 0)
+                predictor.predict(ids[i : i + 1], when)
+                assert model.read == read_by_models(batch), (place, i)
         expected = expected or served
         edges = [len(value) for each in served.values() for name, value in each if " row" in name]
         assert sum(edges) > 20 * 8

@@ -6,6 +6,7 @@ from torch_geometric.data import Data, HeteroData
 
 import pyg_scale
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import colptr
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.serving import Neighborhoods, NewRows
 from pyg_scale.store import Disk
@@ -73,6 +74,42 @@ def test_from_disk(tmp_path):
     store = Disk(tmp_path / "graph", cache="1MB")
     cached = Neighborhoods(tmp_path / "graph", HOPS, seed=3, feature_store=store)
     assert_same_bytes(cached.batch(SEEDS), expected)
+
+
+def assert_same_block(block, batch):
+    assert block is not None
+    for found, expected in ((block.x, batch.x), (block.edge_index, batch.edge_index)):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert block.num_seeds == batch.batch_size
+    assert block.nodes_per_hop == batch.num_sampled_nodes
+    assert block.edges_per_hop == batch.num_sampled_edges
+    assert torch.equal(colptr.recall(block.edge_index), colptr.recall(batch.edge_index))
+
+
+@pytest.mark.parametrize("time_attr", [None, "time"])
+@pytest.mark.parametrize("place", ["memory", "mapped", "disk"])
+def test_a_block_is_of_the_batch_of_the_loader(place, time_attr, tmp_path):
+    data, time = graphs.hostile(), torch.tensor([4, 0, 7, 3, 9])
+    options = {} if time_attr is None else {"time_attr": time_attr}
+    when = None if time_attr is None else time
+    expected = batch_of_loader(data, SEEDS, input_time=when, **options)
+    graph, store = data, None
+    if place != "memory":
+        pyg_scale.save(data, tmp_path / "graph", time_attr=time_attr)
+        graph = pyg_scale.open(tmp_path / "graph")
+        store = Disk(tmp_path / "graph", cache="1MB") if place == "disk" else None
+    found = Neighborhoods(graph, HOPS, seed=3, feature_store=store, **options)
+    assert_same_block(found.block(SEEDS, when), expected)
+
+
+def test_what_has_no_block():
+    assert Neighborhoods(graphs.hetero(), HOPS, input_type="item").block(SEEDS) is None
+    data = graphs.hostile()
+    assert Neighborhoods((data, data), HOPS).block(SEEDS) is None
+    assert Neighborhoods(data, HOPS, subgraph_type="induced").block(SEEDS) is None
+    assert Neighborhoods(data, HOPS, attributes=["y"]).block(SEEDS) is None
 
 
 def test_only_the_named_attributes_are_read():

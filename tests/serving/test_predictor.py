@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch_geometric.nn import GCN, GraphSAGE, SAGEConv, to_hetero
 
+import pyg_scale
 from pyg_scale.datasets import planted_communities
 from pyg_scale.errors import OverloadError, PredictionTimeoutError
 from pyg_scale.loader import NeighborLoader
@@ -351,6 +352,26 @@ def test_warming_up_is_not_counted(data, model):
     with Predictor(model, data, HOPS) as predictor:
         predictor.warm_up()
         assert predictor.stats()["requests"] == predictor.stats()["batches"] == 0
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_warming_up_is_at_the_times_of_nodes(place, tmp_path):
+    graph, seen = graphs.hostile(), []
+    expected = graph.time
+    if place == "disk":
+        pyg_scale.save(graph, tmp_path / "graph", time_attr="time")
+        graph = tmp_path / "graph"
+
+    def forward(model, batch):
+        ids = batch.n_id[: batch.batch_size]
+        seen.append((ids, batch.seed_time))  # as models read that know how old a row is
+        return ids
+
+    options = {"time_attr": "time", "forward": forward, "max_batch": 5}
+    with Predictor(torch.nn.Identity(), graph, HOPS, **options) as predictor:
+        predictor.warm_up()
+    assert sorted({len(ids) for ids, _ in seen}) == [1, 5]
+    assert all(torch.equal(time, expected[ids]) for ids, time in seen)
 
 
 def test_a_delay_fills_batches(data):

@@ -176,6 +176,18 @@ def test_a_forward_that_is_none(tmp_path):
         load_forward(f"{tmp_path / 'model.py'}:one")
 
 
+def test_a_file_imports_its_neighbors(tmp_path, monkeypatch):
+    from pyg_scale_http.command import load_forward, load_model
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "layers_of_mine.py").write_text("import torch\nmade = torch.nn.Linear(3, 2)")
+    (tmp_path / "json.py").write_text("raise RuntimeError('that of Python was meant')")
+    text = "import json\nfrom layers_of_mine import made as model\ndef make(): return model"
+    (tmp_path / "uses_layers.py").write_text(text + "\ndef forward(*_): return json.dumps(1)")
+    assert load_model(f"{tmp_path / 'uses_layers.py'}:make", None).out_features == 2
+    assert load_forward(f"{tmp_path / 'uses_layers.py'}:forward")() == "1"
+
+
 def test_an_address_that_is_none(capsys):
     from pyg_scale_http.command import main
 

@@ -202,7 +202,10 @@ def report(found: Mapping[str, Any]) -> Report:
         label, done = f"{model}, {LABELS[way]}", result["done"]
         more = ">" if result["stopped"] else ""
         faster = other["seconds"] / result["seconds"]
-        least = ">" if other["stopped"] and way == "streamed" else ""
+        ratio = f"{faster:.1f}"
+        if other["stopped"] and way == "streamed":
+            whole = other["seconds"] / max(other["done"], 1e-9) / result["seconds"]
+            ratio = f">{faster:.1f} ({whole:,.0f})"
         gb_read = "" if result["stopped"] else f"{result['read_bytes'] / GB:.2f}"
         own = "" if result["stopped"] else f"{result['own_peak'] / GB:.2f}"
         peak = result.get("peak_with_page_cache")
@@ -211,7 +214,7 @@ def report(found: Mapping[str, Any]) -> Report:
                 label,
                 f"{more}{result['seconds']:.1f}",
                 f"{done:.0%}" if done > 0.1 else f"{done:.1%}",
-                f"{least}{faster:.1f}",
+                ratio,
                 gb_read,
                 own,
                 "" if peak is None else f"{peak / GB:.2f}",
@@ -230,7 +233,8 @@ def report(found: Mapping[str, Any]) -> Report:
         f"{found['file_bytes'] / GB:.2f} GB of features, edges and hidden states",
         f"memory limit {found['limit_bytes'] / GB:.2f} GB, page cache included{enforced}",
         f"memory={found['memory_bytes'] / GB:.2f} GB; the rest is for Python and the page cache",
-        f"gathered {settings['batch_size']:,} nodes at a time; {stop}: > is a lower bound",
+        f"gathered {settings['batch_size']:,} nodes at a time; {stop}",
+        "> is a lower bound; in brackets, if gathering went on at the rate that it had",
         f"{settings['threads']} thread(s) of torch; medians of {settings['rounds']} round(s)",
         "--nodes and --edges run it on a graph of any size, such as 40e6 and 400e6",
     ]

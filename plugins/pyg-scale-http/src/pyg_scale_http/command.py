@@ -255,7 +255,7 @@ def load_forward(target: str | None) -> Any:
 
 
 def _named(target: str) -> Any:
-    """The value that ``FILE.py:NAME`` names; the file is run once."""
+    """The value that ``FILE.py:NAME`` names; the file runs once, and may import files beside it."""
     file, _, name = target.rpartition(":")
     if not file or not name:
         raise ValueError(f"a model or a function must be given as FILE.py:NAME (got {target!r})")
@@ -269,6 +269,8 @@ def _named(target: str) -> Any:
             raise ValueError(f"{file} is no Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
+        if (folder := str(path.resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # last: a file there hides no module of that name
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -1,0 +1,124 @@
+"""The call of a model on neighbourhoods, in which PyG's models compute only the rows that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import BatchNorm, GATConv, GATv2Conv, LayerNorm, SAGEConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from pyg_scale.graph.topology import NodeType
+
+_OF_PAIRS = (SAGEConv, GATConv, GATv2Conv)
+"""Layers whose output for some nodes is the same if they get only these as destinations."""
+
+
+class Block(NamedTuple):
+    """The input of a model of PyG for a neighbourhood, without a ``Data`` around it.
+
+    Attributes:
+        x: Features, ``[num_nodes, channels]``; those of the seeds first, then hop by hop.
+        edge_index: ``[2, num_edges]``, hop by hop.
+        num_seeds: Number of seeds.
+        nodes_per_hop: New nodes of each hop, the seeds first.
+        edges_per_hop: Edges of each hop.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    num_seeds: int
+    nodes_per_hop: list[int]
+    edges_per_hop: list[int]
+
+    def to(self, device: torch.device) -> Block:
+        """The same on a device."""
+        return self._replace(x=self.x.to(device), edge_index=self.edge_index.to(device))
+
+
+def usual_forward(input_type: NodeType) -> Callable[[Any, Any], Tensor]:
+    """The call of a model of PyG for the seeds of a batch, or of a :class:`Block`.
+
+    Args:
+        input_type: The type of the seeds.
+    """
+
+    def forward(model: Any, batch: Any) -> Tensor:
+        if isinstance(batch, Block):
+            return of_block(model, batch)
+        if isinstance(batch, HeteroData):
+            out = model(batch.x_dict, batch.edge_index_dict)[input_type]
+            return out[: batch[input_type].batch_size]
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+
+    return forward
+
+
+def of_block(model: Any, block: Block) -> Tensor:
+    """``model(x, edge_index)`` for the seeds: ``[num_seeds, ...]``.
+
+    Each layer of a ``BasicGNN`` of PyG computes the rows that the layers after it read, and no
+    others. The result is the same up to the rounding of matrix products of other sizes.
+    """
+    x, edge_index, num_seeds, nodes, edges = block
+    if not _goes_by_hops(model):
+        out: Tensor = model(x, edge_index)
+        return out[:num_seeds]
+    num_nodes = sum(nodes)
+    for layer in range(model.num_layers):
+        hops = model.num_layers - 1 - layer  # that the layers after this one go
+        size = sum(nodes[: hops + 1])
+        ends: Any = x
+        if size < num_nodes:
+            ends = x, x[:size]
+            edge_index = edge_index[:, : sum(edges[: hops + 1])].contiguous()
+        x = model.inference_per_layer(layer, ends, edge_index, size)
+        num_nodes = size
+    return x
+
+
+def _goes_by_hops(model: Any) -> bool:
+    """True if a model is a ``BasicGNN`` as PyG made it, of layers that take such pairs."""
+    return (
+        isinstance(model, BasicGNN)
+        and type(model).forward is BasicGNN.forward
+        and type(model).inference_per_layer is BasicGNN.inference_per_layer
+        and "forward" not in model.__dict__
+        and model.jk_mode is None
+        and not (model._forward_hooks or model._forward_pre_hooks or model.dropout.training)
+        and (model.act is None or type(model.act).__module__.startswith("torch.nn."))
+        and all(map(_takes_pairs, model.convs))
+        and all(map(_is_by_row, model.norms))
+    )
+
+
+def _takes_pairs(conv: nn.Module) -> bool:
+    """True for a layer of PyG, also an accelerated one."""
+    kind = getattr(type(conv), "replaces", type(conv))
+    return kind in _OF_PAIRS and conv.flow == "source_to_target"
+
+
+def _is_by_row(norm: nn.Module) -> bool:
+    """True for a norm that sees each row alone."""
+    if isinstance(norm, LayerNorm):
+        return norm.mode == "node"
+    if isinstance(norm, BatchNorm):
+        return not norm.training and norm.module.track_running_stats
+    return type(norm) is nn.Identity
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that keeps something of its first batch.
+
+    Raises:
+        ValueError: If one of its layers has ``cached=True``.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "cached", False) is True:
+            raise ValueError(
+                f"{name or 'the model'} has cached=True: it would keep the edges of the first "
+                "batch; build it with cached=False"
+            )
