@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyg_scale.ops import library
-from pyg_scale_bench import environment, memory
+from pyg_scale_bench import environment
 from pyg_scale_bench.report import Report
 
 HIDDEN = ("dir", "json", "png", "report", "npz", "compare_npz")
@@ -96,12 +96,13 @@ def run(benchmark: Benchmark, argv: Sequence[str]) -> int:
         "environment": environment.describe(),
         "settings": {k: v for k, v in vars(args).items() if k not in HIDDEN},
     }
+    others = environment.Others()
     try:
         benchmark.measure(args, found)
     finally:
         if "dir" in args and not args.keep:
             shutil.rmtree(args.dir, ignore_errors=True)
-    found["environment"]["load_average_after"] = memory.load_average()
+    environment.complete(found["environment"], others)
     report = benchmark.report(found)
     print(report.terminal())
     report.write(args.json, args.png, args.report)

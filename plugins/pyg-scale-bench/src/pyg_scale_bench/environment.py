@@ -20,13 +20,41 @@ from pyg_scale_bench import memory
 
 _CODE = ("pyg_scale", "csrc", "plugins")
 
-QUIET = 0.5
-"""The load average below which a machine counts as quiet."""
+QUIET = 0.05
+"""The share of the processors that others may take during a measurement on a quiet machine."""
+
+
+class Others:
+    """The processor time that processes besides this one and its children take, from now on.
+
+    A child counts as own once it was waited for; time that a hypervisor takes counts as others'.
+    """
+
+    def __init__(self) -> None:
+        self._begun = _processor_seconds()
+
+    def share(self) -> float | None:
+        """Their part of all processors' time, from 0 to 1; ``None`` if the system does not say."""
+        now = _processor_seconds()
+        if now is None or self._begun is None:
+            return None
+        whole, busy, own = (b - a for a, b in zip(self._begun, now, strict=True))
+        return round(min(max(0.0, busy - own) / max(whole, 1e-9), 1.0), 3)
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """Seconds of all processors, those in which they worked, and those of this process."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except (OSError, IndexError):
+        return None
+    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+    whole = sum(ticks)
+    return whole, whole - ticks[3] - ticks[4], sum(os.times()[:4])  # idle, and waiting for a disk
 
 
 def describe() -> dict[str, Any]:
     """Plain values for the head of a report, taken before the work starts."""
-    load = memory.load_average()
     kernels = library.status()
     if kernels["path"]:
         kernels["path"] = Path(kernels["path"]).name  # reports are published
@@ -46,9 +74,20 @@ def describe() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": memory.total(),
         "system": platform.platform(),
-        "load_average_before": load,
-        "quiet": load is not None and load < QUIET,
+        "load_average_before": memory.load_average(),
     }
+
+
+def complete(found: dict[str, Any], others: Others) -> None:
+    """Add to the values of :func:`describe` what is known after the work.
+
+    Args:
+        found: The values.
+        others: What began before the work.
+    """
+    share = others.share()
+    found["load_average_after"] = memory.load_average()
+    found["others"], found["quiet"] = share, share is not None and share < QUIET
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -60,13 +99,19 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             f"machine: {found['cpu']}, {found['cpus']} CPUs, {found['threads']} torch threads, "
             f"{(found['memory_bytes'] or 0) / 2**30:.1f} GiB memory, {found['system']}"
         ),
-        (
-            f"load average: {found['load_average_before']} before ({quiet}), "
-            f"{found['load_average_after']} after"
-        ),
+        _load(found, quiet),
         f"versions: {versions}; commit {found['commit'] or 'unknown'}; {found['date']}",
         f"kernels: {found['kernels']['path'] or found['kernels']['reason']}",
     ]
+
+
+def _load(found: Mapping[str, Any], quiet: str) -> str:
+    before, after = found["load_average_before"], found["load_average_after"]
+    others = found.get("others")  # reports of earlier versions have none
+    if others is None:
+        return f"load average: {before} before ({quiet}), {after} after"
+    took = f"other processes took {100 * others:.1f} % of the processors"
+    return f"{took} meanwhile ({quiet}); load average: {before} before, {after} after"
 
 
 def command(name: str, argv: Sequence[str]) -> str:
