@@ -89,7 +89,7 @@ def _goes_by_hops(model: Any) -> bool:
         and "forward" not in model.__dict__
         and model.jk_mode is None
         and not (model._forward_hooks or model._forward_pre_hooks or model.dropout.training)
-        and (model.act is None or type(model.act).__module__.startswith("torch.nn."))
+        and (model.act is None or _is_by_entry(model.act))
         and all(map(_takes_pairs, model.convs))
         and all(map(_is_by_row, model.norms))
     )
@@ -99,6 +99,11 @@ def _takes_pairs(conv: nn.Module) -> bool:
     """True for a layer of PyG, also an accelerated one."""
     kind = getattr(type(conv), "replaces", type(conv))
     return kind in _OF_PAIRS and conv.flow == "source_to_target"
+
+
+def _is_by_entry(act: Any) -> bool:
+    """True for an activation of torch that sees each entry alone; those along a ``dim`` do not."""
+    return type(act).__module__ == nn.ReLU.__module__ and not hasattr(act, "dim")
 
 
 def _is_by_row(norm: nn.Module) -> bool:

@@ -57,6 +57,7 @@ WHOLE = {
         GraphSAGE,
         {"norm": "batch_norm", "norm_kwargs": {"track_running_stats": False}},
     ),
+    "softmax": (GraphSAGE, {"act": torch.nn.Softmax(dim=0)}),
     "any-act": (GraphSAGE, {"act": lambda x: x - x.mean(0)}),
 }
 
