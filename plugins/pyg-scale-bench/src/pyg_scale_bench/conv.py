@@ -541,7 +541,7 @@ BENCHMARK = Benchmark(
             "hidden": Option(256, "channels between layers of a step", least=1),
             "sizes": Option([10, 60, 300, 580, 2300], "nodes of small graphs"),
             "small_channels": Option(64, "on small graphs", least=4),
-            "small_seconds": Option(0.6, "for each layer on each small graph", least=0),
+            "small_seconds": Option(1.0, "for each layer on each small graph", least=0),
             "rounds": Option(7, least=1),
             "threads": Option(0, "torch's own number if 0"),
         }
