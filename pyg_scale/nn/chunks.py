@@ -53,7 +53,7 @@ class Proof(NamedTuple):
     """The result of watching a layer."""
 
     reason: str | None
-    """Why it is not cut."""
+    """The reason why it is not cut, or ``None``."""
     draws: bool = False
     """True if it draws random numbers."""
     width: int = 1
