@@ -24,10 +24,6 @@ from pyg_scale.nn.aggregation import REDUCTIONS
 from pyg_scale.nn.conv.base import observed, untouched
 from pyg_scale.nn.fallback import SMALL, NotFused
 
-FEW = 1024
-"""Number of edges below which torch adds up rows by an index of every element faster than by one
-of every row, gradients included."""
-
 
 class Steps(NamedTuple):
     """The functions of a class of layers, and the arguments that each gets."""
@@ -72,7 +68,8 @@ def steps_of(layer: Any) -> Steps:
     message = names["message"]
     aggregate = () if reduces else names["aggregate"]
     update = names["update"] if updates else ()
-    given = itemgetter(*message, *aggregate, *update, "index", "dim_size")  # a tuple, with two
+    wanted = (*message, *aggregate, *update, "index", "dim_size")
+    given: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*wanted)  # of two names or more
     return Steps(tuple(gathered), message, aggregate, update, given, reduces, updates, defaults)
 
 
@@ -209,12 +206,10 @@ def _shape(values: Tensor, num_dst: int, dim: int) -> list[int]:
 
 
 def _sum(values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
-    out = values.new_zeros(_shape(values, num_dst, dim))
-    if index.numel() >= FEW:
-        return out.index_add_(dim, index, values)
     shape = [1] * values.dim()
     shape[dim] = -1
-    return out.scatter_add_(dim, index.view(shape).expand_as(values), values)
+    at = index.view(shape).expand_as(values)  # torch is faster than with an index of every row
+    return values.new_zeros(_shape(values, num_dst, dim)).scatter_add_(dim, at, values)
 
 
 def _mean(
@@ -271,11 +266,11 @@ def _of_eg_conv(
     layer: Any, values: Tensor, index: Tensor, num_dst: int, symmetric: Tensor | None
 ) -> Tensor | None:
     """``EGConv.aggregate``, which here counts edges once; ``None`` if it is not covered."""
-    count: Tensor | None = None
+    count: Any = None
+    if not {"mean", "var", "std"}.isdisjoint(layer.aggregators):
+        count = _count(values, index, num_dst, 0)
     outs = []
     for how in layer.aggregators:
-        if how in ("mean", "var", "std") and count is None:
-            count = _count(values, index, num_dst, 0)
         if how == "symnorm" and symmetric is not None:
             out = _sum(values * symmetric.view(-1, 1), index, num_dst, 0)
         elif how in ("var", "std"):
