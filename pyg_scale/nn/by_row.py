@@ -36,12 +36,14 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         draws: True if random numbers were drawn.
+        width: The largest number of elements of a row that was made.
     """
 
     def __init__(self, rows: Iterable[Tensor], constants: Iterable[Tensor]) -> None:
         super().__init__()
         self._kinds: dict[int, tuple[str, Tensor]] = {}
         self.draws = False
+        self.width = 1
         for tensor in constants:
             self._mark(tensor, CONSTANT)
         for tensor in rows:
@@ -81,6 +83,8 @@ class Watch(TorchFunctionMode):
         for each in tree_leaves(out):
             if isinstance(each, Tensor) and not isinstance(each, EdgeIndices):
                 self._mark(each, kind)
+                if kind == ROW and not isinstance(each, Lifted):
+                    self.width = max(self.width, each.numel() // max(each.size(0), 1))
         return out
 
     def _kind_of_result(self, func: Any, tensors: list[Tensor], args: Any, kwargs: Any) -> str:

@@ -24,11 +24,14 @@ from pyg_scale.nn.graph import derived
 from pyg_scale.nn.lifted import EdgeIndices, Lifted, rows
 from pyg_scale.ops.adjacency import Adjacency, recording
 
-ELEMENTS = 1 << 18
-"""Number of elements of the rows of a chunk: they stay in the processor's cache."""
+ELEMENTS = 1 << 20
+"""Number of elements of the rows of a chunk: few enough for the processor's cache, and enough that
+Python's time for a chunk does not count."""
 
-LEAST = 64
+LEAST = 16
 """Number of chunks from which on edges are cut: below, gathering all rows is as fast or faster."""
+_WIDE = 1 << 10
+"""Number of elements that a row is taken to have at most before a layer was watched."""
 _SEEN = 61
 """Number of edges on which a layer's code is watched."""
 
@@ -47,19 +50,26 @@ class Chunk(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The result of watching a layer: the reason why it is not cut, and if it draws numbers."""
+    """The result of watching a layer."""
 
     reason: str | None
+    """The reason why it is not cut, or ``None``."""
     draws: bool = False
+    """True if it draws random numbers."""
+    width: int = 1
+    """The largest number of elements of a row that it makes, features not counted."""
 
 
 _proofs: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Proof]]
 _proofs = weakref.WeakKeyDictionary()
 
 
+_cut: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
 def is_cut(layer: nn.Module) -> bool:
     """Return True if calls of a layer were computed in chunks."""
-    return any(proof.reason is None for proof in _proofs.get(layer, {}).values())
+    return layer in _cut
 
 
 class Messages:
@@ -100,9 +110,9 @@ class Messages:
         """The reason why the edges are not cut, or an empty string if there are too few."""
         sizes = [t.numel() // max(t.size(0), 1) for t in self.tensors if t.dim()]
         self.width = max(sizes, default=1)
-        if self.edges.num_edges * self.width < LEAST * ELEMENTS:
+        graph, least = self.edges.graph, LEAST * ELEMENTS
+        if graph.num_edges * max(self.width, _WIDE) < least:
             return ""
-        graph = self.edges.graph
         if graph.device.type != "cpu" or recording():
             return ""
         modules = [*self.layer.modules()]
@@ -114,8 +124,9 @@ class Messages:
         )
         if key not in known:
             known[key] = self._prove(modules)
-        self.draws = known[key].draws
-        return known[key].reason
+        proof = known[key]
+        self.draws, self.width = proof.draws, max(self.width, proof.width)
+        return "" if graph.num_edges * self.width < least else proof.reason
 
     def _form(self, item: tuple[str, Any]) -> Hashable:
         name, value = item
@@ -163,7 +174,7 @@ class Messages:
             self.layer.__dict__.update(attributes)
         if 2 * edges.gathered <= edges.num_edges * self.width:
             return Proof("")  # it needs no rows
-        return Proof(None, watch.draws)
+        return Proof(None, watch.draws, watch.width)
 
     def _watched(self) -> tuple[Edges, list[Arguments]]:
         """The first edges, with features lifted, as they are in a call of all edges."""
@@ -256,6 +267,7 @@ class Messages:
 
     def sums(self) -> Tensor:
         """All sums, chunk by chunk."""
+        _cut.add(self.layer)
         out: Tensor = _Chunked.apply(self, *self.tensors, *self.parameters)
         return out
 
@@ -307,18 +319,22 @@ def _gradients(
             if of_leaf is None or total is None:
                 continue
             if name[0] == SOURCE:
-                total.index_add_(0, graph.indices[chunk.begin : chunk.end], of_leaf)
+                _add_rows(total, graph.indices[chunk.begin : chunk.end], of_leaf)
             elif name[0] == DESTINATION:
                 total[chunk.first : chunk.last] += of_leaf
             elif graph.edge_id is None:
                 total[chunk.begin : chunk.end] += of_leaf
             else:
-                total.index_add_(0, graph.edge_id[chunk.begin : chunk.end], of_leaf)
+                _add_rows(total, graph.edge_id[chunk.begin : chunk.end], of_leaf)
         for k, of_parameter in enumerate(grads[len(asked) :], count):
             known = found[k]
             if of_parameter is not None:
                 found[k] = of_parameter if known is None else known.add_(of_parameter)
     return found
+
+
+def _add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
+    total.index_add_(0, index.to(torch.int64), rows)  # torch is several times slower with int32
 
 
 def _differentiable(

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 
@@ -30,10 +32,14 @@ class Steps(NamedTuple):
     """Of every argument with rows of nodes: its name, that of the nodes' features, and True if
     they are those of sources."""
     message: tuple[str, ...]
-    aggregate: tuple[str, ...] | None
-    """``None`` if it is PyG's."""
-    update: tuple[str, ...] | None
-    """``None`` if it is PyG's, which does nothing."""
+    aggregate: tuple[str, ...]
+    update: tuple[str, ...]
+    given: Callable[[dict[str, Any]], tuple[Any, ...]]
+    """The values of all these, one after the other, out of those of every name."""
+    reduces: bool
+    """True if ``aggregate`` is PyG's."""
+    updates: bool
+    """True if ``update`` is not PyG's, which does nothing."""
     defaults: dict[str, Any]
     """The values of arguments that need not be passed to ``propagate``."""
 
@@ -57,13 +63,14 @@ def steps_of(layer: Any) -> Steps:
     for name in dict.fromkeys((*names["message"], *names["aggregate"], *names["update"])):
         if name[-2:] in ("_i", "_j") and name not in _OF_EDGES | _OF_SIZES:
             gathered.append((name, name[:-2], name[-1] == "j"))
-    return Steps(
-        tuple(gathered),
-        names["message"],
-        None if cls.aggregate is MessagePassing.aggregate else names["aggregate"],
-        None if cls.update is MessagePassing.update else names["update"],
-        defaults,
-    )
+    reduces = cls.aggregate is MessagePassing.aggregate
+    updates = cls.update is not MessagePassing.update
+    message = names["message"]
+    aggregate = () if reduces else names["aggregate"]
+    update = names["update"] if updates else ()
+    wanted = (*message, *aggregate, *update, "index", "dim_size")
+    given: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*wanted)  # of two names or more
+    return Steps(tuple(gathered), message, aggregate, update, given, reduces, updates, defaults)
 
 
 def propagate_gathered(
@@ -86,14 +93,21 @@ def propagate_gathered(
         raise NotFused(reason)
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise NotFused(SMALL)
-    ends = edge_index.unbind(0)
+    ends = edge_index[0], edge_index[1]  # views that are cheaper to read than those of unbind
     i, j = (1, 0) if layer.flow == "source_to_target" else (0, 1)
     sizes: list[int | None] = [None, None] if size is None else [*size]
-    found = {**steps.defaults, **kwargs}
+    node_dim, found = layer.node_dim, {**steps.defaults, **kwargs}
     try:
         for name, nodes, of_sources in steps.gathered:
-            row = j if of_sources else i
-            found[name] = _rows(layer.node_dim, kwargs.get(nodes), row, ends, sizes)
+            row, features = j if of_sources else i, kwargs.get(nodes)
+            if isinstance(features, Tensor):
+                if sizes[row] is None:
+                    sizes[row] = features.size(node_dim)
+                elif sizes[row] != features.size(node_dim):
+                    raise NotFused(SMALL)
+                found[name] = features.index_select(node_dim, ends[row])
+            else:
+                found[name] = _rows(node_dim, features, row, ends, sizes)
     except (IndexError, RuntimeError) as error:
         raise NotFused(SMALL) from error  # PyG says what is wrong
     index = ends[i]
@@ -103,34 +117,32 @@ def propagate_gathered(
     found["edge_index"], found["edge_index_j"] = edge_index, ends[j]
     found["ptr"] = found["adj_t"] = None
     found["size"], found["size_j"] = sizes, sizes[j] if sizes[j] is not None else sizes[i]
-    own = layer.__dict__
     try:
-        message = {name: found[name] for name in steps.message}
-        aggregate = None if steps.aggregate is None else [found[n] for n in steps.aggregate]
-        update = None if steps.update is None else [found[n] for n in steps.update]
+        given = steps.given(found)
     except KeyError as error:
         raise NotFused(SMALL) from error
     found.clear()  # rows that no gradient needs are free before they are reduced
+    own, end = layer.__dict__, len(steps.message)
+    message, others = dict(zip(steps.message, given)), given[end:]
+    del given
     out = layer.message(**message)
     message.clear()
-    if aggregate is not None:
-        out = layer.aggregate(out, *aggregate)
+    end = len(steps.aggregate)
+    if not steps.reduces:
+        out = _aggregate_as_layer(layer, out, others[:end])
     elif "aggregate" in own:
         out = layer.aggregate(out, index, None, num_dst)
     else:
         out = _aggregate(layer, out, index, num_dst)
-    if update is not None:
-        return layer.update(out, *update)
+    if steps.updates:
+        return layer.update(out, *others[end:-2])
     return layer.update(out) if "update" in own else out
 
 
 def _rows(
     node_dim: int, features: Any, row: int, ends: Sequence[Tensor], sizes: list[int | None]
 ) -> Tensor | None:
-    """Gather features at one end of the edges, and fill in the numbers of nodes, as PyG does."""
-    if isinstance(features, Tensor):
-        _fit(sizes, row, features.size(node_dim))
-        return features.index_select(node_dim, ends[row])
+    """Gather one of a pair of features, and fill in the numbers of nodes, as PyG does."""
     if not isinstance(features, (tuple, list)):
         return None
     if len(features) != 2:
@@ -194,17 +206,25 @@ def _shape(values: Tensor, num_dst: int, dim: int) -> list[int]:
 
 
 def _sum(values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
-    return values.new_zeros(_shape(values, num_dst, dim)).index_add_(dim, index, values)
+    shape = [1] * values.dim()
+    shape[dim] = -1
+    at = index.view(shape).expand_as(values)  # torch is faster than with an index of every row
+    return values.new_zeros(_shape(values, num_dst, dim)).scatter_add_(dim, at, values)
 
 
 def _mean(
     values: Tensor, index: Tensor, num_dst: int, dim: int, total: Tensor | None = None
 ) -> Tensor:
     total = _sum(values, index, num_dst, dim) if total is None else total
-    count = torch.bincount(index, minlength=num_dst).clamp_(min=1)
+    return total / _count(values, index, num_dst, dim)
+
+
+def _count(values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
+    """The numbers that means are divided by, of a shape to divide by."""
     shape = [1] * values.dim()
     shape[dim] = num_dst
-    return total / count.to(values.dtype).view(shape)
+    count = torch.bincount(index, minlength=num_dst).clamp_(min=1)
+    return count.to(values.dtype).view(shape)
 
 
 def _extreme(name: str) -> Callable[[Tensor, Tensor, int, int], Tensor]:
@@ -223,4 +243,68 @@ _BY_NAME: dict[str, Callable[[Tensor, Tensor, int, int], Tensor]] = {
     "mean": _mean,
     "max": _extreme("amax"),
     "min": _extreme("amin"),
+}
+
+
+# The aggregations of some layers of PyG ######################################################
+
+
+def _aggregate_as_layer(layer: Any, values: Any, given: tuple[Any, ...]) -> Any:
+    """The layer's own ``aggregate``, or the same with fewer steps."""
+    reduce = None if "aggregate" in layer.__dict__ else _OWN.get(type(layer).aggregate)
+    if reduce is not None and type(values) is Tensor:
+        try:
+            out = reduce(layer, values, *given)
+            if out is not None:
+                return out
+        except (IndexError, RuntimeError):
+            pass  # the layer says what is wrong
+    return layer.aggregate(values, *given)
+
+
+def _of_eg_conv(
+    layer: Any, values: Tensor, index: Tensor, num_dst: int, symmetric: Tensor | None
+) -> Tensor | None:
+    """``EGConv.aggregate``, which here counts edges once; ``None`` if it is not covered."""
+    count: Any = None
+    if not {"mean", "var", "std"}.isdisjoint(layer.aggregators):
+        count = _count(values, index, num_dst, 0)
+    outs = []
+    for how in layer.aggregators:
+        if how == "symnorm" and symmetric is not None:
+            out = _sum(values * symmetric.view(-1, 1), index, num_dst, 0)
+        elif how in ("var", "std"):
+            mean = _sum(values, index, num_dst, 0) / count
+            out = _sum(values * values, index, num_dst, 0) / count - mean * mean
+            if how == "std":
+                out = out.clamp(min=1e-5).sqrt()
+        elif how == "mean":
+            out = _sum(values, index, num_dst, 0) / count
+        elif how in _BY_NAME:
+            out = _BY_NAME[how](values, index, num_dst, 0)
+        else:
+            return None
+        outs.append(out)
+    return torch.stack(outs, dim=1) if len(outs) > 1 else outs[0]
+
+
+def _of_fast_rgcn_conv(
+    layer: Any, values: Tensor, relation: Tensor, index: Tensor, num_dst: int
+) -> Tensor | None:
+    """``FastRGCNConv.aggregate``, without a row of relations for every edge."""
+    dim = values.dim() + layer.node_dim if layer.node_dim < 0 else layer.node_dim
+    if values.dim() != 2 or dim != 0:
+        return None
+    if layer.aggr == "mean":
+        if relation.numel() == 0 or int(relation.min()) < 0:
+            return None  # and PyG says what is wrong
+        cell = index * layer.num_relations + relation
+        count = torch.bincount(cell, minlength=num_dst * layer.num_relations)
+        values = values / count.index_select(0, cell).to(values.dtype).view(-1, 1)
+    return _sum(values, index, num_dst, 0)
+
+
+_OWN: dict[Any, Callable[..., Tensor | None]] = {
+    pyg.EGConv.aggregate: _of_eg_conv,
+    pyg.FastRGCNConv.aggregate: _of_fast_rgcn_conv,
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
+from pyg_scale.nn.fallback import NotFused
 from pyg_scale.nn.graph import derived, edges_of
 from pyg_scale.ops.adjacency import (
     Adjacency,
@@ -188,6 +189,44 @@ def gcn_edges_in_a_trace(
     edges = Adjacency.of_checked(edges.indptr, edges.indices, num_nodes)
     weight = weight.index_select(0, order)
     return edges, _normalized(edges, dst.index_select(0, order), weight)
+
+
+def scaled_weights(
+    edge_index: Tensor, weight: Tensor, num_nodes: int, improved: bool, add_self_loops: bool
+) -> tuple[Tensor, Tensor | None]:
+    """GCN's symmetric normalisation of edges that are not grouped, with gradients.
+
+    As PyG's ``gcn_norm``, but the edges stay as they are: self-loops have numbers of their own.
+
+    Args:
+        edge_index: ``int64`` ``[2, num_edges]``, on the CPU.
+        weight: ``[num_edges]``.
+        num_nodes: Number of nodes.
+        improved: See :func:`gcn_edges`, as for the rest.
+        add_self_loops: See there.
+
+    Returns:
+        ``[num_edges]`` weights, 0 for self-loops that are replaced, and the ``[num_nodes]`` weights
+        of the loops; ``None`` if none are added.
+
+    Raises:
+        NotFused: If an edge names a node that does not exist.
+    """
+    src, dst, loop = edge_index[0], edge_index[1], None
+    try:
+        if add_self_loops:
+            is_loop = src == dst
+            loop = weight.new_full((num_nodes,), 2.0 if improved else 1.0)
+            at = is_loop.nonzero().view(-1)
+            if at.numel():
+                loop.index_put_((src[at],), weight.index_select(0, at))
+                weight = weight.masked_fill(is_loop, 0.0)
+        start = weight.new_zeros(num_nodes) if loop is None else loop
+        scale = _inverse_sqrt(start.scatter_add(0, dst, weight))
+        weight = scale.index_select(0, src) * weight * scale.index_select(0, dst)
+    except (IndexError, RuntimeError) as error:
+        raise NotFused("edge_index has nodes that do not exist") from error
+    return weight, None if loop is None else scale * scale * loop
 
 
 def _without_edge_id(graph: Adjacency) -> Adjacency:

@@ -131,7 +131,8 @@ def _sum_few(x: Tensor, edge_index: Tensor, num_dst: int, weight: Tensor | None)
         rows = x.index_select(0, edge_index[0])
         if weight is not None:
             rows = rows * weight.view(-1, 1)
-        return x.new_zeros(num_dst, x.size(1)).index_add_(0, edge_index[1], rows)
+        at = edge_index[1].view(-1, 1).expand_as(rows)
+        return x.new_zeros(num_dst, x.size(1)).scatter_add_(0, at, rows)
     except (IndexError, RuntimeError) as error:
         raise NotFused("edge_index has nodes that do not exist") from error
 

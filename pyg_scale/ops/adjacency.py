@@ -23,6 +23,8 @@ from pyg_scale.ops.csc import build_csc
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _INT32_MAX = 2**31 - 1
+_SORTABLE = _INT32_MAX
+"""Number of keys that ``torch.sort`` takes on CUDA."""
 _AT_ONCE = 1 << 17
 """Number of edges up to which one thread groups them as fast as several."""
 
@@ -138,9 +140,7 @@ def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     """The plain-torch meaning of :func:`transpose`."""
     # CUDA has no other way: a radix sort of short keys takes half the passes and needs no atomics.
     key_type = torch.int32 if num_src < _INT32_MAX else torch.int64
-    keys, order = torch.sort(indices.to(key_type), stable=True)
-    steps = torch.arange(num_src + 1, device=indices.device, dtype=key_type)
-    pointers = torch.searchsorted(keys, steps)
+    pointers, order = _sorted(indices.to(key_type), num_src)
     row = rows_of(indptr, indices.numel())
     narrow = torch.int32 if indices.numel() <= _INT32_MAX else torch.int64
     return Transpose(pointers, row[order].to(indices.dtype), order.to(narrow))
@@ -336,9 +336,35 @@ def grouped_plain(
 
 def _sorted_in_a_trace(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
     """Make the adjacency with torch's own operations, whatever the values of the tensor."""
-    dst, order = torch.sort(edge_index[1], stable=True)
-    steps = torch.arange(num_dst + 1, device=dst.device, dtype=dst.dtype)
-    return Adjacency(torch.searchsorted(dst, steps), edge_index[0][order], num_src, order)
+    pointers, order = _sorted(edge_index[1], num_dst)
+    return Adjacency(pointers, edge_index[0][order], num_src, order)
+
+
+def _sorted(keys: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Sort keys stably with torch: the pointers of every key, and the order of the positions.
+
+    Args:
+        keys: ``int64`` or ``int32`` ``[size]``, from 0 to ``num_keys - 1``.
+        num_keys: Number of different keys.
+
+    Returns:
+        ``int64`` ``[num_keys + 1]`` and ``int64`` ``[size]``.
+    """
+    if torch.compiler.is_compiling() or keys.numel() <= _SORTABLE:
+        steps = torch.arange(num_keys + 1, device=keys.device, dtype=keys.dtype)
+        ascending, order = torch.sort(keys, stable=True)
+        return torch.searchsorted(ascending, steps), order
+    pieces = keys.split(_SORTABLE)
+    found = [_sorted(piece, num_keys) for piece in pieces]
+    pointers = torch.stack([of_piece for of_piece, _ in found]).sum(0)
+    order = torch.empty(keys.numel(), dtype=torch.int64, device=keys.device)
+    begin, first = pointers[:-1].clone(), 0
+    for piece, (of_piece, within) in zip(pieces, found):  # behind the same keys of earlier pieces
+        shift = (begin - of_piece[:-1]).index_select(0, piece[within])
+        order[shift.add_(torch.arange(piece.numel(), device=keys.device))] = within + first
+        begin += of_piece.diff()
+        first += piece.numel()
+    return pointers, order
 
 
 def _recall(

@@ -1,13 +1,16 @@
 """Messages in chunks: PyG's results, never a row for every edge, and what is not cut."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pyg_scale.nn import accelerate, chunks, fallbacks
 from pyg_scale.testing import graphs
@@ -220,6 +223,60 @@ def test_tensors_that_are_no_arguments_get_gradients(x, edge_index):
 
     layer = Hidden()
     compared(layer, (x, edge_index), reason="neither an argument nor a parameter")
+
+
+class Live(TorchDispatchMode):
+    """The largest number of bytes of all tensors that were made and live at once."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.peak, self.live, self.given = 0, {}, {each.untyped_storage()._cdata for each in given}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                if storage._cdata not in self.live and storage._cdata not in self.given:
+                    self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.live = {k: known for k, known in self.live.items() if not known[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return out
+
+
+def mlp(*sizes):
+    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(sizes)]
+    return nn.Sequential(*layers[:-1], layers[-1][0])
+
+
+PER_EDGE = {
+    "pointnet": (lambda: pyg.PointNetConv(mlp(67, 64, 64)), lambda x, e: (x, x[:, :3], e)),
+    "edge": (lambda: pyg.EdgeConv(mlp(128, 64, 64)), lambda x, e: (x, e)),
+    "nn": (
+        lambda: pyg.NNConv(8, 8, mlp(4, 16, 64)),
+        lambda x, e: (x[:, :8], e, x[e[0], :4]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PER_EDGE)
+def test_live_tensors_are_a_third_of_those_of_pyg(name, monkeypatch):
+    """Forward and backward, of layers with a network for every edge; 100 chunks."""
+    make, inputs = PER_EDGE[name]
+    generator = torch.Generator().manual_seed(5)
+    edge_index = torch.randint(300, (2, 20_000), generator=generator)
+    given = inputs(torch.randn(300, 64, generator=generator), edge_index)
+    given = [each.contiguous().requires_grad_(each.is_floating_point()) for each in given]
+    monkeypatch.setattr(chunks, "ELEMENTS", 20_000 * 64 // 100)
+    monkeypatch.setattr(chunks, "LEAST", 64)  # of rows as wide as the network makes them
+    layer, peaks = make(), []
+    for _ in range(2):
+        with Live([*given, *layer.parameters()]) as live:
+            layer(*given).square().sum().backward()
+        peaks.append(live.peak)
+        accelerate(layer)
+    assert chunks.is_cut(layer) and not fallbacks(layer)
+    assert peaks[0] > 20_000 * 64 * 4 and 3 * peaks[1] <= peaks[0], peaks
 
 
 def test_hooks_on_modules_see_all_edges(x, edge_index):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 
-from pyg_scale.nn import accelerate, chunks, fallbacks
+from pyg_scale.nn import FusedConv, accelerate, chunks, fallbacks
 from pyg_scale.testing import graphs
 from pyg_scale.testing.layers import LAYERS, OTHERS
 from tests.nn.oracle import distance, run
@@ -79,3 +79,26 @@ def test_equals_pyg_in_chunks(name, graph, monkeypatch):
     ours, _ = compared(lambda: example.make(CHANNELS), example.inputs(*graph))
     found = {reason for reasons in fallbacks(ours).values() for reason in reasons}
     assert bool(found) == (name in AT_ONCE), found
+
+
+AGGREGATIONS = {
+    "eg, several": lambda: pyg.EGConv(CHANNELS, 8, ["sum", "mean", "min", "max", "var"], 4, 2),
+    "eg, symmetric": lambda: pyg.EGConv(CHANNELS, 8, ["std", "symnorm"], 4, add_self_loops=False),
+    "eg, one": lambda: pyg.EGConv(CHANNELS, 8, ["std"], 4),
+    "fast rgcn, sum": lambda: pyg.FastRGCNConv(CHANNELS, 5, 3, aggr="sum"),
+    "fast rgcn, bases": lambda: pyg.FastRGCNConv(CHANNELS, 5, 3, num_bases=2),
+    "fast rgcn, blocks": lambda: pyg.FastRGCNConv(CHANNELS, 8, 3, num_blocks=2),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_of_layers_on_few_edges(name, graph, monkeypatch):
+    """Edges are counted once, where PyG counts them for every mean or by every relation."""
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    x, edges = graph
+    given = (x, edges, torch.arange(edges.size(1)) % 3) if "rgcn" in name else (x, edges)
+    ours, _ = compared(AGGREGATIONS[name], given)
+    assert not fallbacks(ours)
+    if name in ("fast rgcn, bases", "fast rgcn, blocks"):
+        with pytest.raises(RuntimeError, match="out of bounds"):  # PyG's
+            ours(x, edges, given[2] - 1)

@@ -477,6 +477,8 @@ GATHERED = {  # layers whose small inputs are gathered, and the arguments after 
     ),
     "resgated": (lambda: pyg.ResGatedGraphConv(6, 5), lambda n: ()),
     "several": (lambda: pyg.SimpleConv(aggr=["mean", "max"]), lambda n: ()),
+    "eg": (lambda: pyg.EGConv(6, 8, ["symnorm", "max", "std"], 4), lambda n: ()),
+    "fast rgcn": (lambda: pyg.FastRGCNConv(6, 5, 3), lambda n: (torch.arange(n) % 3,)),
 }
 
 

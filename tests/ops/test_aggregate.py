@@ -336,6 +336,29 @@ def test_a_transpose_is_its_meaning(path):
                 assert a.dtype == b.dtype and torch.equal(a, b)
 
 
+@pytest.mark.parametrize("size", [1, 3, 64, 1000])
+def test_more_edges_than_torch_sorts_at_once_on_cuda(size, monkeypatch):
+    """They are sorted in pieces, of ``2**31 - 1`` edges there, to the order of one stable sort."""
+    monkeypatch.setattr(graph, "_SORTABLE", size)
+    for name in graphs.NAMES:
+        num_src, indptr, indices, _ = graphs.named(name)
+        if indices.numel() > 200 * size:
+            continue  # a piece takes a fraction of a millisecond
+        order = torch.argsort(indices, stable=True)
+        count = torch.bincount(indices, minlength=num_src)
+        row = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.diff())
+        for index in (indices, indices.int()):
+            found = graph.transpose_plain(indptr, index, num_src)
+            assert torch.equal(found.position.long(), order)
+            assert torch.equal(found.indptr.diff(), count)
+            assert torch.equal(found.indices.long(), row[order])
+            edges = graph._sorted_in_a_trace(
+                torch.stack([row.to(index), index]), row.numel(), num_src
+            )
+            assert torch.equal(edges.indptr, found.indptr) and torch.equal(edges.edge_id, order)
+            assert torch.equal(edges.indices, row[order].to(index))
+
+
 def test_bad_input(path):
     num_src, indptr, indices, edge_id = graphs.named("small")
     x = torch.randn(num_src, 4)

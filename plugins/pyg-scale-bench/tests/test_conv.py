@@ -87,8 +87,18 @@ def test_every_layer_of_pyg(
         "FastRGCNConv": "rows of features gathered for bmm",
     }
     printed = capsys.readouterr().out
-    assert re.search(r"SGConv +fused messages +[0-9.]+ +[0-9.]+ +[0-9.]+x", printed)
+    three = " +[0-9.]+ +[0-9.]+ +[0-9.]+x"
+    assert re.search(rf"SGConv +fused messages{three}{three}", printed)
+    assert re.search(rf"SAGEConv +a layer of ours{three} +[0-9]+ +[0-9]+\n", printed)
     assert "XConv: looks for nearest neighbours" in printed
+
+
+@pytest.mark.parametrize("name", ["SGConv", "FAConv", "EdgeConv", "HGTConv", "NNConv"])
+def test_messages_alone_are_the_same(name: str) -> None:
+    data = planted_communities(200, 2000, 4, 1)
+    cases, _ = conv.every_layer_cases(name, Graph.of("g", data.edge_index, 200, 200), 8)
+    assert [case.about["op"] for case in cases] == [name] * 2 + [name + conv.ALONE] * 2
+    compare(cases[2:])
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -12,8 +12,8 @@ from pyg_scale.nn.conv.base import FusedConv, check_features, check_weight, scri
 from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear
-from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace
-from pyg_scale.nn.small import reduce_small, small, small_weight
+from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace, scaled_weights
+from pyg_scale.nn.small import Small, reduce_small, small, small_weight
 from pyg_scale.ops.adjacency import recording
 
 
@@ -68,15 +68,19 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
         weight = small_weight(edge_weight, call)
         if call.how != "sum":
             raise NotFused(SMALL)
+        how, size, loop = "sum", call.num_dst, None
         if self.normalize:
             if self.cached or self._cached_edge_index is not None:
                 raise NotFused(SMALL)
             if weight is None or not (self.improved or weight.requires_grad):
-                call = call._replace(how="gcn" if self.add_self_loops else "symmetric")
+                how = "gcn" if self.add_self_loops else "symmetric"
             else:
-                edge_index, weight = self._normalized(x, edge_index, weight)
-                call = call._replace(edge_index=edge_index)
-        out = reduce_small(call._replace(src=self.lin(call.src)), weight)
+                options = self.improved, self.add_self_loops
+                weight, loop = scaled_weights(edge_index, weight, size, *options)
+        x = self.lin(x)
+        out = reduce_small(Small(x, None, edge_index, size, how), weight)
+        if loop is not None:
+            out = torch.addcmul(out, x, loop.view(-1, 1))
         return out if self.bias is None else out + self.bias
 
     def _edges(self, x, edge_index, edge_weight):  # type: ignore[no-untyped-def]

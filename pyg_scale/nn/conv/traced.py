@@ -255,7 +255,8 @@ _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv, pyg.PPFConv), _EARLY),
     **dict.fromkeys((pyg.ARMAConv, pyg.EGConv, pyg.FeaStConv), _EARLY),
     **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
-    **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.PNAConv, pyg.SuperGATConv), _SOON),
+    **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.NNConv), _SOON),
+    **dict.fromkeys((pyg.PNAConv, pyg.SuperGATConv), _SOON),
     pyg.GMMConv: _LATE,
     **dict.fromkeys((pyg.DNAConv, pyg.PointTransformerConv), _CUT),
 }

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
 import torch_geometric.nn
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch_geometric.data import Data
+from torch_geometric.nn.conv import MessagePassing
 
 import pyg_scale.nn
 from pyg_scale.datasets import planted_communities
@@ -57,6 +60,8 @@ STEPS = {"sage": False, "sage-trimmed": True}
 FIRST = {"first": False, "first-lazy": True}
 """Every step of a loader and a first layer by name, with True if the ``x`` of ours is lazy."""
 _ABOUT_FIRST = "; first: our loader and a SAGE layer, which in first-lazy reads features itself"
+ALONE = ", messages"
+"""The end of the names of layers of which only messages and their aggregation are measured."""
 BATCHES = "batches"
 """The name of the graph of a training step in the report."""
 _COPY_BYTES = 1 << 28
@@ -251,35 +256,73 @@ def every_layer_cases(name: str, graph: Graph, channels: int) -> tuple[list[Case
     ours = copy.deepcopy(theirs)
     pyg_scale.nn.accelerate(ours)
     inputs = example.inputs(torch.randn(graph.num_src, width), graph.edge_index)
-    features = [k for k, each in enumerate(inputs) if each.is_floating_point()]
+    cases = _with_gradients(name, graph, ours, theirs, inputs, lambda layer, given: layer(*given))
+    return cases + _message_cases(name, graph, ours, theirs, inputs), ours
 
-    def call(layer: nn.Module) -> Callable[..., Any]:
-        def run(*leaves: Tensor) -> Any:
-            given = list(inputs)
-            for k, leaf in zip(features, leaves):
-                given[k] = leaf
-            out = layer(*given)
-            return out[0] if isinstance(out, tuple) else out
 
-        return run
+def _message_cases(
+    name: str, graph: Graph, ours: nn.Module, theirs: nn.Module, inputs: Sequence[Any]
+) -> list[Case]:
+    """Messages and their aggregation alone: the first ``propagate`` of a layer, with gradients.
 
-    gradient: list[Tensor] = []  # the same for both sides
-    leaves = [inputs[k] for k in features]
-    return [
-        _case(
-            name, graph.name, True, side, graph.num_edges, 4 * width, 0,
-            once(call(layer), [*leaves, *_used(layer, call(layer), leaves)], gradient),
+    Both sides get the arguments of PyG's. There are none if ours is a class with a fused forward.
+    """
+    seen: list[tuple[str, Any]] = []
+    handles = [
+        layer.register_propagate_forward_pre_hook(
+            lambda _, given, where=where: seen.append((where, given))
         )
-        for side, layer in ((OURS, ours), (PYG, theirs))
-    ], ours  # fmt: skip
+        for where, layer in theirs.named_modules()
+        if isinstance(layer, MessagePassing)
+    ]
+    theirs(*inputs)
+    for handle in handles:
+        handle.remove()
+    where, (edge_index, size, arguments) = seen[0]
+    both = ours.get_submodule(where), theirs.get_submodule(where)
+    if not isinstance(both[0], TracedConv):
+        return []
+    values, form = tree_flatten(arguments)
+
+    def propagate(layer: Any, given: list[Any]) -> Any:
+        return layer.propagate(edge_index, size=size, **tree_unflatten(given, form))
+
+    return _with_gradients(name + ALONE, graph, *both, values, propagate)
 
 
-def _used(layer: nn.Module, run: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters of a layer that its result depends on."""
-    parameters = [each for each in layer.parameters() if each.requires_grad]
-    out = run(*leaves).sum()
-    grads = torch.autograd.grad(out, parameters, allow_unused=True) if parameters else ()
-    return [each for each, grad in zip(parameters, grads) if grad is not None]
+def _with_gradients(
+    op: str,
+    graph: Graph,
+    ours: nn.Module,
+    theirs: nn.Module,
+    values: Sequence[Any],
+    call: Callable[[Any, list[Any]], Any],
+) -> list[Case]:
+    """Both sides of a call, with gradients of the features and parameters that it depends on."""
+    places = [k for k, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
+
+    def run(layer: nn.Module, *leaves: Tensor) -> Any:
+        given = list(values)
+        for k, leaf in zip(places, leaves):
+            given[k] = leaf
+        out = call(layer, given)
+        return out[0] if isinstance(out, tuple) else out
+
+    def used(layer: nn.Module, leaves: list[Tensor]) -> list[bool]:
+        tensors = [*leaves, *layer.parameters()]
+        grads = torch.autograd.grad(run(layer, *leaves).sum(), tensors, allow_unused=True)
+        return [grad is not None for grad in grads]
+
+    leaves = [values[k].detach().requires_grad_() for k in places]
+    places = list(compress(places, used(theirs, leaves)))
+    gradient: list[Tensor] = []  # the same for both sides
+    cases = []
+    for side, layer in ((OURS, ours), (PYG, theirs)):
+        leaves = [values[k].detach().requires_grad_() for k in places]
+        wanted = list(compress([*leaves, *layer.parameters()], used(layer, leaves)))
+        step = once(functools.partial(run, layer), wanted, gradient)
+        cases.append(_case(op, graph.name, True, side, graph.num_edges, 0, 0, step))
+    return cases
 
 
 def how_fused(layer: nn.Module) -> str:
@@ -428,18 +471,22 @@ def _every_layer(found: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             f"{graph['sources']:,} nodes; forward and gradients of features, values of edges and "
             f"parameters; medians of {settings['rounds']} rounds, in turns"
         ),
+        "messages: their first propagate alone, of the same arguments, on edges grouped before",
         f"of {', '.join(MATRIX_PER_EDGE)} only {small.FEW_CHANNELS} channels",
         "peak: memory that a first step needs beyond what there was, inputs not counted",
         *(f"not measured: {name}: {reason}" for name, reason in OTHERS.items()),
     ]
     lines += sorted({f"{c['side']} {c['op']}: {c['error']}" for c in found["cases"] if c["error"]})
-    header = ["layer", "how", "ms", "PyG ms", "faster", "peak MB", "PyG peak MB"]
-    rows = []
-    for entry in compared:
-        ours, pyg = entry["sides"][OURS], entry["sides"][PYG]
-        times = _milliseconds(ours), _milliseconds(pyg), _times(entry, PYG)
-        how = found["how"][entry["op"]]
-        rows.append([entry["op"], how, *times, _megabytes(ours), _megabytes(pyg)])
+    header = ["layer", "how", "ms", "PyG ms", "faster", "messages ms", "PyG ms", "faster"]
+    header += ["peak MB", "PyG peak MB"]
+    by_name, rows = {entry["op"]: entry for entry in compared}, []
+    for name, how in found["how"].items():
+        whole, alone = by_name[name], by_name.get(name + ALONE, {"sides": {}})
+        row = [name, how]
+        for entry in (whole, alone):
+            row += [_milliseconds(entry["sides"].get(side)) for side in (OURS, PYG)]
+            row.append(_times(entry, PYG))
+        rows.append([*row, *(_megabytes(whole["sides"][side]) for side in (OURS, PYG))])
     panel = _panel(graph["name"], compared)
     title = f"every layer of PyG, {settings['channels']} channels fp32"
     return Report(found, lines, [Table(header, rows, align="llr")], [[panel]], title)

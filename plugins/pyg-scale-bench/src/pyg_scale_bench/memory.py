@@ -20,6 +20,7 @@ _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = Path("/sys/fs/cgroup")
 _REMOVE_SECONDS = 5.0
 _SAMPLE_SECONDS = 0.01
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 def resident() -> int | None:
@@ -71,6 +72,26 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """A context in which malloc keeps freed memory, so that a later step finds it mapped.
+
+    glibc returns what is free at the end of its heap to the system. Whether that happens depends on
+    where blocks of memory happen to lie, and faulting pages in again may take half of a short step.
+    """
+    option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if option is None:
+        yield
+        return
+    option(_TRIM_THRESHOLD, (1 << 31) - 1)
+    option(_MMAP_THRESHOLD, 1 << 25)  # the largest that it takes
+    try:
+        yield
+    finally:
+        option(_TRIM_THRESHOLD, 1 << 17)  # its own numbers
+        option(_MMAP_THRESHOLD, 1 << 17)
 
 
 def children() -> int:
