@@ -24,6 +24,16 @@ from pyg_scale.datasets import load, planted_communities
 from pyg_scale.loader import ClusterData, ClusterLoader, IBMBNodeLoader, ShaDowKHopSampler
 
 
+class Net(torch.nn.Module):
+    def __init__(self, channels, classes, hidden=64):
+        super().__init__()
+        self.narrow = torch.nn.Linear(channels, hidden)  # first, so that messages are small
+        self.rest = GraphSAGE(hidden, hidden, num_layers=2, out_channels=classes)
+
+    def forward(self, x, edge_index):
+        return self.rest(self.narrow(x).relu(), edge_index)
+
+
 def loader_of(data, args):
     options = {"num_workers": args.workers, "seed": args.seed}
     if args.loader == "shadow":
@@ -48,7 +58,7 @@ def predictions(model, batch):
 def train(data, batches, args, say):
     """Train a new model on what `batches()` yields each epoch; its accuracy on the test nodes."""
     torch.manual_seed(args.seed)
-    model = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=int(data.y.max()) + 1)
+    model = Net(data.num_features, int(data.y.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         total = number = 0

@@ -26,10 +26,11 @@ from pyg_scale.loader import GraphSAINTRandomWalkSampler
 class Net(torch.nn.Module):
     def __init__(self, channels, classes, hidden=64):
         super().__init__()
-        self.first, self.last = GraphConv(channels, hidden), GraphConv(hidden, classes)
+        self.narrow = torch.nn.Linear(channels, hidden)  # first, so that messages are small
+        self.first, self.last = GraphConv(hidden, hidden), GraphConv(hidden, classes)
 
     def forward(self, x, edge_index, weight):
-        x = self.first(x, edge_index, weight).relu()
+        x = self.first(self.narrow(x).relu(), edge_index, weight).relu()
         return self.last(F.dropout(x, 0.5, self.training), edge_index, weight)
 
 
@@ -68,7 +69,7 @@ def main(argv=None):
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
     if args.tiny:
-        parser.set_defaults(epochs=2, walks=200, coverage=5)
+        parser.set_defaults(epochs=2, walks=200)
         args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
@@ -85,6 +86,7 @@ def main(argv=None):
         sample_coverage=0 if args.plain else args.coverage,
         num_workers=args.workers,
         seed=args.seed,
+        log=False,
     )
 
     def subgraphs():
