@@ -170,21 +170,6 @@ def test_sampled_training_is_as_good_as_on_the_whole_graph(tmp_path, data_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("example", "options"),
-    [("graph_saint", ["--epochs", "3"]), ("cluster_gcn", ["--epochs", "2"])],
-    ids=["GraphSAINT", "clusters"],
-)
-def test_subgraphs_are_as_good_as_the_whole_graph(tmp_path, data_dir, example, options):
-    options = ["--data", str(data_dir / "facebook_pages.npz"), *options]
-    python = preloaded.python()
-    printed = run(named(example), tmp_path, *options, timeout=800, python=python)
-    sampled, whole = accuracies(printed).values()
-    assert whole > 0.9 and sampled > whole - 0.01
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_types_of_nodes_are_told_apart(tmp_path, data_dir):
     data = str(data_dir / "dblp.npz")
