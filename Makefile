@@ -96,10 +96,14 @@ test-all:
 # Of a checkout of PyG, of the version that is installed.
 PYG_TESTS := loader/test_neighbor_loader.py loader/test_link_neighbor_loader.py \
   loader/test_hgt_loader.py loader/test_zip_loader.py loader/test_cache.py \
-  loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py
+  loader/test_imbalanced_sampler.py utils/test_trim_to_layer.py \
+  $(patsubst %,loader/test_%.py,cluster graph_saint shadow random_node_loader ibmb_loader \
+  dynamic_batch_sampler prefetch temporal_dataloader mixin utils)
+PYG_WALK_TESTS := nn/models/test_node2vec.py nn/models/test_metapath2vec.py \
+  transforms/test_rooted_subgraph.py utils/test_dropout.py
 PYG_CONV_TESTS := $(patsubst %,nn/conv/test_%_conv.py,gcn sage gin graph gat gatv2 transformer rgcn) \
   nn/models/test_basic_gnn.py nn/test_to_hetero_transformer.py
-PYG_SUITE = $(BIN)/python -m pytest -q -rs -o addopts= -p tests.parity.pyg_suite
+PYG_SUITE = $(BIN)/python -m pytest -q -rsx -o addopts= -p tests.parity.pyg_suite
 
 pyg-suite: export PYG_SCALE_KERNELS = require
 pyg-suite: $(VENV)/.test kernels
@@ -107,7 +111,8 @@ pyg-suite: $(VENV)/.test kernels
 	  { echo "make pyg-suite PYG=/path/to/pytorch_geometric: a checkout of its repository" >&2; exit 1; }
 	$(PYG_SUITE) --drop-in=loaders $(PYG_TESTS:%=$(PYG)/test/%)
 	$(PYG_SUITE) --drop-in=compat $(PYG_TESTS:%=$(PYG)/test/%) \
-	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py
+	  $(PYG)/test/sampler/test_sampler_neighbor_sampler.py $(PYG_WALK_TESTS:%=$(PYG)/test/%)
+	$(BIN)/python -m tests.parity.pyg_examples $(PYG)
 	$(PYG_SUITE) --drop-in=convs $(PYG_CONV_TESTS:%=$(PYG)/test/%)
 
 CSRC := $(wildcard $(foreach kind,cpp h cu cuh,csrc/*.$(kind) csrc/*/*.$(kind)))

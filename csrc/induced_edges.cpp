@@ -16,6 +16,14 @@
 namespace pyg_scale {
 namespace {
 
+// Not std::popcount: without an instruction for it, that is a call.
+inline int64_t count_bits(uint64_t word) {
+  word -= (word >> 1) & 0x5555555555555555;
+  word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333);
+  word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f;
+  return static_cast<int64_t>((word * 0x0101010101010101) >> 56);
+}
+
 // Which of 64 nodes were chosen, and the place of the first of them.
 struct Word {
   uint64_t chosen;
@@ -34,7 +42,7 @@ class Chosen {
     }
     for (int64_t w = 0; w < size_; ++w) {
       words_[w].first = count_;
-      count_ += std::popcount(words_[w].chosen);
+      count_ += count_bits(words_[w].chosen);
     }
   }
 
@@ -53,7 +61,7 @@ class Chosen {
   // Of a node that was chosen.
   int64_t place(int64_t v) const {
     const Word& word = words_[v >> 6];
-    return word.first + std::popcount(word.chosen & ((uint64_t{1} << (v & 63)) - 1));
+    return word.first + count_bits(word.chosen & ((uint64_t{1} << (v & 63)) - 1));
   }
 
  private:
@@ -61,13 +69,14 @@ class Chosen {
   int64_t size_, count_ = 0;
 };
 
-// The edges of a batch: memory that a thread uses again.
+// The edges of a batch, other ends and positions: memory that a thread uses again.
 struct Edges {
   Buffer<int64_t> other, edge, degree;
 };
 
 constexpr int64_t kAhead = 16;  // nodes whose pointers are asked for
 constexpr int64_t kSoon = 8;    // nodes whose edges are
+constexpr int64_t kIds = 24;    // edges whose ids are
 
 PYG_SCALE_PREFETCH void prefetch_edges(const int64_t* pointer, const int64_t* target, int64_t v,
                                        int64_t num_edges) {
@@ -105,27 +114,29 @@ std::tuple<Tensor, Tensor, Tensor> induced_edges(Tensor indptr, Tensor index, Te
       const int64_t u = target[e];
       if (static_cast<uint64_t>(u) >= static_cast<uint64_t>(num_nodes)) [[unlikely]]
         fail_missing("index: node", u, num_nodes);
+      other[found] = u;
       edge[found] = e;
       found += chosen.has(u);
-    }
-    for (int64_t at = before; at < found; ++at) {
-      other[at] = chosen.place(target[edge[at]]);
-      edge[at] = id[edge[at]];
     }
     edges.degree[i] = found - before;
   }
   Tensor ends = pool_empty({2, found}, ScalarType::Long);
-  Tensor edge = pool_empty({found}, ScalarType::Long);
+  Tensor ids = pool_empty({found}, ScalarType::Long);
   int64_t *own = ends.mutable_data_ptr<int64_t>(), *next = own;
   for (int64_t i = 0; i < count; ++i) next = std::fill_n(next, edges.degree[i], i);
-  std::copy_n(edges.other.data(), found, own + found);
-  std::copy_n(edges.edge.data(), found, edge.mutable_data_ptr<int64_t>());
+  const int64_t *other = edges.other.data(), *edge = edges.edge.data();
+  int64_t *place = own + found, *to = ids.mutable_data_ptr<int64_t>();
+  for (int64_t at = 0; at < found; ++at) {
+    if (at + kIds < found) __builtin_prefetch(id + edge[at + kIds]);
+    place[at] = chosen.place(other[at]);
+    to[at] = id[edge[at]];
+  }
   constexpr size_t kKeptBytes = size_t{1} << 26;  // a batch of unusual size keeps no memory
   for (Buffer<int64_t>* each : {&edges.other, &edges.edge, &edges.degree}) {
     each->clear();
     if (each->bytes() > kKeptBytes) each->release();
   }
-  return {nodes, ends, edge};
+  return {nodes, ends, ids};
 }
 
 }  // namespace

@@ -17,7 +17,8 @@
 namespace pyg_scale {
 namespace {
 
-constexpr int64_t kOutside = std::numeric_limits<int64_t>::min() / 2;
+constexpr int64_t kOutside = std::numeric_limits<int64_t>::min();
+constexpr int64_t kAhead = 24;  // edges whose ends' clusters are asked for
 
 // The edges of a batch, of which more are written than it has at last.
 struct Edges {
@@ -42,12 +43,17 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
   shift.reserve(parts);
   std::fill_n(shift.data(), parts, kOutside);
   int64_t size = 0;
+  // The nodes of these clusters, a bit each: small, and so in a cache near by.
+  Buffer<uint64_t> inside;
+  inside.reserve(num_nodes / 64 + 1);
+  std::fill_n(inside.data(), num_nodes / 64 + 1, 0);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = first[chosen[i]], end = first[chosen[i] + 1];
     check(begin >= 0 && begin <= end && end <= num_nodes, "partptr must rise from 0 to num_nodes");
     shift[chosen[i]] = size - begin;
     check(size <= (int64_t{1} << 59) - end, "the clusters have too many nodes");
     size += end - begin;
+    for (int64_t v = begin; v < end; ++v) inside[v >> 6] |= uint64_t{1} << (v & 63);
   }
   Tensor nodes = pool_empty({size}, ScalarType::Long);
   int64_t* node = nodes.mutable_data_ptr<int64_t>();
@@ -69,22 +75,28 @@ std::tuple<Tensor, Tensor, Tensor> join_clusters(Tensor partptr, Tensor indptr, 
         const int64_t u = target[e];
         if (static_cast<uint64_t>(u) >= static_cast<uint64_t>(num_nodes)) [[unlikely]]
           fail_missing("index: node", u, num_nodes);
-        const int64_t p = part[u];
-        if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(parts)) [[unlikely]]
-          fail_missing("part_of: cluster", p, parts);
-        const int64_t at = u + shift[p];
         own[found] = place;
-        other[found] = at;
+        other[found] = u;
         edge[found] = e;
-        found += at >= 0;
+        found += inside[u >> 6] >> (u & 63) & 1;
       }
     }
   }
   Tensor ends = pool_empty({2, found}, ScalarType::Long);
   Tensor position = pool_empty({found}, ScalarType::Long);
   int64_t* to = ends.mutable_data_ptr<int64_t>();
+  int64_t* others = own_first ? to + found : to;
+  const int64_t* other = edges.other.data();
+  for (int64_t at = 0; at < found; ++at) {
+    if (at + kAhead < found) __builtin_prefetch(part + other[at + kAhead]);
+    const int64_t u = other[at], p = part[u];
+    if (static_cast<uint64_t>(p) >= static_cast<uint64_t>(parts)) [[unlikely]]
+      fail_missing("part_of: cluster", p, parts);
+    check(first[p] <= u && u < first[p + 1] && shift[p] != kOutside,
+          "part_of must have the clusters of partptr");
+    others[at] = u + shift[p];
+  }
   std::copy_n(edges.own.data(), found, own_first ? to : to + found);
-  std::copy_n(edges.other.data(), found, own_first ? to + found : to);
   std::copy_n(edges.edge.data(), found, position.mutable_data_ptr<int64_t>());
   constexpr size_t kKeptBytes = size_t{1} << 26;  // a batch of unusual size keeps no memory
   for (Buffer<int64_t>* each : {&edges.own, &edges.other, &edges.edge}) {

@@ -133,7 +133,7 @@ class SubgraphLoader(Resumable, DataLoader[Any]):
         kwargs.pop("dataset", None)  # PyTorch Lightning builds loaders again with these
         kwargs.pop("collate_fn", None)
         self.sampling, worker_type, self.seed = checked(
-            sampling, self.data, worker_type, seed, kwargs
+            sampling, self.data, worker_type, seed, kwargs, type(self).__name__
         )
         self._placement: Placement = placement_of(
             kwargs.pop("device", None), kwargs.pop("device_memory", None), self.sampling.to_device

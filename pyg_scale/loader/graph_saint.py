@@ -32,7 +32,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         data: Data,
         batch_size: int,
         num_steps: int = 1,
-        sample_coverage: int = 0,
+        sample_coverage: int | str = 0,
         save_dir: str | None = None,
         log: bool = True,
         *,
@@ -43,7 +43,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         _check(type(self).__name__, data, kwargs)
         self._batch_size = _number("batch_size", batch_size, 1)
         self.num_steps = _number("num_steps", num_steps, 1)
-        self.sample_coverage = _number("sample_coverage", sample_coverage, 0)
+        self.sample_coverage = self._coverage(sample_coverage)
         self.save_dir, self.log, self.data = save_dir, log, data
         self.N, self.E = int(data.num_nodes or 0), int(data.num_edges)
         self._graph = Grouped.of(data.edge_index, self.N)
@@ -56,6 +56,16 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         """Node ids ``int64``, repeats allowed, drawn with a key."""
         raise NotImplementedError
 
+    def _chances(self) -> tuple[Tensor, Tensor]:
+        """The chances that one draw has a node, and both ends of an edge; ``float64``, [N], [E]."""
+        raise NotImplementedError(
+            f"sample_coverage='exact' is not for {type(self).__name__}, whose chances have no "
+            "closed form: pass a number of samples per node"
+        )
+
+    def _coverage(self, value: Any) -> int | str:
+        return value if value == "exact" else _number("sample_coverage", value, 0)
+
     def _options(self) -> dict[str, int]:
         """The options on which the probabilities of nodes depend."""
         return {"batch_size": self._batch_size}
@@ -64,6 +74,8 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
 
     def _norms(self) -> tuple[Tensor, Tensor]:
         """``float32`` ``[num_nodes]`` and ``[num_edges]``, read if they were saved."""
+        if self.sample_coverage == "exact":
+            return self._exact_norm()
         file = None
         if self.save_dir is not None:
             name = f"{type(self).__name__.lower()}_{self.sample_coverage}.npz"
@@ -90,7 +102,7 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         node_count = torch.zeros(self.N, dtype=torch.int64)
         edge_count = torch.zeros(self.E, dtype=torch.int64)
         number = total = 0
-        wanted = self.N * self.sample_coverage
+        wanted = self.N * int(self.sample_coverage)
         with tqdm(total=wanted, desc="GraphSAINT norms", disable=not self.log, delay=1) as bar:
             while total < wanted:
                 for _ in range(self.num_steps):
@@ -105,6 +117,17 @@ class _Saint(SubgraphLoader, torch_geometric.loader.GraphSAINTSampler):
         seen = node_count.float()
         seen[seen == 0] = 0.1
         return number / seen / self.N, edge_norm
+
+    def _exact_norm(self) -> tuple[Tensor, Tensor]:
+        """The norms that :meth:`_compute_norm` tends to; 0 for what no batch has."""
+        one, both = self._chances()
+        source, target = self.data.edge_index.long()
+        node = _in_any(one, self._batch_size)
+        either = _in_any(one[source] + one[target] - both, self._batch_size)
+        edge = torch.where(source == target, node[source], node[source] + node[target] - either)
+        node_norm = torch.where(node > 0, 1 / (node * self.N), 0)
+        edge_norm = torch.where(edge > 0, (node[source] / edge).clamp(max=1e4), 0)
+        return node_norm.float(), edge_norm.float()
 
     # Batches ###############################################################################
 
@@ -143,20 +166,25 @@ class GraphSAINTNodeSampler(_Saint, torch_geometric.loader.GraphSAINTNodeSampler
         num_steps: Number of batches of an epoch.
         sample_coverage: Number of samples per node from which the normalisation is computed; 0:
             none. Batches then have ``node_norm`` ``[num_nodes]`` and ``edge_norm`` ``[num_edges]``.
-        save_dir: The folder of a file without pickle, in which these are kept.
+            ``"exact"``: those that ever more samples tend to; not for walks.
+        save_dir: The folder of a file without pickle, in which sampled ones are kept.
         log: If True, show the progress of the normalisation.
         seed: See :class:`NodeLoader`; it decides the normalisation, too.
         worker_type: See :class:`NodeLoader`.
         kwargs: Arguments of :class:`torch.utils.data.DataLoader`.
 
     Raises:
-        NotImplementedError: If the graph has types.
+        NotImplementedError: If the graph has types, or walks are to have exact norms.
         TypeError: If an argument has a wrong type.
         ValueError: If a number is out of range, ``data`` has no edges, or the file does not fit.
     """
 
     def _draw(self, key: int) -> Tensor:
         return self._graph.row[_uniform(key, self._batch_size, self.E)]
+
+    def _chances(self) -> tuple[Tensor, Tensor]:
+        one = self._graph.indptr.diff() / torch.tensor(self.E, dtype=torch.float64)
+        return one, one.new_zeros(self.E)
 
 
 class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler):
@@ -176,6 +204,18 @@ class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler
         place = _uniform(key, self._batch_size, int(self._prefix[-1]))
         edge = torch.searchsorted(self._prefix, place, right=True)
         return torch.cat([self._graph.row[edge], self._graph.col[edge]])
+
+    def _chances(self) -> tuple[Tensor, Tensor]:
+        row, col, edge = self._graph.row, self._graph.col, self._graph.edge
+        weight = self._prefix.diff(prepend=self._prefix.new_zeros(1)).double()
+        chance = weight / weight.sum()
+        one = torch.bincount(row, chance, self.N)
+        one += torch.bincount(col, torch.where(row == col, 0, chance), self.N)
+        pair = torch.minimum(row, col) * self.N + torch.maximum(row, col)
+        _, place = pair.unique(return_inverse=True)
+        both = torch.empty_like(chance)
+        both[edge] = torch.bincount(place, chance)[place]
+        return one, both
 
     @property
     def _prefix(self) -> Tensor:
@@ -208,7 +248,7 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
         batch_size: int,
         walk_length: int,
         num_steps: int = 1,
-        sample_coverage: int = 0,
+        sample_coverage: int | str = 0,
         save_dir: str | None = None,
         log: bool = True,
         **kwargs: Any,
@@ -230,6 +270,11 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
             is_sorted=True,
         )
         return walks.node.view(-1)
+
+
+def _in_any(chance: Tensor, draws: int) -> Tensor:
+    """The chance of what has a chance in every draw to be in any of them."""
+    return -torch.expm1(torch.log1p(-chance.clamp(max=1)) * draws)
 
 
 def _uniform(key: int, number: int, size: int) -> Tensor:

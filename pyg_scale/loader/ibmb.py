@@ -68,7 +68,7 @@ class _Influence(SubgraphLoader):
                 raise ValueError(
                     f"batch_order= says in which order batches come: leave {other} out"
                 )
-        for other in ("sampling", "feature_store", "transform"):
+        for other in ("sampling", "feature_store", "transform", "batch_cost"):
             if kwargs.get(other) is not None:
                 raise NotImplementedError(f"{other}= is not for {name}: leave it out")
         if kwargs.get("split_seeds") == "part":
@@ -203,7 +203,7 @@ class IBMBBatchLoader(_Influence, ibmb_loader.IBMBBatchLoader):
         ratio = _within("batch_expand_ratio", batch_expand_ratio, 1.0, math.inf)
         jump = _within("alpha", alpha, 0.2, 1.0)
         steps = 50 if approximate_ppr_iterations is None else approximate_ppr_iterations
-        if not isinstance(steps, int) or steps < 1:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"approximate_ppr_iterations must be 1 or more (got {steps!r})")
         graph = Data(edge_index=data.edge_index, num_nodes=number)
         cluster = partition(graph, num_partitions, cutter_of(method, False)[1])
@@ -251,7 +251,7 @@ class IBMBNodeLoader(_Influence, ibmb_loader.IBMBNodeLoader):
             ("num_auxiliary_nodes", num_auxiliary_nodes),
             ("num_nodes_per_batch", num_nodes_per_batch),
         ):
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of 1 or more (got {value!r})")
         graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
         found = ppr(graph, nodes, max(num_auxiliary_nodes, num_nodes_per_batch), alpha, eps)

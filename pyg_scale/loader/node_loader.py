@@ -9,6 +9,7 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import TensorAttr
 from torch_geometric.loader.utils import infer_filter_per_worker
+from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.graph.base import snapshot_of
 from pyg_scale.graph.topology import NodeType
@@ -253,7 +254,7 @@ class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
         """Check everything that is cheap to check, then make the sampler, which may not be."""
         if not isinstance(lazy_x, bool):
             raise TypeError(f"lazy_x must be True or False (got {lazy_x!r})")
-        self.input_data = seed_nodes_of(data, input_nodes, input_time, input_id)
+        self.input_data = self._seeds(data, input_nodes, input_time, input_id)
         node_type, time = self.input_data.input_type, self.input_data.time
         self.input_nodes = input_nodes
         self.input_time = input_time
@@ -285,6 +286,11 @@ class NodeLoader(SampledLoader, torch_geometric.loader.NodeLoader):
         self.node_sampler = self._keep(sampler, feature_store, self._drawing.why_processes)
         fetches = type(self)._fetch is NodeLoader._fetch
         self._complete([(node_type, self.input_data.node)], pad_to, fetches)
+
+    def _seeds(
+        self, data: Any, input_nodes: Any, input_time: Tensor | None, input_id: Tensor | None
+    ) -> NodeSamplerInput:
+        return seed_nodes_of(data, input_nodes, input_time, input_id)
 
     @property
     def _bound_sampler(self) -> Any:

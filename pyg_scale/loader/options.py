@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import SuppliesSampler
+from pyg_scale.sampler.base import NeighborSampler
 
 _WORKER_TYPES: tuple[str | None, ...] = (None, "thread", "process", "ring")
+_KNOWN = {*inspect.signature(DataLoader).parameters, "device", "device_memory"}
 _RING_BYTES = 64 << 20  # for each worker
 
 
@@ -191,7 +195,12 @@ def check_device(device: Any) -> torch.device:
 
 
 def checked(
-    sampling: Any, data: Any, worker_type: str | None, seed: Any, kwargs: dict[str, Any]
+    sampling: Any,
+    data: Any,
+    worker_type: str | None,
+    seed: Any,
+    kwargs: dict[str, Any],
+    loader: str,
 ) -> tuple[SamplingOptions, str | None, int | None]:
     """The options of a loader, its type of workers and its seed, after checks of all of them.
 
@@ -203,11 +212,18 @@ def checked(
         worker_type: The type of workers that it was given.
         seed: The seed that it was given.
         kwargs: Arguments of ``DataLoader``; changed.
+        loader: The name of its class.
 
     Raises:
-        TypeError: If ``sampling`` are no options, or ``seed`` is no integer.
+        TypeError: If ``sampling`` are no options, ``seed`` is no integer, or there is no such
+            argument.
         ValueError: If one means nothing for this graph; see also :func:`check_workers`.
     """
+    for name in kwargs.keys() - _KNOWN:
+        way = "leave it out"
+        if name in inspect.signature(NeighborSampler).parameters:
+            way += ", or use NeighborLoader, which samples with it"
+        raise TypeError(f"{loader} takes no {name}=: {way}")
     if seed is not None:
         try:
             seed = operator.index(seed)

@@ -52,7 +52,8 @@ def join_clusters(
             rows of, if compiled.
 
     Raises:
-        ValueError: If pointers or ends lead out of the graph.
+        ValueError: If pointers or ends lead out of the graph, or, if compiled, where ``part_of``
+            and ``partptr`` contradict each other.
     """
     tensors = (partptr, indptr, index, part_of, which)
     if library.compiled() and all(each.device.type == "cpu" for each in tensors):

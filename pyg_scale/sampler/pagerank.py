@@ -78,9 +78,7 @@ def ppr(
         NotImplementedError: If other processes have parts of the graph.
     """
     number = integer("k", k)
-    for name, value in (("alpha", alpha), ("eps", eps)):
-        if not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number (got {value!r})")
+    check_numbers(alpha, eps)
     one_of("sample_direction", sample_direction, ("forward", "backward"))
     given, owner = as_data(data, num_nodes)
     topology = topology_of(given, direction=sample_direction)
@@ -105,6 +103,13 @@ def ppr(
         node = found.node[:, i]
         out[str(node_type)] = Ranked(torch.where(node < 0, node, node - first), found.score[:, i])
     return out
+
+
+def check_numbers(alpha: Any, eps: Any) -> None:
+    """Refuse what is no number; the op refuses what is out of range."""
+    for name, value in (("alpha", alpha), ("eps", eps)):
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number (got {value!r})")
 
 
 def _edge_types(topology: Topology, edge_types: Any) -> list[EdgeType]:

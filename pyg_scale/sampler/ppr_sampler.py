@@ -13,6 +13,7 @@ from pyg_scale.ops import library
 from pyg_scale.ops.ppr import ppr as ppr_op
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.pagerank import check_numbers
 from pyg_scale.sampler.subgraph import edges_among
 from pyg_scale.sampler.walk_graph import as_data, integer, walk_graph
 from pyg_scale.store.topology import topology_of
@@ -36,6 +37,7 @@ class PPRSampler(NeighborSampler):
         eps: How exact the scores are.
 
     Raises:
+        TypeError: If one of them is no number.
         ValueError: If ``k``, ``alpha`` or ``eps`` is out of range.
         NotImplementedError: If the graph has several types, or other processes have parts of it.
     """
@@ -48,6 +50,7 @@ class PPRSampler(NeighborSampler):
 
     def __init__(self, data: Any, k: int, alpha: float = 0.15, eps: float = 1e-4):
         super().__init__(disjoint=True)
+        check_numbers(alpha, eps)
         graph = topology_of(data)
         if graph.is_hetero:
             raise NotImplementedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,45 @@ def test_norms_make_sums_over_batches_unbiased(make: Callable[..., Any]) -> None
     assert (loader.node_norm[never] > loader.node_norm[~never].max()).all()
 
 
+TINY = Data(edge_index=torch.tensor([[0, 1, 1, 2, 3, 3], [1, 2, 2, 1, 3, 0]]), num_nodes=5)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 4])
+@pytest.mark.parametrize("cls", [GraphSAINTNodeSampler, GraphSAINTEdgeSampler])
+def test_exact_norms_are_those_of_all_draws_that_there_are(cls: Any, draws: int) -> None:
+    """A self-loop, parallel and opposite edges, a node without edges and one that is no source."""
+    row, col = TINY.edge_index.tolist()
+    weight = [1.0] * 6
+    if cls is GraphSAINTEdgeSampler:
+        weight = [float(col.count(u) + row.count(v)) for u, v in zip(row, col, strict=True)]
+    node, edge = [0.0] * 5, [0.0] * 6
+    for drawn in itertools.product(range(6), repeat=draws):
+        chance = math.prod(weight[e] / sum(weight) for e in drawn)
+        found = {row[e] for e in drawn}
+        if cls is GraphSAINTEdgeSampler:
+            found |= {col[e] for e in drawn}
+        for v in found:
+            node[v] += chance
+        for e in range(6):
+            edge[e] += chance * (row[e] in found and col[e] in found)
+    loader = cls(TINY, draws, sample_coverage="exact", log=False)
+    wanted = [1 / (5 * p) if p else 0 for p in node]
+    assert loader.node_norm.tolist() == pytest.approx(wanted, rel=1e-5)
+    for found, u, p in zip(loader.edge_norm.tolist(), row, edge, strict=True):
+        # What no batch has may be 0 or the largest norm, as its chance is 0 but for rounding.
+        assert found == pytest.approx(node[u] / p, rel=1e-5) if p else found in (0, 1e4)
+    batch = next(iter(loader))
+    assert batch.node_norm.numel() == batch.num_nodes
+    assert batch.edge_norm.numel() == batch.num_edges
+
+
+def test_norms_of_many_samples_tend_to_the_exact_ones() -> None:
+    sampled, exact = (MAKE["node"](sample_coverage=k, seed=1) for k in (500, "exact"))
+    often = (exact.node_norm > 0) & (exact.node_norm < 0.3)  # some 300 times, and more
+    assert often.sum() > 5
+    assert torch.allclose(sampled.node_norm[often], exact.node_norm[often], rtol=0.25)
+
+
 def test_norms_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
     options = {"sample_coverage": 2, "save_dir": str(tmp_path), "seed": 1}
     first = MAKE["node"](**options)
@@ -153,6 +193,8 @@ def test_norms_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
         ({"walk_length": -1}, ValueError, "walk_length must be 0 or more"),
         ({"num_steps": 0}, ValueError, "num_steps"),
         ({"sample_coverage": -1}, ValueError, "sample_coverage"),
+        ({"sample_coverage": "exact"}, NotImplementedError, "exact.*have no closed form: pass a"),
+        ({"sample_coverage": "all"}, TypeError, "sample_coverage must be an integer"),
         ({"data": HeteroData()}, NotImplementedError, "HeteroData"),
         ({"data": Data(num_nodes=3)}, ValueError, "needs data.edge_index"),
         ({"data": Data(edge_index=DATA.edge_index, num_nodes=3)}, IndexError, "num_nodes=3"),

@@ -35,7 +35,24 @@ def graph(num_nodes: int = 41, num_edges: int = 300) -> Data:
     )
 
 
-DATA = graph()
+def typed_graph() -> HeteroData:
+    """Two types of nodes, and one of them without edges to the other."""
+    generator = torch.Generator().manual_seed(2)
+    data = HeteroData()
+    for name, size in SIZES.items():
+        data[name].x = torch.randn(size, 3, generator=generator)
+        data[name].own = torch.arange(size)
+    for source, target in (("paper", "paper"), ("author", "paper")):
+        edges = [
+            torch.randint(SIZES[name], (90,), generator=generator) for name in (source, target)
+        ]
+        data[source, "to", target].edge_index = torch.stack(edges)
+        data[source, "to", target].edge_attr = torch.arange(90)
+    return data
+
+
+SIZES = {"paper": 30, "author": 13}
+DATA, TYPED = graph(), typed_graph()
 
 
 @pytest.mark.parametrize("num_parts", [1, 4, 9, 41])
@@ -47,7 +64,43 @@ def test_ranges_are_those_of_pyg(num_parts: int) -> None:
         for name in ("x", "y", "edge_index", "edge_attr"):
             assert torch.equal(mine[name], other[name])
         assert mine.num_nodes == other.num_nodes
-        assert torch.equal(mine.e_id, mine.edge_attr)
+        assert mine.keys() == other.keys()
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 43])
+def test_typed_ranges_are_those_of_pyg(num_parts: int) -> None:
+    theirs = torch_geometric.loader.RandomNodeLoader(TYPED, num_parts)
+    for mine, other in zip(RandomNodeLoader(TYPED, num_parts), theirs, strict=True):
+        assert mine.metadata() == other.metadata()
+        for one, another in zip(mine.stores, other.stores, strict=True):
+            assert set(one) == set(another)
+            assert all(
+                torch.equal(torch.as_tensor(one[k]), torch.as_tensor(another[k])) for k in one
+            )
+
+
+def test_typed_sets_are_all_nodes_and_draw_all_types_together(tmp_path: Path) -> None:
+    pyg_scale.save(TYPED, tmp_path / "graph")
+    opened = pyg_scale.open(tmp_path / "graph")
+    make = lambda data, **kw: RandomNodeLoader(data, 4, shuffle=True, seed=2, **kw)  # noqa: E731
+    batches = list(make(TYPED))
+    assert all(batch[name].num_nodes for batch in batches for name in SIZES)
+    for name, size in SIZES.items():
+        every = torch.cat([batch[name].own for batch in batches])
+        assert torch.equal(every.sort().values, torch.arange(size))
+    for batch in batches:
+        expected = TYPED.subgraph({name: batch[name].own for name in SIZES})
+        for kind, edges in expected.edge_index_dict.items():
+            assert torch.equal(batch[kind].edge_index, edges)
+            assert torch.equal(batch[kind].edge_attr, expected[kind].edge_attr)
+    assert_same_batches(make(TYPED, num_workers=2), batches)
+    for found, expected in zip(make(opened), batches, strict=True):
+        assert all(torch.equal(found[name].x, expected[name].x) for name in SIZES)
+    loader = make(TYPED)
+    next(iter(loader))
+    again = make(TYPED)
+    again.load_state_dict(loader.state_dict())
+    assert_same_batches(again, batches[1:])
 
 
 def test_shuffled_sets_are_all_nodes_with_their_edges() -> None:
@@ -56,10 +109,10 @@ def test_shuffled_sets_are_all_nodes_with_their_edges() -> None:
     orders = []
     for _ in range(2):
         batches = list(loader)
-        orders.append(torch.cat([batch.n_id for batch in batches]))
+        orders.append(torch.cat([batch.y // 10 for batch in batches]))
         assert torch.equal(orders[-1].sort().values, torch.arange(41))
         for batch in batches:
-            expected = DATA.subgraph(batch.n_id)
+            expected = DATA.subgraph(batch.y // 10)
             assert torch.equal(batch.edge_index, expected.edge_index)
             assert torch.equal(batch.edge_attr, expected.edge_attr)
             assert torch.equal(batch.x, expected.x)
@@ -67,7 +120,7 @@ def test_shuffled_sets_are_all_nodes_with_their_edges() -> None:
 
 
 def test_every_pair_of_nodes_is_together_equally_often() -> None:
-    data = Data(edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=6)
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.long), n_id=torch.arange(6), num_nodes=6)
     loader = RandomNodeLoader(data, 2, shuffle=True, seed=0)
     triples: dict[tuple[int, ...], int] = {}
     for _ in range(2_000):
@@ -111,7 +164,7 @@ def test_bad_input() -> None:
             RandomNodeLoader(DATA, num_parts)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="batch_size"):
         RandomNodeLoader(DATA, 2, batch_size=3)
-    with pytest.raises(NotImplementedError, match="HeteroData"):
-        RandomNodeLoader(HeteroData(), 2)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="pad_to= is not for RandomNodeLoader"):
+        RandomNodeLoader(DATA, 2, pad_to="buckets")
     with pytest.raises(TypeError, match="must be a Data"):
         RandomNodeLoader([DATA], 2)  # type: ignore[arg-type]

@@ -67,6 +67,7 @@ def test_compiled_and_plain_are_equal(monkeypatch):
         ("partptr", torch.tensor([0, 3, 2, 10, 11, 23]), "partptr must rise"),
         ("index", torch.full_like(graph(1)[2], 23), "index: node 23 does not exist"),
         ("part_of", torch.full_like(graph(1)[3], 5), "part_of: cluster 5 does not exist"),
+        ("part_of", torch.full_like(graph(1)[3], 1), "part_of must have the clusters of partptr"),
         ("indptr", torch.cat([graph(1)[1][:-1], torch.tensor([9999])]), "the pointers of node 22"),
         ("part_of", graph(1)[3].long(), "part_of must be a contiguous int32"),
     ],

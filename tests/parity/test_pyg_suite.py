@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import preloaded
+from tests.parity import pyg_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +75,60 @@ def test_packaging():
 """
 
 
+PACKAGES = """
+import pytest
+import torch_geometric.typing
+from torch_geometric.loader.ibmb_loader import IBMBNodeLoader
+from torch_geometric.testing import withMETIS, withPackage
+
+
+@withPackage("python_tsp", "no_such_package")
+@pytest.mark.parametrize("sparse", [True] if torch_geometric.typing.WITH_TORCH_SPARSE else [])
+def test_without_packages(sparse):
+    assert IBMBNodeLoader.__module__ == "pyg_scale.loader.ibmb"
+
+
+@withMETIS
+def test_without_metis():
+    pass
+
+
+@pytest.mark.skipif(True, reason="another")
+def test_skipped():
+    raise AssertionError
+"""
+
+SCRIPT = """
+from torch_geometric.datasets import Flickr
+from torch_geometric.loader import ShaDowKHopSampler
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
+if not WITH_TORCH_SPARSE:
+    quit("This example requires 'torch-sparse'")
+assert ShaDowKHopSampler.__module__ == "pyg_scale.loader.shadow"
+dataset = Flickr("data/Flickr")
+for epoch in range(1, 51):
+    for batch in ShaDowKHopSampler(dataset[0], 1, 2, batch_size=1500):
+        print("epoch", epoch, batch.num_graphs, dataset.num_classes)
+"""
+
+
+def test_runs_what_needs_no_package(tmp_path: Path) -> None:
+    out = run(tmp_path, "loaders", PACKAGES, "test_ibmb_loader.py")
+    assert "2 passed, 1 skipped" in out, out
+
+
+def test_runs_a_script_with_another_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "shadow.py"
+    file.write_text(SCRIPT)
+    pyg_examples.run(file, *pyg_examples.SCRIPTS["shadow.py"])
+    assert capsys.readouterr().out.split("\n")[:-1] == [
+        f"epoch {number} 1500 5" for number in (1, 1, 2, 2)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("drop_in", "passed"), [("loaders", 1), ("compat", 2)])
 def test_runs_what_pyg_skips(tmp_path: Path, drop_in: str, passed: int) -> None:
@@ -87,9 +142,9 @@ def test_layers_are_put_in_place(tmp_path: Path) -> None:
     assert "GCNConv: features are not of shape [num_nodes, channels]: 1" in out, out
 
 
-def run(tmp_path: Path, drop_in: str, suite: str) -> str:
+def run(tmp_path: Path, drop_in: str, suite: str, name: str = "test_suite.py") -> str:
     """What pytest says of a suite of tests with ours in the place of PyG's."""
-    (tmp_path / "test_suite.py").write_text(suite)
+    (tmp_path / name).write_text(suite)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [
         sys.executable if drop_in == "loaders" else preloaded.python(),
