@@ -107,6 +107,8 @@ def graphs(
             "edges": data.num_edges,
             "replication": advice.replication,
             "advised": advice.method,
+            "options": advice.options,
+            "wrapper": advice.wrapper,
             "reasons": advice.reasons,
         }
     yield found
@@ -189,7 +191,7 @@ def numbers(found: Mapping[str, Any], graph: str) -> dict[str, dict[str, Any]]:
             "exact": first["exact"],
             "loss": first["loss"],
             "advised": WAYS[name].method == found["graphs"][graph]["advised"]
-            and not WAYS[name].options,
+            and WAYS[name].options == found["graphs"][graph].get("options", {}),
         }
     return result
 
@@ -272,7 +274,7 @@ def report(found: Mapping[str, Any]) -> Report:
         lines.append(
             f"{graph}: {about['nodes']:,} nodes, {about['edges']:,} directed edges, "
             f"{about['replication']:.2f} halo nodes per node; advise says "
-            f"{about['advised']!r}{where}"
+            f"{about['wrapper']}{where}"
         )
         for name, each in ways.items():
             rows.append(

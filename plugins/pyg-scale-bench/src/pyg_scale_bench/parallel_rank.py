@@ -36,19 +36,21 @@ class Way(NamedTuple):
         full: Whether an epoch is one step on the full graph, and not sampled batches.
         options: Its options.
         ranks: The smallest number of ranks for which it is something of its own.
+        most: The largest number of ranks that the model has layers for.
     """
 
     method: str
     full: bool
     options: dict[str, Any]
     ranks: int = 2
+    most: int = 1 << 30
 
 
 WAYS: dict[str, Way] = {
     "ddp": Way("ddp", False, {}),
     "ddp+topk": Way("ddp", False, {"compress": "topk", "ratio": 0.05}),
     "fsdp": Way("fsdp", False, {}),
-    "layer": Way("layer", False, {}),
+    "layer": Way("layer", False, {}, most=2),
     "local_sgd": Way("local_sgd", False, {"every": 8}),
     "async_ps": Way("async_ps", False, {"optimizer": partial(torch.optim.Adam, lr=0.01)}),
     "federated": Way("federated", False, {}),
@@ -88,7 +90,7 @@ def _of_graph(path: str, settings: dict[str, Any], with_curves: bool) -> dict[st
     with connect(timeout=settings["timeout"]) as comm, pyg_scale.open(path, comm=comm) as graph:
         for _ in range(settings["rounds"]):
             for name in settings["ways"]:
-                if WAYS[name].ranks > comm.world_size:
+                if not WAYS[name].ranks <= comm.world_size <= WAYS[name].most:
                     continue
                 each = found.setdefault(name, {"seconds": [], "received": [], "peak": []})
                 _once(WAYS[name], graph, settings, each)
