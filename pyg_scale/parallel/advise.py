@@ -19,9 +19,12 @@ from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import directory_of
 from pyg_scale.parallel.feature import check_channels
 from pyg_scale.parallel.layers import check_module, ends_of
+from pyg_scale.parallel.remat import is_computed_once
+from pyg_scale.parallel.sequential import EDGES_AT_ONCE
 from pyg_scale.partitioner import Partitioner, Quality, assign, quality
 
 _PROBE = 64  # nodes on which the model is run once, to see what it sends
+_GAIN = 0.2e-9  # seconds for each byte of messages that is made in pieces, see docs/parallel.md
 
 
 @dataclass
@@ -48,15 +51,23 @@ class Advice:
         replication: Halo nodes of all ranks, divided by the nodes of the graph.
         costs: Those of the wrappers that can be used, by name.
         reasons: The reasons, in words.
+        options: Options of the wrapper.
     """
 
     method: str
     replication: float
     costs: dict[str, Cost] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def wrapper(self) -> str:
+        """The wrapper with its options, in words."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.method!r} with {given}" if given else repr(self.method)
 
     def __str__(self) -> str:
-        return "\n".join([f"use {self.method!r}", *(f"  {reason}" for reason in self.reasons)])
+        return "\n".join([f"use {self.wrapper}", *(f"  {reason}" for reason in self.reasons)])
 
 
 def advise(
@@ -73,7 +84,9 @@ def advise(
     The graph is cut, to count its halo nodes, and the model is run on 64 nodes, to see what its
     layers would send. Of the exact wrappers that fit into memory, the one that sends least is
     advised, ``halo`` if two send the same; if none fits, ``ddp`` with sampled batches, which needs
-    the memory of a batch alone.
+    the memory of a batch alone. ``halo`` is advised with ``remat=True`` for a model on the CPU
+    whose layers compute nothing twice for it, if messages in pieces gain more time than is lost by
+    what it sends again.
 
     Args:
         graph: A graph without types, with ``x`` ``[num_nodes, channels]``: in memory, or opened.
@@ -111,6 +124,12 @@ def advise(
         else:
             advice.costs[name] = cost(found, seen, world, speed)
     _choose(advice, world, budget)
+    if advice.method == "halo" and _gains_by_pieces(model, found, seen, advice, speed):
+        advice.options["remat"] = True
+        advice.reasons.append(
+            "with remat=True messages are made in pieces, which stay in the caches of a CPU, and "
+            "no layer computes anything twice"
+        )
     return advice
 
 
@@ -136,6 +155,19 @@ def _choose(advice: Advice, world: int, budget: int) -> None:
             "'ddp' with NeighborLoader needs the memory of a batch alone; its gradients are those "
             "of sampled batches"
         )
+
+
+def _gains_by_pieces(
+    model: nn.Module, found: Quality, seen: _Seen, advice: Advice, speed: int
+) -> bool:
+    """True if less time is lost by inputs that are sent in every step than pieces gain."""
+    most = max(found.edges[None])  # of a rank, for which the others wait
+    convs = [layer for layer in model.modules() if isinstance(layer, MessagePassing)]
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    if most <= EDGES_AT_ONCE or not on_cpu or not all(map(is_computed_once, convs)):
+        return False
+    again = advice.costs["halo"].sent / 2  # at most: what goes forward
+    return again / speed < 2 * most * sum(seen.sent) * _GAIN
 
 
 def _suits_halo(model: nn.Module, world: int) -> str:

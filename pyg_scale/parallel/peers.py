@@ -95,8 +95,9 @@ class Peers:
     ) -> Callable[..., None]:
         """Give each rank its rows of ``sent``; the rows from each rank are written in order.
 
-        Torch's all-to-all over gloo goes in rounds in which rank ``r`` sends to ``r + round``: no
-        rank is sent to by two others at a time, so all links are in use.
+        Gloo's all-to-all begins the messages of rank ``r`` with that to ``r + 1``, then ``r + 2``
+        and so on, so ranks do not all begin with the same one. It waits for none of them before the
+        next: all are under way together.
 
         Args:
             received: ``[sum(num_received), ...]``, contiguous; written.

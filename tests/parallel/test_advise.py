@@ -58,6 +58,22 @@ def test_wrappers_that_the_model_does_not_suit_are_left_out() -> None:
     assert advise(mesh(), norm, 2, memory="1GB", method="range").method == "ddp"
 
 
+def test_sums_are_made_in_pieces_on_the_cpu() -> None:
+    edge_index, _ = grid(100, 100)
+    large = Data(x=torch.randn(10_000, 16), edge_index=edge_index)
+    found = advise(large, model(), 2, memory="1GB", method="range")
+    assert found.options == {"remat": True} and str(found).startswith("use 'halo' with remat=True")
+    assert not advise(mesh(), model(), 2, memory="1GB", method="range").options  # one piece
+    for other in (pyg.GAT(16, 32, 2, 4), pyg.GraphSAGE(16, 32, 2, 4, aggr="max")):
+        found = advise(large, other, 2, memory="1GB", method="range")
+        assert found.method == "halo" and not found.options, "it would compute again"
+    # A rank has 100 halo nodes and 44,400 edges of 144 bytes. What goes forward may go again, which
+    # takes as long as pieces gain, 0.2 ns for each byte of messages to and fro, at 5.6 MB/s.
+    for bandwidth, expected in (("6MB", {"remat": True}), ("5MB", {})):
+        found = advise(large, model(), 2, memory="1GB", method="range", bandwidth=bandwidth)
+        assert found.options == expected, bandwidth
+
+
 def test_bad_input() -> None:
     with pytest.raises(TypeError, match="must be a Data with x"):
         advise(HeteroData(), model(), 2)  # type: ignore[arg-type]

@@ -35,11 +35,15 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert all(each["seconds"] > 0 and each["received"] > 0 for each in ways.values())
         assert ways["halo+bf16"]["received"] < ways["halo"]["received"]
         assert not parallel.different_losses(found, graph)
-        by_name = found["ranks"][0][graph]
-        losses = [by_name[name]["curve"] for name in ("halo", "halo+stale")]
-        assert len(losses[0]) == len(losses[1]) == 3 and losses[0] != losses[1]
-        exact, sampled = (by_name[name]["formula"] for name in ("halo", "halo+sample"))
-        assert abs(sampled - 0.1 * exact) <= 2 * 8 * 4  # a row of 8 numbers each way, at most
+    by_name = found["ranks"][0]["like products"]
+    losses = [by_name[name]["curve"] for name in ("halo", "halo+stale", "halo+smooth")]
+    assert [len(each) for each in losses] == [3] * 3
+    # Nothing is smoothed in the first two steps: in the second what came is used as it is.
+    assert losses[0] != losses[1] and losses[1][:2] == losses[2][:2]
+    assert all(0 <= a <= 1 for each in by_name.values() for a in each.get("accuracy", ()))
+    exact, sampled = (by_name[name]["formula"] for name in ("halo", "halo+sample"))
+    assert abs(sampled - 0.1 * exact) <= 2 * 8 * 4  # a row of 8 numbers each way, at most
+    assert not any("curve" in each for each in found["ranks"][0]["mesh"].values())
     assert found["graphs"]["mesh"]["advised"] == "halo"
     report = files["md"].read_text()
     for text in (capsys.readouterr().out, report):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyg_scale_bench import command
-from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.chart import Bar, Curves, Panel
 from pyg_scale_bench.report import Report, Table
 
 PAGES = Path(__file__).parents[3] / "docs" / "benchmarks"
@@ -56,6 +56,7 @@ def test_panels_are_drawn(tmp_path: Path) -> None:
             Panel("marked", bars, "s", mark=(4.0, "most"), large=True),
         ],
         [Panel("stacked", stages, "s", form="", stacked=True), Panel("empty", [], "s")],
+        [Curves("curves", {"a": [1.0, 0.5], "b": [1.0, 0.7, 0.6]}, "loss"), Curves("", {}, "s")],
     ]
     Report(found(), [], panels=panels, caption="c").draw(str(tmp_path / "r.png"))
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")

@@ -1,8 +1,8 @@
-"""Charts of horizontal bars, in panels."""
+"""Charts of horizontal bars and of curves, in panels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,23 @@ class Panel:
         return list(dict.fromkeys(bar.side for bar in self.bars))
 
 
-def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
-    """Draw rows of panels into a PNG; panels without bars are left out.
+@dataclass(frozen=True)
+class Curves:
+    """A panel of curves over steps.
+
+    Attributes:
+        title: The title above the curves.
+        curves: The values of each curve after each step, by its label.
+        unit: The unit of the values.
+    """
+
+    title: str
+    curves: Mapping[str, Sequence[float]]
+    unit: str
+
+
+def draw(panels: Sequence[Sequence[Panel | Curves]], caption: str, path: str) -> None:
+    """Draw rows of panels into a PNG; panels without bars or curves are left out.
 
     Raises:
         SystemExit: If matplotlib is missing.
@@ -95,7 +110,7 @@ def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SystemExit(f"--png needs matplotlib: pip install matplotlib ({error})") from error
-    shown = [kept for row in panels if (kept := [panel for panel in row if panel.bars])]
+    shown = [kept for row in panels if (kept := [panel for panel in row if _is_filled(panel)])]
     heights = [1.0 + max(_height(panel) for panel in row) for row in shown]
     width = max([9.0, *(6.0 * len(row) for row in shown)])
     figure = Figure(figsize=(width, 0.5 + sum(heights)), dpi=150, layout="constrained")
@@ -103,17 +118,39 @@ def draw(panels: Sequence[Sequence[Panel]], caption: str, path: str) -> None:
     if shown:
         parts = figure.subfigures(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, row in zip(parts, shown):
-            most = max(len(panel.rows) for panel in row)
+            most = max(0 if isinstance(each, Curves) else len(each.rows) for each in row)
             for axis, panel in zip(part.subplots(1, len(row), squeeze=False)[0], row):
-                _draw(axis, panel, most)
+                if isinstance(panel, Curves):
+                    _draw_curves(axis, panel)
+                else:
+                    _draw(axis, panel, most)
     figure.suptitle(caption, x=0.01, ha="left", fontsize=9, color=_INK)
     figure.savefig(path, facecolor="white")
 
 
-def _height(panel: Panel) -> float:
+def _is_filled(panel: Panel | Curves) -> bool:
+    return bool(panel.curves if isinstance(panel, Curves) else panel.bars)
+
+
+def _height(panel: Panel | Curves) -> float:
     """Height in inches of the rows of a panel."""
+    if isinstance(panel, Curves):
+        return 3.0
     bars = len(panel.rows) if panel.stacked else len(panel.bars)
     return (0.1 * len(panel.rows) + 0.2 * bars) * (1.7 if panel.large else 1.0)
+
+
+def _draw_curves(axis: Any, panel: Curves) -> None:
+    for label, values in panel.curves.items():
+        axis.plot(range(1, len(values) + 1), values, linewidth=1.3, label=label)
+    axis.legend(fontsize=7.5, frameon=False)
+    axis.set_xlabel("step", fontsize=8)
+    axis.set_ylabel(panel.unit, fontsize=8)
+    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold", color=_INK)
+    axis.grid(color=_GRID, zorder=0)
+    axis.tick_params(length=0, colors=_INK, labelsize=8)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
 
 
 def _draw(axis: Any, panel: Panel, most_rows: int) -> None:

@@ -23,7 +23,7 @@ import pyg_scale
 from pyg_scale.datasets import planted_communities, read_npz
 from pyg_scale.parallel import advise
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
-from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.chart import Bar, Curves, Panel
 from pyg_scale_bench.child import Child, call
 from pyg_scale_bench.parallel_rank import WAYS, measured, model_of
 from pyg_scale_bench.report import Report, Table, listed
@@ -107,6 +107,8 @@ def graphs(
             "edges": data.num_edges,
             "replication": advice.replication,
             "advised": advice.method,
+            "options": advice.options,
+            "wrapper": advice.wrapper,
             "reasons": advice.reasons,
         }
     yield found
@@ -189,7 +191,7 @@ def numbers(found: Mapping[str, Any], graph: str) -> dict[str, dict[str, Any]]:
             "exact": first["exact"],
             "loss": first["loss"],
             "advised": WAYS[name].method == found["graphs"][graph]["advised"]
-            and not WAYS[name].options,
+            and WAYS[name].options == found["graphs"][graph].get("options", {}),
         }
     return result
 
@@ -217,7 +219,7 @@ def different_losses(found: Mapping[str, Any], graph: str) -> list[str]:
 
 
 def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
-    """Rows of a table: the loss by step, and halo bytes of a step as the formula says and more."""
+    """Rows of a table: loss and accuracy by step, and halo bytes of a step by the formula."""
     rows = []
     for name, first in found["ranks"][0][graph].items():
         if "curve" not in first:
@@ -230,10 +232,30 @@ def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
                 graph,
                 name,
                 ", ".join(f"{losses[n]:.4f} ({n + 1})" for n in places),
+                ", ".join(f"{first['accuracy'][n]:.4f} ({n + 1})" for n in places),
                 f"{formula / _MB:.3f}",
             ]
         )
     return rows
+
+
+def drawn_curves(found: Mapping[str, Any]) -> list[Panel | Curves]:
+    """Loss and accuracy by step, of the graph for which there are any."""
+    ranks = found["ranks"][0]
+    graph = next(g for g in found["graphs"] if any("curve" in each for each in ranks[g].values()))
+    ways = {name: each for name, each in ranks[graph].items() if "curve" in each}
+    return [
+        Curves(
+            f"{graph}: loss of training nodes",
+            {name: each["curve"] for name, each in ways.items()},
+            "mean loss",
+        ),
+        Curves(
+            f"{graph}: accuracy of other nodes",
+            {name: each["accuracy"] for name, each in ways.items()},
+            "share",
+        ),
+    ]
 
 
 # Report ###################################################################################
@@ -242,7 +264,8 @@ def curves(found: Mapping[str, Any], graph: str) -> list[list[str]]:
 def report(found: Mapping[str, Any]) -> Report:
     """The report of the results."""
     settings, lines, rows = found["settings"], [], []
-    panels, wrong = [], []
+    panels: list[list[Panel | Curves]] = []
+    wrong: list[str] = []
     for graph, about in found["graphs"].items():
         ways = numbers(found, graph)
         wrong += [f"{name} ({graph})" for name in different_losses(found, graph)]
@@ -251,7 +274,7 @@ def report(found: Mapping[str, Any]) -> Report:
         lines.append(
             f"{graph}: {about['nodes']:,} nodes, {about['edges']:,} directed edges, "
             f"{about['replication']:.2f} halo nodes per node; advise says "
-            f"{about['advised']!r}{where}"
+            f"{about['wrapper']}{where}"
         )
         for name, each in ways.items():
             rows.append(
@@ -295,6 +318,12 @@ def report(found: Mapping[str, Any]) -> Report:
         f"batches of {settings['batch_size']} seeds, num_neighbors {settings['num_neighbors']}; "
         f"median of {settings['rounds']} rounds, the slowest rank"
     )
+    cpus = found["environment"]["cpus"]
+    if settings["ranks"] * settings["threads"] > cpus:
+        lines.append(
+            f"{settings['ranks']} ranks share {cpus} CPUs: seconds say nothing of speed here, "
+            "bytes and memory of a rank are as anywhere"
+        )
     header = ["graph", "wrapper", "steps on", "exact", "seconds", "from, to"]
     header += ["MB come to a rank", "MB of memory", ""]
     note = (
@@ -310,8 +339,9 @@ def report(found: Mapping[str, Any]) -> Report:
             "measured above holds the gradients of the model, and messages that keep ranks "
             "together, too."
         )
-        head = ["graph", "wrapper", "loss (step)", "MB of halo rows, formula"]
-        tables.append(Table(head, listing, "Convergence on the full graph", about, align="lllr"))
+        head = ["graph", "wrapper", "loss (step)", "accuracy (step)", "MB of halo rows, formula"]
+        tables.append(Table(head, listing, "Convergence on the full graph", about, align="llllr"))
+        panels.append(drawn_curves(found))
     return Report(
         found,
         lines,
@@ -349,7 +379,7 @@ BENCHMARK = Benchmark(
             "batch_size": Option(512),
             "num_neighbors": Option([10, 5], "of each hop, as 10,5"),
             "rounds": Option(3, least=1),
-            "steps": Option(20, "of the full graph, whose losses are listed", least=1),
+            "steps": Option(60, "of the last graph, whose losses are listed", least=1),
             "bandwidth": Option("1GB", "bytes a second, that advise is told"),
             "timeout": Option(120.0, "seconds that a rank waits for another one"),
         },

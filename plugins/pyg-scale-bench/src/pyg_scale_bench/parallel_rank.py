@@ -36,25 +36,28 @@ class Way(NamedTuple):
         full: Whether an epoch is one step on the full graph, and not sampled batches.
         options: Its options.
         ranks: The smallest number of ranks for which it is something of its own.
+        most: The largest number of ranks that the model has layers for.
     """
 
     method: str
     full: bool
     options: dict[str, Any]
     ranks: int = 2
+    most: int = 1 << 30
 
 
 WAYS: dict[str, Way] = {
     "ddp": Way("ddp", False, {}),
     "ddp+topk": Way("ddp", False, {"compress": "topk", "ratio": 0.05}),
     "fsdp": Way("fsdp", False, {}),
-    "layer": Way("layer", False, {}),
+    "layer": Way("layer", False, {}, most=2),
     "local_sgd": Way("local_sgd", False, {"every": 8}),
     "async_ps": Way("async_ps", False, {"optimizer": partial(torch.optim.Adam, lr=0.01)}),
     "federated": Way("federated", False, {}),
     "halo": Way("halo", True, {}),
     "halo+remat": Way("halo", True, {"remat": True}),
     "halo+stale": Way("halo", True, {"stale": True}),
+    "halo+smooth": Way("halo", True, {"stale": True, "smoothing": 0.95}),
     "halo+bf16": Way("halo", True, {"quantize": "bf16"}),
     "halo+sample": Way("halo", True, {"boundary_sample": 0.1}),
     "feature": Way("feature", True, {}),
@@ -78,36 +81,48 @@ def measured(settings: dict[str, Any], paths: dict[str, str]) -> Iterator[dict[s
     """
     torch.set_num_threads(settings["threads"])
     with distributed.init(timeout=settings["timeout"]):
-        yield {name: _of_graph(path, settings) for name, path in paths.items()}
+        last = next(reversed(paths))  # whose labels can be learned
+        yield {name: _of_graph(path, settings, name == last) for name, path in paths.items()}
 
 
-def _of_graph(path: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _of_graph(path: str, settings: dict[str, Any], with_curves: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with connect(timeout=settings["timeout"]) as comm, pyg_scale.open(path, comm=comm) as graph:
         for _ in range(settings["rounds"]):
             for name in settings["ways"]:
-                if WAYS[name].ranks > comm.world_size:
+                if not WAYS[name].ranks <= comm.world_size <= WAYS[name].most:
                     continue
                 each = found.setdefault(name, {"seconds": [], "received": [], "peak": []})
                 _once(WAYS[name], graph, settings, each)
         for name, each in found.items():
-            if WAYS[name].method == "halo" and "remat" not in WAYS[name].options:
-                each["curve"], each["formula"] = _curve(WAYS[name], graph, settings)
+            if with_curves and WAYS[name].method == "halo" and "remat" not in WAYS[name].options:
+                each |= _learned(WAYS[name], graph, settings)
     return found
 
 
-def _curve(way: Way, graph: Any, settings: dict[str, Any]) -> tuple[list[float], int]:
-    """The loss of each step from the beginning, and the bytes of halo rows that come in one.
+def _learned(way: Way, graph: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """The loss and the accuracy after each step, and the bytes of halo rows that come in one.
 
-    The features of the graph are known to all after the first step, so that only the second of
-    two layers sends rows, forward, and their gradients, backward.
+    The accuracy is that of all nodes that were not trained on, computed exactly. The features of
+    the graph are known to all after the first step, so that only the second of two layers sends
+    rows, forward, and their gradients, backward.
     """
     model, epoch = _full(way, graph, settings)
-    losses = [epoch() for _ in range(settings["steps"])]
+    own = model.own_nodes
+    y, test = graph.y[own], ~graph.train_mask[own] & (graph.y[own] >= 0)
+    losses, accuracies = [], []
+    for _ in range(settings["steps"]):
+        losses.append(epoch())
+        with torch.no_grad():
+            right = (model.eval()().argmax(dim=1) == y)[test]
+        model.train()
+        sums = torch.tensor([right.sum(), right.numel()], dtype=torch.float64)
+        dist.all_reduce(sums)
+        accuracies.append(float(sums[0] / sums[1].clamp(min=1)))
     halo, share = model.shard.halos[None], way.options.get("boundary_sample", 1.0)
     rows = sum(round(share * n) for n in (*halo.num_received, *halo.num_sent))
     width = settings["hidden"] * (2 if way.options.get("quantize") == "bf16" else 4)
-    return losses, rows * width
+    return {"curve": losses, "accuracy": accuracies, "formula": rows * width}
 
 
 def _once(way: Way, graph: Any, settings: dict[str, Any], found: dict[str, Any]) -> None:

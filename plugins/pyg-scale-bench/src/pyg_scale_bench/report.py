@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_scale_bench import environment
-from pyg_scale_bench.chart import Panel, draw
+from pyg_scale_bench.chart import Curves, Panel, draw
 
 GB = 1e9
 
@@ -73,7 +73,7 @@ class Report:
     found: Mapping[str, Any]
     lines: Sequence[str]
     tables: Sequence[Table] = ()
-    panels: Sequence[Sequence[Panel]] = ()
+    panels: Sequence[Sequence[Panel | Curves]] = ()
     caption: str = ""
     failed: bool = False
 
