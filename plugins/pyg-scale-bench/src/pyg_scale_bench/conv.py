@@ -155,15 +155,8 @@ def _measure(args: argparse.Namespace, found: dict[str, Any], gauge: Gauge) -> N
             else:
                 cases = step_cases(name, seen, args.hidden)
             run(name, BATCHES, cases)
-    found["small"] = []
-    for name in args.small:
-        print(f"measuring {name} on small graphs", file=sys.stderr)
-        for size in args.sizes:
-            torch.manual_seed(0)
-            of_both = small.compare(
-                name, size, args.small_channels, 0.0 if args.quick else args.small_seconds
-            )
-            found["small"].append(of_both)
+    seconds = 0.0 if args.quick else args.small_seconds
+    found["small"] = small.measure(args.small, args.sizes, args.small_channels, seconds)
 
 
 def _described(name: str, sources: int, destinations: int, edges: int) -> dict[str, Any]:
