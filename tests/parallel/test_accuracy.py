@@ -73,6 +73,7 @@ BATCHES: dict[str, Way] = {
     "powersgd": Way("ddp", {"compress": "powersgd"}, 10),
     "topk": Way("ddp", {"compress": TopK(0.01, warmup=110)}, 40),
     "local_sgd": Way("local_sgd", {"every": 4}, 10),
+    "federated": Way("federated", {}, 10),
     "async_ps": Way("async_ps", {"optimizer": partial(torch.optim.Adam, lr=0.005)}, 10),
 }
 """Wrappers that divide training nodes; an epoch has about ten steps. A hundredth of the gradients
@@ -168,15 +169,11 @@ def batches(path: str, way: Way, classes: int) -> list[Tensor]:
         data = Data(x=graph.x[:], edge_index=graph.edge_index[:], y=graph.y[:])
         data.train_mask = graph.train_mask[:]
         whole = data.x, data.edge_index
-        split: str | bool = "global"
-        if way.method == "federated":  # a private part, without edges to the other one
-            own = graph.graph_directory.books[None].nodes_of(dist.get_rank())
-            data, split = data.subgraph(own), False
         for seed in range(way.seeds):
             model = parallel.wrap(model_of(classes, seed), way.method, **way.options)
             optimizer = getattr(model, "optimizer", None)
             optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-            loader = loader_of(data, seed, batch_size=512, split_seeds=split)
+            loader = loader_of(data, seed, batch_size=512, split_seeds="global")
             for _ in range(way.epochs):
                 with model.join(optimizer):
                     epoch(model, optimizer, loader, model.backward)

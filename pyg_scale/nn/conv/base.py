@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -29,12 +28,6 @@ _HOOKS = [
     for family in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 ]
 _METHODS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
-# A small layer takes hardly longer than a look-up of every name in Python: these are one call.
-_methods_of = attrgetter(*_METHODS)
-_watched_in = itemgetter(*(name for _, *names in _HOOKS for name in names), "_explain")
-_hooks_in = itemgetter(
-    "_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"
-)
 _PROPAGATE = MessagePassing.propagate
 _EDGE_UPDATER = MessagePassing.edge_updater
 
@@ -168,14 +161,12 @@ def unfusable(layer: Any) -> str | None:
     reason = observed(layer)
     if reason is not None:
         return reason
-    cls, kept = type(layer), layer.__dict__
-    if not kept.keys().isdisjoint(_METHODS) or _methods_of(cls) != _methods_of(layer.replaces):
-        for method in _METHODS:
-            if method in kept or getattr(cls, method) is not getattr(layer.replaces, method):
-                return f"{method} is overridden"
-    if cls.propagate is not _PROPAGATE and not generated(cls.propagate):
-        return "propagate is overridden"
-    if cls.edge_updater is not _EDGE_UPDATER and not generated(cls.edge_updater):
+    for method in _METHODS:
+        if getattr(type(layer), method) is not getattr(layer.replaces, method):
+            return f"{method} is overridden"
+        if method in layer.__dict__:
+            return f"{method} is overridden"
+    if not generated(type(layer).propagate) or not generated(type(layer).edge_updater):
         return "propagate is overridden"
     return None
 
@@ -186,15 +177,16 @@ def observed(layer: Any) -> str | None:
     Args:
         layer: A layer of PyG, whatever methods it overrides.
     """
-    if torch._C._is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace"
-    kept = layer.__dict__
-    if any(_watched_in(kept)):
-        if layer.explain:
-            return "explain"
-        return f"{next(f for f, before, after in _HOOKS if kept[before] or kept[after])} hook"
-    if kept["_decomposed_layers"] > 1:
+    if layer.explain:
+        return "explain"
+    if layer.decomposed_layers > 1:
         return "decomposed_layers"
+    kept = layer.__dict__  # a small layer takes hardly longer than a look-up of every name
+    for family, before, after in _HOOKS:
+        if kept[before] or kept[after]:
+            return f"{family} hook"
     if torch._C._functorch.maybe_current_level() is not None:
         return "torch.func"
     if getattr(forward_ad, "_current_level", -1) >= 0:
@@ -286,9 +278,11 @@ def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> N
 
 def untouched(module: torch.nn.Module, kind: type) -> bool:
     """Return True if a submodule is exactly of a class, and has no hooks or wrappers."""
-    kept = module.__dict__
     return type(module) is kind and not (
-        "forward" in kept  # set on the instance, as libraries that wrap layers do
-        or any(_hooks_in(kept))
+        "forward" in module.__dict__  # set on the instance, as libraries that wrap layers do
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         or torch.nn.modules.module._has_any_global_hook()
     )
