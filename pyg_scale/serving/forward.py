@@ -12,6 +12,7 @@ from torch_geometric.nn import BatchNorm, GATConv, GATv2Conv, LayerNorm, SAGECon
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_scale.graph.topology import NodeType
+from pyg_scale.nn.conv.base import FusedConv
 
 _OF_PAIRS = (SAGEConv, GATConv, GATv2Conv)
 """Layers whose output for some nodes is the same if they get only these as destinations."""
@@ -97,7 +98,7 @@ def _goes_by_hops(model: Any) -> bool:
 
 def _takes_pairs(conv: nn.Module) -> bool:
     """True for a layer of PyG, also an accelerated one."""
-    kind = getattr(type(conv), "replaces", type(conv))
+    kind = conv.replaces if isinstance(conv, FusedConv) else type(conv)
     return kind in _OF_PAIRS and conv.flow == "source_to_target"
 
 

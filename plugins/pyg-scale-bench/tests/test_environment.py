@@ -1,4 +1,4 @@
-"""What a report says of the machine."""
+"""The machine as reports tell of it."""
 
 from __future__ import annotations
 

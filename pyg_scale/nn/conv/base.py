@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ _HOOKS = [
     for family in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 ]
 _METHODS = ("message", "aggregate", "message_and_aggregate", "update", "edge_update")
+# A small layer takes hardly longer than a look-up of every name in Python: these are one call, and
+# Dynamo cannot follow it.
+_methods_of = attrgetter(*_METHODS)
+_watched_in = itemgetter(*(name for _, *names in _HOOKS for name in names), "_explain")
+_hooks_in = itemgetter(
+    "_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
 _PROPAGATE = MessagePassing.propagate
 _EDGE_UPDATER = MessagePassing.edge_updater
 
@@ -161,12 +169,18 @@ def unfusable(layer: Any) -> str | None:
     reason = observed(layer)
     if reason is not None:
         return reason
-    for method in _METHODS:
-        if getattr(type(layer), method) is not getattr(layer.replaces, method):
-            return f"{method} is overridden"
-        if method in layer.__dict__:
-            return f"{method} is overridden"
-    if not generated(type(layer).propagate) or not generated(type(layer).edge_updater):
+    cls, kept = type(layer), layer.__dict__
+    if (
+        torch.compiler.is_compiling()
+        or not kept.keys().isdisjoint(_METHODS)
+        or _methods_of(cls) != _methods_of(layer.replaces)
+    ):
+        for method in _METHODS:
+            if method in kept or getattr(cls, method) is not getattr(layer.replaces, method):
+                return f"{method} is overridden"
+    if cls.propagate is not _PROPAGATE and not generated(cls.propagate):
+        return "propagate is overridden"
+    if cls.edge_updater is not _EDGE_UPDATER and not generated(cls.edge_updater):
         return "propagate is overridden"
     return None
 
@@ -179,14 +193,15 @@ def observed(layer: Any) -> str | None:
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace"
-    if layer.explain:
-        return "explain"
-    if layer.decomposed_layers > 1:
+    kept = layer.__dict__
+    if torch.compiler.is_compiling() or any(_watched_in(kept)):
+        if layer.explain:
+            return "explain"
+        for family, before, after in _HOOKS:
+            if kept[before] or kept[after]:
+                return f"{family} hook"
+    if kept["_decomposed_layers"] > 1:
         return "decomposed_layers"
-    kept = layer.__dict__  # a small layer takes hardly longer than a look-up of every name
-    for family, before, after in _HOOKS:
-        if kept[before] or kept[after]:
-            return f"{family} hook"
     if torch._C._functorch.maybe_current_level() is not None:
         return "torch.func"
     if getattr(forward_ad, "_current_level", -1) >= 0:
@@ -276,13 +291,21 @@ def check_weight(weight: Tensor | None, num_edges: int, dtype: torch.dtype) -> N
         raise NotFused(f"edge_weight is {weight.dtype}, the features are {dtype}")
 
 
+def _has_hooks(module: torch.nn.Module) -> bool:
+    if not torch.compiler.is_compiling():
+        return any(_hooks_in(module.__dict__))
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def untouched(module: torch.nn.Module, kind: type) -> bool:
     """Return True if a submodule is exactly of a class, and has no hooks or wrappers."""
     return type(module) is kind and not (
         "forward" in module.__dict__  # set on the instance, as libraries that wrap layers do
-        or module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        or _has_hooks(module)
         or torch.nn.modules.module._has_any_global_hook()
     )
