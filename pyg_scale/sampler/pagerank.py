@@ -108,7 +108,7 @@ def ppr(
 def check_numbers(alpha: Any, eps: Any) -> None:
     """Refuse what is no number; the op refuses what is out of range."""
     for name, value in (("alpha", alpha), ("eps", eps)):
-        if not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number (got {value!r})")
 
 

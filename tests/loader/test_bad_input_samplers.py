@@ -211,7 +211,7 @@ def test_zero_scores_and_probabilities() -> None:
         ):
             with pytest.raises(ValueError, match="alpha must be"):
                 make(wrong)
-    for wrong in (None, "0.1"):
+    for wrong in (None, "0.1", True):
         for make in (
             lambda wrong: ppr(DATA, ALONE, 3, alpha=wrong),
             lambda wrong: PPRSampler(DATA, k=3, alpha=wrong),

@@ -221,8 +221,14 @@ def lines(found: Sequence[Mapping[str, Any]], channels: int) -> list[str]:
     if not found:
         return []
     low = [each for each in found if each["high"] < 1]
-    again = [f"{_named(each)} {_cell(each['again'])}" for each in low if "again" in each]
-    slower = [_named(each) for each in low if "again" not in each or each["again"]["high"] < 1]
+    below = [f"intervals below 1: {len(low)} of {len(found)}, of which one in 40 is so by chance"]
+    if any("again" not in each for each in low):  # reports of earlier versions
+        below[0] += f": {', '.join(map(_named, low))}"
+    else:
+        again = [f"{_named(each)} {_cell(each['again'])}" for each in low]
+        slower = [_named(each) for each in low if each["again"]["high"] < 1]
+        below[0] += f"; measured once more, {AGAIN} times as long: {', '.join(again) or 'none'}"
+        below.append(f"below 1 both times: {', '.join(slower) or 'none'}")
     return [
         (
             f"N nodes: two layers, forward and gradients of parameters, {channels} channels "
@@ -232,11 +238,7 @@ def lines(found: Sequence[Mapping[str, Any]], channels: int) -> list[str]:
             "95 % intervals; malloc keeps what is freed; above 1: ours is faster;"
             f"{LEARNED}: with gradients of edge weights"
         ),
-        (
-            f"intervals below 1: {len(low)} of {len(found)}, of which one in 40 is so by chance; "
-            f"measured once more, {AGAIN} times as long: {', '.join(again) or 'none'}"
-        ),
-        f"below 1 both times: {', '.join(slower) or 'none'}",
+        *below,
     ]
 
 
