@@ -58,7 +58,7 @@ def test_the_whole_run(
         assert re.search(row.replace("|", " +"), printed)
     for text in (printed, files["md"].read_text()):
         assert re.search(r"sage-trimmed[ |]+batches[ |]+step", text)
-        assert "copying memory" in text and "interval below 1: " in text
+        assert "copying memory" in text and "intervals below 1: " in text
         assert re.search(r"MFConv[ |]+[0-9.]+ \([0-9.]+ to [0-9.]+\)", text)
     assert files["png"].stat().st_size > 5000
 
