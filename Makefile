@@ -33,6 +33,8 @@ help:
 	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment, JOBS=4 how"
 	@echo "many processes run tests"
 
+# The demo runs no kernel that nvcc would spend a minute on; a GPU's NVRTC compiles what it needs.
+demo: export PYG_SCALE_CUDA ?= nvrtc
 demo: $(VENV)/.demo kernels
 	$(BIN)/python examples/train_sage.py
 
