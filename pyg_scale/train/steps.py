@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch_geometric.data.data import BaseData
 
@@ -27,8 +28,10 @@ features that were read and their bytes, rows that were in a cache, that were on
 those that other ranks sent, with their bytes."""
 
 
-@dataclass(frozen=True)
-class Step:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Step(NamedTuple):
     """One step of a loop on one rank, in seconds and counts.
 
     Attributes:
@@ -52,9 +55,9 @@ class Step:
     body: float
     exchange: float = 0.0
     seeds: int = 0
-    stages: Mapping[str, float] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    stages: Mapping[str, float] = _NOTHING
+    counts: Mapping[str, int] = _NOTHING
+    values: Mapping[str, Any] = _NOTHING
 
     @property
     def compute(self) -> float:
@@ -201,8 +204,11 @@ def _between(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict,
     if not after:
         return {}, {}
 
-    def grown(stage: str, name: str) -> Any:
-        return after[stage][name] - (before[stage][name] if before else 0)
-
-    stages = {stage: float(grown(stage, "seconds")) for stage in STAGES}
-    return stages, {name: int(grown(*place)) for name, place in COUNTS.items()}
+    stages = {stage: after[stage]["seconds"] for stage in STAGES}
+    counts = {name: after[stage][key] for name, (stage, key) in COUNTS.items()}
+    if before:
+        for stage in STAGES:
+            stages[stage] -= before[stage]["seconds"]
+        for name, (stage, key) in COUNTS.items():
+            counts[name] -= before[stage][key]
+    return stages, counts

@@ -27,6 +27,7 @@ from pyg_scale.train.steps import MeasuredLoader, Numbers, Sink, Step
 
 FLUSH = 1.0
 """Seconds after which lines are on their way to the disk, and memory is looked at again."""
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 @runtime_checkable
@@ -230,7 +231,7 @@ class Recorder:
                 "counts": line.counts,
                 "values": line.values,
             }
-        return json.dumps(_plain(line), allow_nan=False)
+        return _ENCODER.encode(_plain(line))
 
     @contextmanager
     def _forgiving(self, what: str, broken: Any = None) -> Iterator[None]:
@@ -286,7 +287,7 @@ def _plain(value: Any) -> Any:
         return _rounded(value)
     if kind is int or kind is str:
         return value
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, Tensor):
         value = value.item()
