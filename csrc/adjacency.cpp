@@ -93,8 +93,12 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose(Tensor indptr, Tensor indices, 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def("csr_transpose(Tensor indptr, Tensor indices, SymInt num_src) -> (Tensor, Tensor, Tensor)");
+  // On CUDA only for a few edges, as long rows take the square of their length.
+  m.def(
+      "csr_transpose_few(Tensor indptr, Tensor indices, int num_src) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {
   m.impl("csr_transpose", TORCH_BOX(&pyg_scale::csr_transpose));
+  m.impl("csr_transpose_few", TORCH_BOX(&pyg_scale::csr_transpose));
 }

@@ -1,4 +1,5 @@
-// csr_group: an edge list grouped by destination and by source, see pyg_scale/ops/adjacency.py.
+// csr_group, csr_group_padded: an edge list grouped by destination and by source, see
+// pyg_scale/ops/adjacency.py.
 //
 // One thread and one pass for each order: for graphs too small to be worth more than one op.
 
@@ -21,10 +22,14 @@ template <typename T>
 struct Ends {
   const T *from, *to;
   int64_t count, stride;
-  bool loops;  // are left out
+  bool loops;        // are left out
+  int64_t loops_to;  // or lead to this destination, if it is not negative
   int64_t source(int64_t e) const { return static_cast<int64_t>(from[e * stride]); }
-  int64_t target(int64_t e) const { return static_cast<int64_t>(to[e * stride]); }
-  bool is_out(int64_t e) const { return loops && from[e * stride] == to[e * stride]; }
+  int64_t target(int64_t e) const {
+    return loops_to >= 0 && is_loop(e) ? loops_to : static_cast<int64_t>(to[e * stride]);
+  }
+  bool is_loop(int64_t e) const { return from[e * stride] == to[e * stride]; }
+  bool is_out(int64_t e) const { return loops && is_loop(e); }
 };
 
 // Turns the numbers of edges in counts[1], ... into the positions of the first edges.
@@ -100,10 +105,12 @@ void transpose(const int64_t* indptr, const int32_t* indices, int64_t num_src, i
 using Groups = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename T>
-Groups group(Ends<T> edges, int64_t num_src, int64_t num_dst, int64_t num_loops, bool by_source) {
+Groups group(Ends<T> edges, int64_t num_src, int64_t num_dst, int64_t num_loops, bool padded,
+             bool by_source) {
   check_nodes(edges.from, edges.stride, edges.count, num_src);
   check_nodes(edges.to, edges.stride, edges.count, num_dst);
-  edges.loops = num_loops >= 0;
+  edges.loops = num_loops >= 0 && !padded;
+  edges.loops_to = num_loops >= 0 && padded ? num_dst++ : -1;
   num_loops = std::max<int64_t>(num_loops, 0);
   Tensor indptr = pool_empty({num_dst + 1}, ScalarType::Long);
   auto* pointers = data_of<int64_t>(indptr);
@@ -122,8 +129,8 @@ Groups group(Ends<T> edges, int64_t num_src, int64_t num_dst, int64_t num_loops,
   return {indptr, indices, edge_id, t_indptr, t_indices, t_position};
 }
 
-Groups csr_group(Tensor edge_index, int64_t num_src, int64_t num_dst, int64_t num_loops,
-                 bool by_source) {
+Groups grouped(const Tensor& edge_index, int64_t num_src, int64_t num_dst, int64_t num_loops,
+               bool padded, bool by_source) {
   const bool wide = edge_index.scalar_type() == ScalarType::Long;
   check(edge_index.is_cpu() && edge_index.dim() == 2 && edge_index.size(0) == 2 &&
             (wide || edge_index.scalar_type() == ScalarType::Int),
@@ -143,9 +150,19 @@ Groups csr_group(Tensor edge_index, int64_t num_src, int64_t num_dst, int64_t nu
       edges.to = edges.from + edge_index.stride(0);
       edges.stride = edge_index.stride(1);
     }
-    return group(edges, num_src, num_dst, num_loops, by_source);
+    return group(edges, num_src, num_dst, num_loops, padded, by_source);
   };
   return wide ? run(int64_t{}) : run(int32_t{});
+}
+
+Groups csr_group(Tensor edge_index, int64_t num_src, int64_t num_dst, int64_t num_loops,
+                 bool by_source) {
+  return grouped(edge_index, num_src, num_dst, num_loops, false, by_source);
+}
+
+Groups csr_group_padded(Tensor edge_index, int64_t num_src, int64_t num_dst, int64_t num_loops,
+                        bool by_source) {
+  return grouped(edge_index, num_src, num_dst, num_loops, true, by_source);
 }
 
 }  // namespace
@@ -155,8 +172,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
       "csr_group(Tensor edge_index, int num_src, int num_dst, int num_loops, bool by_source) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "csr_group_padded(Tensor edge_index, int num_src, int num_dst, int num_loops, "
+      "bool by_source) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("csr_group", TORCH_BOX(&pyg_scale::csr_group));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {
+  m.impl("csr_group_padded", TORCH_BOX(&pyg_scale::csr_group_padded));
 }

@@ -173,6 +173,7 @@ PYG_SCALE_DRIVER int cuLaunchKernel(void* function, unsigned blocks, unsigned ti
   if (stack.empty() || stack.back() != loaded->module->context) return kInvalidContext;
   if (stream != kStream.handle || stack.back()->device != kStream.device) return kInvalidHandle;
   if (x != pyg_scale::cuda::kBlockThreads || shared_bytes || extra) return kInvalidValue;
+  ++counts.launches;
   return run(dim3(blocks, tiles, depth), dim3(x, y, z), [&] { loaded->kernel->call(args); });
 }
 

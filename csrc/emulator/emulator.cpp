@@ -280,9 +280,10 @@ const char* last_error() { return message.c_str(); }
 #if !defined(__SANITIZE_ADDRESS__)
 // Called by device code that is compiled with -fsanitize=alignment. A sanitizer brings its own.
 // Hands out what was counted since the last call.
-extern "C" __attribute__((visibility("default"))) void pyg_scale_emulator_counts(int64_t* three) {
+extern "C" __attribute__((visibility("default"))) void pyg_scale_emulator_counts(int64_t* four) {
   const emulator::Counts& found = emulator::counts;
-  three[0] = found.loads, three[1] = found.bytes, three[2] = found.indices;
+  four[0] = found.loads, four[1] = found.bytes, four[2] = found.indices;
+  four[3] = found.launches;
   emulator::counts = {};
 }
 

@@ -35,9 +35,9 @@ struct Here {  // where the running thread is
 extern thread_local Here here;
 
 // What the kernels of this thread have read: loads of features, of all lanes, their bytes, and
-// numbers of the columns of graphs.
+// numbers of the columns of graphs; and how many kernels there were.
 struct Counts {
-  int64_t loads, bytes, indices;
+  int64_t loads, bytes, indices, launches;
 };
 extern thread_local Counts counts;
 

@@ -35,6 +35,9 @@ LINEAR = ("sum", "mean")
 _MACS_PER_GATHERED = 24
 """Number of multiply-adds that take as long as reading one number of a neighbour."""
 
+_WORTH_CUTTING = 1 << 14
+"""Number of rows whose product takes as long on CUDA as the kernels that put rows together."""
+
 
 def reductions(layer: Any) -> list[str]:
     """The reductions of a layer: one, or those of a ``MultiAggregation``.
@@ -161,8 +164,18 @@ def plus_root(
         dst: These features, ``[num_dst, in_channels]``, or ``None``.
         num_dst: Number of destinations.
     """
-    root = None if linear is None or dst is None else apply_linear(linear, dst)
     lacking = num_dst - out.size(0)
+    if (
+        dst is not None
+        and out.is_cuda
+        and lacking == 0
+        and movable(linear, ["sum"])
+        and linear.bias is None
+        and out.dtype == dst.dtype == linear.weight.dtype
+        and not torch.is_autocast_enabled("cuda")
+    ):
+        return torch.addmm(out, dst, linear.weight.t())  # one kernel, and no product in memory
+    root = None if linear is None or dst is None else apply_linear(linear, dst)
     if lacking == 0:
         return out if root is None else out + root
     tail = out.new_zeros(out.size(1)) if rest is None else rest.to(out.dtype)
@@ -180,8 +193,8 @@ class _AddRows(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, first: Tensor, rest: Tensor) -> Tensor:
         ctx.size = first.size(0)
         ctx.mark_dirty(root)
-        root[: ctx.size] += first
-        root[ctx.size :] += rest
+        root[: ctx.size].add_(first)  # not +=, which would copy the rows to themselves
+        root[ctx.size :].add_(rest)
         return root
 
     @staticmethod
@@ -195,11 +208,16 @@ def _with_in_edges(graph: Adjacency) -> Adjacency:
         return graph
 
     def cut() -> Adjacency | None:
-        size = int(torch.searchsorted(graph.indptr, graph.num_edges))
+        if graph.device.type == "cpu":
+            size = int(torch.searchsorted(graph.indptr, graph.num_edges))
+        else:  # nobody waits for the device
+            size = graph.num_expanded
+            if graph.num_dst - size < _WORTH_CUTTING:
+                return None
         if size > 0.9 * graph.num_dst:
             return None
-        indptr = graph.indptr[: size + 1]
-        return Adjacency.of_checked(indptr, graph.indices, graph.num_src, graph.edge_id)
+        rest = graph.indices, graph.num_src, graph.edge_id, graph.known_transpose
+        return Adjacency.of_checked(graph.indptr[: size + 1], *rest)
 
     return derived(graph, "with in-edges", cut) or graph
 

@@ -33,7 +33,7 @@ class Attended(NamedTuple):
     edge_attr: Tensor | None
     """``[num_edges, edge_dim]``, by edge id."""
     num_dst: int
-    """Number of destinations; in a recorded run, ``graph`` may have one more as a dummy."""
+    """Number of destinations; in a recorded run and on CUDA ``graph`` may have a dummy more."""
 
     def padded(self, x: Tensor) -> Tensor:
         """Rows of destinations, with one for the dummy if the graph has it."""
@@ -97,8 +97,9 @@ def attended(
             raise NotFused(f"{RECORDED}: self-loops and edge_attr or attention weights")
         graph = with_self_loops_in_a_trace(edge_index, num_src, num_dst, num_loops)
         return Attended(graph, edge_index, None, num_dst)
-    graph = looped_edges(edge_index, num_src, num_dst, num_loops)
-    if edge_attr is not None or keep_edge_index:
+    numbered = edge_attr is not None or keep_edge_index
+    graph = looped_edges(edge_index, num_src, num_dst, num_loops, numbered=numbered)
+    if numbered:
         edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
         edge_index, edge_attr = add_self_loops(
             edge_index, edge_attr, fill_value=layer.fill_value, num_nodes=num_loops

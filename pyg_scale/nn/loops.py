@@ -42,22 +42,24 @@ def with_self_loops(graph: Adjacency, num_loops: int) -> Looped:
     return derived(graph, ("self-loops", num_loops), lambda: _with_self_loops(graph, num_loops))
 
 
-def looped_edges(edge_index: Any, num_src: int, num_dst: int, num_loops: int) -> Adjacency:
+def looped_edges(
+    edge_index: Any, num_src: int, num_dst: int, num_loops: int, *, numbered: bool
+) -> Adjacency:
     """The edges passed to a layer with their self-loops replaced, see :func:`with_self_loops`.
+
+    On CUDA there may be one destination more, see :func:`~pyg_scale.ops.adjacency.grouped`.
 
     Args:
         edge_index: See :func:`~pyg_scale.nn.graph.edges_of`, as for the following.
         num_src: See there.
         num_dst: See there.
         num_loops: At most the number of source and of destination nodes.
-
-    Returns:
-        The edges, with values in PyG's order.
+        numbered: True if edges have values, in PyG's order.
 
     Raises:
         NotFused: As there.
     """
-    if grouped_at_once(edge_index):
+    if grouped_at_once(edge_index) and (edge_index.is_cpu or not numbered):
         return edges_of(edge_index, num_src, num_dst, num_loops=num_loops)
     return with_self_loops(edges_of(edge_index, num_src, num_dst), num_loops).by_edge
 
@@ -157,6 +159,23 @@ def gcn_edges(
     return edges, derived(edges, ("gcn", improved), weigh, of=edge_weight)
 
 
+def gcn_edges_at_once(
+    edge_index: Tensor, num_nodes: int, flow: str, dtype: torch.dtype
+) -> tuple[Adjacency, Tensor]:
+    """The same of a few edges on CUDA, without weights and with loops: nobody waits for the device.
+
+    There is one destination more, see :func:`~pyg_scale.ops.adjacency.grouped`.
+
+    Args:
+        edge_index: ``[2, num_edges]``; :func:`~pyg_scale.ops.adjacency.grouped_at_once` is True.
+        num_nodes: Number of nodes.
+        flow: As in PyG's ``MessagePassing``.
+        dtype: Dtype of the weights.
+    """
+    edges = _without_edge_id(edges_of(edge_index, num_nodes, num_nodes, flow, num_nodes))
+    return edges, derived(edges, ("gcn", dtype), lambda: _by_degree(edges, dtype))
+
+
 def gcn_edges_in_a_trace(
     edge_index: Tensor,
     edge_weight: Tensor | None,
@@ -232,7 +251,8 @@ def scaled_weights(
 def _without_edge_id(graph: Adjacency) -> Adjacency:
     if graph.edge_id is None:
         return graph
-    make = lambda: Adjacency.of_checked(graph.indptr, graph.indices, graph.num_src)  # noqa: E731
+    kept = graph.known_transpose  # has positions, no ids
+    make = lambda: Adjacency.of_checked(graph.indptr, graph.indices, graph.num_src, None, kept)  # noqa: E731
     return derived(graph, "by position", make)
 
 

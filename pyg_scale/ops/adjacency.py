@@ -27,6 +27,9 @@ _SORTABLE = _INT32_MAX
 """Number of keys that ``torch.sort`` takes on CUDA."""
 _AT_ONCE = 1 << 17
 """Number of edges up to which one thread groups them as fast as several."""
+_AT_ONCE_ON_CUDA = 1 << 20
+"""Number of edges up to which an op has fewer kernels than torch's sort, and takes no longer: edges
+of a hub take the square of their number."""
 
 
 class Transpose(NamedTuple):
@@ -92,11 +95,17 @@ class Adjacency:
         self.num_src = num_src
         self.edge_id = None if edge_id is None else edge_id.contiguous()
         self._transpose: Transpose | None = None
+        self._num_expanded: int | None = None
 
     @property
     def num_dst(self) -> int:
         """Number of destinations."""
         return self.indptr.numel() - 1
+
+    @property
+    def num_expanded(self) -> int:
+        """Number of first destinations that may have edges; the others have none."""
+        return self.num_dst if self._num_expanded is None else self._num_expanded
 
     @property
     def num_edges(self) -> int:
@@ -112,6 +121,10 @@ class Adjacency:
     def known_transpose(self) -> Transpose | None:
         """The edges by source if they were grouped before, else ``None``."""
         return self._transpose
+
+    def expand_only(self, count: int) -> None:
+        """Note that destinations after the first ``count`` have no edges."""
+        self._num_expanded = min(count, self.num_dst)
 
     def transpose(self) -> Transpose:
         """The edges by source; grouped at the first call, kept from then on."""
@@ -136,9 +149,16 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     return transpose_plain(indptr, indices, num_src)
 
 
+def transpose_on_cuda(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
+    """The implementation of ``csr_transpose`` on CUDA: a kernel's, or torch's sort if many."""
+    if indices.numel() <= _AT_ONCE_ON_CUDA:
+        return Transpose(*torch.ops.pyg_scale.csr_transpose_few(indptr, indices, num_src))
+    return transpose_plain(indptr, indices, num_src)
+
+
 def transpose_plain(indptr: Tensor, indices: Tensor, num_src: int) -> Transpose:
     """The plain-torch meaning of :func:`transpose`."""
-    # CUDA has no other way: a radix sort of short keys takes half the passes and needs no atomics.
+    # On CUDA, a radix sort of short keys takes half the passes and needs no atomics.
     key_type = torch.int32 if num_src < _INT32_MAX else torch.int64
     pointers, order = _sorted(indices.to(key_type), num_src)
     row = rows_of(indptr, indices.numel())
@@ -266,12 +286,15 @@ def from_edge_index(
 
 
 def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
-    if grouped_at_once(edge_index) and recall(edge_index) is None:
+    known = recall(edge_index)
+    if known is None and grouped_at_once(edge_index):
         return grouped(edge_index, num_src, num_dst)
     src, dst = edge_index.detach()
     pointers = colptr(edge_index, num_dst)
     if pointers is not None:
-        return Adjacency(pointers, src, num_src)
+        made = Adjacency(pointers, src, num_src)
+        made.expand_only(num_dst if known is None else known.numel() - 1)
+        return made
     if edge_index.device.type != "cpu":
         return _sorted_in_a_trace(edge_index, num_src, num_dst)
     try:
@@ -282,40 +305,58 @@ def _from_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Adjacency:
 
 
 def grouped_at_once(edge_index: Tensor) -> bool:
-    """Return True if one compiled op groups the edges by both ends: few edges, on the CPU."""
+    """Return True if one compiled op groups the edges by both ends, as there are not many."""
+    if edge_index.is_cuda:
+        return edge_index.numel() <= 2 * _AT_ONCE_ON_CUDA and fused.usable(edge_index)
     return edge_index.is_cpu and edge_index.numel() <= 2 * _AT_ONCE and library.compiled()
 
 
 def grouped(
     edge_index: Tensor, num_src: int, num_dst: int, num_loops: int | None = None
 ) -> Adjacency:
-    """Group a few edges by destination, and by source if a gradient may need it, in one op.
+    """Group edges by destination, and by source if a gradient may need it, in one op.
 
-    The order is that of a stable sort.
+    The order is that of a stable sort. On CUDA nobody waits for the device, so no size depends on
+    the edges: self-loops that are replaced lead to one more destination, the last one.
 
     Args:
-        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``, on the CPU.
+        edge_index: ``int64`` or ``int32`` ``[2, num_edges]``; not many, see
+            :func:`grouped_at_once`.
         num_src: Number of source nodes.
         num_dst: Number of destination nodes.
         num_loops: If given, all self-loops are replaced by one at each of that many first nodes, as
             PyG's ``remove_self_loops`` and ``add_self_loops`` do. Remaining edges are numbered in
-            their order, then the loops. The loop of a node is its last in-edge.
+            their order, then the loops; on CUDA replaced ones have their numbers, too. The loop of
+            a node is its last in-edge.
 
     Raises:
-        ValueError: If an edge has a node that does not exist.
+        ValueError: If an edge has a node that does not exist, on the CPU.
     """
     by_source = torch.is_grad_enabled()
     given = edge_index, num_src, num_dst, -1 if num_loops is None else num_loops, by_source
-    op = torch.ops.pyg_scale.csr_group if library.compiled() else grouped_plain
-    indptr, indices, edge_id, *transposed = op(*given)
+    if edge_index.is_cuda:
+        found = torch.ops.pyg_scale.csr_group_padded(*given)
+    elif library.compiled():
+        found = torch.ops.pyg_scale.csr_group(*given)
+    else:
+        found = grouped_plain(*given)
+    indptr, indices, edge_id, *transposed = found
     by_src = Transpose(*transposed) if by_source else None
     return Adjacency.of_checked(indptr, indices, num_src, edge_id, by_src)
 
 
 def grouped_plain(
-    edge_index: Tensor, num_src: int, num_dst: int, num_loops: int, by_source: bool
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    num_loops: int,
+    by_source: bool,
+    padded: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The plain-torch meaning of the compiled op; no loops are replaced if ``num_loops`` is -1."""
+    """The plain-torch meaning of the compiled ops; no loops are replaced if ``num_loops`` is -1.
+
+    If ``padded``, replaced loops lead to one more destination, as on CUDA.
+    """
     for ids, size in zip(edge_index, (num_src, num_dst), strict=True):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
             raise ValueError(f"edge_index names nodes that do not exist: there are {size}")
@@ -323,6 +364,9 @@ def grouped_plain(
     src, dst = edge_index.to(torch.int64)
     if num_loops >= 0:
         others, node = src != dst, torch.arange(num_loops, device=here)
+        if padded:
+            dst, others = torch.where(others, dst, num_dst), torch.ones_like(others)
+            num_dst += 1
         src, dst = torch.cat([src[others], node]), torch.cat([dst[others], node])
     dst, order = torch.sort(dst, stable=True)
     steps = torch.arange(num_dst + 1, device=here)

@@ -40,17 +40,16 @@ def register() -> None:
 
 
 def register_on_cuda() -> None:
-    """Register the ops that are not compiled for CUDA; once, after the others are loaded."""
-    # Runs once per graph, and torch's own sort is as fast as a kernel would be.
-    torch.library.impl("pyg_scale::csr_transpose", "CUDA", _transpose_plain)
+    """Register the op that chooses between a kernel and torch's sort; once, after the others."""
+    torch.library.impl("pyg_scale::csr_transpose", "CUDA", _transpose_on_cuda)
 
 
-def _transpose_plain(
+def _transpose_on_cuda(
     indptr: Tensor, indices: Tensor, num_src: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pyg_scale.ops.adjacency import transpose_plain
+    from pyg_scale.ops.adjacency import transpose_on_cuda
 
-    pointers, rows, position = transpose_plain(indptr, indices, num_src)
+    pointers, rows, position = transpose_on_cuda(indptr, indices, num_src)
     return pointers, rows, position
 
 
@@ -196,9 +195,12 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[6]:
         scaled = grad
         if ctx.mean:
-            degree = indptr.diff().clamp(min=1).unsqueeze(-1)
-            scaled = grad / degree.to(grad.dtype if grad.dtype == torch.float64 else torch.float32)
-            scaled = scaled.to(grad.dtype)
+            degree = indptr.diff().unsqueeze(-1)
+            if torch.is_grad_enabled():  # else nobody reads rows of nodes without edges
+                degree = degree.clamp(min=1)
+            if grad.dtype in (torch.bfloat16, torch.float16):
+                degree = degree.to(torch.float32)
+            scaled = (grad / degree).to(grad.dtype)
         pointers, rows, position = by_source(indptr, indices, *transposed, num_src=ctx.num_src)
         ids = None
         if weight is not None:

@@ -1,18 +1,28 @@
 """The destination pointers of a block, without a new key on the batch.
 
 A sampler knows these destination pointers anyway. They are looked up by the tensor object that is
-the block's ``edge_index``, through a weak reference, as an address may be reused. For a copy
-(another device, a transform) they are recomputed, and also for tensors of
-``torch.inference_mode()``, whose in-place changes cannot be detected.
+the block's ``edge_index``, through a weak reference, as an address may be reused. A batch that is
+moved or copied as a whole keeps them (:func:`keep`). For other copies, such as those of a
+transform, they are recomputed, and also for tensors of ``torch.inference_mode()``, whose in-place
+changes cannot be detected.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.index import index2ptr
+
+_COPIES = tuple(
+    f"BaseData.{name}.<locals>.<lambda>"
+    for name in ("to", "cpu", "cuda", "pin_memory", "clone", "contiguous", "detach")
+)
+"""The functions by which PyG moves or copies all tensors of a batch."""
 
 _known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
 
@@ -35,6 +45,45 @@ def remember(edge_index: Tensor, colptr: Tensor) -> None:
             _known.pop(name, None)
 
     _known[name] = (weakref.ref(edge_index, forget), edge_index._version, colptr)
+
+
+def keep(store: BaseStorage, colptr: Tensor) -> None:
+    """Keep the destination pointers of a block, and of what ``batch.to(device)`` makes of it.
+
+    Args:
+        store: Edges of a batch, with an ``edge_index``. Nothing about it changes but that it takes
+            the pointers along; a pickled one is PyG's.
+        colptr: See :func:`remember`.
+    """
+    remember(store.edge_index, colptr)
+    kind = _KEEPING.get(type(store))
+    if kind is not None:
+        object.__setattr__(store, "__class__", kind)
+
+
+def _apply(store: Any, func: Callable[..., Any], *args: str) -> Any:
+    known = None
+    if getattr(func, "__qualname__", "") in _COPIES and "edge_index" in store:
+        known = recall(store.edge_index)
+    super(type(store), store).apply(func, *args)
+    if known is not None and recall(store.edge_index) is None:
+        remember(store.edge_index, func(known))
+    return store
+
+
+def _reduce(store: Any, protocol: Any) -> Any:
+    return _new, (type(store).__base__,), store.__getstate__()
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+# Derived from one class each, as the class of an object can only become one of its layout.
+_KEEPING: dict[type, type] = {
+    kind: type(f"_Keeping{kind.__name__}", (kind,), {"apply": _apply, "__reduce_ex__": _reduce})
+    for kind in (EdgeStorage, GlobalStorage)
+}
 
 
 def recall(edge_index: Tensor) -> Tensor | None:
@@ -68,6 +117,8 @@ def colptr(edge_index: Tensor, num_nodes: int) -> Tensor | None:
         known = known.to(edge_index.device, torch.int64)
         if missing <= 0:
             return known[: num_nodes + 1]
+        if edge_index.is_cuda:  # one kernel instead of two
+            return index2ptr(edge_index[1].contiguous(), num_nodes).to(torch.int64)
         return torch.cat([known, known.new_full((missing,), edge_index.size(1))])
     col = edge_index[1]
     if col.numel() == 0:

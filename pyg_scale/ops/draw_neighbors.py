@@ -30,6 +30,35 @@ class Drawn(NamedTuple):
     edge: Tensor
 
 
+class Counted(NamedTuple):
+    """The numbers of in-edges that some nodes get.
+
+    Attributes:
+        counts: Of each node, ``int64`` ``[n]``.
+        offset: How many the nodes before it get, ``int64`` ``[n + 1]``.
+        total: How many all of them get.
+    """
+
+    counts: Tensor
+    offset: Tensor
+    total: int
+
+
+def counts_of(indptr: Tensor, node: Tensor, num_neighbors: int, replace: bool) -> Tensor:
+    """Number of in-edges that each node gets, ``int64`` ``[n]``; see :func:`draw_neighbors`."""
+    degree = indptr[node + 1] - indptr[node]
+    if num_neighbors < 0:
+        return degree
+    if replace:
+        return torch.where(degree > 0, num_neighbors, 0)
+    return degree.clamp(max=num_neighbors)
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """The sums of all earlier counts, ``int64`` ``[n + 1]``; the last one is of all counts."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
 def draw_neighbors(
     indptr: Tensor,
     indices: Tensor,
@@ -40,8 +69,9 @@ def draw_neighbors(
     num_neighbors: int,
     *,
     replace: bool = False,
+    counted: Counted | None = None,
 ) -> Drawn:
-    """Draw in-edges of nodes. Waits for the device once, to learn their number.
+    """Draw in-edges of nodes. Waits for the device once, to learn their number if it is not given.
 
     Args:
         indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.graph.topology.CSC`. All tensors
@@ -53,20 +83,18 @@ def draw_neighbors(
         key: Key of the hop and the edge type, unsigned.
         num_neighbors: Number of draws for each node, -1 for all in-edges.
         replace: If True, draw with replacement.
+        counted: How many in-edges the nodes get, by :func:`counts_of` and :func:`offsets_of`.
 
     Raises:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
     """
-    degree = indptr[node + 1] - indptr[node]
-    if num_neighbors < 0:
-        counts = degree
-    elif replace:
-        counts = torch.where(degree > 0, num_neighbors, 0)
-    else:
-        counts = degree.clamp(max=num_neighbors)
-    offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    if counted is None:
+        counts = counts_of(indptr, node, num_neighbors, replace)
+        offset = offsets_of(counts)
+        counted = Counted(counts, offset, int(offset[-1]))
+    counts, offset, total = counted
     row = torch.repeat_interleave(
-        torch.arange(node.numel(), device=node.device), counts, output_size=int(offset[-1])
+        torch.arange(node.numel(), device=node.device), counts, output_size=total
     )
     compiled = library.compiled() if node.device.type == "cpu" else fused.usable(node)
     if compiled:
@@ -83,7 +111,7 @@ def draw_neighbors(
             replace,
         )
         return Drawn(counts, row, neighbor, edge)
-    position = _positions(indptr, node, degree, row, offset, key, num_neighbors, replace)
+    position = _positions(indptr, node, row, offset, key, num_neighbors, replace)
     edge = position if edge_id is None else edge_id[position].to(torch.int64)
     return Drawn(counts, row, indices[position].to(torch.int64), edge)
 
@@ -91,7 +119,6 @@ def draw_neighbors(
 def _positions(
     indptr: Tensor,
     node: Tensor,
-    degree: Tensor,
     row: Tensor,
     offset: Tensor,
     key: int,
@@ -99,6 +126,7 @@ def _positions(
     replace: bool,
 ) -> Tensor:
     """The positions of the in-edges, ``int64`` ``[m]``."""
+    degree = indptr[node + 1] - indptr[node]
     place = torch.arange(row.numel(), device=row.device) - offset[row]  # within its node
     if k < 0:
         return indptr[node][row] + place

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops import keys
-from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
+from pyg_scale.ops.draw_neighbors import (
+    Counted,
+    Drawn,
+    counts_of,
+    draw_neighbors,
+    offsets_of,
+)
 from pyg_scale.sampler.base import NeighborSampler
 from pyg_scale.sampler.device_graph import DeviceGraph
 from pyg_scale.sampler.output import Sample
@@ -23,8 +29,8 @@ class CudaSampler(NeighborSampler):
 
     Returns the bits of the other built-in samplers, as tensors on the device. The graph is copied
     there when the sampler is bound, with 4 bytes for each node. Batches are sampled one at a time:
-    a second thread waits. Each hop and edge type waits for the device twice, for how many edges and
-    new nodes there are.
+    a second thread waits. Each hop waits for the device once, for how many nodes are new and how
+    many edges they get.
 
     Args:
         args: See :class:`NeighborSampler`, as for ``kwargs``.
@@ -44,6 +50,7 @@ class CudaSampler(NeighborSampler):
         self.device = device_of(device)
         self._graph: DeviceGraph | None = None
         self._turn = threading.Lock()
+        self._done: Any = None
         super().__init__(*args, **kwargs)
 
     def _attach(self, data: Any) -> None:
@@ -95,42 +102,52 @@ class CudaSampler(NeighborSampler):
         with self._turn:
             if self._graph is None:  # in another process
                 self._graph = DeviceGraph(self._bound(), self.device)
-            graph = self._graph
+            graph, topology = self._graph, self._bound()
+            if self._done is not None:  # the batch before, on another stream, uses the same memory
+                torch.cuda.current_stream(self.device).wait_event(self._done)
             try:
-                batch = _Batch(self._bound(), graph, seed)
-                for hop in range(max(map(len, self.hops().values()), default=0)):
-                    self._expand(graph, batch, hop, key)
+                batch = _Batch(topology, graph, seed, self.replace)
+                hops = self.hops()
+                depth = max(map(len, hops.values()), default=0)
+                for hop in range(depth):
+                    if hop == 0:
+                        batch.count_seeds({t: hops[t][0] for t in topology.edge_types})
+                    self._draw(graph, batch, hop, key)
+                    wanted = None
+                    if hop + 1 < depth:
+                        wanted = {t: hops[t][hop + 1] for t in topology.edge_types}
+                    batch.end_hop(wanted)
                 out = batch.sample()
                 graph.forget(out.node)
             except BaseException:
                 self._graph = None  # what it knows of the batch is of no use to the next one
                 raise
             if self.device.type == "cuda":
-                # The next batch, on another stream, uses the same memory.
-                torch.cuda.current_stream(self.device).synchronize()
+                self._done = torch.cuda.Event()
+                self._done.record(torch.cuda.current_stream(self.device))
         return out
 
-    def _expand(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
-        topology, hops = self._bound(), self.hops()
-        frontier = batch.frontier()
-        for edge_type in topology.edge_types:
-            drawn = draw_neighbors(
-                *graph.csc[edge_type],
-                frontier[topology.expanded_type(edge_type)],
-                topology.num_nodes[topology.neighbor_type(edge_type)],
+    def _draw(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
+        hops = self.hops()
+        for edge_type in self._bound().edge_types:
+            batch.draw(
+                edge_type,
+                graph.csc[edge_type],
                 keys.fold(key, keys.NEIGHBOR, hop, keys.edge_type_hash(edge_type)),
                 hops[edge_type][hop],
-                replace=self.replace,
             )
-            batch.add(edge_type, drawn)
-        batch.end_hop()
 
     def _bound(self) -> Topology:
         assert self.topology is not None
         return self.topology
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_graph": None, "_turn": None, "device": str(self.device)}
+        return self.__dict__ | {
+            "_graph": None,
+            "_turn": None,
+            "_done": None,
+            "device": str(self.device),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -141,34 +158,107 @@ class _Batch:
     """A batch in the making."""
 
     def __init__(
-        self, topology: Topology, graph: DeviceGraph, seed: Mapping[NodeType, Tensor]
+        self,
+        topology: Topology,
+        graph: DeviceGraph,
+        seed: Mapping[NodeType, Tensor],
+        replace: bool,
     ) -> None:
-        self._topology = topology
-        self._nodes = {}
-        for node_type in topology.node_types:
-            given = seed.get(node_type, torch.empty(0, dtype=torch.int64)).to(torch.int64)
-            self._nodes[node_type] = _Nodes(graph.row_of[node_type], send(given, graph.device))
+        self._topology, self._graph, self._replace = topology, graph, replace
+        none = torch.empty(0, dtype=torch.int64)
+        self._seed = {t: seed.get(t, none).to(torch.int64) for t in topology.node_types}
+        self._nodes = {
+            t: _Nodes(graph.row_of[t], send(given, graph.device)) for t, given in self._seed.items()
+        }
         self._edges: dict[EdgeType, list[tuple[Drawn, Tensor, Tensor]]] = {
             edge_type: [] for edge_type in topology.edge_types
         }
-        self._begin = dict.fromkeys(topology.node_types, 0)
+        self._counted: dict[EdgeType, Counted] = {}
+        self._drawn: dict[EdgeType, Drawn] = {}
 
-    def frontier(self) -> dict[NodeType, Tensor]:
-        """The nodes of each type that the hop before added."""
-        return {t: nodes.all()[self._begin[t] :] for t, nodes in self._nodes.items()}
+    def count_seeds(self, wanted: Mapping[EdgeType, int]) -> None:
+        """Count the edges that the seeds get; their number is found on the CPU, without waiting.
 
-    def add(self, edge_type: EdgeType, drawn: Drawn) -> None:
-        """Append the edges that the frontier got, and the nodes they lead to."""
+        Args:
+            wanted: Number of draws for each node along every edge type.
+        """
+        totals = _edges_of_seeds(self._topology, self._seed, wanted, self._replace)
+        for edge_type, k in wanted.items():
+            indptr = self._graph.csc[edge_type][0]
+            node = self._nodes[self._topology.expanded_type(edge_type)].frontier
+            if node.numel():
+                counts = counts_of(indptr, node, k, self._replace)
+                given = counts, offsets_of(counts), totals[edge_type]
+                self._counted[edge_type] = Counted(*given)
+
+    def draw(
+        self,
+        edge_type: EdgeType,
+        csc: tuple[Tensor, Tensor, Tensor | None],
+        key: int,
+        num_neighbors: int,
+    ) -> None:
+        """Draw the edges that the frontier gets along an edge type."""
+        topology, counted = self._topology, self._counted.get(edge_type)
+        frontier = self._nodes[topology.expanded_type(edge_type)].frontier
+        if counted is None or counted.total == 0:
+            none = frontier.new_empty(0)
+            counts = none if counted is None else counted.counts
+            self._drawn[edge_type] = Drawn(counts, none, none, none)
+            return
+        self._drawn[edge_type] = draw_neighbors(
+            *csc,
+            frontier,
+            topology.num_nodes[topology.neighbor_type(edge_type)],
+            key,
+            num_neighbors,
+            replace=self._replace,
+            counted=counted,
+        )
+
+    def end_hop(self, wanted: Mapping[EdgeType, int] | None) -> None:
+        """Give rows to the nodes that the hop met, and count the edges that they get in the next.
+
+        Waits for the device once. Until then, all edges that lead to a node type may lead to new
+        nodes, so everything is made for as many.
+
+        Args:
+            wanted: Number of draws for each new node along every edge type; ``None`` after the last
+                hop.
+        """
         topology = self._topology
-        col = drawn.row + self._begin[topology.expanded_type(edge_type)]
-        row = self._nodes[topology.neighbor_type(edge_type)].rows(drawn.neighbor)
-        self._edges[edge_type].append((drawn, row, col))
-
-    def end_hop(self) -> None:
-        """Let the next hop expand the nodes that this one added."""
+        met: dict[NodeType, _Met] = {}
         for node_type, nodes in self._nodes.items():
-            self._begin[node_type] = sum(nodes.per_hop)
-            nodes.per_hop.append(nodes.size - self._begin[node_type])
+            types = [t for t in self._drawn if topology.neighbor_type(t) == node_type]
+            sizes = [self._drawn[t].row.numel() for t in types]
+            rows: list[Tensor] = [self._drawn[t].neighbor for t in types]
+            if sum(sizes):
+                met[node_type] = nodes.meet(torch.cat([row for row in rows if row.numel()]))
+                rows = list(met[node_type].row.split(sizes))
+            for edge_type, row in zip(types, rows, strict=True):
+                col = self._drawn[edge_type].row
+                begin = self._nodes[topology.expanded_type(edge_type)].begin
+                if begin and col.numel():
+                    col = col + begin
+                self._edges[edge_type].append((self._drawn[edge_type], row, col))
+        found = [each.size for each in met.values()]
+        counts: dict[EdgeType, tuple[Tensor, Tensor]] = {}
+        for edge_type, k in (wanted or {}).items():
+            here = met.get(topology.expanded_type(edge_type))
+            if here is not None:
+                given = counts_of(self._graph.csc[edge_type][0], here.new, k, self._replace)
+                given = given * here.is_new
+                counts[edge_type] = given, offsets_of(given)
+                found.append(counts[edge_type][1][-1])
+        self._counted = {}
+        numbers = iter(torch.stack(found).tolist() if found else [])  # waits
+        for node_type, nodes in self._nodes.items():
+            none = nodes.frontier.new_empty(0)
+            nodes.add(met[node_type].new[: next(numbers)] if node_type in met else none)
+        for edge_type, (given, offset) in counts.items():
+            size = self._nodes[topology.expanded_type(edge_type)].frontier.numel()
+            self._counted[edge_type] = Counted(given[:size], offset[: size + 1], next(numbers))
+        self._drawn = {}
 
     def sample(self) -> Sample:
         """The result in the dtypes that the contract asks for."""
@@ -186,13 +276,48 @@ class _Batch:
         assert out.num_sampled_edges is not None and out.colptr is not None
         for edge_type, hops in self._edges.items():
             none = nodes[self._topology.expanded_type(edge_type)].new_empty(0)
-            counts = torch.cat([none.new_zeros(1), *(drawn.counts for drawn, _, _ in hops)])
-            out.row[edge_type] = torch.cat([none, *(row for _, row, _ in hops)]).to(dtype)
-            out.col[edge_type] = torch.cat([none, *(col for _, _, col in hops)]).to(dtype)
-            out.edge[edge_type] = torch.cat([none, *(drawn.edge for drawn, _, _ in hops)])
+            out.row[edge_type] = _joined(none, [row for _, row, _ in hops]).to(dtype)
+            out.col[edge_type] = _joined(none, [col for _, _, col in hops]).to(dtype)
+            out.edge[edge_type] = _joined(none, [drawn.edge for drawn, _, _ in hops])
             out.num_sampled_edges[edge_type] = [row.numel() for _, row, _ in hops]
-            out.colptr[edge_type] = counts.cumsum(0)
+            out.colptr[edge_type] = offsets_of(
+                _joined(none, [drawn.counts for drawn, _, _ in hops])
+            )
         return out
+
+
+def _joined(none: Tensor, parts: list[Tensor]) -> Tensor:
+    """Tensors one after the other; those without entries cost nothing."""
+    parts = [part for part in parts if part.numel()] or [none]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _edges_of_seeds(
+    topology: Topology,
+    seed: Mapping[NodeType, Tensor],
+    wanted: Mapping[EdgeType, int],
+    replace: bool,
+) -> dict[EdgeType, int]:
+    """Number of edges that seeds get along each edge type, by the pointers on the CPU."""
+    found = {}
+    for edge_type, k in wanted.items():
+        indptr = topology.csc[edge_type].indptr
+        node = seed[topology.expanded_type(edge_type)].to(indptr.device)
+        found[edge_type] = int(counts_of(indptr, node, k, replace).sum())
+    return found
+
+
+class _Met(NamedTuple):
+    """The nodes that the edges of a hop lead to, and their rows."""
+
+    row: Tensor
+    """Of each of them, ``int64`` ``[m]``."""
+    new: Tensor
+    """Those that had none, ``int64`` ``[m]``, of which the first ``size`` are meant."""
+    is_new: Tensor
+    """``bool`` ``[m]``: whether an entry of ``new`` is meant."""
+    size: Tensor
+    """Number of these, ``int64``."""
 
 
 class _Nodes:
@@ -208,24 +333,41 @@ class _Nodes:
         self._parts = [seed]
         self.size = seed.numel()
         self.per_hop = [self.size]
-        self._propose(seed, 0)
+        if self.size:
+            self._propose(seed, 0)
+
+    @property
+    def frontier(self) -> Tensor:
+        """The ids of those that the hop before added, ``int64``."""
+        return self._parts[-1]
+
+    @property
+    def begin(self) -> int:
+        """The row of the first of these."""
+        return self.size - self.per_hop[-1]
 
     def all(self) -> Tensor:
         """Their ids ``int64`` ``[size]``."""
-        if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts)]
-        return self._parts[0]
+        return _joined(self._parts[0], self._parts)
 
-    def rows(self, node: Tensor) -> Tensor:
-        """The rows of nodes, ``int64``; a node that has none gets the next one."""
-        first = self._propose(node, self.size)
-        new = node[self._row_of[node] == first]
-        self._row_of[new] = torch.arange(
-            self.size, self.size + new.numel(), dtype=torch.int32, device=node.device
-        )
-        self._parts.append(new)
-        self.size += new.numel()
-        return self._row_of[node].to(torch.int64)
+    def meet(self, node: Tensor) -> _Met:
+        """Give every node that has no row the next one; nobody waits for how many there are."""
+        count, nobody = node.numel(), self._row_of.numel() - 1
+        place = self._propose(node, self.size)
+        is_first = self._row_of[node] == place
+        rank = is_first.cumsum(0)
+        row = (rank + (self.size - 1)).to(torch.int32)
+        self._row_of.scatter_(0, torch.where(is_first, node, nobody), row)
+        new = node.new_zeros(count + 1)
+        new.scatter_(0, torch.where(is_first, rank - 1, count), node)
+        rows = self._row_of[node].to(torch.int64)
+        return _Met(rows, new[:count], place < rank[-1] + self.size, rank[-1])
+
+    def add(self, node: Tensor) -> None:
+        """Append the new ones."""
+        self._parts.append(node)
+        self.size += node.numel()
+        self.per_hop.append(node.numel())
 
     def _propose(self, node: Tensor, begin: int) -> Tensor:
         end = begin + node.numel()

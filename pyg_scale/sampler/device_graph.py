@@ -23,8 +23,9 @@ class DeviceGraph:
 
     Attributes:
         csc: ``indptr``, ``indices`` and ``edge_id`` of each edge type, contiguous.
-        row_of: Of each node type ``int32`` ``[num_nodes]``, the same large number for every node
-            that is not in the batch at hand.
+        row_of: Of each node type ``int32`` ``[num_nodes + 1]``, the same large number for every
+            node that is not in the batch at hand. The last entry is of no node: what is written
+            there is not read.
     """
 
     def __init__(self, topology: Topology, device: torch.device) -> None:
@@ -39,7 +40,7 @@ class DeviceGraph:
                 ids,
             )
         self.row_of: dict[NodeType, Tensor] = {
-            node_type: torch.full((count,), _NONE, dtype=torch.int32, device=device)
+            node_type: torch.full((count + 1,), _NONE, dtype=torch.int32, device=device)
             for node_type, count in topology.num_nodes.items()
         }
         if device.type == "cuda":
@@ -54,12 +55,14 @@ class DeviceGraph:
     def forget(self, node: Mapping[NodeType, Tensor]) -> None:
         """The nodes of the batch are in no batch any more."""
         for node_type, ids in node.items():
+            if ids.numel() == 0:
+                continue
             self.row_of[node_type][ids.to(torch.int64)] = _NONE
 
 
 def graph_bytes(topology: Topology) -> int:
     """The bytes that :class:`DeviceGraph` takes on a device."""
-    size = sum(allotted(4 * count) for count in topology.num_nodes.values())
+    size = sum(allotted(4 * count + 4) for count in topology.num_nodes.values())
     return size + sum(_csc_bytes(csc) for csc in topology.csc.values())
 
 

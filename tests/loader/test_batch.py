@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -324,3 +326,35 @@ def test_node_loader_with_a_bound_sampler() -> None:
     sampler = NeighborLoader(data, [4]).node_sampler
     loader = NodeLoader(data, sampler, batch_size=10, seed=3)
     assert_same_batches(NeighborLoader(data, [4], batch_size=10, seed=3), loader)
+
+
+@pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
+def test_pointers_go_with_a_batch_that_is_moved_or_copied(name):
+    data = graphs.hostile() if name == "homogeneous" else graphs.hetero()
+    kind = None if name == "homogeneous" else "item"
+    loader = NeighborLoader(data, [3, 2], input_nodes=kind, batch_size=8)
+    batch = next(iter(loader))
+    wanted = [colptr.recall(store.edge_index) for store in batch.edge_stores]
+    assert all(pointers is not None for pointers in wanted)
+    for moved in (
+        copy.copy(batch).to("meta"),
+        batch.clone(),
+        batch.clone().to("cpu"),
+        batch.clone().contiguous(),
+        copy.copy(batch).detach(),
+        copy.copy(batch).to("meta", "edge_index"),
+    ):
+        for store, pointers in zip(moved.edge_stores, wanted, strict=True):
+            known = colptr.recall(store.edge_index)
+            assert known is not None and known.device == store.edge_index.device
+            assert known.is_meta or torch.equal(known, pointers)
+    # Another function may change the edges.
+    other = batch.clone().apply(lambda each: each.flip(-1))
+    for store in other.edge_stores:
+        assert colptr.recall(store.edge_index) is None
+    again = pickle.loads(pickle.dumps(batch))
+    assert [type(store).__name__ for store in again.edge_stores] == [
+        "GlobalStorage" if kind is None else "EdgeStorage"
+    ] * len(wanted)
+    assert again.to_dict().keys() == batch.to_dict().keys()
+    assert repr(again) == repr(batch)

@@ -140,10 +140,20 @@ def counts() -> tuple[int, int, int]:
     Returns:
         Loads of features, of all lanes; their bytes; numbers of the columns of graphs.
     """
-    load()
-    found = (ctypes.c_int64 * 3)()
-    _counts[0](found)
+    found = _counted()
     return found[0], found[1], found[2]
+
+
+def launches() -> int:
+    """Number of kernels that this thread has launched since the last call, or that of counts."""
+    return _counted()[3]
+
+
+def _counted() -> tuple[int, ...]:
+    load()
+    found = (ctypes.c_int64 * 4)()
+    _counts[0](found)
+    return tuple(found)
 
 
 def define() -> tuple[str, ...]:

@@ -42,14 +42,14 @@ def test_every_check_passes_in_the_emulator(monkeypatch):
     with emulated.instead_of():
         found = list(gpu_check.check(CPU))
     assert [check.name for check in found if not check.ok] == [], found
-    assert len(found) == 7 * 3 + len(gpu_check.LAYERS) + 1
+    assert len(found) == 7 * 3 + len(gpu_check.LAYERS) + 2
 
 
 def test_quick_checks_are_fewer(monkeypatch):
     monkeypatch.setattr(gpu_check, "hostile", small)
     found = list(gpu_check.check(CPU, quick=True))
     assert [check.name for check in found if not check.ok] == [], found
-    assert len(found) == 7 * 2 + len(gpu_check.LAYERS) + 1
+    assert len(found) == 7 * 2 + len(gpu_check.LAYERS) + 2
 
 
 def test_what_is_wrong_is_found(monkeypatch):
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(gpu_check, "WIDTHS", ((2, 4),))
     monkeypatch.setattr(gpu_check, "run", lambda op, *args, **o: right(op, *args, **o) * 1.1)
     found = list(gpu_check.check(CPU))
-    assert [check.ok for check in found] == [False] * 21 + [True] * 5
+    assert [check.ok for check in found] == [False] * 21 + [True] * 6
     assert "the result differs by 1.0e-01 with 2 heads of 4 channels" in found[0].detail
 
 

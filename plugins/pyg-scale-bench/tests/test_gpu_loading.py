@@ -24,7 +24,7 @@ def compiled():
 def test_every_check_passes():
     found = list(gpu_loading.check(CPU))
     assert [check for check in found if not check.ok] == []
-    assert len(found) == 2 + 6
+    assert len(found) == 3 + 6
 
 
 def test_draws_pass_in_the_emulator():

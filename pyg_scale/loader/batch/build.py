@@ -374,7 +374,7 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
 
 def _remember(store: BaseStorage, pointers: Tensor | None) -> None:
     if pointers is not None and "edge_index" in store:
-        destination_pointers.remember(store.edge_index, pointers)
+        destination_pointers.keep(store, pointers)
 
 
 def adjacency_like(

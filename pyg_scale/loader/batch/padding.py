@@ -288,7 +288,7 @@ def _pad_edges(
     if known is not None:
         nodes = torch.arange(target[1] + 1, device=edges.device, dtype=edges.dtype)
         ends = store.edge_index[1].contiguous()
-        colptr.remember(store.edge_index, torch.searchsorted(ends, nodes))
+        colptr.keep(store, torch.searchsorted(ends, nodes))
     store.edge_mask = torch.arange(size, device=edges.device) < count
 
 

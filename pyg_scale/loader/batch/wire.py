@@ -254,7 +254,7 @@ class _Unpacker:
                 else:
                     store._mapping[name] = value
             if pointers is not None:
-                colptr.remember(store["edge_index"], self._tensor(pointers))
+                colptr.keep(store, self._tensor(pointers))
         return graph
 
 

@@ -12,9 +12,9 @@ from pyg_scale.nn.conv.base import FusedConv, check_features, check_weight, scri
 from pyg_scale.nn.fallback import SMALL, NotFused
 from pyg_scale.nn.graph import edges_of, edges_of_sparse, is_sparse
 from pyg_scale.nn.linear import apply_linear
-from pyg_scale.nn.loops import gcn_edges, gcn_edges_in_a_trace, scaled_weights
+from pyg_scale.nn.loops import gcn_edges, gcn_edges_at_once, gcn_edges_in_a_trace, scaled_weights
 from pyg_scale.nn.small import Small, reduce_small, small, small_weight
-from pyg_scale.ops.adjacency import recording
+from pyg_scale.ops.adjacency import grouped_at_once, recording
 
 
 class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
@@ -48,7 +48,7 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
             raise NotFused("node_dim")
         how = reductions(self)
         graph, weight = self._edges(x, edge_index, edge_weight)
-        # In a trace there may be one row more than nodes, to which replaced self-loops lead.
+        # In a trace and on CUDA there may be one row more: replaced self-loops lead to it.
         size = x.size(0)
         if (
             self.lin.bias is None
@@ -100,6 +100,15 @@ class GCNConv(FusedConv, torch_geometric.nn.GCNConv):
         } <= {None, size}:
             raise NotFused("the EdgeIndex is of another size than the features")
         if not kept:
+            if (
+                self.normalize
+                and self.add_self_loops
+                and edge_weight is None
+                and edge_index.is_cuda
+                and not recording()
+                and grouped_at_once(edge_index)
+            ):
+                return gcn_edges_at_once(edge_index, size, self.flow, x.dtype)
             graph = edges_of(edge_index, size, size, self.flow)
             check_weight(edge_weight, graph.num_edges, x.dtype)
             if not self.normalize:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch_geometric.nn
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyg_scale.ops.adjacency import Adjacency
+import pyg_scale.nn
+from pyg_scale.ops.adjacency import Adjacency, rows_of
+from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale_bench.rounds import OURS, PYG
 from pyg_scale_bench.steps import SPARSE, Case, Graph, compare, once
 
 CONTROL = "even degrees"
+ON_CPU = "a thread of the CPU"
+FRESH: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": {"heads": 4}}
+"""Layers that are measured on blocks that they see for the first time."""
 
 
 class Sizes(NamedTuple):
@@ -62,6 +70,10 @@ GATES = (
     Gate("sum with hubs", ("sum with hubs", OURS), ("sum with hubs", CONTROL), 1.25, "slower"),
     Gate("GAT with hubs", ("gat with hubs", OURS), ("gat with hubs", CONTROL), 1.25, "slower"),
     Gate("sum on a block 2 times PyG", ("sum on a block", OURS), ("sum on a block", PYG), 2),
+    *(
+        Gate(f"{name} not slower", (f"{name}, fresh", OURS), (f"{name}, fresh", PYG), 1)
+        for name in FRESH
+    ),
 )
 
 
@@ -85,7 +97,11 @@ def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
         yield _with_hubs(op, sizes, device)
     sources, destinations, edges = sizes.block
     degree = torch.full((destinations,), edges // destinations, device=device)
-    yield _with_gradients("sum on a block", "sum", _drawn("block", degree, sources), sizes)
+    block = _drawn("block", degree, sources)
+    yield _with_gradients("sum on a block", "sum", block, sizes)
+    for name in FRESH:
+        yield _on_fresh_blocks(name, block, sizes)
+    yield _sampling(sizes, device)
 
 
 # Graphs ###################################################################################
@@ -154,4 +170,37 @@ def _with_hubs(op: str, sizes: Sizes, device: torch.device) -> list[Case]:
         ours = compare(op, graph, sizes.channels, sizes.heads)
         about = {"graph": "small", "name": f"{op} with hubs"}
         cases.append(Case(side=side, about=about, step=once(ours.sides[OURS], ours.inputs)))
+    return cases
+
+
+def _on_fresh_blocks(name: str, block: Graph, sizes: Sizes) -> list[Case]:
+    edges, device = block.adjacency, block.adjacency.device
+    ends = torch.stack([edges.indices, rows_of(edges.indptr, edges.num_edges)])
+    x = torch.randn(block.num_src, sizes.channels, device=device, requires_grad=True)
+    cases = []
+    for side, library in ((OURS, pyg_scale.nn), (PYG, torch_geometric.nn)):
+        layer = getattr(library, name)(sizes.channels, sizes.channels // 4, **FRESH[name])
+        step = partial(_train, layer.to(device), x, ends)
+        cases.append(Case(side=side, about={"graph": "block", "name": f"{name}, fresh"}, step=step))
+    return cases
+
+
+def _train(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
+    out = layer(x, edge_index.clone())  # another tensor: nothing is known about it
+    torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
+
+
+def _sampling(sizes: Sizes, device: torch.device) -> list[Case]:
+    nodes, count = sizes.small
+    graph = power_law("small", nodes, count, torch.device("cpu")).adjacency
+    ends = torch.stack([graph.indices, rows_of(graph.indptr, graph.num_edges)])
+    data, hops = Data(edge_index=ends, num_nodes=nodes), [15, 10, 5]
+    seed: dict[Any, Tensor] = {None: torch.randperm(nodes)[:1024]}
+    cases = []
+    for side, sampler in (
+        (OURS, CudaSampler(data, hops, device=device)),
+        (ON_CPU, NativeSampler(data, hops)),
+    ):
+        step = partial(sampler.sample, seed, None, 1)
+        cases.append(Case(side=side, about={"graph": "small", "name": "sampling"}, step=step))
     return cases

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_scale import nn
 from pyg_scale.ops import attention_plain
-from pyg_scale.ops.adjacency import Adjacency
+from pyg_scale.ops.adjacency import Adjacency, grouped_plain
 from pyg_scale.ops.aggregate import REDUCTIONS, aggregate, aggregate_plain
 from pyg_scale.ops.attention import dot_product_attention, gat_attention, gatv2_attention
 
@@ -61,6 +61,7 @@ def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
         for dtype in types:
             name = f"{op} {str(dtype).removeprefix('torch.')}"
             yield attempt(name, partial(_op, op, dtype, widths, device))
+    yield attempt("edges grouped by both ends", partial(_grouped, device))
     for name in LAYERS:
         yield attempt(name, partial(_layer, name, device))
     yield attempt("the same bits every time", partial(_bits, device))
@@ -164,6 +165,25 @@ def _op(
                 )
             worst = max(worst, error)
     return f"largest relative difference {worst:.1e}"
+
+
+def _grouped(device: torch.device) -> str:
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((300, 5_000), (20_000, 30_000))
+    for nodes, edges in sizes:
+        ends = torch.randint(nodes, (2, edges), generator=generator)
+        ends[0, ::50], ends[1, ::70] = 1, 2  # hubs
+        for num_loops in (-1, nodes):
+            given = nodes, nodes, num_loops, True
+            wanted = grouped_plain(ends, *given, padded=True)
+            found = torch.ops.pyg_scale.csr_group_padded(ends.to(device), *given)
+            if not all(torch.equal(a.cpu(), b) for a, b in zip(found, wanted, strict=True)):
+                raise AssertionError(f"{edges} edges are in another order, num_loops={num_loops}")
+            by_row = found[0], found[1], nodes
+            again = torch.ops.pyg_scale.csr_transpose_few(*by_row)
+            if not all(torch.equal(a.cpu(), b) for a, b in zip(again, wanted[3:], strict=True)):
+                raise AssertionError(f"{edges} edges by source are in another order")
+    return f"up to {sizes[-1][1]} edges in the order of a stable sort"
 
 
 def _layer(name: str, device: torch.device) -> str:

@@ -12,6 +12,7 @@ from torch_geometric.data import Data, TensorAttr
 
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.ops import colptr
 from pyg_scale.ops.mapped_rows import why_not_mapped
 from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale.store import DeviceFeatures, MemoryFeatureStore
@@ -19,7 +20,12 @@ from pyg_scale_bench.gpu_check import Found, attempt
 
 WIDTHS = ((torch.float32, 128), (torch.float32, 33), (torch.bfloat16, 7), (torch.int64, 1))
 _BUDGET = 300_000
-_SEEDS = {"num_neighbors": [7, 5, -1], "batch_size": 128, "shuffle": True, "seed": 1}
+_SEEDS: dict[str, Any] = {
+    "num_neighbors": [7, 5, -1],
+    "batch_size": 128,
+    "shuffle": True,
+    "seed": 1,
+}
 
 
 def check(device: torch.device) -> Iterator[Found]:
@@ -27,6 +33,7 @@ def check(device: torch.device) -> Iterator[Found]:
     for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
         yield attempt(f"rows from the device and {host}", partial(_rows, host, device))
     yield attempt("draws of the sampler", partial(_draws, device))
+    yield attempt("pointers of a batch that is moved", partial(_moved, device))
     for memory in (0, _BUDGET, "16MB"):
         for workers in (0, 2):
             name = f"batches, device_memory={memory}, num_workers={workers}"
@@ -87,6 +94,18 @@ def _draws(device: torch.device) -> str:
             _require(found.num_sampled_nodes == wanted.num_sampled_nodes, "counts differ")
             edges += wanted.row[None].numel()
     return f"{edges} edges, equal"
+
+
+def _moved(device: torch.device) -> str:
+    batch = next(iter(NeighborLoader(graph(), **_SEEDS)))
+    wanted = colptr.recall(batch.edge_index)
+    _require(wanted is not None, "the loader does not know them")
+    found = colptr.recall(batch.to(device).edge_index)
+    if found is None or wanted is None:
+        raise AssertionError("batch.to(device) loses them")
+    _require(found.device.type == device.type, f"they are on {found.device}")
+    _require(torch.equal(found.cpu(), wanted.cpu()), "they differ")
+    return f"{found.numel()}, equal"
 
 
 def _batches(memory: int | str, workers: int, device: torch.device) -> str:

@@ -1,0 +1,83 @@
+"""The sampler for CUDA: how often it waits for the device, and how many kernels it launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from pyg_scale.sampler import CudaSampler, NativeSampler, cuda
+from tests.nn.on_cuda import on_cuda
+
+SIZES = {"paper": 300, "author": 400, "institution": 20, "field": 60}
+EDGE_TYPES = (
+    ("author", "writes", "paper"),
+    ("paper", "rev_writes", "author"),
+    ("paper", "cites", "paper"),
+    ("paper", "has_topic", "field"),
+    ("field", "rev_has_topic", "paper"),
+    ("author", "affiliated_with", "institution"),
+    ("institution", "rev_affiliated_with", "author"),
+)
+
+
+def academic() -> HeteroData:
+    """The schema of ogbn-mag with edges in both directions."""
+    generator, data = torch.Generator().manual_seed(0), HeteroData()
+    for node_type, size in SIZES.items():
+        data[node_type].num_nodes = size
+    for edge_type in EDGE_TYPES:
+        ends = [torch.randint(SIZES[t], (1500,), generator=generator) for t in edge_type[::2]]
+        data[edge_type].edge_index = torch.stack(ends)
+    return data
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for field in ("node", "row", "col", "edge", "colptr"):
+        ours, theirs = getattr(found, field), getattr(wanted, field)
+        assert ours.keys() == theirs.keys()
+        for each in ours:
+            assert torch.equal(ours[each], theirs[each]), (field, each)
+    assert found.num_sampled_nodes == wanted.num_sampled_nodes
+    assert found.num_sampled_edges == wanted.num_sampled_edges
+
+
+@pytest.mark.parametrize("hops", [[3], [4, 3], [3, 2, 2]], ids=len)
+def test_a_hop_waits_once_for_all_edge_types(hops: list[int], monkeypatch: Any) -> None:
+    data = academic()
+    native, here = NativeSampler(data, hops), CudaSampler(data, hops, device="cpu")
+    seed: dict[Any, Tensor] = {"paper": torch.arange(0, 300, 17)}
+    wanted = native.sample(seed, None, 5)
+    count = cuda._edges_of_seeds
+
+    def count_on_the_cpu(*args: Any) -> Any:
+        before = launched.waits, len(launched.names)
+        found = count(*args)
+        launched.waits = before[0]
+        del launched.names[before[1] :]
+        return found
+
+    monkeypatch.setattr(cuda, "_edges_of_seeds", count_on_the_cpu)
+    with on_cuda(monkeypatch) as launched:
+        found = here.sample(seed, None, 5)
+    assert launched.waits == len(hops)
+    assert len(launched.names) <= 200 * len(hops)
+    assert_same(found, wanted)
+
+
+def test_nodes_without_edges_and_no_seeds_of_a_type() -> None:
+    data = academic()
+    for edge_type in EDGE_TYPES[2:]:
+        data[edge_type].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    hops = [2, 0, -1, 3]
+    native, here = NativeSampler(data, hops), CudaSampler(data, hops, device="cpu")
+    for seed in (
+        {"field": torch.tensor([3, 3])},
+        {"paper": torch.empty(0, dtype=torch.int64)},
+        {"author": torch.tensor([1, 2, 1]), "paper": torch.tensor([7])},
+    ):
+        for key in range(3):
+            assert_same(here.sample(seed, None, key), native.sample(seed, None, key))
