@@ -116,7 +116,7 @@ class Neighborhoods:
         return self._graph.is_temporal and not self._graph.has_times_of(self.input_type)
 
     def own_times(self, ids: Tensor) -> Tensor | None:
-        """The times ``[n]`` of nodes themselves, as a request says them.
+        """The times ``[n]`` of nodes themselves, as a request says them: ``int64`` or ``float64``.
 
         Args:
             ids: Nodes ``[n]``.
@@ -124,12 +124,14 @@ class Neighborhoods:
         Returns:
             ``None`` if they have none, or if the graph is a pair of stores.
         """
-        named = isinstance(self._whole, Data | HeteroData) and self._sampler.time_attr is not None
-        if not named or not self._graph.has_times_of(self.input_type):
+        if not isinstance(self._whole, Data | HeteroData):
             return None
         store = self._whole._store if self.input_type is None else self._whole[self.input_type]
-        times: Tensor = store[self._sampler.time_attr][ids]
-        return times
+        name = self._sampler.time_attr
+        if name not in store or not self._graph.has_times_of(self.input_type):
+            return None
+        times: Tensor = store[name][ids]
+        return times.to(torch.float64 if times.is_floating_point() else torch.int64)
 
     def dtypes(self, kind: NodeType | EdgeType) -> dict[str, torch.dtype]:
         """The dtypes of what new nodes or edges of a type may bring along, by name.
@@ -228,6 +230,7 @@ class Neighborhoods:
 
         Returns:
             A batch as that of a loader; its first ``n + num_new`` nodes of the type are those.
+            Its ``seed_time`` is ``time``, or else the times of the nodes.
         """
         sampler, graph = self._sampler, self._graph
         if rows is not None:
@@ -243,7 +246,7 @@ class Neighborhoods:
             batch = self._build_with(rows, out)
         store = batch if self.input_type is None else batch[self.input_type]
         store.input_id, store.batch_size = ids, ids.numel()
-        store.seed_time = time
+        store.seed_time = self.own_times(ids) if time is None and rows is None else time
         return batch
 
     def block(self, ids: Tensor, time: Tensor | None = None) -> Block | None:

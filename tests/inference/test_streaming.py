@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -125,12 +127,12 @@ def test_without_the_sums_of_a_softmax_numbers_are_wrong_and_found(
     assert "GATConv) of GAT is not streamed: it gives other numbers" in caplog.text
 
 
-def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rows_read(monkeypatch: pytest.MonkeyPatch, size: int = N) -> list[int]:
     counts: list[int] = []
     read = LayerInputs.read
 
     def counted(self: LayerInputs, begin: int, end: int) -> Tensor:
-        if self.graph.num_nodes == N:  # not of a probe
+        if self.graph.num_nodes == size:  # not of a probe
             counts.append(end - begin)
         return read(self, begin, end)
 
@@ -164,6 +166,41 @@ def test_rows_are_read_once_for_a_block(
     infer(made, data, tmp_path / "third", memory=(rows + 8 * data.num_edges) // 3)
     most = 3 if name != "gatv2" else 6  # it also keeps what messages read of destinations
     assert 2 * N < sum(counts) <= 2 * most * N
+
+
+@pytest.mark.parametrize(
+    ("width", "out", "heads", "degree", "times"),
+    [
+        (64, 64, 1, 10, 5),
+        (64, 64, 4, 5, 5),
+        (64, 16, 2, 10, 3),
+        (16, 16, 1, 15, 4),
+        (16, 16, 1, 25, 3),
+    ],
+)
+def test_attention_of_both_ends_reads_as_often_as_the_formula_says(
+    width: int,
+    out: int,
+    heads: int,
+    degree: int,
+    times: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The formula of docs/stores.md."""
+    size, generator = 2_000, torch.Generator().manual_seed(0)
+    edge_index = torch.randint(size, (2, size * degree), generator=generator)
+    data = Data(x=torch.randn(size, width, generator=generator), edge_index=edge_index)
+    made = GAT(width, out, 1, heads=heads, v2=True).eval()
+    edges = 8 * degree / 4
+    assert times == math.ceil((2 * out + heads) / (0.257 * (width + out + edges))) + 1
+    counts = rows_read(monkeypatch, size)
+    files = 4 * size * (width + out) + 8 * data.num_edges
+    got = infer(made, data, tmp_path, memory=files // 3)
+    assert sum(counts) == times * size
+    with torch.no_grad():
+        expected = copy.deepcopy(made).double()(data.x.double(), edge_index)
+    assert far(got.double(), expected) < 1e-5
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 6, 9])

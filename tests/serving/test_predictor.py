@@ -355,9 +355,11 @@ def test_warming_up_is_not_counted(data, model):
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_warming_up_is_at_the_times_of_nodes(place, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64], ids=str)
+def test_batches_without_a_time_have_those_of_their_nodes(place, dtype, tmp_path):
     graph, seen = graphs.hostile(), []
-    expected = graph.time
+    graph.time = graph.time.to(dtype)
+    expected = graph.time.to(torch.int64 if dtype == torch.int32 else dtype)
     if place == "disk":
         pyg_scale.save(graph, tmp_path / "graph", time_attr="time")
         graph = tmp_path / "graph"
@@ -370,7 +372,8 @@ def test_warming_up_is_at_the_times_of_nodes(place, tmp_path):
     options = {"time_attr": "time", "forward": forward, "max_batch": 5}
     with Predictor(torch.nn.Identity(), graph, HOPS, **options) as predictor:
         predictor.warm_up()
-    assert sorted({len(ids) for ids, _ in seen}) == [1, 5]
+        assert predictor.predict([4, 1, 4]).tolist() == [4, 1, 4]  # of a request without a time
+    assert sorted({len(ids) for ids, _ in seen}) == [1, 3, 5]
     assert all(torch.equal(time, expected[ids]) for ids, time in seen)
 
 

@@ -137,6 +137,23 @@ def test_times_and_types():
     assert 71 not in served[buys].e_id  # that of time 6 is later than the request
 
 
+def test_a_request_without_a_time_has_that_of_its_nodes():
+    """A model that reads ``seed_time`` raised for it, which was a 500."""
+    data = graphs.hostile()
+
+    def forward(model, batch):
+        return batch.seed_time
+
+    options = {"time_attr": "time", "attributes": []}
+    with (
+        Predictor(torch.nn.Identity(), data, HOPS, forward=forward, **options) as made,
+        serving(made) as port,
+    ):
+        status, content, _ = ask(port, {"ids": [4, 1]})
+        assert (status, json.loads(content)) == (200, {"predictions": data.time[[4, 1]].tolist()})
+        assert json.loads(ask(port, {"ids": [4], "time": 3})[1]) == {"predictions": [3]}
+
+
 def assert_same(found, expected):
     """All that two batches have of nodes and edges is the same, as bytes."""
     for left, right in zip(found.stores, expected.stores, strict=True):

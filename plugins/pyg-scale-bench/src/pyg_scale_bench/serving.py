@@ -3,7 +3,8 @@
 Requests for one node each come at random moments of a given rate, whether earlier ones are answered
 or not. The latency of a request counts from the moment at which it was due, so that a slow answer
 is not hidden by the requests that it delays. First every way answers as many requests as it can,
-which is its capacity; then it gets a share of that. The served model is accelerated
+which is its capacity; then it gets a share of that. The machine has pauses of its own: the report
+says how late a process wakes that only sleeps until those moments. The served model is accelerated
 (pyg_scale.nn.accelerate) unless --stock says otherwise. Beside them, a plain loop calls a loader
 and PyG's model for one node at a time. Over HTTP needs pyg-scale-http, else it is left out.
 """
@@ -19,8 +20,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -45,6 +48,7 @@ LABELS = {
     "disk": "in this process, features from disk",
     "http": "over HTTP, one more process",
     "loop": "a loader and PyG's model, one node at a time",
+    "wake": "nothing but waking at these moments",
 }
 _CLASSES = 47
 _SEED = 0
@@ -88,24 +92,26 @@ class InProcess:
     def run(self, ids: Sequence[int], due: Sequence[float]) -> list[float]:
         """See :class:`Way`."""
         done = [0.0] * len(ids)
-        futures = []
+        errors: list[BaseException] = []
+        answers = threading.Semaphore(0)
 
         def note(number: int, when: float) -> Any:
-            def noted(_: Any) -> None:
+            def noted(future: Future[Any]) -> None:
                 done[number] = time.perf_counter() - when
+                if (error := future.exception()) is not None:
+                    errors.append(error)
+                answers.release()
 
             return noted
 
-        begin = time.perf_counter()
-        for number, (node, offset) in enumerate(zip(ids, due)):
-            when = begin + offset
-            left = when - time.perf_counter()
-            if left > 0:
-                time.sleep(left)
-            futures.append(self.predictor.submit([node]))
-            futures[-1].add_done_callback(note(number, when))
-        for future in futures:
-            future.result()
+        # No answer is kept: the collector of garbage would look at thousands of them, for longer
+        # than a request takes.
+        for number, when in _moments(due):
+            self.predictor.submit([ids[number]]).add_done_callback(note(number, when))
+        for _ in ids:
+            answers.acquire()
+        if errors:
+            raise errors[0]
         return done
 
     def cpu_seconds(self) -> float:
@@ -171,6 +177,16 @@ class OverHttp:
         return list(found)
 
 
+def _moments(due: Sequence[float]) -> Iterator[tuple[int, float]]:
+    """Yield the number of each request, and the moment of it, when that has come."""
+    begin = time.perf_counter()
+    for number, offset in enumerate(due):
+        left = begin + offset - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        yield number, begin + offset
+
+
 # Measuring ################################################################################
 
 
@@ -197,7 +213,7 @@ def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
                 found["missing"].append("http")
                 continue
             ways[name] = _way(name, args, data, graph, stack)
-        found["rounds"] = {name: [] for name in [*ways, "loop"]}
+        found["rounds"] = {name: [] for name in [*ways, "loop", "wake"]}
         loop = _Loop(args, data)
         # A full collection looks at all that was imported, and takes as long as a hundred requests.
         gc.collect()
@@ -215,6 +231,8 @@ def _measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
             if turn:
                 rates = {"capacity": args.requests / sum(seconds), "per_core": args.requests / used}
                 found["rounds"]["loop"].append(_quantiles(seconds) | rates)
+                rate = max((found["rounds"][name][-1]["rate"] for name in ways), default=1e3)
+                found["rounds"]["wake"].append(_late(args, turn, rate))
 
 
 def _way(
@@ -309,11 +327,23 @@ def _loaded(way: Way, args: argparse.Namespace, turn: int) -> dict[str, float]:
     way.run(ids[:burst], [0.0] * burst)
     capacity = burst / (time.perf_counter() - begin)
     per_core = burst / (way.cpu_seconds() - used)
+    rate = args.load * capacity
+    rates = {"capacity": capacity, "rate": rate, "per_core": per_core}
+    return _quantiles(way.run(ids, _due(args, turn, rate))) | rates
+
+
+def _due(args: argparse.Namespace, turn: int, rate: float) -> list[float]:
+    """Random moments, so many of them in a second."""
     generator = torch.Generator().manual_seed(turn)
-    pauses = torch.empty(len(ids), dtype=torch.float64).exponential_(generator=generator)
-    due = (pauses / (args.load * capacity)).cumsum(0).tolist()
-    rates = {"capacity": capacity, "rate": args.load * capacity, "per_core": per_core}
-    return _quantiles(way.run(ids, due)) | rates
+    pauses = torch.empty(args.requests, dtype=torch.float64).exponential_(generator=generator)
+    found: list[float] = (pauses / rate).cumsum(0).tolist()
+    return found
+
+
+def _late(args: argparse.Namespace, turn: int, rate: float) -> dict[str, float]:
+    """The seconds by which this process wakes late, if it does nothing else."""
+    moments = _moments(_due(args, turn, rate))
+    return _quantiles([time.perf_counter() - when for _, when in moments]) | {"rate": rate}
 
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -333,9 +363,11 @@ def report(found: Mapping[str, Any]) -> Report:
         middle = {key: median(each[key] for each in rounds) for key in rounds[0]}
         rate = f"{middle['rate']:,.0f}" if "rate" in middle else "one at a time"
         cells = [f"{middle[key] * 1e3:.2f}" for key in ("p50", "p90", "p99", "max")]
-        most = f"{middle['capacity']:,.0f}", f"{middle['per_core']:,.0f}"
+        most = [f"{middle[key]:,.0f}" if key in middle else "" for key in ("capacity", "per_core")]
         rows.append([LABELS[name], *most, rate, *cells])
         slowest = [each["p99"] * 1e3 for each in rounds]
+        if name == "wake":
+            continue
         side = "peers" if name == "loop" else "pyg_scale"
         spread = (min(slowest), max(slowest))
         bars.append(Bar(LABELS[name], middle["p99"] * 1e3, side, spread=spread))
