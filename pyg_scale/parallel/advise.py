@@ -25,10 +25,11 @@ from pyg_scale.partitioner import Partitioner, Quality, assign, quality
 
 _UNEVEN = 1.2  # times the average of edges
 _PROBE = 64  # nodes on which the model is run once, to see what it sends
-# Seconds of one thread of a CPU, forward and backward: see docs/parallel.md. The C library maps
-# memory above a limit anew each time, and then every page of it is fetched from the system.
-_EDGE, _BYTE, _MAPPED_BYTE, _MAPPED = 20e-9, 0.25e-9, 0.8e-9, 32 << 20
-_EDGE_OF_PIECE, _BYTE_OF_PIECE, _ROUND = 45e-9, 0.2e-9, 1e-3
+# Seconds of one thread of a CPU, forward and backward: see docs/parallel.md. The C library gives
+# large tensors back to the system when they are freed, and each of their pages is fetched again.
+_EDGE, _EDGE_OF_PIECE, _MESSAGE = 20e-9, 45e-9, 2e-3
+_BYTE, _BYTE_OF_LARGE, _BYTE_OF_PIECE = 0.25e-9, 0.8e-9, 0.2e-9
+_SMALL, _LARGE = 16 << 20, 48 << 20  # bytes of a tensor
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Cost:
         sent: Bytes that a rank sends, forward and backward, on average.
         memory: Bytes of the features, activations and edges of the rank that has the most.
         seconds: The time that sending takes.
-        computing: The time that following edges takes a thread of a CPU; 0 on another device.
+        computing: The time that following edges takes a thread of a CPU on the rank that has the
+            most; 0 on another device.
     """
 
     sent: float
@@ -286,14 +288,22 @@ class _Sizes:
         found = self.found
         return list(zip(found.nodes[None], found.halo[None], found.edges[None], strict=True))
 
+    @property
+    def edges(self) -> int:
+        """Edges of all ranks."""
+        return sum(edges for _, _, edges in self.parts)
+
     def cost(self, sent: float, memory: float, computing: float) -> Cost:
         return Cost(sent, memory, sent / self.speed, computing if self.on_cpu else 0.0)
 
-    def following(self, edges: float, width: float) -> float:
-        """Seconds that messages take, of which ``width`` of each byte of a row are made."""
-        sizes = [edges * row * width for row in self.seen.sent]
-        each = [_MAPPED_BYTE if size > _MAPPED else _BYTE for size in sizes]
-        return sum(edges * _EDGE + size * one for size, one in zip(sizes, each, strict=True))
+    def following(self, edges: float, share: float) -> float:
+        """Seconds for messages of some edges, each of which is a share of a row."""
+        seconds = 0.0
+        for row in self.seen.sent:
+            size = edges * row * share
+            large = min(1.0, max(0.0, (size - _SMALL) / (_LARGE - _SMALL)))
+            seconds += edges * _EDGE + size * (_BYTE + large * (_BYTE_OF_LARGE - _BYTE))
+        return seconds
 
 
 def _halo_cost(sizes: _Sizes) -> Cost:
@@ -306,8 +316,8 @@ def _halo_cost(sizes: _Sizes) -> Cost:
         + e * (16 + 2 * max(seen.sent, default=0))
         for n, h, e in sizes.parts
     )
-    most = max(edges for _, _, edges in sizes.parts)  # for which the others wait
-    return sizes.cost(sent, memory, sizes.following(most, 1.0))
+    average = sizes.following(sizes.edges / sizes.world, 1.0)
+    return sizes.cost(sent, memory, average * sizes.found.edge_balance)
 
 
 def _remat_cost(sizes: _Sizes) -> Cost:
@@ -322,7 +332,7 @@ def _remat_cost(sizes: _Sizes) -> Cost:
         for n, h, e in sizes.parts
     )
     most = max(edges for _, _, edges in sizes.parts)
-    computing = len(seen.sent) * (most * _EDGE_OF_PIECE + 2 * (others - 1) * _ROUND)
+    computing = len(seen.sent) * (most * _EDGE_OF_PIECE + 2 * (others - 1) * _MESSAGE)
     computing += most * sum(seen.sent) * _BYTE_OF_PIECE
     # At most: what goes forward may go again in the backward pass, or in every step.
     return sizes.cost(1.5 * _halo_cost(sizes).sent, memory, computing)
@@ -330,14 +340,14 @@ def _remat_cost(sizes: _Sizes) -> Cost:
 
 def _feature_cost(sizes: _Sizes) -> Cost:
     seen, world = sizes.seen, sizes.world
-    total, edges = (sum(each) for each in list(zip(*sizes.parts, strict=True))[::2])
+    total = sum(nodes for nodes, _, _ in sizes.parts)
     sent = 4 * (world - 1) / world**2 * total * sum(seen.sent)
     memory = (
         max(n for n, _, _ in sizes.parts) * (seen.inputs + 2 * seen.results)
         + total / world * 4 * sum(seen.sent)
-        + edges * (16 + 2 * max(seen.sent, default=0) / world)
+        + sizes.edges * (16 + 2 * max(seen.sent, default=0) / world)
     )
-    return sizes.cost(sent, memory, sizes.following(edges, 1 / world))
+    return sizes.cost(sent, memory, sizes.following(sizes.edges, 1 / world))
 
 
 _WAYS: dict[str, tuple[Callable[[nn.Module, int], str], Callable[[_Sizes], Cost]]] = {

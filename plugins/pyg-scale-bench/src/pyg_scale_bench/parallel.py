@@ -284,7 +284,7 @@ def report(found: Mapping[str, Any]) -> Report:
                 [
                     graph,
                     name,
-                    "full graph" if WAYS[name].full else "batches",
+                    _side(name),
                     "yes" if each["exact"] else "no",
                     f"{each['seconds']:.3f}",
                     listed(each["spread"], ".3f"),
@@ -356,7 +356,7 @@ def report(found: Mapping[str, Any]) -> Report:
 
 
 def _side(name: str) -> str:
-    return "pyg_scale" if WAYS[name].full else "sample"
+    return "full graph" if WAYS[name].full else "batches"
 
 
 def _complaint(args: argparse.Namespace) -> str | None:
