@@ -139,6 +139,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (32, 3, torch.float32),
         pytest.param(16, 5, torch.float64, marks=pytest.mark.slow),
         pytest.param(64, 2, torch.float32, marks=pytest.mark.slow),
+        pytest.param(30, 2, torch.float32, marks=pytest.mark.slow),  # which ranks do not divide
     ],
 )
 @pytest.mark.parametrize("graph", ["dense", "near"])
