@@ -49,12 +49,6 @@ def is_sequential(layer: Any) -> bool:
     return known and inherits and layer.aggr in (*_SUMS, *_EXTREMES)
 
 
-def is_computed_once(layer: Any) -> bool:
-    """True if a layer needs no rows of neighbours, and no messages, for its gradients."""
-    is_sum = layer.aggr in _SUMS and _class_of(layer) not in (pyg.RGCNConv, *ATTENTION)
-    return is_sum and is_sequential(layer)
-
-
 def _class_of(layer: Any) -> type:
     return layer.replaces if isinstance(layer, Fused) else type(layer)
 

@@ -125,6 +125,32 @@ def test_a_rank_that_met_others_before_still_finds_this_group(tmp_path: Path) ->
     assert done.stdout.count("well") == 2
 
 
+def test_three_ranks_meet_after_two_of_them_have(tmp_path: Path) -> None:
+    done = torchrun(
+        tmp_path,
+        """
+        import os
+        import torch
+        from pyg_scale import comm
+
+        def meet(size):
+            os.environ["WORLD_SIZE"] = str(size)
+            with comm.connect(timeout=20) as ranks:
+                assert ranks.world_size == size
+                return ranks.all_reduce(torch.tensor([10 ** ranks.rank])).tolist()
+
+        for _ in range(2):
+            if os.environ["RANK"] != "2":
+                assert meet(2) == [11]
+            assert meet(3) == [111]
+        print("well")
+        """,
+        ranks=3,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("initialised", [False, True], ids=["", "with torch.distributed"])
 def test_under_torchrun_the_ranks_find_each_other(tmp_path: Path, initialised: bool) -> None:

@@ -73,11 +73,12 @@ BATCHES: dict[str, Way] = {
     "powersgd": Way("ddp", {"compress": "powersgd"}, 10),
     "topk": Way("ddp", {"compress": TopK(0.01, warmup=110)}, 40),
     "local_sgd": Way("local_sgd", {"every": 4}, 10),
-    "federated": Way("federated", {}, 10),
+    "federated": Way("federated", {}, 40),
     "async_ps": Way("async_ps", {"optimizer": partial(torch.optim.Adam, lr=0.005)}, 10),
 }
 """Wrappers that divide training nodes; an epoch has about ten steps. A hundredth of the gradients
-needs more of them, a quarter of which are a warm-up; the server makes one for each worker."""
+needs more of them, a quarter of which are a warm-up; the server makes one for each worker. Clients
+of `federated` have a part each, with the edges inside it alone, and a round for each epoch."""
 
 
 def real(path: Path) -> Data:
@@ -168,12 +169,15 @@ def batches(path: str, way: Way, classes: int) -> list[Tensor]:
     with opened(path) as graph:
         data = Data(x=graph.x[:], edge_index=graph.edge_index[:], y=graph.y[:])
         data.train_mask = graph.train_mask[:]
-        whole = data.x, data.edge_index
+        whole, private = (data.x, data.edge_index), way.method == "federated"
+        if private:
+            data = data.subgraph(graph.graph_directory.books[None].nodes_of(dist.get_rank()))
         for seed in range(way.seeds):
             model = parallel.wrap(model_of(classes, seed), way.method, **way.options)
             optimizer = getattr(model, "optimizer", None)
             optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-            loader = loader_of(data, seed, batch_size=512, split_seeds="global")
+            split: Any = False if private else "global"
+            loader = loader_of(data, seed, batch_size=512, split_seeds=split)
             for _ in range(way.epochs):
                 with model.join(optimizer):
                     epoch(model, optimizer, loader, model.backward)

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel import sequential
+from pyg_scale.parallel.shard import sizes_of
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel.live import LiveBytes
@@ -77,9 +78,20 @@ def rows_of_remat(model: Any, depth: int, width: int) -> int:
     return rows + into + (world > 2) * (into + back)
 
 
+def rows_of_feature(model: Any, depth: int, width: int) -> int:
+    """Rows that live at most with ``feature``, of which it has slices of all nodes."""
+    edges, own, world = model.shard.edges[None], len(model.own_nodes), dist.get_world_size()
+    if world == 1:
+        return kept(depth) * own + of_messages(0, own, edges.size(1), width)
+    columns = sizes_of(width, world)[dist.get_rank()]
+    slices = of_messages(NODES, NODES, edges.size(1), columns)
+    return kept(depth) * own + slices * columns // width
+
+
 WAYS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "halo": ("halo", {}, rows_of_halo),
     "remat": ("halo", {"remat": True}, rows_of_remat),
+    "feature": ("feature", {}, rows_of_feature),
 }
 
 
@@ -127,6 +139,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (32, 3, torch.float32),
         pytest.param(16, 5, torch.float64, marks=pytest.mark.slow),
         pytest.param(64, 2, torch.float32, marks=pytest.mark.slow),
+        pytest.param(30, 2, torch.float32, marks=pytest.mark.slow),  # which ranks do not divide
     ],
 )
 @pytest.mark.parametrize("graph", ["dense", "near"])

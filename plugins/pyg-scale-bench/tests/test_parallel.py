@@ -41,7 +41,7 @@ def test_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     # Nothing is smoothed in the first two steps: in the second what came is used as it is.
     assert losses[0] != losses[1] and losses[1][:2] == losses[2][:2]
     assert all(0 <= a <= 1 for each in by_name.values() for a in each.get("accuracy", ()))
-    exact, sampled = (by_name[name]["formula"] for name in ("halo", "halo+sample"))
+    exact, sampled = (by_name[name]["formula"] for name in ("halo", "halo+sample=0.1"))
     assert abs(sampled - 0.1 * exact) <= 2 * 8 * 4  # a row of 8 numbers each way, at most
     assert not any("curve" in each for each in found["ranks"][0]["mesh"].values())
     assert found["graphs"]["mesh"]["advised"] == "halo"

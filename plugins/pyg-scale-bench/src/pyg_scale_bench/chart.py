@@ -13,6 +13,8 @@ _COLORS = {
     "sample": "#4a90c9",
     "fetch": "#e08a3c",
     "train": "#5aa469",
+    "full graph": "#1b5e96",
+    "batches": "#4a90c9",
 }
 _OTHERS = "#b9b9b9"
 _KEY: dict[str, Any] = {

@@ -45,6 +45,7 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
         "ranks": args.ranks,
         "bandwidth": args.bandwidth,
         "npz": args.npz,
+        "only_npz": args.only_npz,
         **sizes,
     }
     found["graphs"] = call(graphs, made, seconds=_SECONDS)
@@ -78,20 +79,22 @@ def graphs(
     ranks: int,
     bandwidth: str,
     npz: str | None,
+    only_npz: bool,
     nodes: int,
     edges: int,
     features: int,
     hidden: int,
 ) -> Iterator[dict[str, Any]]:
     """Write the parts of each graph; returns descriptions, with the advice for it."""
-    found = {}
-    power = power_law(nodes, max(1, edges // (2 * nodes)))
-    made = {
-        "mesh": with_features(square(max(2, int(nodes**0.5))), features),
-        "power law": with_features(power, features),
-        "like Reddit": communities(nodes // 4, 200, features),
-        "like products": communities(nodes // 2, 50, features),
-    }
+    found, made = {}, dict[str, Data]()
+    if not only_npz:
+        power = power_law(nodes, max(1, edges // (2 * nodes)))
+        made = {
+            "mesh": with_features(square(max(2, int(nodes**0.5))), features),
+            "power law": with_features(power, features),
+            "like Reddit": communities(nodes // 4, 200, features),
+            "like products": communities(nodes // 2, 50, features),
+        }
     if npz is not None:
         made[Path(npz).stem] = real(npz, features)
     for name, data in made.items():
@@ -99,7 +102,7 @@ def graphs(
         data.train_mask = (torch.rand(data.num_nodes, generator=generator) < 0.5) & (data.y >= 0)
         path = Path(root) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        pyg_scale.partition(data, ranks, "multilevel", path)
+        pyg_scale.partition(data, ranks, "multilevel", path, balance=("nodes", "edges"))
         model = model_of(features, hidden, int(data.y.max()) + 1)
         advice = advise(data, model, ranks, bandwidth=bandwidth, memory="64GB")
         found[name] = {
@@ -281,7 +284,7 @@ def report(found: Mapping[str, Any]) -> Report:
                 [
                     graph,
                     name,
-                    "full graph" if WAYS[name].full else "batches",
+                    _side(name),
                     "yes" if each["exact"] else "no",
                     f"{each['seconds']:.3f}",
                     listed(each["spread"], ".3f"),
@@ -353,10 +356,12 @@ def report(found: Mapping[str, Any]) -> Report:
 
 
 def _side(name: str) -> str:
-    return "pyg_scale" if WAYS[name].full else "sample"
+    return "full graph" if WAYS[name].full else "batches"
 
 
 def _complaint(args: argparse.Namespace) -> str | None:
+    if args.only_npz and args.npz is None:
+        return "--only-npz needs --npz"
     return None if args.ways else "--ways must name a wrapper"
 
 
@@ -369,6 +374,7 @@ BENCHMARK = Benchmark(
             "edges": Option(300_000, "directed, of the power law"),
             "features": Option(64, "columns of fp32"),
             "npz": Option(help="a real graph as well, as a .npz archive"),
+            "only_npz": Option(False, "no graph but that one"),
         },
         "how": {
             **FOLDER,

@@ -59,7 +59,8 @@ WAYS: dict[str, Way] = {
     "halo+stale": Way("halo", True, {"stale": True}),
     "halo+smooth": Way("halo", True, {"stale": True, "smoothing": 0.95}),
     "halo+bf16": Way("halo", True, {"quantize": "bf16"}),
-    "halo+sample": Way("halo", True, {"boundary_sample": 0.1}),
+    "halo+sample=0.1": Way("halo", True, {"boundary_sample": 0.1}),
+    "halo+sample=0.01": Way("halo", True, {"boundary_sample": 0.01}),
     "feature": Way("feature", True, {}),
     "mesh": Way("mesh", True, {}, 4),
 }
