@@ -67,8 +67,13 @@ class Induced {
       const int64_t from = out.row.size();
       for (int64_t position = begin; position < end; position += kBlock) {
         const int64_t stop = std::min(end, position + kBlock);
-        apart ? probe<true>(in, neighbors, seed, position, stop, out)
-              : probe<false>(in, neighbors, seed, position, stop, out);
+        if (!apart) {
+          probe<false>(in.indices, in, neighbors, seed, position, stop, out);
+        } else if (in.indices.wide) {
+          probe<true>(Strided<int64_t>(in.indices), in, neighbors, seed, position, stop, out);
+        } else {
+          probe<true>(Strided<int32_t>(in.indices), in, neighbors, seed, position, stop, out);
+        }
       }
       sort_by_edge(out, from);
       out.colptr.push(out.row.size());
@@ -80,6 +85,7 @@ class Induced {
  private:
   static constexpr int64_t kAhead = 8;
   static constexpr int64_t kBlock = 64;  // table slots that are prefetched together
+  static constexpr uint64_t kSpread = 0x9E3779B97F4A7C15ull;
 
   // Notes the nodes of each seed in a few bits per node, small enough for a cache near by. Most
   // in-edges come from nodes of other seeds, and are then known for that without the table.
@@ -99,29 +105,39 @@ class Induced {
     }
   }
 
-  uint64_t bit_of(int64_t node) const {
-    return (static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull) >> shift_;
-  }
+  uint64_t bit_of(int64_t node) const { return (static_cast<uint64_t>(node) * kSpread) >> shift_; }
 
-  template <bool kMarked>
-  void probe(const EdgeView& view, const NodeList& neighbors, int64_t seed, int64_t begin,
-             int64_t end, EdgeList& out) const {
+  // A column whose type is known, so that looking at a node takes no branch.
+  template <typename T>
+  struct Strided {
+    explicit Strided(const IntColumn& column)
+        : data(static_cast<const T*>(column.data)), stride(column.stride) {}
+    int64_t operator[](int64_t i) const { return data[i * stride]; }
+    const T* data;
+    int64_t stride;
+  };
+
+  template <bool kMarked, typename Nodes>
+  void probe(const Nodes& nodes, const EdgeView& view, const NodeList& neighbors, int64_t seed,
+             int64_t begin, int64_t end, EdgeList& out) const {
     uint64_t keys[kBlock];
     int64_t positions[kBlock], count = 0;
     if (kMarked && seed >= num_seeds_) return;  // it has no nodes of this type
     const uint64_t* marks = kMarked ? marks_.data() + seed * words_ : nullptr;
+    const int shift = shift_;
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t node = view.indices[p];
       positions[count] = p;
-      keys[count] = neighbors.identity(node, seed);
       if constexpr (kMarked) {
-        const uint64_t bit = bit_of(node);
+        const uint64_t bit = (static_cast<uint64_t>(nodes[p]) * kSpread) >> shift;
         count += static_cast<int64_t>(marks[bit >> 6] >> (bit & 63) & 1);
       } else {
         ++count;
       }
     }
-    for (int64_t i = 0; i < count; ++i) neighbors.table().prefetch(keys[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = neighbors.identity(nodes[positions[i]], seed);
+      neighbors.table().prefetch(keys[i]);
+    }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = neighbors.table().find(keys[i]);
       if (row < 0) continue;

@@ -29,13 +29,28 @@ Tensor keyed_draws(int64_t key, Tensor index, Tensor size) {
   return out;
 }
 
+// bounded(fold(key, i), 0, size) for i from 0 to count - 1.
+Tensor keyed_draws_each(int64_t key, int64_t count, int64_t size) {
+  check_count(count, "count");
+  check(size >= 1, "size must be at least 1");
+  Tensor out = torch::stable::empty({count}, ScalarType::Long);
+  int64_t* data = out.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t own = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(i));
+    data[i] = static_cast<int64_t>(bounded(own, 0, static_cast<uint64_t>(size)));
+  }
+  return out;
+}
+
 }  // namespace
 }  // namespace pyg_scale
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def("keyed_draws(int key, Tensor index, Tensor size) -> Tensor");
+  m.def("keyed_draws_each(int key, int count, int size) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CompositeExplicitAutograd, m) {
   m.impl("keyed_draws", TORCH_BOX(&pyg_scale::keyed_draws));
+  m.impl("keyed_draws_each", TORCH_BOX(&pyg_scale::keyed_draws_each));
 }

@@ -194,9 +194,6 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
                 "split_seeds='global'"
             )
         self.cluster_data = cluster_data
-        found = cluster_data.partition
-        parts = torch.arange(len(cluster_data), device=found.partptr.device, dtype=torch.int32)
-        self._part_of = parts.repeat_interleave(found.partptr.diff())
         self._start(len(cluster_data), seed=seed, worker_type=worker_type, **kwargs)
         self._publish()
 
@@ -214,7 +211,7 @@ class ClusterLoader(SubgraphLoader, torch_geometric.loader.ClusterLoader):
         index = batch.index.to(found.partptr.device)
         is_csr = found.sparse_format == "csr"
         node, own, other, edge = join_clusters(
-            found.partptr, found.indptr, found.index, self._part_of, index, own_first=is_csr
+            found.partptr, found.indptr, found.index, index, own_first=is_csr
         )
         if is_csr:
             return _Merged(node, own, other, edge)

@@ -180,7 +180,7 @@ class GraphSAINTNodeSampler(_Saint, torch_geometric.loader.GraphSAINTNodeSampler
     """
 
     def _draw(self, key: int) -> Tensor:
-        return self._graph.row[_uniform(key, self._batch_size, self.E)]
+        return self._graph.row[keys.draws_each(key, self._batch_size, self.E)].long()
 
     def _chances(self) -> tuple[Tensor, Tensor]:
         one = self._graph.indptr.diff() / torch.tensor(self.E, dtype=torch.float64)
@@ -201,12 +201,12 @@ class GraphSAINTEdgeSampler(_Saint, torch_geometric.loader.GraphSAINTEdgeSampler
     """
 
     def _draw(self, key: int) -> Tensor:
-        place = _uniform(key, self._batch_size, int(self._prefix[-1]))
+        place = keys.draws_each(key, self._batch_size, int(self._prefix[-1]))
         edge = torch.searchsorted(self._prefix, place, right=True)
-        return torch.cat([self._graph.row[edge], self._graph.col[edge]])
+        return torch.cat([self._graph.row[edge], self._graph.col[edge]]).long()
 
     def _chances(self) -> tuple[Tensor, Tensor]:
-        row, col, edge = self._graph.row, self._graph.col, self._graph.edge
+        row, (col, edge) = self._graph.row.long(), self._graph.pairs.long().unbind(1)
         weight = self._prefix.diff(prepend=self._prefix.new_zeros(1)).double()
         chance = weight / weight.sum()
         one = torch.bincount(row, chance, self.N)
@@ -260,7 +260,7 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
         return {"batch_size": self._batch_size, "walk_length": self.walk_length}
 
     def _draw(self, key: int) -> Tensor:
-        start = _uniform(key, self._batch_size, self.N)
+        start = keys.draws_each(key, self._batch_size, self.N)
         walks = random_walk(
             self._graph.indptr,
             self._graph.col,
@@ -275,12 +275,6 @@ class GraphSAINTRandomWalkSampler(_Saint, torch_geometric.loader.GraphSAINTRando
 def _in_any(chance: Tensor, draws: int) -> Tensor:
     """The chance of what has a chance in every draw to be in any of them."""
     return -torch.expm1(torch.log1p(-chance.clamp(max=1)) * draws)
-
-
-def _uniform(key: int, number: int, size: int) -> Tensor:
-    """Independent draws ``int64`` ``[number]`` below ``size``: word 0 of ``fold(key, i)``."""
-    each = keys.fold_tensor(key, torch.arange(number))
-    return keys.bounded(each, 0, torch.tensor(size))
 
 
 def _check(name: str, data: Any, kwargs: dict[str, Any]) -> None:

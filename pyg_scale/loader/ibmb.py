@@ -27,6 +27,7 @@ from pyg_scale.loader.seeds.nodes import seed_nodes_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import keys
 from pyg_scale.ops.induced_edges import Induced
+from pyg_scale.ops.neighbor_sum import neighbor_sum
 from pyg_scale.partitioner import Partitioner, partition
 from pyg_scale.partitioner.base import check_num_parts
 from pyg_scale.sampler.base import one_of
@@ -307,8 +308,7 @@ def most_influential(
     """
     degree = graph.indptr.diff().clamp(min=1).to(torch.float64)
     size, found = degree.numel(), []
-    shape = (size, size)
-    step = torch.sparse_csr_tensor(graph.indptr, graph.col, 1 / degree[graph.row], shape)
+    weights = 1 / degree[graph.row]
     at_once = max(1, _CELLS // max(size, 1))
     for begin in range(0, len(groups), at_once):
         part = groups[begin : begin + at_once]
@@ -317,7 +317,8 @@ def most_influential(
             jump[group, column] = 1 / group.numel()
         score = jump
         for _ in range(steps):
-            score = step @ score * (1 - alpha) + alpha * jump
+            stepped = neighbor_sum(graph.indptr, graph.col, score, weights=weights)
+            score = stepped * (1 - alpha) + alpha * jump
         found += [_largest(column, most) for column in score.t().contiguous()]
     return found
 

@@ -19,15 +19,13 @@ class Grouped(NamedTuple):
 
     Attributes:
         indptr: ``int64`` ``[num_nodes + 1]``.
-        row: The source of each edge ``int64`` ``[num_edges]``.
-        col: Its destination.
-        edge: Its id.
+        row: The source of each edge, ``int32`` if all numbers fit, else ``int64`` ``[num_edges]``.
+        pairs: Its destination and its id, of the same dtype, ``[num_edges, 2]``.
     """
 
     indptr: Tensor
     row: Tensor
-    col: Tensor
-    edge: Tensor
+    pairs: Tensor
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> Grouped:
@@ -42,7 +40,20 @@ class Grouped(NamedTuple):
         edge = (row * num_nodes + col).argsort(stable=True)
         count = torch.bincount(row, minlength=num_nodes)
         indptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        return cls(indptr, row[edge], col[edge], edge)
+        most = 2**31 - 1
+        dtype = torch.int32 if max(num_nodes, row.numel()) <= most else torch.int64
+        pairs = torch.stack([col[edge].to(dtype), edge.to(dtype)], dim=1)
+        return cls(indptr, row[edge].to(dtype), pairs)
+
+    @property
+    def col(self) -> Tensor:
+        """The destination of each edge ``[num_edges]``."""
+        return self.pairs[:, 0]
+
+    @property
+    def edge(self) -> Tensor:
+        """The id of each edge ``[num_edges]``."""
+        return self.pairs[:, 1]
 
     def among(self, drawn: Tensor) -> Induced:
         """Some nodes, repeats allowed, and all edges among them, in the order of this graph."""

@@ -32,7 +32,7 @@ class NeighborLoader(NodeLoader, torch_geometric.loader.NeighborLoader):
         replace: Whether to draw with replacement.
         subgraph_type: ``"directional"``, ``"bidirectional"`` or ``"induced"``.
         disjoint: Whether every seed gets a subgraph of its own; always so with times.
-        temporal_strategy: ``"uniform"`` or ``"last"``.
+        temporal_strategy: ``"uniform"`` or ``"last"``, which needs ``time_attr``.
         time_attr: The attribute of nodes or edges that holds times. A seed sees what is not later
             than itself.
         weight_attr: The attribute of edges that holds weights, finite and not negative.

@@ -16,6 +16,7 @@ from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.stats import Stats
+from pyg_scale.ops.sort_subgraphs import sort_subgraphs
 from pyg_scale.sampler.base import flag
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.output import Sample
@@ -140,22 +141,18 @@ class _EgoSampler(NativeSampler):
     ) -> Sample:
         """See :meth:`NeighborSampler.sample <pyg_scale.sampler.base.NeighborSampler.sample>`."""
         found = super().sample(seed, seed_time, key)
-        assert found.batch is not None and found.edge is not None
-        node, batch, edge = found.node[None], found.batch[None], found.edge[None]
-        assert self.topology is not None and edge is not None
-        order = (batch * self.topology.num_nodes[None] + node).argsort()
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel())
-        row, col = place[found.row[None].long()], place[found.col[None].long()]
-        # Edges come by (column, id), and the stable sort keeps those of parallel edges.
-        by_source = (row * max(node.numel(), 1) + col).argsort(stable=True)
+        edge, roots = found.edge[None], seed[None].numel()
+        assert found.batch is not None and edge is not None
+        ends = found.row[None], found.col[None]
+        out = sort_subgraphs(found.node[None], found.batch[None], *ends, edge, roots)
+        dtype = found.node[None].dtype
         return Sample(
-            node={None: node[order]},
-            row={None: row[by_source].to(node.dtype)},
-            col={None: col[by_source].to(node.dtype)},
-            edge={None: edge[by_source]},
-            batch={None: batch[order]},
-            node_attrs={"root": {None: place[: seed[None].numel()]}},
+            node={None: out.node.to(dtype)},
+            row={None: out.row.to(dtype)},
+            col={None: out.col.to(dtype)},
+            edge={None: out.edge},
+            batch={None: out.batch},
+            node_attrs={"root": {None: out.place[:roots]}},
         )
 
 

@@ -34,8 +34,9 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
     Args:
         indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
             ``[num_nodes + 1]``.
-        index: Their other ends, ``int64`` ``[num_edges]``.
-        edge_id: Their ids, ``int64`` ``[num_edges]``.
+        index: Their other ends, ``int32`` or ``int64`` ``[num_edges]``.
+        edge_id: Their ids, of the same dtype, ``[num_edges]``. Columns of one table of pairs are
+            read fastest.
         drawn: Ids of nodes in any order, repeats allowed, ``int64``.
 
     Raises:
@@ -43,7 +44,7 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
     """
     if library.compiled():
         node, ends, edge = torch.ops.pyg_scale.induced_edges(
-            *(each.contiguous() for each in (indptr, index, edge_id, drawn))
+            indptr.contiguous(), index, edge_id, drawn.contiguous()
         )
         row, col = ends.unbind()
         return Induced(node, row, col, edge)
@@ -59,7 +60,7 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
     row = torch.arange(node.numel()).repeat_interleave(degree)
     first = begin - (degree.cumsum(0) - degree)
     position = torch.arange(row.numel()) + first[row]
-    end = index[position]
+    end = index[position].to(torch.int64)
     missing = end[(end < 0) | (end >= num_nodes)]
     if missing.numel():
         raise ValueError(
@@ -67,4 +68,5 @@ def induced_edges(indptr: Tensor, index: Tensor, edge_id: Tensor, drawn: Tensor)
         )
     col = torch.searchsorted(node, end).clamp(max=max(node.numel() - 1, 0))
     inside = (node[col] == end).nonzero().view(-1)
-    return Induced(node, row[inside], col[inside], edge_id[position[inside]])
+    edge = edge_id[position[inside]].to(torch.int64)
+    return Induced(node, row[inside], col[inside], edge)

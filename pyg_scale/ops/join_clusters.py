@@ -33,7 +33,6 @@ def join_clusters(
     partptr: Tensor,
     indptr: Tensor,
     index: Tensor,
-    part_of: Tensor,
     which: Tensor,
     *,
     own_first: bool = True,
@@ -46,16 +45,14 @@ def join_clusters(
         indptr: The edges of node ``v`` are ``indptr[v]`` to ``indptr[v + 1] - 1``, ``int64``
             ``[num_nodes + 1]``.
         index: Their other ends, ``int64`` ``[num_edges]``.
-        part_of: The cluster of each node, ``int32`` ``[num_nodes]``.
         which: The clusters, ``int64`` ``[c]``. Edges to a repeated one end in its last copy.
         own_first: Which of ``own`` and ``other`` is the first row of the one tensor that both are
             rows of, if compiled.
 
     Raises:
-        ValueError: If pointers or ends lead out of the graph, or, if compiled, where ``part_of``
-            and ``partptr`` contradict each other.
+        ValueError: If pointers or ends lead out of the graph.
     """
-    tensors = (partptr, indptr, index, part_of, which)
+    tensors = (partptr, indptr, index, which)
     if library.compiled() and all(each.device.type == "cpu" for each in tensors):
         node, ends, edge = torch.ops.pyg_scale.join_clusters(
             *(each.contiguous() for each in tensors), own_first
@@ -71,7 +68,8 @@ def join_clusters(
     size = end - begin
     shift = torch.full_like(partptr[1:], torch.iinfo(torch.int64).min // 2)
     shift[which] = size.cumsum(0) - size - begin
-    other = other + shift.index_select(0, part_of.index_select(0, other))
+    part = torch.searchsorted(partptr, other, right=True) - 1
+    other = other + shift.index_select(0, part)
     inside = (other >= 0).nonzero().view(-1)
     degree = _slices(indptr[1:], ranges) - _slices(indptr, ranges)
     own = torch.arange(node.numel(), device=node.device).repeat_interleave(degree)

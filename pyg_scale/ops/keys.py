@@ -157,6 +157,19 @@ def draws(key: int, count: int, size: int) -> Tensor:
     return bounded(torch.full((count,), to_signed(key)), index, sizes)
 
 
+def draws_each(key: int, count: int, size: int) -> Tensor:
+    """A draw from ``{0, ..., size - 1}`` with each of the keys ``fold(key, i)``, ``int64``.
+
+    Args:
+        key: Unsigned.
+        count: How many.
+        size: From 1 to ``2**63 - 1``.
+    """
+    if library.compiled():
+        return torch.ops.pyg_scale.keyed_draws_each(to_signed(key), count, size)
+    return bounded(fold_tensor(key, torch.arange(count)), 0, torch.tensor(size))
+
+
 def source_number(key: int, source: Tensor) -> Tensor:
     """The random numbers of 32 bits that sources of edges have for a key, ``int64`` in range.
 

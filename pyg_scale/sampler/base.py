@@ -276,10 +276,13 @@ class NeighborSampler(pyg.BaseSampler):
         self._check_supported()
         if self.time_window is not None:
             windows_of(self.time_window, self.topology)  # refuses what is no window
-        if self.strictly_earlier and not self.topology.is_temporal:
-            raise ValueError(
-                "strictly_earlier=True needs times: say in time_attr= which attribute has them"
-            )
+        timed = {"strictly_earlier=True": self.strictly_earlier}
+        timed["temporal_strategy='last'"] = self.temporal_strategy == "last"
+        for option, is_asked in timed.items():
+            if is_asked and not self.topology.is_temporal:
+                raise ValueError(
+                    f"{option} needs times: say in time_attr= which attribute has them"
+                )
 
     def needs(self) -> dict[str, bool]:
         """Those of the :data:`CAPABILITIES` that the arguments ask for."""
@@ -292,9 +295,9 @@ class NeighborSampler(pyg.BaseSampler):
             "weighted": self.weight_attr is not None,
             "window": self.time_window is not None,
             "strict": self.strictly_earlier,
+            "last": self.temporal_strategy == "last",
             "node_time": graph.has_node_time,
             "edge_time": graph.has_edge_time,
-            "last": self.temporal_strategy == "last",
             "bidirectional": self.subgraph_type == SubgraphType.bidirectional,
             "induced": self.subgraph_type == SubgraphType.induced,
             "backward": self.sample_direction == "backward",

@@ -161,7 +161,7 @@ class SamplerTests(DrawTests, AcrossPartsTests):
             "weighted": (graphs.hostile(), {"weight_attr": "weight"}),
             "node_time": (graphs.hostile(), {"time_attr": "time"}),
             "edge_time": (graphs.hostile(), {"time_attr": "when"}),
-            "last": (graphs.hostile(), {"temporal_strategy": "last"}),
+            "last": (graphs.hostile(), {"time_attr": "when", "temporal_strategy": "last"}),
             "window": (graphs.hostile(), {"time_attr": "when", "time_window": 2}),
             "strict": (graphs.hostile(), {"time_attr": "when", "strictly_earlier": True}),
             "bidirectional": (graphs.hostile(), {"subgraph_type": "bidirectional"}),

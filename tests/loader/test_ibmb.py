@@ -55,6 +55,12 @@ def by_node(**kwargs: Any) -> IBMBNodeLoader:
 MAKE = pytest.mark.parametrize("make", [by_batch, by_node])
 
 
+@pytest.mark.filterwarnings("error")
+def test_making_groups_warns_of_nothing() -> None:
+    by_batch()
+    by_node()
+
+
 def test_groups_of_parts_are_pygs() -> None:
     cluster = partition(Data(edge_index=DATA.edge_index, num_nodes=300), 6, "multilevel")
     parts = [(cluster == number).nonzero().view(-1) for number in range(6)]

@@ -163,6 +163,7 @@ def test_links_do_not_see_themselves() -> None:
     [
         ({"time_window": 5}, ValueError, "time_window=5 needs times: say in time_attr="),
         ({"strictly_earlier": True}, ValueError, "strictly_earlier=True needs times"),
+        ({"temporal_strategy": "last"}, ValueError, "temporal_strategy='last' needs times"),
         ({"time_window": 5, "neighbor_sampler": "labor"}, NotImplementedError, "time_window="),
         ({"time_window": 5, "neighbor_sampler": "ladies"}, NotImplementedError, "time_window="),
         (

@@ -758,7 +758,6 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "partptr": longs(0, 2, 3, 6),
         "indptr": indptr(),
         "index": indices(),
-        "part_of": ints(0, 0, 1, 2, 2, 2),
         "which": longs(2, 0),
         "own_first": True,
     },
@@ -783,6 +782,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     },
     "is_edge": lambda: {**graph(), "src": longs(0, 3), "dst": longs(1, 1)},
     "keyed_draws": lambda: {"key": 1, "index": longs(0, 1), "size": longs(5, 0)},
+    "keyed_draws_each": lambda: {"key": 1, "count": 3, "size": 5},
     "last_events": lambda: {
         "head": longs(0, 3, 4, 0, 0, 0),
         "log": longs(2, 0, 0, 1, 0, 0, 2, 1, 1, 1, 1, 2),
@@ -857,6 +857,14 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     "sieve_plan": sieve,
     "socket_receive": receive,
     "socket_send": send,
+    "sort_subgraphs": lambda: {
+        "node": longs(5, 2, 4, 2, 5),
+        "batch": longs(0, 1, 0, 0, 1),
+        "row": longs(2, 3, 4, 0),
+        "col": longs(0, 0, 1, 3),
+        "edge": longs(7, 3, 1, 2),
+        "num_graphs": 2,
+    },
     "split_rows": split,
     "split_rows, by range": lambda: split(part=torch.empty(0, dtype=torch.uint8), local=none()),
     "stitch_edges": lambda: {

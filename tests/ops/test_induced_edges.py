@@ -12,13 +12,14 @@ from pyg_scale.ops.induced_edges import induced_edges
 pytestmark = pytest.mark.matrix(3)
 
 
-def graph(seed, num_nodes=150, degree=6):
+def graph(seed, num_nodes=150, degree=6, dtype=torch.int64, pairs=False):
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, 2 * degree, (num_nodes,), generator=generator)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     size = int(indptr[-1])
     index = torch.randint(num_nodes, (size,), generator=generator)
-    return indptr, index, torch.randperm(size, generator=generator)
+    columns = [index.to(dtype), torch.randperm(size, generator=generator).to(dtype)]
+    return (indptr, *(torch.stack(columns, 1).unbind(1) if pairs else columns))
 
 
 @pytest.mark.parametrize("kernels", ["auto", "never"])
@@ -40,10 +41,11 @@ def test_edges_are_those_of_the_subgraph(drawn, kernels, monkeypatch):
 def test_compiled_and_plain_are_equal(monkeypatch):
     if not library.compiled():
         pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
-    for seed in range(30):
+    for seed in range(40):
         size = 1 + 13 * seed
         drawn = torch.randint(size, (5 * seed,), generator=torch.Generator().manual_seed(seed))
-        compiled = induced_edges(*graph(seed, size), drawn)
+        stored = [torch.int32, torch.int64][seed % 2], seed % 4 < 2
+        compiled = induced_edges(*graph(seed, size, 6, *stored), drawn)
         with monkeypatch.context() as patch:
             patch.setenv("PYG_SCALE_KERNELS", "never")
             plain = induced_edges(*graph(seed, size), drawn)
@@ -73,4 +75,14 @@ def test_what_leads_out_of_the_graph_is_refused(name, value, message, kernels, m
     monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
     arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True)) | {name: value}
     with pytest.raises(ValueError, match=message):
+        induced_edges(**arguments, drawn=torch.arange(150))
+
+
+@pytest.mark.parametrize("name", ["index", "edge_id"])
+def test_columns_of_two_dtypes_are_refused(name):
+    if not library.compiled():
+        pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
+    arguments = dict(zip(("indptr", "index", "edge_id"), graph(1), strict=True))
+    arguments[name] = arguments[name].int()
+    with pytest.raises(ValueError, match="one dtype"):
         induced_edges(**arguments, drawn=torch.arange(150))

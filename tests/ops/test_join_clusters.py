@@ -20,23 +20,21 @@ def graph(seed, sizes=(3, 0, 7, 1, 12), degree=4):
     counts = torch.randint(0, 2 * degree, (num_nodes,), generator=generator)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     index = torch.randint(num_nodes, (int(indptr[-1]),), generator=generator)
-    part_of = torch.arange(sizes.numel(), dtype=torch.int32).repeat_interleave(sizes)
-    return partptr, indptr, index, part_of
+    return partptr, indptr, index
 
 
 @pytest.mark.parametrize("kernels", ["auto", "never"])
 @pytest.mark.parametrize("which", [[], [2], [4, 0], [1], [0, 1, 2, 3, 4], [3, 4, 2]])
 def test_edges_are_those_of_the_subgraph(which, kernels, monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", kernels)
-    partptr, indptr, index, part_of = graph(1)
-    found = join_clusters(partptr, indptr, index, part_of, torch.tensor(which, dtype=torch.int64))
+    partptr, indptr, index = graph(1)
+    found = join_clusters(partptr, indptr, index, torch.tensor(which, dtype=torch.int64))
     node = [v for c in which for v in range(int(partptr[c]), int(partptr[c + 1]))]
     assert found.node.tolist() == node
-    source = torch.arange(part_of.numel()).repeat_interleave(indptr.diff())
+    num_nodes = indptr.numel() - 1
+    source = torch.arange(num_nodes).repeat_interleave(indptr.diff())
     edges = torch.stack([source, index])
-    inside, edge = subgraph(
-        found.node, edges, torch.arange(index.numel()), num_nodes=part_of.numel()
-    )
+    inside, edge = subgraph(found.node, edges, torch.arange(index.numel()), num_nodes=num_nodes)
     order = edge[torch.isin(edge, found.edge)]
     assert sorted(found.edge.tolist()) == order.tolist()
     assert torch.equal(edges[:, found.edge], found.node[torch.stack([found.own, found.other])])
@@ -66,16 +64,14 @@ def test_compiled_and_plain_are_equal(monkeypatch):
         ("which", torch.tensor([5]), "which: cluster 5 does not exist: there are 5"),
         ("partptr", torch.tensor([0, 3, 2, 10, 11, 23]), "partptr must rise"),
         ("index", torch.full_like(graph(1)[2], 23), "index: node 23 does not exist"),
-        ("part_of", torch.full_like(graph(1)[3], 5), "part_of: cluster 5 does not exist"),
-        ("part_of", torch.full_like(graph(1)[3], 1), "part_of must have the clusters of partptr"),
         ("indptr", torch.cat([graph(1)[1][:-1], torch.tensor([9999])]), "the pointers of node 22"),
-        ("part_of", graph(1)[3].long(), "part_of must be a contiguous int32"),
+        ("index", graph(1)[2].int(), "index must be a contiguous 1-D int64"),
     ],
 )
 def test_what_leads_out_of_the_graph_is_refused(name, value, message):
     if not library.compiled():
         pytest.skip(f"needs the compiled kernels: {library.status()['command']}")
-    arguments = dict(zip(("partptr", "indptr", "index", "part_of"), graph(1), strict=True))
+    arguments = dict(zip(("partptr", "indptr", "index"), graph(1), strict=True))
     arguments |= {"which": torch.tensor([0, 1, 2, 3, 4]), name: value}
     with pytest.raises(ValueError, match=message):
         join_clusters(**arguments)

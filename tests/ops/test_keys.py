@@ -160,6 +160,18 @@ def test_compiled_draws_are_those_of_plain_torch(compiled):
         assert torch.equal(words, keys.draw(torch.full_like(index, key), index))
 
 
+def test_compiled_draws_of_each_key_are_those_of_plain_torch(compiled, monkeypatch):
+    for key in (0, 1, 2**64 - 1, 0x1234567):
+        for size in (1, 7, 2**31, (2**63 - 1) // 3 * 2 + 2):  # of the last, many are rejected
+            mine = keys.draws_each(key, 500, size)
+            each = [keys.fold(key, i) for i in range(500)]
+            plain = torch.tensor([keys.to_signed(one) for one in each])
+            assert torch.equal(mine, keys.bounded(plain, 0, torch.tensor(size)))
+            with monkeypatch.context() as patch:
+                patch.setenv("PYG_SCALE_KERNELS", "never")
+                assert torch.equal(mine, keys.draws_each(key, 500, size))
+
+
 def test_mix_is_a_permutation_that_can_be_undone():
     for x in (0, 1, 2**63, WORD, 0x0123456789ABCDEF):
         assert unmix(keys.mix(x)) == x

@@ -155,6 +155,8 @@ def random_options(rng: random.Random, topology: Topology) -> dict[str, Any]:
         "subgraph_type": rng.choice(["directional"] * 3 + ["induced", "bidirectional"]),
         "temporal_strategy": rng.choice(["uniform", "last"]),
     }
+    if not topology.is_temporal:
+        options["temporal_strategy"] = "uniform"
     timed = [edge_type for edge_type in topology.edge_types if topology.is_timed(edge_type)]
     if timed and rng.random() < 0.5:
         window: Any = rng.choice([1, 2, 3, 5, 8])
