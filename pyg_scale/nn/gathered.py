@@ -4,6 +4,7 @@ A step of a small model takes as long as its Python code. PyG's ``propagate`` ch
 for hooks before and after every step, packs arguments, calls a module that calls ``scatter``, which
 checks again. Here the arguments of a layer's functions are looked up once for each class, one check
 answers for all hooks, and sums, means and extremes are the one or two calls of torch that they are.
+A softmax divides the sums of a node, not the weight of each edge.
 ``message``, ``update`` and every other aggregation are the layer's own.
 """
 
@@ -180,10 +181,12 @@ def _aggregate(layer: Any, values: Any, index: Tensor, num_dst: int | None) -> T
 
 
 def _reduced(module: Any, values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor | None:
-    """Sums, means and extremes, one or several; ``None`` if a module does anything else."""
+    """The aggregation of a module by fewer steps; ``None`` if it is not covered."""
     how = REDUCTIONS.get(type(module))
     if how is not None:
         return _BY_NAME[how](values, index, num_dst, dim)
+    if type(module) is aggr.SoftmaxAggregation:
+        return _softmax(module, values, index, num_dst, dim)
     if type(module) is not aggr.MultiAggregation:
         return None
     modules = module.aggrs
@@ -237,6 +240,26 @@ def _extreme(name: str) -> Callable[[Tensor, Tensor, int, int], Tensor]:
 
     return reduce
 
+
+def _softmax(module: Any, values: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor | None:
+    """``SoftmaxAggregation.forward``, which here divides sums, not the weight of every edge.
+
+    ``None`` if it is not covered, such as short types, of which such sums would be too large.
+    """
+    scale = module.t
+    if module.semi_grad or module.channels != 1 or values.dtype not in _WIDE:
+        return None
+    plain = isinstance(scale, (int, float)) and scale == 1
+    logits = values if plain else values * scale
+    most = _BY_NAME["max"](logits.detach(), index, num_dst, dim)
+    weights = (logits - most.index_select(dim, index)).exp_()
+    total = _sum(weights, index, num_dst, dim).add_(_TINY)
+    return _sum(values * weights, index, num_dst, dim) / total
+
+
+_WIDE = (torch.float32, torch.float64)
+_TINY = 1e-16
+"""The number that PyG adds to the sum of weights."""
 
 _BY_NAME: dict[str, Callable[[Tensor, Tensor, int, int], Tensor]] = {
     "sum": _sum,

@@ -54,7 +54,7 @@ def small(layer: Any, x: Any, edge_index: Any, size: tuple[int, int] | None = No
         NotFused: If the call is not covered.
     """
     src, dst = (x, x) if isinstance(x, Tensor) else x
-    module = layer.aggr_module
+    module = layer._modules["aggr_module"]
     how = REDUCTIONS.get(type(module))
     if (
         how is None
@@ -160,7 +160,8 @@ def mapped_small(call: Small, weight: Tensor | None, linear: Any, root: Any) -> 
     given = call.src, others, linear.weight, linear.bias, both, call, weight
     try:
         if torch.is_grad_enabled():
-            return _Mapped.apply(*given)
+            mapped: Tensor = _apply_mapped(*given)
+            return mapped
         return _map(*given)[0]
     except ValueError as error:
         raise NotFused("edge_index has nodes that do not exist") from error
@@ -244,6 +245,9 @@ class _Mapped(torch.autograd.Function):
             None,
             None,
         )
+
+
+_apply_mapped = fused.applied(_Mapped)
 
 
 def _differentiable(

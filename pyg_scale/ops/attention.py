@@ -194,13 +194,13 @@ def run_attention(
         key: The key of the dropout; drawn if ``None``.
         return_weights: If True, also return the weights.
     """
-    from pyg_scale.ops.attention_rules import OPS, Attention
+    from pyg_scale.ops.attention_rules import OPS, attend
 
     if dropout and key is None:
         key = _dropout_key(dropout, None, edges[1].device)  # type: ignore[union-attr]
     rest = number, dropout, key, return_weights
     if wanted:
-        return Attention.apply(kind, edges, rest, *features)
+        return attend(kind, edges, rest, *features)
     with torch._C._AutoDispatchBelowAutograd():
         out, _, weights = OPS[kind](*edges, *features, *rest)
     return (out, weights) if return_weights else out

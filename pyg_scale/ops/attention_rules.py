@@ -179,6 +179,9 @@ class Attention(torch.autograd.Function):
         return (None, None, None, *_gradients(kind, edges, tuple(features), rest, needed))
 
 
+attend = fused.applied(Attention)
+
+
 def _gradients(
     kind: str,
     edges: _Edges,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyg_scale.ops import library
+from pyg_scale.ops.fused import applied, is_eager
 
 NORMS = ("sum", "mean", "gcn", "symmetric")
 
@@ -56,7 +57,7 @@ def edge_sum(
     if weighted and norm not in ("sum", "mean"):
         raise NotImplementedError(f"norm={norm!r} has no gradient of weight: detach it")
     if weighted or x.requires_grad or getattr(forward_ad, "_current_level", -1) >= 0:
-        return _EdgeSum.apply(*given)
+        return _apply(*given) if is_eager() else _EdgeSum.apply(*given)
     return run_edge_sum(*given)
 
 
@@ -118,6 +119,9 @@ class _EdgeSum(torch.autograd.Function):
             dots = weight_grad_plain if wanted else run_weight_grad
             of_weight = dots(x, grad, edge_index, NORMS[norm] == "mean", not back)
         return of_x, None, of_weight, None, None, None, None
+
+
+_apply = applied(_EdgeSum)
 
 
 def run_weight_grad(

@@ -19,7 +19,7 @@ from pyg_scale.ops import library
 
 _lock = threading.Lock()
 _registered = False
-_functions: dict[str, type[torch.autograd.Function]] = {}
+_functions: dict[str, Callable[..., Any]] = {}
 
 
 def usable(tensor: Tensor) -> bool:
@@ -69,7 +69,17 @@ def differentiate(
         return output
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    _functions[name] = type(name, (torch.autograd.Function,), methods)
+    _functions[name] = applied(type(name, (torch.autograd.Function,), methods))
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The ``apply`` of a function of autograd without torch's Python code around it.
+
+    That code looks for ``torch.func`` and for defaults of arguments, which takes as long as a small
+    sum. Use it in eager calls only (:func:`is_eager`), with all arguments by position.
+    """
+    bound: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return bound
 
 
 def call(name: str, *args: Any) -> Any:
@@ -87,7 +97,7 @@ def call(name: str, *args: Any) -> Any:
     if torch.is_grad_enabled():
         for arg in args:
             if isinstance(arg, Tensor) and arg.requires_grad:
-                return _functions[name].apply(*args)
+                return _functions[name](*args)
     with torch._C._AutoDispatchBelowAutograd():
         return getattr(torch.ops.pyg_scale, name).default(*args)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch_geometric.nn import aggr
 
 from pyg_scale.nn import FusedConv, accelerate, chunks, fallbacks
 from pyg_scale.testing import graphs
@@ -89,6 +90,24 @@ AGGREGATIONS = {
     "fast rgcn, bases": lambda: pyg.FastRGCNConv(CHANNELS, 5, 3, num_bases=2),
     "fast rgcn, blocks": lambda: pyg.FastRGCNConv(CHANNELS, 8, 3, num_blocks=2),
 }
+
+
+SOFTMAX = {
+    "of one scale": lambda: aggr.SoftmaxAggregation(2.5),
+    "of a learned scale": lambda: aggr.SoftmaxAggregation(0.5, learn=True),
+    "of learned scales": lambda: aggr.SoftmaxAggregation(0.5, learn=True, channels=CHANNELS),
+    "without its gradient": lambda: aggr.SoftmaxAggregation(2.5, semi_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_on_few_edges(name, graph, monkeypatch):
+    monkeypatch.setattr(FusedConv, "min_work", None)
+    x, edges = graph
+    of_edges = torch.randn(edges.size(1), CHANNELS, dtype=x.dtype)
+    given = 300 * x, edges, of_edges  # exp() of such messages is infinite
+    ours, _ = compared(lambda: pyg.GENConv(CHANNELS, CHANNELS, SOFTMAX[name](), norm=None), given)
+    assert not fallbacks(ours)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
