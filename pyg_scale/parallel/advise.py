@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import subgraph
 
+from pyg_scale import plugins
 from pyg_scale.files.byte_size import byte_size
 from pyg_scale.graph.base import directory_of
 from pyg_scale.parallel.feature import check_channels
@@ -87,7 +88,7 @@ def advise(
     memory: int | str | None = None,
     bandwidth: int | str = "1GB",
     method: str | Partitioner = "multilevel",
-    balance: str | Sequence[str] = ("nodes", "edges"),
+    balance: str | Sequence[str] | None = None,
 ) -> Advice:
     """The wrapper that suits a full graph, a model and a number of ranks. One process asks.
 
@@ -105,7 +106,8 @@ def advise(
             this machine, divided by ``world``.
         bandwidth: Bytes that a rank sends in a second.
         method: The partitioner that is used where the graph is not cut into ``world`` parts yet.
-        balance: What it balances, see :func:`pyg_scale.partition`: edges are what costs time.
+        balance: What it balances, see :func:`pyg_scale.partition`; by default nodes and edges,
+            which are what costs time, or nodes alone if ``method`` cannot balance edges.
 
     Raises:
         TypeError: If ``graph`` is something else, or has no ``x``.
@@ -255,11 +257,15 @@ def _row(tensor: Tensor, dim: int = 0) -> int:
 
 
 def _cut(
-    graph: Data, world: int, method: str | Partitioner, balance: str | Sequence[str]
+    graph: Data, world: int, method: str | Partitioner, balance: str | Sequence[str] | None
 ) -> Quality:
     directory = directory_of(graph)
     if directory is not None and directory.meta.num_parts == world:
         return quality(directory)
+    if balance is None:
+        kind = plugins.get("partitioner", method) if isinstance(method, str) else type(method)
+        known = isinstance(kind, type) and issubclass(kind, Partitioner)
+        balance = ("nodes", "edges") if known and "edges" in kind.balances else ("nodes",)
     partition, _ = assign(graph, world, method, balance=balance)
     return quality(graph, partition)
 

@@ -75,7 +75,7 @@ def test_messages_in_pieces_take_the_least_memory() -> None:
 
 def test_wrappers_that_the_model_does_not_suit_are_left_out() -> None:
     heads = pyg.GAT(16, 30, 2, 4, heads=3)
-    found = advise(scale_free(), heads, 4, memory="1GB", method="random", balance="nodes")
+    found = advise(scale_free(), heads, 4, memory="1GB", method="random")
     assert found.method == "halo" and "3 heads, which 4 ranks do not divide" in str(found)
     norm = pyg.GCN(16, 32, 2, 4, norm="PairNorm")
     assert advise(mesh(), norm, 2, memory="1GB", method="range", balance="nodes").method == "ddp"
