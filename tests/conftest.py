@@ -114,7 +114,10 @@ def _processes() -> list[psutil.Process]:
 
 def _below(pid: int) -> list[int]:
     """The processes below another."""
-    listed = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    try:
+        listed = list(Path(f"/proc/{pid}/task").glob("*/children"))
+    except FileNotFoundError:  # it has just ended
+        return []
     if not listed:  # psutil looks at every process of the machine, twice in every test
         with contextlib.suppress(psutil.NoSuchProcess):
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
