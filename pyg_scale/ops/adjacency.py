@@ -28,8 +28,8 @@ _SORTABLE = _INT32_MAX
 _AT_ONCE = 1 << 17
 """Number of edges up to which one thread groups them as fast as several."""
 _AT_ONCE_ON_CUDA = 1 << 20
-"""Number of edges up to which an op has fewer kernels than torch's sort, and takes no longer: edges
-of a hub take the square of their number."""
+"""Number of edges up to which an op of few kernels is taken in place of torch's sort. A guess,
+until a GPU measures it: edges of a hub take the square of their number."""
 
 
 class Transpose(NamedTuple):

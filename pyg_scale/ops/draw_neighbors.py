@@ -35,8 +35,8 @@ class Counted(NamedTuple):
 
     Attributes:
         counts: Of each node, ``int64`` ``[n]``.
-        offset: How many the nodes before it get, ``int64`` ``[n + 1]``.
-        total: How many all of them get.
+        offset: The sum of all earlier ones, ``int64`` ``[n + 1]``.
+        total: The sum of all.
     """
 
     counts: Tensor
@@ -83,7 +83,8 @@ def draw_neighbors(
         key: Key of the hop and the edge type, unsigned.
         num_neighbors: Number of draws for each node, -1 for all in-edges.
         replace: If True, draw with replacement.
-        counted: How many in-edges the nodes get, by :func:`counts_of` and :func:`offsets_of`.
+        counted: The numbers of in-edges that nodes get, by :func:`counts_of` and
+            :func:`offsets_of`.
 
     Raises:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.

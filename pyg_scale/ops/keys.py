@@ -148,7 +148,7 @@ def draws(key: int, count: int, size: int) -> Tensor:
 
     Args:
         key: Unsigned.
-        count: How many.
+        count: Number of draws.
         size: From 1 to ``2**63 - 1``.
     """
     index, sizes = torch.arange(count), torch.full((count,), size)
@@ -162,7 +162,7 @@ def draws_each(key: int, count: int, size: int) -> Tensor:
 
     Args:
         key: Unsigned.
-        count: How many.
+        count: Number of draws.
         size: From 1 to ``2**63 - 1``.
     """
     if library.compiled():

@@ -43,7 +43,7 @@ def sort_subgraphs(
         row: The place in ``node`` of the source of each edge, ``int32`` or ``int64`` ``[m]``.
         col: That of its destination, never decreasing, ``int32`` or ``int64`` ``[m]``.
         edge: Ids of edges ``int64`` ``[m]``.
-        num_graphs: How many subgraphs there are.
+        num_graphs: Number of subgraphs.
 
     Raises:
         ValueError: If, compiled, a number leads out of the subgraphs, or ``col`` decreases.

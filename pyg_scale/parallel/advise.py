@@ -279,7 +279,7 @@ class _Sizes:
         seen: Bytes of rows.
         world: Number of ranks.
         speed: Bytes that a rank sends in a second.
-        on_cpu: Whether the model is on a CPU.
+        on_cpu: True if the model is on a CPU.
     """
 
     found: Quality

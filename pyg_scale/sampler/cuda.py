@@ -315,7 +315,7 @@ class _Met(NamedTuple):
     new: Tensor
     """Those that had none, ``int64`` ``[m]``, of which the first ``size`` are meant."""
     is_new: Tensor
-    """``bool`` ``[m]``: whether an entry of ``new`` is meant."""
+    """True where an entry of ``new`` is meant, ``bool`` ``[m]``."""
     size: Tensor
     """Number of these, ``int64``."""
 

@@ -7,7 +7,6 @@ because of the device is what they do on CUDA.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +23,6 @@ ANSWERS = {torch.Tensor.is_cpu: False, torch.Tensor.is_cuda: True, torch.Tensor.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique_dim", "_unique2"}
 NOTHING = {"detach", "_unsafe_view", "lift_fresh"}
 """Operations that return what they got; those that begin with ``empty`` do no work either."""
-
-
 READS = (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy)
 
 
@@ -88,25 +85,14 @@ class Launches(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _transpose_as_on_cuda() -> Iterator[None]:
-    overriding = torch.library.Library("pyg_scale", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden
-            overriding.impl("csr_transpose", aggregate_rules._transpose_on_cuda, "CPU")
-        yield
-    finally:
-        overriding._destroy()
-
-
-@contextlib.contextmanager
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Within it tensors say that they are on CUDA; what is launched is counted."""
     emulated.load()
     with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
         stack.enter_context(emulated.instead_of())
         patch.setattr(fused, "_on_cuda", lambda device: True)
-        stack.enter_context(_transpose_as_on_cuda())
+        on_device = {"csr_transpose": aggregate_rules._transpose_on_cuda}
+        stack.enter_context(emulated.overridden(on_device))
         launches = Launches()
         with _Pretend(launches), launches:
             yield launches

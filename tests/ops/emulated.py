@@ -14,9 +14,10 @@ import hashlib
 import os
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -189,15 +190,21 @@ def _implemented(file: Path) -> list[str]:
     return [part.partition('"')[0] for part in text.split('m.impl("')[1:]]
 
 
-@contextlib.contextmanager
-def instead_of() -> Iterator[None]:
+def instead_of() -> contextlib.AbstractContextManager[None]:
     """Within it the ops on CPU tensors are the emulated ones."""
+    emulated = torch.ops.pyg_scale_emulated
+    return overridden({name: getattr(emulated, name).default for name in load()})
+
+
+@contextlib.contextmanager
+def overridden(ops: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within it ops on CPU tensors, by name, are others."""
     overriding = torch.library.Library("pyg_scale", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
-            for name in load():
-                overriding.impl(name, getattr(torch.ops.pyg_scale_emulated, name).default, "CPU")
+            for name, op in ops.items():
+                overriding.impl(name, op, "CPU")
         yield
     finally:
         overriding._destroy()
