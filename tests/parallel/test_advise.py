@@ -9,6 +9,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import barabasi_albert_graph, grid, to_undirected
 
 from pyg_scale.parallel import advise
+from pyg_scale.partitioner import assign, quality
 
 
 def mesh() -> Data:
@@ -71,6 +72,32 @@ def test_messages_in_pieces_take_the_least_memory() -> None:
     needed = int(found.costs["halo+remat"].memory) + 1
     short = advise(dense, pyg.GraphSAGE(16, 32, 2, 4, aggr="max"), 2, memory=needed)
     assert short.wrapper == "'halo' with remat=True"
+
+
+def test_memory_of_messages_in_pieces_follows_from_nodes_halo_and_edges() -> None:
+    """What a node takes, found with two ranks, tells what three ranks need."""
+    torch.manual_seed(0)
+    edges = to_undirected(torch.randint(3_000, (2, 60_000)))
+    dense, row = Data(x=torch.randn(3_000, 16), edge_index=edges), 4 * 32  # the widest message
+    net = pyg.GraphSAGE(16, 32, 2, 4, aggr="max")
+
+    def ranks(world: int) -> list[tuple[int, float]]:
+        """The nodes of each rank, and the bytes of all else."""
+        partition, _ = assign(dense, world, "multilevel", balance=("nodes", "edges"))
+        found, blocks = quality(dense, partition), world - 1  # of the halo, of which three at once
+        return [
+            (n, row * (min(3, blocks) * h / blocks + 4 * min(e, 8192)) + 24 * e)
+            for n, h, e in zip(found.nodes[None], found.halo[None], found.edges[None], strict=True)
+        ]
+
+    needed = {
+        world: advise(dense, net, world, memory="1GB").costs["halo+remat"].memory
+        for world in (2, 3, 6)
+    }
+    of_node = min((needed[2] - others) / n for n, others in ranks(2))
+    for world in (3, 6):
+        expected = max(n * of_node + others for n, others in ranks(world))
+        assert needed[world] == pytest.approx(expected)
 
 
 def test_wrappers_that_the_model_does_not_suit_are_left_out() -> None:
