@@ -72,11 +72,8 @@ def _apply(store: Any, func: Callable[..., Any], *args: str) -> Any:
 
 
 def _reduce(store: Any, protocol: Any) -> Any:
-    return _new, (type(store).__base__,), store.__getstate__()
-
-
-def _new(kind: Any) -> Any:
-    return kind.__new__(kind)
+    # Nothing of ours is named, so that whoever has PyG alone can read a batch.
+    return type(store).__base__, (), store.__getstate__()
 
 
 # Derived from one class each, as the class of an object can only become one of its layout.
