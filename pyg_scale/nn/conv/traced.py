@@ -249,11 +249,13 @@ def _form(message: Any) -> tuple[str, str]:
 _OF_CODE = ("co_code", "co_consts", "co_names", "co_argcount", "co_nlocals", "co_freevars")
 _GIVEN = {"edge_index", "index", "ptr", "adj_t", "size", "dim_size"}
 
-_EARLY, _SOON, _LATE = (200_000, 130_000), (600_000, 400_000), (4_000_000, 2_600_000)
+_FIRST, _EARLY = (90_000, 60_000), (115_000, 77_000)
+_SOON, _LATE = (600_000, 400_000), (4_000_000, 2_600_000)
 _CUT = (LEAST * ELEMENTS, LEAST * ELEMENTS)  # where edges are cut into chunks, which saves memory
 _CROSSOVERS: dict[type, tuple[int, int]] = {
-    **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv, pyg.PPFConv), _EARLY),
-    **dict.fromkeys((pyg.ARMAConv, pyg.EGConv, pyg.FeaStConv), _EARLY),
+    **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv), _FIRST),
+    **dict.fromkeys((pyg.FeaStConv, pyg.PPFConv), _EARLY),
+    **dict.fromkeys((pyg.ARMAConv, pyg.EGConv), (200_000, 130_000)),
     **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
     **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.NNConv), _SOON),
     **dict.fromkeys((pyg.PNAConv, pyg.SuperGATConv), _SOON),

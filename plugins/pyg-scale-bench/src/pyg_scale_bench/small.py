@@ -2,10 +2,11 @@
 
 Each round makes both models and their input anew, as times differ by some percent with the places
 of tensors in memory. It runs some steps of ours, twice as many of PyG's and some of ours again, or
-the other way round, so that a drift of the machine and warm caches favour nobody. Its result is the
-ratio of both times. Reported are the median of the ratios and the interval in which the true median
-lies with a probability of 95 %, whatever the distribution (by order statistics of independent
-rounds).
+the other way round, so that a drift of the machine favours nobody. A step that is not timed begins
+each of them: a program that runs one of both finds its own code and tensors in the caches, not what
+the other left there. The result of a round is the ratio of both times. Reported are the median of
+the ratios and the interval in which the true median lies with a probability of 95 %, whatever the
+distribution (by order statistics of independent rounds).
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ def compare(name: str, size: int, channels: int, seconds: float) -> dict[str, An
 
 
 def _cpu_seconds(step: Step, times: int) -> float:
+    step()  # for the caches
     start = time.process_time()
     for _ in range(times):
         step()
@@ -234,8 +236,9 @@ def lines(found: Sequence[Mapping[str, Any]], channels: int) -> list[str]:
             f"N nodes: two layers, forward and gradients of parameters, {channels} channels "
             f"({FEW_CHANNELS} of {', '.join(MATRIX_PER_EDGE)}), {DEGREE} edges a node, not sorted, "
             "new in every step; CPU time, as an interruption is longer than a step; medians of the "
-            "ratios of at least 7 rounds, up to 400, each with new models and inputs, and their "
-            "95 % intervals; malloc keeps what is freed; above 1: ours is faster;"
+            "ratios of at least 7 rounds, up to 400, each with new models and inputs and a step "
+            "before what is timed, and their 95 % intervals; malloc keeps what is freed; "
+            "above 1: ours is faster;"
             f"{LEARNED}: with gradients of edge weights"
         ),
         *below,
