@@ -23,6 +23,7 @@ from pyg_scale.parallel.layers import check_module, ends_of
 from pyg_scale.parallel.remat import is_sequential
 from pyg_scale.parallel.sequential import EDGES_AT_ONCE
 from pyg_scale.partitioner import Partitioner, Quality, assign, quality
+from pyg_scale.partitioner.range import RangePartitioner
 
 _UNEVEN = 1.2  # times the average of edges
 _PROBE = 64  # nodes on which the model is run once, to see what it sends
@@ -107,7 +108,8 @@ def advise(
         bandwidth: Bytes that a rank sends in a second.
         method: The partitioner that is used where the graph is not cut into ``world`` parts yet.
         balance: What it balances, see :func:`pyg_scale.partition`; by default nodes and edges,
-            which are what costs time, or nodes alone if ``method`` cannot balance edges.
+            which are what costs time, edges alone if ``method`` is ``"range"``, which balances one
+            of them, or nodes alone if it cannot balance edges.
 
     Raises:
         TypeError: If ``graph`` is something else, or has no ``x``.
@@ -263,11 +265,19 @@ def _cut(
     if directory is not None and directory.meta.num_parts == world:
         return quality(directory)
     if balance is None:
-        kind = plugins.get("partitioner", method) if isinstance(method, str) else type(method)
-        known = isinstance(kind, type) and issubclass(kind, Partitioner)
-        balance = ("nodes", "edges") if known and "edges" in kind.balances else ("nodes",)
+        balance = _balanced_by(method)
     partition, _ = assign(graph, world, method, balance=balance)
     return quality(graph, partition)
+
+
+def _balanced_by(method: str | Partitioner) -> tuple[str, ...]:
+    """Nodes and edges, as far as a partitioner can balance them."""
+    kind = plugins.get("partitioner", method) if isinstance(method, str) else type(method)
+    if not isinstance(kind, type) or not issubclass(kind, Partitioner):
+        return ("nodes",)
+    if issubclass(kind, RangePartitioner):  # one quantity at a time: what time follows from
+        return ("edges",)
+    return ("nodes", "edges") if "edges" in kind.balances else ("nodes",)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch_geometric.utils import barabasi_albert_graph, grid, to_undirected
 
 from pyg_scale.parallel import advise
 from pyg_scale.partitioner import assign, quality
+from pyg_scale.partitioner.range import RangePartitioner
 
 
 def mesh() -> Data:
@@ -142,6 +143,14 @@ def test_parts_have_equal_numbers_of_edges() -> None:
         advise(data, model(), 2, **halves, balance="edges")
     )
     assert "times the average of edges" not in str(advise(data, model(), 2, memory="1GB"))
+    # A range balances one of nodes and edges, and is given edges.
+    for method in ("range", RangePartitioner()):
+        found = advise(data, model(), 2, memory="1GB", method=method)
+        # Of each of two messages an edge takes 20 ns, and each of 36 numbers a nanosecond.
+        half = data.num_edges / 2 * (2 * 20e-9 + 36e-9)
+        assert found.costs["halo"].computing == pytest.approx(half, rel=0.01)
+    with pytest.raises(ValueError, match="give balance= one of them"):
+        advise(data, model(), 2, **halves, balance=("nodes", "edges"))
 
 
 def test_bad_input() -> None:
