@@ -40,6 +40,9 @@ CAPABILITIES = {
 }
 """The names that a sampler can declare in ``supports``; others raise when asked for."""
 
+_FEW = 64
+"""So many seeds at most are checked in Python: torch takes longer, and lets other threads in."""
+
 
 @runtime_checkable
 class DrawsByNode(Protocol):
@@ -498,7 +501,11 @@ def check_nodes(node: Tensor, graph: Topology, node_type: NodeType, name: str = 
             f"(got {node.dtype} of shape {list(node.shape)})"
         )
     if node.numel():
-        low, high = int(node.min()), int(node.max())
+        if node.numel() <= _FEW:
+            values = node.tolist()
+            low, high = min(values), max(values)
+        else:
+            low, high = int(node.min()), int(node.max())
         if low < 0 or high >= graph.num_nodes[node_type]:
             of_type = "" if node_type is None else f" of type {node_type!r}"
             raise IndexError(

@@ -265,7 +265,9 @@ class Predictor:
         when = self._times(time, size, rows is not None)
         if rows is not None:
             self.neighborhoods.with_new_rows(rows)  # which refuses what does not fit
-        return _Request(node.to(torch.int64), when, rows, clock.monotonic(), until)
+        if node.dtype != torch.int64:
+            node = node.to(torch.int64)
+        return _Request(node, when, rows, clock.monotonic(), until)
 
     def _times(self, time: Any, size: int, has_new_rows: bool) -> Tensor | None:
         if not self.neighborhoods.is_temporal:
@@ -344,11 +346,9 @@ class Predictor:
             self._counts.add("failed")
             requests[0].fail(error)
             return
-        now = clock.monotonic()
+        self._counts.answered(requests, clock.monotonic())
         for request, out in zip(requests, rows, strict=True):
-            self._counts.answered(request.size, now - request.since)
             request.answer(out)
-        self._counts.add("batches")
 
     def _compute(self, requests: Sequence[_Request]) -> list[Tensor]:
         """The predictions of requests that share a batch."""
@@ -360,7 +360,9 @@ class Predictor:
         # New rows have the last ids of the graph, so the request that has them is last.
         ids = requests[0].ids if len(requests) == 1 else torch.cat([r.ids for r in requests])
         times = [request.time for request in requests if request.time is not None]
-        time = torch.cat(times) if times else None
+        time = None
+        if times:
+            time = times[0] if len(times) == 1 else torch.cat(times)
         neighborhoods = self.neighborhoods
         batch: Any = None
         if self._takes_blocks and rows is None:
@@ -378,7 +380,9 @@ class Predictor:
                     f"forward must return a row for each of the {sum(sizes)} nodes of the request "
                     f"(got {got})"
                 )
-            found = [piece.clone() for piece in out.cpu().split(sizes)]
+            out = out.cpu()
+            pieces = (out,) if len(sizes) == 1 else out.split(sizes)
+            found = [piece.clone() for piece in pieces]
         self._counts.took(second - first, clock.perf_counter() - second)
         return found
 
@@ -532,11 +536,13 @@ class _Counts:
             self._seconds["neighborhoods"] += neighborhoods
             self._seconds["model"] += model
 
-    def answered(self, size: int, seconds: float) -> None:
+    def answered(self, requests: Sequence[_Request], now: float) -> None:
+        """Count a batch, before its callers can see that they are answered."""
         with self._lock:
-            self._counts["requests"] += 1
-            self._counts["nodes"] += size
-            self._latency.append(seconds)
+            self._counts["batches"] += 1
+            self._counts["requests"] += len(requests)
+            self._counts["nodes"] += sum(request.size for request in requests)
+            self._latency.extend(now - request.since for request in requests)
 
     def as_dict(self) -> dict[str, Any]:
         with self._lock:

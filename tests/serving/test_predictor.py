@@ -332,11 +332,30 @@ def test_models_that_remember_a_batch_are_refused(data):
 
 @pytest.mark.parametrize(
     ("ids", "error"),
-    [([500], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[1]], TypeError)],
+    [
+        ([500], IndexError),
+        ([-1], IndexError),
+        ([3, 500, 4], IndexError),
+        ([*range(100), 500], IndexError),
+        ([*range(100), -1], IndexError),
+        ([0.5], TypeError),
+        ([[1]], TypeError),
+    ],
 )
 def test_wrong_ids_are_refused(data, model, ids, error):
     with Predictor(model, data, HOPS) as predictor, pytest.raises(error, match="ids"):
         predictor.predict(ids)
+
+
+def test_a_batch_is_counted_before_it_is_answered(data):
+    model, seen = Gate(), []
+    with Predictor(model, data, HOPS, forward=Gate.ids) as predictor:
+        future = predictor.submit([1, 2])
+        future.add_done_callback(lambda _: seen.append(predictor.stats()))
+        model.open.set()
+        assert future.result(20).tolist() == [1, 2]
+    assert [(s["requests"], s["nodes"], s["batches"]) for s in seen] == [(1, 2, 1)]
+    assert seen[0]["latency"]["max"] > 0
 
 
 def test_a_forward_of_another_size_and_a_model_in_training_are_errors(data, model):
