@@ -67,12 +67,12 @@ class ServedSampler(pyg.BaseSampler):
 
     @property
     def redraw(self) -> bool:
-        """See :class:`MayKeepDraws <pyg_scale.sampler.base.MayKeepDraws>`."""
+        """See :class:`MayKeepDraws <pyg_scale.sampler.capabilities.MayKeepDraws>`."""
         return bool(self.options.get("redraw", True))
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`DrawsByNode <pyg_scale.sampler.base.DrawsByNode>`."""
+        """See :class:`DrawsByNode <pyg_scale.sampler.capabilities.DrawsByNode>`."""
         try:
             sampler = plugins.get("sampler", self._name)
         except UnknownPluginError:
