@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from pyg_scale.graph.topology import Topology
 
@@ -105,3 +108,15 @@ class ExcludesPositives(Protocol):
     """
 
     knows_exclude_positives: bool
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """A sampled subgraph that came with rows of features, such as from a server.
+
+    Attributes:
+        collected: The rows ``[n, ...]`` of its nodes and edges, by (``True`` if of edges, node or
+            edge type, name); ``None`` where there are none.
+    """
+
+    collected: Mapping[tuple[bool, Any, str], Tensor | None]

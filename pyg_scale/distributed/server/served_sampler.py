@@ -163,7 +163,7 @@ class ServedSampler(pyg.BaseSampler):
             return ()
         out = []
         for store in self._data.stores:
-            mapping = getattr(store, "_mapping", None)
+            mapping = store._mapping
             for entry in mapping.entries() if isinstance(mapping, LazyMapping) else ():
                 name = entry.address[2]
                 if not entry.made and name != EDGE_INDEX and name not in self.leave_out:
