@@ -14,8 +14,23 @@ from pyg_scale.inference.grid import EdgeGrid, EdgeSource, Layout, Piece, make_l
 from pyg_scale.inference.partial import Aggregates, NotStreamed, Side, StreamedConv
 from pyg_scale.ops.memory import give_back
 
-_OF_BLOCKS, _OF_CHUNKS, _OF_EDGES = 0.77, 0.05, 0.06
-"""Shares of memory: blocks; each of two chunks of sources; pieces of edges, and rows completed."""
+
+class _Shares(NamedTuple):
+    """Shares of memory.
+
+    Attributes:
+        blocks: Of blocks.
+        chunks: Of each of two chunks of sources.
+        edges: Of a piece of edges, and of rows completed.
+    """
+
+    blocks: float
+    chunks: float
+    edges: float
+
+
+_USUAL, _TIGHT = _Shares(0.77, 0.05, 0.06), _Shares(0.96, 0.0075, 0.02)
+"""The tight ones take smaller pieces, which is slower, so only fewer reads of rows pay for them."""
 _EDGE_BYTES = 96
 """Memory of an edge in a piece, without a row of channels."""
 _SAMPLE = 3
@@ -94,12 +109,15 @@ class Cut(NamedTuple):
         edges: The most edges of a piece.
         rows: The most destinations whose rows are completed at a time.
         keeps: True if a block keeps its own rows in memory.
+        keeps_read: True if it keeps what messages read of its rows; otherwise that is computed from
+            its rows for each piece of edges.
     """
 
     layout: Layout
     edges: int
     rows: int
     keeps: bool = True
+    keeps_read: bool = True
 
 
 class RowSource(Protocol):
@@ -125,8 +143,9 @@ class Streaming:
 
     Destinations are taken block by block. A block keeps what was aggregated for them in memory,
     while the rows of all sources pass chunk by chunk: each is read once for a block, and not at all
-    if it has no edge into it. A block's own rows are kept too where that makes it fewer reads.
-    Otherwise they are read once more where a layer needs them.
+    if it has no edge into it. A block also keeps its own rows, what messages read of these, or
+    both, whichever makes it fewer reads. Its own rows are otherwise read once more where a layer
+    needs them.
 
     Args:
         edges: The edges.
@@ -189,29 +208,31 @@ class Streaming:
     def _cells(self, of: _Bytes) -> Cut:
         """The cells and pieces for the memory that there is."""
         conv, memory = self._layer.conv, self._memory
-        least = of.out + of.of_dst + of.kept
         size = max(1, len(self._nodes))
-        reads: dict[bool, float] = {}
-        blocks: dict[bool, int] = {}
-        for keeps in (True, False):
-            row = least + (of.dst if keeps else 0)
-            blocks[keeps] = max(1, min(size, int(memory * _OF_BLOCKS) // row))
-            again = int(conv.reads_dst) + int(conv.finishes_dst)
-            reads[keeps] = -(-size // blocks[keeps]) + (0 if keeps else again)
-        keeps = reads[True] <= reads[False]
-        row = least + (of.dst if keeps else 0)
-        spare = int(memory * _OF_BLOCKS) - blocks[keeps] * row
-        for_chunk = int(memory * _OF_CHUNKS) + spare // 4
-        for_edges = int(memory * _OF_EDGES) + spare // 4
+        again = int(conv.reads_dst) + int(conv.finishes_dst)
+        ways = [(True, True), (False, True)]
+        if conv.reads_dst:
+            ways.append((True, False))
+        found = []
+        for shares in (_USUAL, _TIGHT):
+            for keeps, keeps_read in ways:
+                row = of.out + of.kept
+                row += (of.dst if keeps else 0) + (of.of_dst if keeps_read else 0)
+                block = max(1, min(size, int(memory * shares.blocks) // row))
+                reads = -(-size // block) + (0 if keeps else again)
+                found.append((reads, block, row, shares, keeps, keeps_read))
+        _, block, row, shares, keeps, keeps_read = min(found, key=lambda each: each[0])
+        spare = int(memory * shares.blocks) - block * row
+        for_chunk = int(memory * shares.chunks) + spare // 4
+        for_edges = int(memory * shares.edges) + spare // 4
         chunk = for_chunk // (of.src + of.of_src)
-        layout = make_layout(
-            self._nodes.start, self._nodes.stop, self._edges.num_src, blocks[keeps], chunk
-        )
+        layout = make_layout(self._nodes.start, self._nodes.stop, self._edges.num_src, block, chunk)
         per_edge = _EDGE_BYTES + 3 * of.out + of.of_dst
         per_edge += 0 if conv.is_narrow else 4 * of.out
+        per_edge += 0 if keeps_read else of.dst
         edges = max(1, min(for_edges // per_edge, _MOST_EDGES))
         rows = max(1, for_edges // (of.dst + 4 * of.out))
-        return Cut(layout, edges, rows, keeps)
+        return Cut(layout, edges, rows, keeps, keeps_read)
 
     def rows(self, begin: int, num_workers: int) -> Iterator[Tensor]:
         """The rows of the layer, from that of the node ``begin`` on.
@@ -247,7 +268,7 @@ class Streaming:
         first, last = block.first, block.last
         if self._cut.keeps:
             block.own = self._dst.read(first, last)
-        if conv.reads_dst:
+        if conv.reads_dst and self._cut.keeps_read:
             for low in range(first, last, step):
                 high = min(low + step, last)
                 rows = self._own(block, low, high).to(self._device)
@@ -322,11 +343,18 @@ class Streaming:
         factors = None if block.factors is None else block.factors[index]
         options = self._layer.options(edge_index, piece.attr, src_factors, factors)
         options = {name: value.to(self._device) for name, value in options.items()}
-        into = {key: rows[index].to(self._device) for key, rows in block.sides.items()}
+        into = self._read_of(block, index)
         sizes = num_src, index.numel()
         found = self._layer.conv.piece(src, into, sizes, edge_index.to(self._device), options)
         log = None if found.log is None else found.log.cpu()
         block.whole.add(index, Aggregates(found.out.cpu(), found.counts.cpu(), log))
+
+    def _read_of(self, block: _Block, index: Tensor) -> Side:
+        """The rows that messages read of destinations of a block."""
+        if self._cut.keeps_read or not self._layer.conv.reads_dst:
+            return {key: rows[index].to(self._device) for key, rows in block.sides.items()}
+        assert block.own is not None
+        return self._layer.conv.destinations(block.own[index].to(self._device))
 
 
 class _Bytes(NamedTuple):

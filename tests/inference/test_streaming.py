@@ -164,21 +164,22 @@ def test_rows_are_read_once_for_a_block(
     counts.clear()
     rows = 8 * N * (64 + 64)
     infer(made, data, tmp_path / "third", memory=(rows + 8 * data.num_edges) // 3)
-    most = 3 if name != "gatv2" else 6  # it also keeps what messages read of destinations
-    assert 2 * N < sum(counts) <= 2 * most * N
+    assert 2 * N < sum(counts) <= 2 * 3 * N
 
 
 @pytest.mark.parametrize(
-    ("width", "out", "heads", "degree", "times"),
+    ("size", "width", "out", "heads", "degree", "times"),
     [
-        (64, 64, 1, 10, 5),
-        (64, 64, 4, 5, 5),
-        (64, 16, 2, 10, 3),
-        (16, 16, 1, 15, 4),
-        (16, 16, 1, 25, 3),
+        (400, 64, 64, 1, 10, 3),
+        (400, 64, 64, 1, 5, 3),
+        (400, 64, 64, 4, 2, 4),
+        (400, 64, 16, 2, 10, 3),
+        (400, 16, 16, 1, 15, 2),
+        (400, 16, 64, 1, 10, 3),
     ],
 )
 def test_attention_of_both_ends_reads_as_often_as_the_formula_says(
+    size: int,
     width: int,
     out: int,
     heads: int,
@@ -188,16 +189,17 @@ def test_attention_of_both_ends_reads_as_often_as_the_formula_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The formula of docs/stores.md."""
-    size, generator = 2_000, torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(size, (2, size * degree), generator=generator)
     data = Data(x=torch.randn(size, width, generator=generator), edge_index=edge_index)
     made = GAT(width, out, 1, heads=heads, v2=True).eval()
     edges = 8 * degree / 4
-    assert times == math.ceil((2 * out + heads) / (0.257 * (width + out + edges))) + 1
+    assert times == math.ceil((width + out + heads) / (0.32 * (width + out + edges)))
     counts = rows_read(monkeypatch, size)
     files = 4 * size * (width + out) + 8 * data.num_edges
     got = infer(made, data, tmp_path, memory=files // 3)
-    assert sum(counts) == times * size
+    # Chunks of few rows may have no edge into a block, and are not read for it.
+    assert (times - 1) * size < sum(counts) <= times * size
     with torch.no_grad():
         expected = copy.deepcopy(made).double()(data.x.double(), edge_index)
     assert far(got.double(), expected) < 1e-5
@@ -262,7 +264,8 @@ def watch():
 
 graph, out, name, memory = sys.argv[1:]
 torch.set_num_threads(1)
-model = {"sage": GraphSAGE, "gat": GAT}[name](64, 64, 2, 64).eval()
+options = {"v2": True} if name == "gatv2" else {}
+model = (GraphSAGE if name == "sage" else GAT)(64, 64, 2, 64, **options).eval()
 edges = torch.zeros(2, 1, dtype=torch.int64)
 small = Data(x=torch.ones(2, 64), edge_index=edges)
 pyg_scale.layerwise_inference(model, small, out + "-small", progress=False)
@@ -279,7 +282,7 @@ print(json.dumps(most - first))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-@pytest.mark.parametrize("name", ["sage", "gat"])
+@pytest.mark.parametrize("name", ["sage", "gat", "gatv2"])
 def test_memory_is_kept(name: str, tmp_path: Path) -> None:
     """Of this process, without pages of files, at a fifth of the bytes of rows."""
     size, memory, beside = 300_000, 60_000_000, 40_000_000

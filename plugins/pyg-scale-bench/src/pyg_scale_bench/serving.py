@@ -36,6 +36,7 @@ from pyg_scale.loader import NeighborLoader
 from pyg_scale.nn import accelerate
 from pyg_scale.serving import Predictor
 from pyg_scale.store import Disk
+from pyg_scale.store.cache.cached import POLICIES
 from pyg_scale_bench import graphs
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
@@ -243,7 +244,10 @@ def _way(
     options: dict[str, Any] = {"workers": 1}
     if name == "disk":
         size = args.nodes * args.features * 4
-        options["feature_store"] = Disk(graph, cache=max(1 << 20, int(args.cache * size)))
+        cache = max(1 << 20, int(args.cache * size))
+        # Nobody announces requests, so that the rows to keep are those that neighbours are often.
+        hot = "degree" if args.policy == "placed" else None
+        options["feature_store"] = Disk(graph, cache, args.policy, hot)
         options["workers"] = args.disk_workers
         data = pyg_scale.open(graph)
     model = _model(args)
@@ -379,6 +383,11 @@ def report(found: Mapping[str, Any]) -> Report:
     how = f"{settings['threads']} thread(s) of torch; medians of {settings['rounds']} rounds"
     how += f"; at most {settings['max_batch']} nodes of a batch"
     lines = [f"{size}, {model}", f"{load}; {how}"]
+    if "disk" in found["rounds"]:
+        lines.append(
+            f"from disk: {settings['cache']:.0%} of the rows of features in memory "
+            f"(policy={settings['policy']!r})"
+        )
     if "http" in found["rounds"]:
         lines.append("over HTTP: uvicorn with " + found["http"])
     if found["missing"]:
@@ -415,6 +424,7 @@ BENCHMARK = Benchmark(
             "stock": Option(False, "serve PyG's model as it is"),
             "load": Option(0.5, "share of the capacity"),
             "cache": Option(0.1, "share of the features in memory, for disk"),
+            "policy": Option("placed", "the choice of these rows", choices=POLICIES),
             "rounds": Option(5, least=1),
         },
     },
