@@ -19,7 +19,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops
 
-from pyg_scale.graph.topology import NodeType
+from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.parallel.compression import Compressor
 from pyg_scale.parallel.exchange import HaloExchange
 from pyg_scale.parallel.graph_module import GraphModule, SharedGraph
@@ -106,7 +106,8 @@ class FeatureModule(GraphModule):
             shard, sizes = slice_of(shard, columns)
         super().__init__(module, shard, peers, inputs, exchange, compressor)
         constant = self.constant()
-        self.layers = FeatureLayers(module, shard, exchange, columns, peers, sizes, constant)
+        edges = shard.edges
+        self.layers = FeatureLayers(module, edges, exchange, columns, peers, sizes, constant)
 
 
 def check_channels(module: nn.Module, size: int) -> None:
@@ -139,7 +140,7 @@ class FeatureLayers(HaloLayers):
 
     Args:
         module: See :class:`GraphLayers`.
-        shard: The share of the ranks of ``columns`` together.
+        edges: The edges of the ranks of ``columns`` together, by type.
         exchange: The exchange of halo rows with ranks that have the same channels.
         columns: The ranks that divide channels.
         peers: All ranks.
@@ -150,14 +151,14 @@ class FeatureLayers(HaloLayers):
     def __init__(
         self,
         module: nn.Module,
-        shard: Shard,
+        edges: dict[EdgeType, Tensor],
         exchange: HaloExchange,
         columns: Peers,
         peers: Peers,
         sizes: dict[NodeType, list[int]],
         constant: Sequence[Tensor],
     ) -> None:
-        super().__init__(module, shard, exchange, peers, constant)
+        super().__init__(module, edges, exchange, peers, constant)
         self._columns, self._sizes = columns, sizes
         self._channels = 0
         self._as_columns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}

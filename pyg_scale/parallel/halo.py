@@ -155,7 +155,7 @@ class HaloModule(GraphModule):
         super().__init__(module, shard, peers, inputs, exchange, compressor)
         constant = self.constant()
         layers = RematLayers if remat else HaloLayers
-        self.layers = layers(module, shard, exchange, peers, constant)
+        self.layers = layers(module, shard.edges, exchange, peers, constant)
 
 
 def _is_linear(layer: Any) -> bool:

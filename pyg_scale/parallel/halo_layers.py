@@ -18,7 +18,6 @@ from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.parallel.exchange import Extension, HaloExchange
 from pyg_scale.parallel.layers import GraphLayers, ends_of
 from pyg_scale.parallel.peers import Peers
-from pyg_scale.parallel.shard import Shard
 from pyg_scale.parallel.split import LEFT_BEHIND, Split, edge_rows, split_edges
 
 
@@ -27,7 +26,7 @@ class HaloLayers(GraphLayers):
 
     Args:
         module: See :class:`GraphLayers`.
-        shard: The share of this rank.
+        edges: The edges of own nodes by type, see :class:`~pyg_scale.parallel.shard.Shard`.
         exchange: The exchange of halo rows.
         peers: The ranks.
         constant: See :class:`GraphLayers`.
@@ -36,15 +35,15 @@ class HaloLayers(GraphLayers):
     def __init__(
         self,
         module: nn.Module,
-        shard: Shard,
+        edges: dict[EdgeType, Tensor],
         exchange: HaloExchange,
         peers: Peers,
         constant: Sequence[Tensor],
     ) -> None:
         super().__init__(module, peers, constant)
-        self._shard, self._exchange = shard, exchange
+        self._exchange, self._is_hetero = exchange, None not in exchange.halos
         self._kept: dict[int, Tensor] = {}
-        self._edge_types = {id(edges): edge_type for edge_type, edges in shard.edges.items()}
+        self._edge_types = {id(each): edge_type for edge_type, each in edges.items()}
         self._within: list[EdgeType] = []
         self._last: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._norms: dict[Any, tuple[Tensor, Tensor]] = {}
@@ -61,7 +60,7 @@ class HaloLayers(GraphLayers):
     def _enter(self, layer: Any, args: Any, kwargs: Any) -> None:
         given = [id(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         known = [self._edge_types[each] for each in given if each in self._edge_types]
-        if self._shard.is_hetero and not known:
+        if self._is_hetero and not known:
             raise ValueError(
                 f"{type(layer).__name__} is given other edges than those of the graph, so that the "
                 "types of its nodes are not known"

@@ -131,18 +131,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 BY_HEAD: dict[str, Callable[[], nn.Module]] = {
     "gat heads": lambda: Stack(
-        pyg.GATConv(CHANNELS, 2, heads=6), pyg.GATConv(12, CLASSES, heads=6, concat=False)
+        pyg.GATConv(CHANNELS, 2, heads=12), pyg.GATConv(24, CLASSES, heads=12, concat=False)
     ),
     "gatv2 heads": lambda: Stack(
-        pyg.GATv2Conv(CHANNELS, 2, heads=6, share_weights=True),
-        pyg.GATv2Conv(12, CLASSES, heads=6, concat=False),
+        pyg.GATv2Conv(CHANNELS, 2, heads=12, share_weights=True),
+        pyg.GATv2Conv(24, CLASSES, heads=12, concat=False),
     ),
     "transformer heads": lambda: Stack(
-        pyg.TransformerConv(CHANNELS, 2, heads=6),
-        pyg.TransformerConv(12, CLASSES, heads=6, concat=False),
+        pyg.TransformerConv(CHANNELS, 2, heads=12),
+        pyg.TransformerConv(24, CLASSES, heads=12, concat=False),
     ),
 }
-"""Models whose heads can be divided among 2 or 3 ranks."""
+"""Models whose heads can be divided among 2, 3 or 4 ranks."""
 
 MORE: dict[str, Callable[[], nn.Module]] = {
     "lg": lambda: last(pyg.LGConv()),

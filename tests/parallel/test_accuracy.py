@@ -19,6 +19,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_scale
 from pyg_scale import parallel
+from pyg_scale.comm import connect
 from pyg_scale.datasets import read_npz
 from pyg_scale.loader import NeighborLoader
 from pyg_scale.parallel.compression import TopK
@@ -79,6 +80,12 @@ BATCHES: dict[str, Way] = {
 """Wrappers that divide training nodes; an epoch has about ten steps. A hundredth of the gradients
 needs more of them, a quarter of which are a warm-up; the server makes one for each worker. Clients
 of `federated` have a part each, with the edges inside it alone, and a round for each epoch."""
+
+
+SUMS = Way("federated", {}, 60, 3)
+"""FedGCN: clients make steps with their whole parts, and know sums of neighbours elsewhere."""
+
+LOCAL = 3  # steps in a round
 
 
 def real(path: Path) -> Data:
@@ -190,6 +197,30 @@ def batches(path: str, way: Way, classes: int) -> list[Tensor]:
     return found
 
 
+def with_sums(path: str, way: Way, classes: int, local: int) -> list[Tensor]:
+    """The classes of all nodes, by seed, that clients with sums of neighbours say together."""
+    found = []
+    with opened(path) as graph, connect(name="clients") as comm:
+        part = parallel.ClientPart(graph, comm)
+        data, whole = part.data, (graph.x[:], graph.edge_index[:])
+        for seed in range(way.seeds):
+            model = parallel.wrap(model_of(classes, seed), "federated", part=part)
+            optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+            for _ in range(way.epochs // local):
+                with model.round():
+                    for _ in range(local):
+                        optimizer.zero_grad()
+                        out = model(data.x, data.edge_index)[data.train_mask]
+                        seeds = int(data.train_mask.sum())
+                        model.backward(F.cross_entropy(out, data.y[data.train_mask]), seeds)
+                        optimizer.step()
+            with torch.no_grad():
+                found.append(model.module.eval()(*whole).argmax(dim=1))
+            dist.barrier()
+            model.close()
+    return found
+
+
 @functools.cache
 def batches_alone(path: str, epochs: int, seeds: int) -> list[float]:
     """The accuracies of one process with batches of as many seeds as all ranks have."""
@@ -259,6 +290,15 @@ def test_the_full_graph_is_learned_as_by_one_process(
             said[own] = classes
         right.append(accuracy(data, said))
     compare(right, full_alone(graph.file, way.epochs, way.seeds), way, 0.55)
+
+
+def test_clients_with_sums_of_neighbours_learn_as_one_process(
+    graph: Graph, ranks: WaitingProcesses
+) -> None:
+    classes = int(graph.data.y.max()) + 1
+    said = ranks.run(with_sums, graph.parts, SUMS, classes, LOCAL)[0]
+    right = [accuracy(graph.data, each) for each in said]
+    compare(right, full_alone(graph.file, SUMS.epochs, SUMS.seeds), SUMS, 0.55)
 
 
 @pytest.mark.parametrize("name", list(BATCHES))

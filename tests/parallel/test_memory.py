@@ -1,11 +1,13 @@
 """The memory of a rank is that of formulas, which are made from sizes, and falls with ranks.
 
-All tensors that a step makes are counted, each storage once. The layers are ``SAGEConv`` with equal
-numbers of channels in and out, so that all rows of nodes and edges have one size.
+All tensors that a step makes are counted, each storage once. The layers of formulas are
+``SAGEConv`` with equal numbers of channels in and out, so that all rows of nodes and edges have one
+size. ``advise`` counts the tensors of any model, on a small stand-in of the largest share.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,10 @@ from torch_geometric.data import Data
 import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel import sequential
+from pyg_scale.parallel.live import LiveBytes
 from pyg_scale.parallel.shard import sizes_of
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
-from tests.parallel.live import LiveBytes
 
 NODES, PIECE = 900, 300
 
@@ -160,3 +162,50 @@ def test_memory_is_that_of_the_formula_and_falls_with_ranks(
             assert abs(measured - formula) <= 0.1 * formula, (size, measured, formula)
         most.append(max(measured for measured, _ in found))
     assert most == sorted(most, reverse=True) and most[2] < 0.6 * most[0], most
+
+
+# What `advise` says of it ######################################################################
+
+NETS: dict[str, Any] = {
+    "gcn": lambda: pyg.GCN(24, 32, 3, 8),
+    "sage": lambda: pyg.GraphSAGE(24, 32, 2, 8),
+    "gat": lambda: pyg.GAT(24, 32, 2, 8, heads=4),
+}
+
+
+def lived(path: str, name: str, net: str) -> int:
+    """Bytes of the graph's features and edges and of what lives at most in the first steps."""
+    method, options, _ = WAYS[name]
+    most = []
+    with opened(path) as graph:
+        for _ in range(4):
+            torch.manual_seed(0)
+            model = parallel.wrap(NETS[net](), method, graph=graph, **options)
+            given = list(model.inputs.values())
+            with LiveBytes([*given, *model.parameters()]) as live:
+                for _ in range(2):
+                    model.zero_grad()
+                    model.backward(model().sum(), 1)
+            most.append(sum(each.nbytes for each in given) + live.most)
+    return min(most)
+
+
+@pytest.mark.parametrize("graph", ["dense", pytest.param("near", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("net", list(NETS))
+@pytest.mark.parametrize("name", list(WAYS))
+def test_memory_is_what_advise_says_and_falls_with_ranks(
+    ranks: WaitingProcesses, parts: dict[str, str], tmp_path: Path, name: str, net: str, graph: str
+) -> None:
+    most = []
+    with pyg_scale.open(parts[graph]) as whole:
+        data = Data(x=whole.x[:].repeat(1, 6), edge_index=whole.edge_index[:])
+    for size in (2, 4):
+        part = torch.arange(NODES) * size // NODES
+        pyg_scale.partition(data, size, path=tmp_path / str(size), assignment=part)
+        with pyg_scale.open(tmp_path / str(size)) as cut:
+            costs = parallel.advise(cut, NETS[net](), size, memory="1GB").costs
+        said = costs["halo+remat" if name == "remat" else name].memory
+        measured = max(ranks.run(lived, str(tmp_path / str(size)), name, net, world_size=size))
+        assert abs(measured - said) <= 0.1 * measured, (size, measured, said)
+        most.append(measured)
+    assert most[1] < 0.8 * most[0], most

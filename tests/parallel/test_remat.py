@@ -18,10 +18,10 @@ import pyg_scale
 from pyg_scale import parallel
 from pyg_scale.parallel import sequential
 from pyg_scale.parallel.halo import HaloParallel
+from pyg_scale.parallel.live import LiveBytes
 from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 from tests.parallel import models
-from tests.parallel.live import LiveBytes
 from tests.parallel.models import CHANNELS, CLASSES, HIDDEN
 from tests.parallel.test_inexact import sent_by
 

@@ -81,6 +81,24 @@ def test_the_numbers_of_a_report() -> None:
     assert parallel.different_losses(results, "mesh") == ["feature"]
 
 
+def test_options_and_the_shape_of_a_mesh_are_part_of_an_advice() -> None:
+    names = ("halo", "halo+remat", "mesh")
+    results = found({name: [1.0] for name in names}, dict.fromkeys(names, 1.0))
+    results["ranks"] *= 2  # four
+    for about, name in (
+        ({"advised": "halo"}, "halo"),
+        ({"advised": "halo", "options": {"remat": True}}, "halo+remat"),
+        ({"advised": "halo", "options": {"remat": True}, "mesh": None}, "halo+remat"),
+        ({"advised": "halo", "options": {"quantize": "int8"}}, None),
+        ({"advised": "mesh", "mesh": (2, 2)}, "mesh"),
+        ({"advised": "mesh", "mesh": [2, 2]}, "mesh"),  # from a file
+        ({"advised": "mesh", "mesh": [1, 4]}, None),
+    ):
+        results["graphs"]["mesh"] = about
+        ways = parallel.numbers(results, "mesh")
+        assert [n for n, each in ways.items() if each["advised"]] == ([name] if name else [])
+
+
 def test_the_graphs() -> None:
     edges = parallel.square(4)
     assert edges.size(1) == 2 * (12 + 12 + 9) and int(edges.max()) == 15

@@ -25,7 +25,7 @@ from pyg_scale.parallel import advise
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Curves, Panel
 from pyg_scale_bench.child import Child, call
-from pyg_scale_bench.parallel_rank import WAYS, measured, model_of
+from pyg_scale_bench.parallel_rank import WAYS, Way, measured, model_of, shape_of_mesh
 from pyg_scale_bench.report import Report, Table, listed
 
 _SECONDS = 1800.0
@@ -104,13 +104,15 @@ def graphs(
         path.parent.mkdir(parents=True, exist_ok=True)
         pyg_scale.partition(data, ranks, "multilevel", path, balance=("nodes", "edges"))
         model = model_of(features, hidden, int(data.y.max()) + 1)
-        advice = advise(data, model, ranks, bandwidth=bandwidth, memory="64GB")
+        with pyg_scale.open(path) as parts:  # as it was cut for the ranks
+            advice = advise(parts, model, ranks, bandwidth=bandwidth, memory="64GB")
         found[name] = {
             "nodes": data.num_nodes,
             "edges": data.num_edges,
             "replication": advice.replication,
             "advised": advice.method,
             "options": advice.options,
+            "mesh": advice.mesh,
             "wrapper": advice.wrapper,
             "reasons": advice.reasons,
         }
@@ -193,10 +195,16 @@ def numbers(found: Mapping[str, Any], graph: str) -> dict[str, dict[str, Any]]:
             "peak": max(median(rank["peak"]) for rank in ranks),
             "exact": first["exact"],
             "loss": first["loss"],
-            "advised": WAYS[name].method == found["graphs"][graph]["advised"]
-            and WAYS[name].options == found["graphs"][graph].get("options", {}),
+            "advised": _is_advised(WAYS[name], found["graphs"][graph], len(found["ranks"])),
         }
     return result
+
+
+def _is_advised(way: Way, about: Mapping[str, Any], ranks: int) -> bool:
+    """True if a wrapper, its options and the shape of its mesh are those of the advice."""
+    shape = list(shape_of_mesh(ranks)) if way.method == "mesh" else None
+    said = about["advised"], about.get("options", {}), about.get("mesh")
+    return (way.method, way.options, shape) == (*said[:2], said[2] and list(said[2]))
 
 
 def place_of_advised(found: Mapping[str, Any], graph: str) -> tuple[int, int] | None:

@@ -73,6 +73,11 @@ def model_of(features: int, hidden: int, classes: int) -> GraphSAGE:
     return GraphSAGE(features, hidden, 2, classes)
 
 
+def shape_of_mesh(ranks: int) -> tuple[int, int]:
+    """The numbers of ranks of `mesh` in the dimensions ``partition`` and ``feature``."""
+    return ranks // 2, 2
+
+
 def measured(settings: dict[str, Any], paths: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The measurements of this rank, once.
 
@@ -154,7 +159,8 @@ def _full(way: Way, graph: Any, settings: dict[str, Any]) -> tuple[Any, Callable
     size = dist.get_world_size()
     mesh = None
     if way.method == "mesh":
-        mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("partition", "feature"))
+        shape = shape_of_mesh(size)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("partition", "feature"))
     model = parallel.wrap(
         model_of(graph.num_features, settings["hidden"], int(graph.y.max()) + 1),
         _method_of(way),
