@@ -36,8 +36,8 @@ _MACS_PER_GATHERED = 24
 """Number of multiply-adds that take as long as reading one number of a neighbour."""
 
 _WORTH_CUTTING = 1 << 14
-"""Number of rows whose product takes as long on CUDA as the kernels that put rows together. A guess,
-until a GPU measures it."""
+"""Number of rows whose product takes as long on CUDA as the kernels that put rows together. A
+guess, until a GPU measures it."""
 
 
 def reductions(layer: Any) -> list[str]:

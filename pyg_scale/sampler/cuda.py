@@ -207,8 +207,8 @@ class _Batch:
                 self._drawn[edge_type] = Drawn(counts, none, none, none)
                 continue
             size = topology.num_nodes[topology.neighbor_type(edge_type)]
-            rest = size, own, num_neighbors[edge_type], counted
-            wanted[edge_type] = Wanted(*csc[edge_type], frontier, *rest)
+            k = num_neighbors[edge_type]
+            wanted[edge_type] = Wanted(*csc[edge_type], frontier, size, own, k, counted)
         self._drawn |= dict(zip(wanted, draw_along_types([*wanted.values()], self._replace)))
 
     def end_hop(self, wanted: Mapping[EdgeType, int] | None) -> None:
