@@ -15,43 +15,84 @@
 namespace pyg_scale {
 namespace {
 
-std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices,
-                                          std::optional<Tensor> edge_id, Tensor node, Tensor row,
-                                          Tensor offset, int64_t num_nodes, int64_t key,
-                                          int64_t num_neighbors, bool replace) {
-  const int64_t count = node.numel(), num_rows = num_pointed(indptr), total = row.numel();
-  const int64_t* begin = int64_data(indptr, indptr.numel(), "indptr");
-  const int64_t* wanted = int64_data(node, count, "node");
-  const int64_t* place = int64_data(offset, count + 1, "offset");
-  const IntColumn column = int_column(indices, "indices");
-  IntColumn id;
-  if (edge_id) {
-    check(edge_id->numel() == indices.numel(), "edge_id must have an entry for each edge");
-    id = int_column(*edge_id, "edge_id");
+using Tensors = std::vector<Tensor>;
+using Integers = std::vector<int64_t>;
+
+// What is drawn along one edge type, and where it goes.
+struct Draw {
+  const int64_t *begin, *node, *place;  // indptr, and of each node where its edges begin
+  IntColumn source, id;
+  int64_t num_rows, num_positions, num_nodes, count, total, num_neighbors;
+  uint64_t key;
+};
+
+void draw_along(const Draw& draw, bool replace, Picker& picker, int64_t* row, int64_t* neighbor,
+                int64_t* edge) {
+  const int64_t* place = draw.place;
+  check(place[0] == 0 && place[draw.count] == draw.total,
+        "offset must go from 0 to the number of edges");
+  for (int64_t i = 0; i < draw.count; ++i) {
+    const int64_t v = draw.node[i];
+    check(v >= 0 && v < draw.num_rows, "a node has no in-edges: it is not in indptr");
+    const Candidates all{draw.begin[v], draw.begin[v + 1]};
+    check_entries(v, all.begin, all.end, draw.num_positions);
+    check(place[i] >= 0 && place[i + 1] >= place[i] && place[i + 1] <= draw.total &&
+              place[i + 1] - place[i] == Picker::most(all.size(), draw.num_neighbors, replace),
+          "offset does not fit the degrees");
+    const uint64_t own = fold(draw.key, static_cast<uint64_t>(v));
+    picker.uniform(own, all, draw.num_neighbors, replace, edge + place[i]);
+    std::fill(row + place[i], row + place[i + 1], i);
   }
+  for (int64_t e = 0; e < draw.total; ++e) {
+    const int64_t position = edge[e];
+    neighbor[e] = draw.source[position];
+    check(neighbor[e] >= 0 && neighbor[e] < draw.num_nodes, "indices: a neighbour is not a node");
+    if (draw.id.data) edge[e] = draw.id[position];
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
+                                                  Tensors node, Tensors offset, Integers num_edges,
+                                                  Integers num_nodes, Integers key,
+                                                  Integers num_neighbors, bool replace) {
+  const size_t types = indptr.size();
+  for (const size_t given : {indices.size(), edge_id.size(), node.size(), offset.size(),
+                             num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
+    check(given == types, "lists must have an entry for each edge type");
+  int64_t total = 0;
+  for (const int64_t count : num_edges) {
+    check(count >= 0, "num_edges must not be negative");
+    total += count;
+  }
+  Tensor row = pool_empty({total}, ScalarType::Long);
   Tensor neighbor = pool_empty({total}, ScalarType::Long);
   Tensor edge = pool_empty({total}, ScalarType::Long);
-  int64_t *to = neighbor.mutable_data_ptr<int64_t>(), *ids = edge.mutable_data_ptr<int64_t>();
-  check(place[0] == 0 && place[count] == total, "offset must go from 0 to the number of edges");
+  int64_t *rows = row.mutable_data_ptr<int64_t>(), *to = neighbor.mutable_data_ptr<int64_t>(),
+          *ids = edge.mutable_data_ptr<int64_t>();
   Picker picker;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t v = wanted[i];
-    check(v >= 0 && v < num_rows, "a node has no in-edges: it is not in indptr");
-    const Candidates all{begin[v], begin[v + 1]};
-    check_entries(v, all.begin, all.end, indices.numel());
-    check(place[i] >= 0 && place[i + 1] >= place[i] && place[i + 1] <= total &&
-              place[i + 1] - place[i] == Picker::most(all.size(), num_neighbors, replace),
-          "offset does not fit the degrees");
-    const uint64_t own = fold(static_cast<uint64_t>(key), static_cast<uint64_t>(v));
-    picker.uniform(own, all, num_neighbors, replace, ids + place[i]);
+  for (size_t t = 0; t < types; ++t) {
+    const int64_t count = node[t].numel(), positions = indices[t].numel();
+    IntColumn id;
+    if (edge_id[t].numel()) {
+      check(edge_id[t].numel() == positions, "edge_id must have an entry for each edge");
+      id = int_column(edge_id[t], "edge_id");
+    }
+    const Draw draw{int64_data(indptr[t], indptr[t].numel(), "indptr"),
+                    int64_data(node[t], count, "node"),
+                    int64_data(offset[t], count + 1, "offset"),
+                    int_column(indices[t], "indices"),
+                    id,
+                    num_pointed(indptr[t]),
+                    positions,
+                    num_nodes[t],
+                    count,
+                    num_edges[t],
+                    num_neighbors[t],
+                    static_cast<uint64_t>(key[t])};
+    draw_along(draw, replace, picker, rows, to, ids);
+    rows += num_edges[t], to += num_edges[t], ids += num_edges[t];
   }
-  for (int64_t e = 0; e < total; ++e) {
-    const int64_t position = ids[e];
-    to[e] = column[position];
-    check(to[e] >= 0 && to[e] < num_nodes, "indices: a neighbour is not a node");
-    if (id.data) ids[e] = id[position];
-  }
-  return {neighbor, edge};
+  return {row, neighbor, edge};
 }
 
 }  // namespace
@@ -59,9 +100,9 @@ std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices,
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_scale, m) {
   m.def(
-      "draw_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor node, Tensor row, "
-      "Tensor offset, int num_nodes, int key, int num_neighbors, bool replace) -> "
-      "(Tensor, Tensor)");
+      "draw_neighbors(Tensor[] indptr, Tensor[] indices, Tensor[] edge_id, Tensor[] node, "
+      "Tensor[] offset, int[] num_edges, int[] num_nodes, int[] key, int[] num_neighbors, "
+      "bool replace) -> (Tensor row, Tensor neighbor, Tensor edge)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_scale, CPU, m) {

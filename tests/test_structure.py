@@ -28,7 +28,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Of PyG's storages and layers, torch's tensors and process groups: there is no public way to these.
-OF_OTHERS = {"_store", "_mapping", "_key", "_parent", "_version", "_values", "_data", "_timeout"}
+OF_OTHERS = {
+    "_store",
+    "_mapping",
+    "_key",
+    "_parent",
+    "_version",
+    "_base",
+    "_values",
+    "_data",
+    "_timeout",
+}
 OF_OTHERS |= {"_collect", "_set_jittable_templates"}
 
 

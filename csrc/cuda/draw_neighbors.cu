@@ -1,11 +1,10 @@
-// The kernels of draw_neighbors.
+// The kernel of draw_neighbors.
 
 #include "draw_neighbors.cuh"
 #include "kernels.cuh"
 
 namespace pyg_scale::cuda {
 
-PYG_SCALE_KERNEL(draw_positions, DrawNeighbors, draw_positions_kernel)
-PYG_SCALE_KERNEL(read_neighbors, DrawNeighbors, read_neighbors_kernel)
+PYG_SCALE_KERNEL(draw_neighbors, DrawNeighbors, draw_neighbors_kernel)
 
 }  // namespace pyg_scale::cuda

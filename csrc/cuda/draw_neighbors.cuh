@@ -1,7 +1,8 @@
 // draw_neighbors: in-edges of nodes by keyed draws, the same bits as csrc/pick.h (docs/draws.md).
 //
-// A thread draws for a node, as each pick of Floyd's method looks at those before it; then a thread
-// reads an edge.
+// A warp draws for a node along an edge type, and one launch serves all edge types of a hop. All
+// draws of a node are made at once; then its lanes look together, pick after pick, whether what
+// was drawn is taken (Floyd's method).
 #pragma once
 
 #include "device.cuh"
@@ -15,66 +16,84 @@ struct InEdges {
   PYG_SCALE_DEVICE int64_t size() const { return end - begin; }
 };
 
-PYG_SCALE_DEVICE InEdges in_edges(const DrawNeighbors& args, int64_t node) {
-  stop_unless(node >= 0 && node < args.num_rows);
-  const InEdges found{args.indptr[node], args.indptr[node + 1]};
-  stop_unless(0 <= found.begin && found.begin <= found.end && found.end <= args.num_positions);
+PYG_SCALE_DEVICE InEdges in_edges(const DrawnType& of, int64_t node) {
+  stop_unless(node >= 0 && node < of.num_rows);
+  const InEdges found{of.indptr[node], of.indptr[node + 1]};
+  stop_unless(0 <= found.begin && found.begin <= found.end && found.end <= of.num_positions);
   return found;
 }
 
-// Whether a node with d in-edges gets all of them, in their order.
-PYG_SCALE_DEVICE bool takes_all(const DrawNeighbors& args, int64_t d) {
-  return args.num_neighbors < 0 || (!args.replace && args.num_neighbors >= d);
+// The position that pick `pick` of k draws without replacement from d in-edges, if it is free.
+PYG_SCALE_DEVICE int64_t drawn(uint64_t key, int64_t pick, int64_t d, int64_t k) {
+#if defined(PYG_SCALE_FAULT_SHORT_FLOYD)
+  const int64_t size = d - k + pick;
+#else
+  const int64_t size = d - k + pick + 1;
+#endif
+  return static_cast<int64_t>(
+      bounded(key, static_cast<uint64_t>(pick), static_cast<uint64_t>(size)));
 }
 
-// Positions of the edges of nodes that do not get all, written to `edge`.
-PYG_SCALE_DEVICE void draw_positions_kernel(const DrawNeighbors& args, int) {
-  const int64_t i = Lanes(1).group();
-  if (i >= args.count) return;
-  const int64_t node = args.node[i], k = args.num_neighbors;
-  const InEdges all = in_edges(args, node);
-  const int64_t d = all.size();
-  if (d == 0 || takes_all(args, d)) return;
-  stop_unless(args.offset[i] >= 0 && args.offset[i] + k <= args.num_edges);
-  const uint64_t key = fold(args.key, static_cast<uint64_t>(node));
-  int64_t* out = args.edge + args.offset[i];
-  for (int64_t pick = 0; pick < k; ++pick) {
-    if (args.replace) {
-      out[pick] = all.begin + static_cast<int64_t>(bounded(key, static_cast<uint64_t>(pick),
-                                                           static_cast<uint64_t>(d)));
-      continue;
+// Writes the picks of a node, counted from its first in-edge: pick i is written, and read again, by
+// lane i % 32.
+PYG_SCALE_DEVICE void floyd(const Lanes& warp, uint64_t key, int64_t d, int64_t k, int64_t* picks) {
+  for (int64_t begin = 0; begin < k; begin += kWarp) {
+    const int64_t pick = begin + warp.lane;
+    int64_t mine = pick < k ? drawn(key, pick, d, k) : -1;
+    const int count = static_cast<int>(k - begin < kWarp ? k - begin : kWarp);
+    for (int i = 0; i < count; ++i) {
+      const int64_t wanted = __shfl_sync(kAllLanes, mine, i);
+      bool taken = warp.lane < i && mine == wanted;
+#if !defined(PYG_SCALE_FAULT_NO_EARLIER_ROUNDS)
+      for (int64_t before = warp.lane; before < begin; before += kWarp) {
+        taken |= picks[before] == wanted;
+      }
+#endif
+#if defined(PYG_SCALE_FAULT_NO_SCAN)
+      taken = false;
+#endif
+      if (__any_sync(kAllLanes, taken) && warp.lane == i) mine = d - k + pick;
     }
-    const int64_t j = d - k + pick;
-#if defined(PYG_SCALE_FAULT_SHORT_FLOYD)
-    const int64_t size = j;
-#else
-    const int64_t size = j + 1;
-#endif
-    const int64_t position =
-        all.begin + static_cast<int64_t>(
-                        bounded(key, static_cast<uint64_t>(pick), static_cast<uint64_t>(size)));
-    bool taken = false;
-#if !defined(PYG_SCALE_FAULT_NO_SCAN)
-    for (int64_t before = 0; before < pick; ++before) taken |= out[before] == position;
-#endif
-    out[pick] = taken ? all.begin + j : position;
+    if (pick < k) picks[pick] = mine;
   }
 }
 
-// The neighbour and the id of each edge.
-PYG_SCALE_DEVICE void read_neighbors_kernel(const DrawNeighbors& args, int) {
-  const int64_t e = Lanes(1).group();
-  if (e >= args.num_edges) return;
-  const int64_t i = args.row[e];
-  stop_unless(i >= 0 && i < args.count);
-  const InEdges all = in_edges(args, args.node[i]);
-  const int64_t position =
-      takes_all(args, all.size()) ? all.begin + e - args.offset[i] : args.edge[e];
-  stop_unless(position >= all.begin && position < all.end);
-  const int64_t neighbor = args.indices[position];
-  stop_unless(neighbor >= 0 && neighbor < args.num_nodes);
-  args.neighbor[e] = neighbor;
-  args.edge[e] = args.edge_id[position];
+PYG_SCALE_DEVICE void draw_neighbors_kernel(const DrawNeighbors& args, int) {
+  const Lanes warp(kWarp);
+  const int64_t unit = warp.group();
+  if (unit >= args.first[args.count]) return;
+  int type = 0;
+  while (unit >= args.first[type + 1]) ++type;
+  const DrawnType& of = args.of[type];
+  const int64_t i = unit - args.first[type];
+  const int64_t node = of.node[i], wanted = of.num_neighbors;
+  const InEdges all = in_edges(of, node);
+  const int64_t d = all.size();
+  if (d == 0) return;
+  const bool takes_all = wanted < 0 || (!args.replace && wanted >= d);
+  const int64_t k = takes_all ? d : wanted;
+  stop_unless(of.offset[i] >= 0 && of.offset[i] + k <= of.num_edges);
+  const int64_t place = of.begin + of.offset[i];
+  const uint64_t key = fold(of.key, static_cast<uint64_t>(node));
+  int64_t* edge = args.edge + place;
+  const bool scans = !takes_all && !args.replace;
+  if (scans) floyd(warp, key, d, k, edge);
+  for (int64_t pick = warp.lane; pick < k; pick += kWarp) {
+    int64_t position = all.begin;
+    if (takes_all) {
+      position += pick;
+    } else if (scans) {
+      position += edge[pick];
+    } else {
+      position +=
+          static_cast<int64_t>(bounded(key, static_cast<uint64_t>(pick), static_cast<uint64_t>(d)));
+    }
+    const int64_t neighbor = of.indices[position];
+    stop_unless(neighbor >= 0 && neighbor < of.num_nodes);
+    args.row[place + pick] = i;
+    args.neighbor[place + pick] = neighbor;
+    edge[pick] = of.edge_id[position];
+  }
 }
 
 }  // namespace pyg_scale::cuda

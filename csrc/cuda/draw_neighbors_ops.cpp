@@ -2,6 +2,7 @@
 
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "loading.h"
 #include "tensors.h"
@@ -9,45 +10,60 @@
 namespace pyg_scale::cuda {
 namespace {
 
-std::tuple<Tensor, Tensor> draw_neighbors(Tensor indptr, Tensor indices, MaybeTensor edge_id,
-                                          Tensor node, Tensor row, Tensor offset, int64_t num_nodes,
-                                          int64_t key, int64_t num_neighbors, bool replace) {
-  const OnDevice device(indptr);
-  const int64_t count = node.numel(), num_edges = row.numel();
-  check(indptr.numel() > 0, "indptr must have one number more than there are nodes");
+using Tensors = std::vector<Tensor>;
+using Integers = std::vector<int64_t>;
+
+std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
+                                                  Tensors node, Tensors offset, Integers num_edges,
+                                                  Integers num_nodes, Integers key,
+                                                  Integers num_neighbors, bool replace) {
+  const size_t types = indptr.size();
+  check(types > 0, "there is no edge type");
+  for (const size_t given : {indices.size(), edge_id.size(), node.size(), offset.size(),
+                             num_edges.size(), num_nodes.size(), key.size(), num_neighbors.size()})
+    check(given == types, "lists must have an entry for each edge type");
+  const OnDevice device(indptr[0]);
+  Tensors kept;  // until the kernels are launched
   const auto longs = [&](const Tensor& tensor, int64_t numel, const char* name) {
-    return dense(device, tensor, ScalarType::Long, numel, name);
+    kept.push_back(dense(device, tensor, ScalarType::Long, numel, name));
+    return data_of<int64_t>(std::as_const(kept.back()));
   };
-  const Tensor pointers = longs(indptr, indptr.numel(), "indptr"),
-               nodes = longs(node, count, "node");
-  const Tensor rows = longs(row, num_edges, "row"), places = longs(offset, count + 1, "offset");
-  const Tensor sources = integers(device, indices, -1, "indices");
-  Column ids{nullptr, false};
-  Tensor kept;
-  if (edge_id) {
-    kept = integers(device, *edge_id, sources.numel(), "edge_id");
-    ids = column_of(kept);
+  const auto column = [&](const Tensor& tensor, int64_t numel, const char* name) {
+    kept.push_back(integers(device, tensor, numel, name));
+    return column_of(kept.back());
+  };
+  int64_t total = 0;
+  std::vector<DrawnType> of;
+  for (size_t t = 0; t < types; ++t) {
+    const int64_t pointers = indptr[t].numel(), count = node[t].numel();
+    check(pointers > 0, "indptr must have one number more than there are nodes");
+    check(num_edges[t] >= 0, "num_edges must not be negative");
+    const int64_t positions = indices[t].numel();
+    Column ids{nullptr, false};
+    if (edge_id[t].numel()) ids = column(edge_id[t], positions, "edge_id");
+    of.push_back({longs(indptr[t], pointers, "indptr"), column(indices[t], -1, "indices"), ids,
+                  positions, pointers - 1, num_nodes[t], longs(node[t], count, "node"),
+                  longs(offset[t], count + 1, "offset"), count, num_edges[t], num_neighbors[t],
+                  total, static_cast<uint64_t>(key[t])});
+    total += num_edges[t];
   }
-  Tensor neighbor = empty_like(indptr, {num_edges}, ScalarType::Long);
-  Tensor edge = empty_like(indptr, {num_edges}, ScalarType::Long);
-  const DrawNeighbors args{data_of<int64_t>(pointers),
-                           column_of(sources),
-                           ids,
-                           sources.numel(),
-                           pointers.numel() - 1,
-                           num_nodes,
-                           data_of<int64_t>(nodes),
-                           data_of<int64_t>(rows),
-                           data_of<int64_t>(places),
-                           count,
-                           num_edges,
-                           num_neighbors,
-                           static_cast<uint64_t>(key),
-                           replace,
-                           data_of<int64_t>(neighbor),
-                           data_of<int64_t>(edge)};
-  device.done(pyg_scale_cuda_draw_neighbors(&args, device.stream()), "draw_neighbors");
-  return {neighbor, edge};
+  Tensor row = empty_like(indptr[0], {total}, ScalarType::Long);
+  Tensor neighbor = empty_like(indptr[0], {total}, ScalarType::Long);
+  Tensor edge = empty_like(indptr[0], {total}, ScalarType::Long);
+  for (size_t from = 0; from < types; from += DrawNeighbors::kTypes) {
+    DrawNeighbors args{};
+    args.row = data_of<int64_t>(row);
+    args.neighbor = data_of<int64_t>(neighbor);
+    args.edge = data_of<int64_t>(edge);
+    args.replace = replace;
+    for (size_t t = from; t < types && args.count < DrawNeighbors::kTypes; ++t, ++args.count) {
+      args.of[args.count] = of[t];
+      const int64_t warps = of[t].num_edges ? of[t].count : 0;
+      args.first[args.count + 1] = args.first[args.count] + warps;
+    }
+    device.done(pyg_scale_cuda_draw_neighbors(&args, device.stream()), "draw_neighbors");
+  }
+  return {row, neighbor, edge};
 }
 
 }  // namespace

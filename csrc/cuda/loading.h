@@ -21,20 +21,29 @@ struct GatherCached {
   char* out;          // [count, row_bytes]
 };
 
-// draw_neighbors: see pyg_scale/ops/draw_neighbors.py.
-struct DrawNeighbors {
+// The nodes that get in-edges along one edge type.
+struct DrawnType {
   const int64_t* indptr;  // [num_rows + 1]
   Column indices, edge_id;
   int64_t num_positions;        // of indices
   int64_t num_rows, num_nodes;  // neighbours are less than num_nodes
   const int64_t* node;          // [count]
-  const int64_t* row;           // [num_edges], which of the nodes each edge goes to
   const int64_t* offset;        // [count + 1], where the edges of each node begin
   int64_t count, num_edges, num_neighbors;
+  int64_t begin;  // where the edges of the type begin among those of all types
   uint64_t key;
-  bool replace;
-  int64_t *neighbor, *edge;  // [num_edges]
 };
+
+// draw_neighbors: see pyg_scale/ops/draw_neighbors.py. A kernel's arguments have at most 4 KiB.
+struct DrawNeighbors {
+  static constexpr int kTypes = 16;
+  DrawnType of[kTypes];
+  int64_t first[kTypes + 1];  // the first warp of each type, and the number of warps
+  int64_t *row, *neighbor, *edge;
+  int32_t count;  // of types
+  bool replace;
+};
+static_assert(sizeof(DrawNeighbors) <= 4000);
 
 }  // namespace pyg_scale::cuda
 

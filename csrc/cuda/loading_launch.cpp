@@ -29,10 +29,8 @@ int run(const Stream& stream, const char* file, const std::string& kernel, const
 using namespace pyg_scale::cuda;
 
 extern "C" int pyg_scale_cuda_draw_neighbors(const DrawNeighbors* args, Stream stream) {
-  if (args->num_edges == 0) return 0;
-  const char* file = "draw_neighbors";
-  const int drawn = run(stream, file, "draw_positions", grid_of(args->count, 1), *args);
-  return drawn ? drawn : run(stream, file, "read_neighbors", grid_of(args->num_edges, 1), *args);
+  const int64_t warps = args->first[args->count];
+  return warps ? run(stream, "draw_neighbors", "draw_neighbors", grid_of(warps, kWarp), *args) : 0;
 }
 
 extern "C" int pyg_scale_cuda_gather_cached(const GatherCached* args, Stream stream) {

@@ -14,6 +14,8 @@ namespace {
 
 using namespace pyg_scale::cuda;
 
+constexpr int kTimes = 3;  // the same edges as so many types
+
 int failures = 0;
 
 template <typename T>
@@ -33,7 +35,7 @@ void check(int64_t k, bool replace, bool beyond) {
   for (int64_t e = 0; e < edges; ++e) indices[static_cast<size_t>(e)] = e * 7 % 50;
   std::vector<int64_t> node;
   for (int64_t i = 0; i < 30; ++i) node.push_back(i * 4 % 9);
-  std::vector<int64_t> offset{0}, row, wanted;
+  std::vector<int64_t> offset{0}, wanted, wanted_row;
   pyg_scale::Picker picker;
   for (size_t i = 0; i < node.size(); ++i) {
     const auto v = static_cast<size_t>(node[i]);
@@ -42,32 +44,35 @@ void check(int64_t k, bool replace, bool beyond) {
     const size_t before = wanted.size();
     wanted.resize(before + static_cast<size_t>(most));
     picker.uniform(pyg_scale::fold(99, v), all, k, replace, wanted.data() + before);
-    row.insert(row.end(), static_cast<size_t>(most), static_cast<int64_t>(i));
+    wanted_row.insert(wanted_row.end(), static_cast<size_t>(most), static_cast<int64_t>(i));
     offset.push_back(offset.back() + most);
   }
   if (beyond) node.back() = 1000;
   const auto begins = exactly(indptr), sources = exactly(indices), nodes = exactly(node);
-  const auto rows = exactly(row), places = exactly(offset);
-  const auto neighbor = exactly(wanted), edge = exactly(wanted);
+  const auto places = exactly(offset);
   const auto total = static_cast<int64_t>(wanted.size());
-  for (int64_t e = 0; e < total; ++e)
-    neighbor[static_cast<size_t>(e)] = edge[static_cast<size_t>(e)] = -1;
-  const DrawNeighbors args{begins.get(),
-                           {sources.get(), true},
-                           {nullptr, false},
-                           edges,
-                           static_cast<int64_t>(degrees.size()),
-                           50,
-                           nodes.get(),
-                           rows.get(),
-                           places.get(),
-                           static_cast<int64_t>(node.size()),
-                           total,
-                           k,
-                           99,
-                           replace,
-                           neighbor.get(),
-                           edge.get()};
+  const std::vector<int64_t> nothing(static_cast<size_t>(kTimes * total), -1);
+  const auto row = exactly(nothing), neighbor = exactly(nothing), edge = exactly(nothing);
+  DrawNeighbors args{};
+  args.row = row.get(), args.neighbor = neighbor.get(), args.edge = edge.get();
+  args.replace = replace;
+  for (; args.count < kTimes; ++args.count) {
+    const DrawnType one{begins.get(),
+                        {sources.get(), true},
+                        {nullptr, false},
+                        edges,
+                        static_cast<int64_t>(degrees.size()),
+                        50,
+                        nodes.get(),
+                        places.get(),
+                        static_cast<int64_t>(node.size()),
+                        total,
+                        k,
+                        args.count * total,
+                        99};
+    args.of[args.count] = one;
+    args.first[args.count + 1] = args.first[args.count] + one.count;
+  }
   const int code = pyg_scale_cuda_draw_neighbors(&args, emulator::kStream);
   if (beyond) {
     if (!code) {
@@ -81,8 +86,10 @@ void check(int64_t k, bool replace, bool beyond) {
     ++failures;
     return;
   }
-  for (size_t e = 0; e < wanted.size(); ++e) {
-    if (edge[e] != wanted[e] || neighbor[e] != indices[static_cast<size_t>(wanted[e])]) {
+  for (size_t e = 0; e < nothing.size(); ++e) {
+    const size_t from = e % wanted.size();
+    if (edge[e] != wanted[from] || row[e] != wanted_row[from] ||
+        neighbor[e] != indices[static_cast<size_t>(wanted[from])]) {
       std::printf("the draws of a node differ: edge %d, k=%d\n", static_cast<int>(e),
                   static_cast<int>(k));
       ++failures;

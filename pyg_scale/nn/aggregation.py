@@ -36,7 +36,8 @@ _MACS_PER_GATHERED = 24
 """Number of multiply-adds that take as long as reading one number of a neighbour."""
 
 _WORTH_CUTTING = 1 << 14
-"""Number of rows whose product takes as long on CUDA as the kernels that put rows together."""
+"""Number of rows whose product takes as long on CUDA as the kernels that put rows together. A
+guess, until a GPU measures it."""
 
 
 def reductions(layer: Any) -> list[str]:
@@ -62,16 +63,21 @@ def reduce_neighbors(
 
     Lazy features are read where they are, with the bits of gathered ones.
     """
-    if isinstance(x, LazyRows):
-        unread = None if torch.is_autocast_enabled("cpu") else x.unread()
-        if unread is None:
-            x = x.rows()
-        else:
-            x, index = unread
-            indices = index.index_select(0, graph.indices)
-            graph = Adjacency.of_checked(graph.indptr, indices, x.size(0), graph.edge_id)
+    graph, x = read_in_place(graph, x)
     outs = [aggregate(graph, x, weight, each) for each in how]
     return layer.aggr_module.combine(outs) if len(outs) > 1 else outs[0]
+
+
+def read_in_place(graph: Adjacency, x: Tensor) -> tuple[Adjacency, Tensor]:
+    """Lazy features as the table that has them, with edges from its rows; others as they are."""
+    if not isinstance(x, LazyRows):
+        return graph, x
+    unread = None if torch.is_autocast_enabled("cpu") else x.unread()
+    if unread is None:
+        return graph, x.rows()
+    table, index = unread
+    indices = index.index_select(0, graph.indices)
+    return Adjacency.of_checked(graph.indptr, indices, table.size(0), graph.edge_id), table
 
 
 def bipartite(
@@ -139,7 +145,7 @@ def mapped_neighbors(
     """
     if not movable(linear, how, REDUCTIONS.values()):
         return linear(reduce_neighbors(layer, graph, x, weight, how)), None
-    graph = _with_in_edges(graph)
+    graph = with_in_edges(graph)
     if movable(linear, how) and product_first(linear, graph, x):
         x = x.rows() if isinstance(x, LazyRows) else x
         out = reduce_neighbors(layer, graph, apply_weight(x, linear.weight), weight, how)
@@ -202,7 +208,7 @@ class _AddRows(torch.autograd.Function):
         return grad, grad[: ctx.size], grad[ctx.size :].sum(dim=0)
 
 
-def _with_in_edges(graph: Adjacency) -> Adjacency:
+def with_in_edges(graph: Adjacency) -> Adjacency:
     """The same edges without the last destinations, if many of these have no in-edges."""
     if recording() or graph.num_edges == 0:
         return graph

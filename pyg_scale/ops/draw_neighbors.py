@@ -6,6 +6,7 @@ meaning, which runs on every device of torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,6 +60,32 @@ def offsets_of(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
+class Wanted(NamedTuple):
+    """In-edges to draw along one edge type.
+
+    Attributes:
+        indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.graph.topology.CSC`. All tensors
+            are contiguous and on one device.
+        indices: ``int64`` or ``int32`` ``[num_edges]``.
+        edge_id: ``int64`` or ``int32`` ``[num_edges]``; ``None`` if ids are positions.
+        node: ``int64`` ``[n]``, nodes of ``indptr``.
+        num_nodes: Nodes of the neighbours' type.
+        key: Key of the hop and the edge type, unsigned.
+        num_neighbors: Number of draws for each node, -1 for all in-edges.
+        counted: The numbers of in-edges that nodes get, by :func:`counts_of` and
+            :func:`offsets_of`.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_id: Tensor | None
+    node: Tensor
+    num_nodes: int
+    key: int
+    num_neighbors: int
+    counted: Counted
+
+
 def draw_neighbors(
     indptr: Tensor,
     indices: Tensor,
@@ -69,50 +96,68 @@ def draw_neighbors(
     num_neighbors: int,
     *,
     replace: bool = False,
-    counted: Counted | None = None,
 ) -> Drawn:
-    """Draw in-edges of nodes. Waits for the device once, to learn their number if it is not given.
+    """Draw in-edges of nodes. Waits for the device once, to learn their number.
 
     Args:
-        indptr: ``int64`` ``[num_rows + 1]``, see :class:`pyg_scale.graph.topology.CSC`. All tensors
-            are contiguous and on one device.
-        indices: ``int64`` or ``int32`` ``[num_edges]``.
-        edge_id: ``int64`` or ``int32`` ``[num_edges]``; ``None`` if ids are positions.
-        node: ``int64`` ``[n]``, nodes of ``indptr``.
-        num_nodes: Nodes of the neighbours' type.
-        key: Key of the hop and the edge type, unsigned.
-        num_neighbors: Number of draws for each node, -1 for all in-edges.
+        indptr: See :class:`Wanted`, as for the others.
+        indices: See there.
+        edge_id: See there.
+        node: See there.
+        num_nodes: See there.
+        key: See there.
+        num_neighbors: See there.
         replace: If True, draw with replacement.
-        counted: The numbers of in-edges that nodes get, by :func:`counts_of` and
-            :func:`offsets_of`.
 
     Raises:
         KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
     """
-    if counted is None:
-        counts = counts_of(indptr, node, num_neighbors, replace)
-        offset = offsets_of(counts)
-        counted = Counted(counts, offset, int(offset[-1]))
-    counts, offset, total = counted
+    counts = counts_of(indptr, node, num_neighbors, replace)
+    offset = offsets_of(counts)
+    counted = Counted(counts, offset, int(offset[-1]))
+    given = indptr, indices, edge_id, node, num_nodes, key, num_neighbors, counted
+    return draw_along_types([Wanted(*given)], replace)[0]
+
+
+def draw_along_types(wanted: Sequence[Wanted], replace: bool) -> list[Drawn]:
+    """Draw in-edges of nodes along several edge types, on a CUDA device by one kernel.
+
+    Args:
+        wanted: The edge types.
+        replace: If True, draw with replacement.
+
+    Raises:
+        KernelsError: If there are no kernels and ``PYG_SCALE_KERNELS=require``.
+    """
+    if not wanted:
+        return []
+    here = wanted[0].node
+    if not (library.compiled() if here.device.type == "cpu" else fused.usable(here)):
+        return [_draw(each, replace) for each in wanted]
+    none = here.new_empty(0)
+    totals = [each.counted.total for each in wanted]
+    drawn = torch.ops.pyg_scale.draw_neighbors(
+        [each.indptr for each in wanted],
+        [each.indices for each in wanted],
+        [none if each.edge_id is None else each.edge_id for each in wanted],
+        [each.node for each in wanted],
+        [each.counted.offset for each in wanted],
+        totals,
+        [each.num_nodes for each in wanted],
+        [keys.to_signed(each.key) for each in wanted],
+        [each.num_neighbors for each in wanted],
+        replace,
+    )
+    parts = zip(*(each.split(totals) for each in drawn))
+    return [Drawn(each.counted.counts, *part) for each, part in zip(wanted, parts)]
+
+
+def _draw(wanted: Wanted, replace: bool) -> Drawn:
+    indptr, indices, edge_id, node, _, key, k, (counts, offset, total) = wanted
     row = torch.repeat_interleave(
         torch.arange(node.numel(), device=node.device), counts, output_size=total
     )
-    compiled = library.compiled() if node.device.type == "cpu" else fused.usable(node)
-    if compiled:
-        neighbor, edge = torch.ops.pyg_scale.draw_neighbors(
-            indptr,
-            indices,
-            edge_id,
-            node,
-            row,
-            offset,
-            num_nodes,
-            keys.to_signed(key),
-            num_neighbors,
-            replace,
-        )
-        return Drawn(counts, row, neighbor, edge)
-    position = _positions(indptr, node, row, offset, key, num_neighbors, replace)
+    position = _positions(indptr, node, row, offset, key, k, replace)
     edge = position if edge_id is None else edge_id[position].to(torch.int64)
     return Drawn(counts, row, indices[position].to(torch.int64), edge)
 

@@ -14,8 +14,9 @@ from pyg_scale.ops import keys
 from pyg_scale.ops.draw_neighbors import (
     Counted,
     Drawn,
+    Wanted,
     counts_of,
-    draw_neighbors,
+    draw_along_types,
     offsets_of,
 )
 from pyg_scale.sampler.base import NeighborSampler, Sample
@@ -128,13 +129,11 @@ class CudaSampler(NeighborSampler):
 
     def _draw(self, graph: DeviceGraph, batch: _Batch, hop: int, key: int) -> None:
         hops = self.hops()
-        for edge_type in self._bound().edge_types:
-            batch.draw(
-                edge_type,
-                graph.csc[edge_type],
-                keys.fold(key, keys.NEIGHBOR, hop, keys.edge_type_hash(edge_type)),
-                hops[edge_type][hop],
-            )
+        own = {
+            t: keys.fold(key, keys.NEIGHBOR, hop, keys.edge_type_hash(t))
+            for t in self._bound().edge_types
+        }
+        batch.draw(graph.csc, own, {t: hops[t][hop] for t in own})
 
     def _bound(self) -> Topology:
         assert self.topology is not None
@@ -192,28 +191,24 @@ class _Batch:
 
     def draw(
         self,
-        edge_type: EdgeType,
-        csc: tuple[Tensor, Tensor, Tensor | None],
-        key: int,
-        num_neighbors: int,
+        csc: Mapping[EdgeType, tuple[Tensor, Tensor, Tensor | None]],
+        key: Mapping[EdgeType, int],
+        num_neighbors: Mapping[EdgeType, int],
     ) -> None:
-        """Draw the edges that the frontier gets along an edge type."""
-        topology, counted = self._topology, self._counted.get(edge_type)
-        frontier = self._nodes[topology.expanded_type(edge_type)].frontier
-        if counted is None or counted.total == 0:
-            none = frontier.new_empty(0)
-            counts = none if counted is None else counted.counts
-            self._drawn[edge_type] = Drawn(counts, none, none, none)
-            return
-        self._drawn[edge_type] = draw_neighbors(
-            *csc,
-            frontier,
-            topology.num_nodes[topology.neighbor_type(edge_type)],
-            key,
-            num_neighbors,
-            replace=self._replace,
-            counted=counted,
-        )
+        """Draw the edges that the frontier gets, along all edge types at once."""
+        topology, wanted = self._topology, {}
+        for edge_type, own in key.items():
+            counted = self._counted.get(edge_type)
+            frontier = self._nodes[topology.expanded_type(edge_type)].frontier
+            if counted is None or counted.total == 0:
+                none = frontier.new_empty(0)
+                counts = none if counted is None else counted.counts
+                self._drawn[edge_type] = Drawn(counts, none, none, none)
+                continue
+            size = topology.num_nodes[topology.neighbor_type(edge_type)]
+            k = num_neighbors[edge_type]
+            wanted[edge_type] = Wanted(*csc[edge_type], frontier, size, own, k, counted)
+        self._drawn |= dict(zip(wanted, draw_along_types([*wanted.values()], self._replace)))
 
     def end_hop(self, wanted: Mapping[EdgeType, int] | None) -> None:
         """Give rows to the nodes that the hop met, and count the edges that they get in the next.

@@ -322,9 +322,10 @@ def hgt() -> Arguments:
 
 
 def draw() -> Arguments:
-    rest = {"num_nodes": NODES, "key": 1, "num_neighbors": 2, "replace": False}
-    rows = {"node": longs(0, 2), "row": longs(0, 0, 1, 1), "offset": longs(0, 2, 4)}
-    return {**graph(), "edge_id": torch.arange(EDGES), **rows, **rest}
+    lists = {**graph(), "edge_id": torch.arange(EDGES), "node": longs(0, 2)}
+    lists |= {"offset": longs(0, 2, 4), "num_edges": 4, "num_nodes": NODES}
+    lists |= {"key": 1, "num_neighbors": 2}
+    return {**{name: [value] for name, value in lists.items()}, "replace": False}
 
 
 # Features, disks and sockets ####################################################################

@@ -14,7 +14,10 @@ from pyg_scale.ops import build as building
 from pyg_scale.ops import nvcc, sources
 
 DEVICES = ("80", "90", "100")
-FILES = ("sum", "extreme", "weight_grad", "attention", "attention_grad", "adjacency")
+FILES = (
+    *("sum", "extreme", "weight_grad", "attention", "attention_grad", "adjacency"),
+    "draw_neighbors",
+)
 IN_FLIGHT = {  # wide loads that nothing waits for in between; the compiler may delay the last one
     "sum_float_16": 4,
     "sum_several_float_16": 4,

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import keys
-from pyg_scale.ops.draw_neighbors import Drawn, draw_neighbors
+from pyg_scale.ops.draw_neighbors import (
+    Counted,
+    Drawn,
+    Wanted,
+    counts_of,
+    draw_along_types,
+    draw_neighbors,
+    offsets_of,
+)
 from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.ops.sample import Choice
 from pyg_scale.sampler import CudaSampler, NativeSampler
@@ -77,6 +85,31 @@ def test_the_draws_are_those_of_the_sampler(way, replace, index_dtype, with_ids)
         assert_drawn(found, expected(graph, node, key, k, replace))
 
 
+def test_many_edge_types_are_one_kernel_or_a_few(way):
+    """One kernel for up to 16 of them; types without nodes are among them."""
+    generator = torch.Generator().manual_seed(2)
+    kinds = [(torch.int64, True), (torch.int32, False), (torch.int32, True)]
+    made = [in_edges(*kinds[t % 3]) for t in range(20)]
+    wanted = []
+    for t, graph in enumerate(made):
+        node = torch.randint(0, len(DEGREES), (0 if t in (3, 19) else 9,), generator=generator)
+        k = KS[t % len(KS)]
+        counts = counts_of(graph[0], node, k, False)
+        offset = offsets_of(counts)
+        counted = Counted(counts, offset, int(offset[-1]))
+        wanted.append(Wanted(*graph, node, NUM_NODES, keys.fold(t, 5), k, counted))
+    for size, kernels in ((1, 1), (16, 1), (20, 2)):
+        if way is draw_neighbors:
+            emulated.launches()
+        found = draw_along_types(wanted[:size], False)
+        if way is draw_neighbors:
+            assert emulated.launches() == kernels
+        assert len(found) == size
+        for each, of in zip(found, wanted, strict=False):
+            graph = of[:3]
+            assert_drawn(each, expected(graph, of.node, of.key, of.num_neighbors, False))
+
+
 def test_nobody_and_more_than_a_block(way):
     graph = in_edges(torch.int64, True)
     none = torch.empty(0, dtype=torch.int64)
@@ -127,6 +160,7 @@ def test_batches_of_the_whole_sampler_in_the_emulator(name, replace):
 FAULTS = {
     "PYG_SCALE_FAULT_SHORT_FLOYD": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_SCAN": "the draws of a node differ",
+    "PYG_SCALE_FAULT_NO_EARLIER_ROUNDS": "the draws of a node differ",
     "PYG_SCALE_FAULT_NO_CHECKS": "AddressSanitizer: heap-buffer-overflow",
 }
 

@@ -85,7 +85,8 @@ def place(indptr: Tensor) -> object:
 
 def draw(indptr: Tensor) -> object:
     offset = torch.tensor([0, 2])
-    return ops.draw_neighbors(indptr, indices(), None, ALL[1:2], ALL[:2], offset, 3, 1, 2, False)
+    lists = [indptr], [indices()], [NONE], [ALL[1:2]], [offset], [2], [3], [1], [2]
+    return ops.draw_neighbors(*lists, False)
 
 
 CALLS = {
@@ -135,7 +136,9 @@ def test_neighbours_whose_times_do_not_exist() -> None:
 def test_draws_fill_every_place() -> None:
     indptr, offset = torch.tensor([0, 2, 3, EDGES]), torch.tensor([1, 3])
     with pytest.raises(ValueError, match="offset must go from 0"):
-        ops.draw_neighbors(indptr, indices(), None, ALL[:1], ALL, offset, 3, 1, 2, False)
+        ops.draw_neighbors(
+            [indptr], [indices()], [NONE], [ALL[:1]], [offset], [3], [3], [1], [2], False
+        )
 
 
 def test_edge_ids_of_weights_that_do_not_exist() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_scale.ops import library
-from pyg_scale.ops.draw_neighbors import draw_neighbors
+from pyg_scale.ops.draw_neighbors import draw_along_types
 from pyg_scale.sampler import cuda
 from pyg_scale.store.device import table
 from pyg_scale_bench import gpu_loading
@@ -33,9 +33,10 @@ def test_draws_pass_in_the_emulator():
 
 
 def test_what_is_wrong_is_found(monkeypatch):
-    monkeypatch.setattr(
-        cuda, "draw_neighbors", lambda *a, **o: draw_neighbors(*a[:5], a[5] + 1, *a[6:], **o)
-    )
+    def other_draws(wanted, replace):
+        return draw_along_types([each._replace(key=each.key + 1) for each in wanted], replace)
+
+    monkeypatch.setattr(cuda, "draw_along_types", other_draws)
     monkeypatch.setattr(table, "gather_cached", lambda cached, rest, place: rest[place.abs() - 1])
     found = list(gpu_loading.check(CPU))
     assert [check.name for check in found if not check.ok][:2] == [

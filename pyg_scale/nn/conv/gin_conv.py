@@ -5,8 +5,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import LINEAR, bipartite, reduce_neighbors, reductions
+from pyg_scale.nn.aggregation import LINEAR, bipartite, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.mapped import summed_with_own
 from pyg_scale.nn.small import reduce_small, small
 
 
@@ -37,9 +38,7 @@ class GINConv(FusedConv, torch_geometric.nn.GINConv):
         src, dst = (x, x) if isinstance(x, Tensor) else x
         how = reductions(self)
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
-        out = reduce_neighbors(self, graph, src, weight, how)
-        if dst is not None:
-            out = out + (1 + self.eps) * dst
+        out = summed_with_own(self, graph, (src, dst), weight, how, 1 + self.eps)
         return self.nn(out)
 
     def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]

@@ -5,8 +5,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
+from pyg_scale.nn.aggregation import bipartite, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
+from pyg_scale.nn.mapped import mapped_with_root
 from pyg_scale.nn.small import mapped_small, small, small_weight
 
 
@@ -43,8 +44,8 @@ class GraphConv(FusedConv, torch_geometric.nn.GraphConv):
         graph, weight = bipartite(
             self, edge_index, (src, dst), edge_weight, size, sparse_values=True
         )
-        out, rest = mapped_neighbors(self, self.lin_rel, graph, src, weight, how)
-        return plus_root(out, rest, self.lin_root, dst, graph.num_dst)
+        x = src, dst
+        return mapped_with_root(self, self.lin_rel, self.lin_root, graph, x, weight, how)
 
     def fused_small(self, x, edge_index, edge_weight=None, size=None):  # type: ignore[no-untyped-def]
         """See :attr:`FusedConv.fused_small`."""

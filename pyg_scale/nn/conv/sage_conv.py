@@ -6,9 +6,10 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_scale.nn.aggregation import bipartite, mapped_neighbors, plus_root, reductions
+from pyg_scale.nn.aggregation import bipartite, reductions
 from pyg_scale.nn.conv.base import FusedConv, scriptable
 from pyg_scale.nn.linear import apply_linear
+from pyg_scale.nn.mapped import mapped_with_root
 from pyg_scale.nn.small import mapped_small, small
 
 
@@ -44,8 +45,8 @@ class SAGEConv(FusedConv, torch_geometric.nn.SAGEConv):
         graph, weight = bipartite(self, edge_index, (src, dst), None, size, sparse_values=False)
         if self.project:
             src = apply_linear(self.lin, src).relu()
-        out, rest = mapped_neighbors(self, self.lin_l, graph, src, weight, how)
-        out = plus_root(out, rest, self.lin_r if self.root_weight else None, dst, graph.num_dst)
+        root = self.lin_r if self.root_weight else None
+        out = mapped_with_root(self, self.lin_l, root, graph, (src, dst), weight, how)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def fused_small(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
