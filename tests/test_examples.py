@@ -169,17 +169,31 @@ def test_sampled_training_is_as_good_as_on_the_whole_graph(tmp_path, data_dir):
     assert found["sampled neighbours"] > found["whole graph"] - 0.01
 
 
+@pytest.mark.parametrize("loader", ["shadow", "ppr", "ibmb", "random"])
+def test_every_loader_of_subgraphs_runs_tiny(call, loader):
+    found = accuracies(call(named("cluster_gcn"), "--tiny", "--loader", loader))
+    assert found.keys() == {loader, "whole graph"} and min(found.values()) > 0.4
+
+
+@pytest.mark.parametrize("layers", [[], ["--layers"]])
+def test_every_importance_sampler_runs_tiny(call, layers):
+    names = ["labor", "neighbours", "ladies", "fastgcn", "cost"]
+    found = accuracies(call(named("importance_sampling"), "--tiny", *layers, "--samplers", *names))
+    assert [*found] == [*names, "whole graph"] and min(found.values()) > 0.7
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("example", "options"),
     [
         ("importance_sampling", "--samplers labor ladies cost --epochs 3"),
+        ("importance_sampling", "--samplers fastgcn --layer-nodes 20000 --epochs 3"),
         ("graph_saint", "--epochs 8"),
         ("cluster_gcn", "--loader clusters"),
         ("cluster_gcn", "--loader shadow --epochs 2"),
         ("cluster_gcn", "--loader ppr --epochs 2"),
-        ("cluster_gcn", "--loader ibmb"),
+        ("cluster_gcn", "--loader ibmb --epochs 4"),
     ],
 )
 def test_every_family_of_samplers_is_as_good_as_the_whole_graph(
