@@ -36,8 +36,8 @@ from torch import Tensor
 
 from pyg_scale.graph.pyg_tensors import PyGTensors, topology_of_tensors
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
+from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.walk_graph import walk_graph
 from pyg_scale.sampler.walks import walk_on
 

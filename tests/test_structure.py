@@ -218,5 +218,5 @@ def test_a_loader_and_a_batch_are_short_ways_through_the_modules() -> None:
     assert len(modules) <= 14, sorted(modules)
     assert moves <= 23
     modules, moves = way_of(lambda: next(batches))
-    assert len(modules) <= 16, sorted(modules)
-    assert moves <= 43
+    assert len(modules) <= 12, sorted(modules)
+    assert moves <= 40

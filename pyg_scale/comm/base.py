@@ -11,7 +11,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -87,6 +87,18 @@ class Then(Work[T]):
             self._result = [self._function(self._work.wait(timeout))]
             self._function = None
         return self._result[0]
+
+
+@runtime_checkable
+class JoinsRanks(Protocol):
+    """A kind of communicator, a class, for ranks; those for servers and clients lack it."""
+
+    def join(self, group: Group) -> Communicator:
+        """The communicator of this rank; a class method.
+
+        Args:
+            group: The ranks, and the store where they meet.
+        """
 
 
 class Communicator(ABC):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale import plugins
-from pyg_scale.comm.base import Communicator
+from pyg_scale.comm.base import Communicator, JoinsRanks
 from pyg_scale.comm.meeting import meet, open_store
 from pyg_scale.comm.secret import known_secret
 
@@ -92,10 +92,10 @@ def connect(
     if backend is None:
         several = "hybrid" if torch.cuda.is_available() else "gloo"
         backend = "local" if found.world_size == 1 else several
-    join = getattr(plugins.get("comm", backend), "join", None)
-    if join is None:
+    kind = plugins.get("comm", backend)
+    if not isinstance(kind, JoinsRanks):
         raise TypeError(f"comm {backend!r} cannot join ranks: it has no class method join(group)")
-    joined: Communicator = join(found)
+    joined = kind.join(found)
     joined.group = joined.group or found
     return joined
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pyg_scale.comm.base import Work
 from pyg_scale.errors import CommError, CommTimeoutError
+from pyg_scale.ops.library import renew_pool_after_fork
 from pyg_scale.ops.sockets import GatheredRows
-from pyg_scale.ops.threads import renew_pool_after_fork
 
 Handler = Callable[[list[Tensor]], Sequence[Tensor]]
 """Answers a request: tensors in, tensors out. Called in several threads at once."""

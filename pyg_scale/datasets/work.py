@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from pyg_scale.ops.keys import fold
-from pyg_scale.ops.threads import renew_pool_after_fork
+from pyg_scale.ops.library import renew_pool_after_fork
 
 CHUNK = 1 << 21
 """Elements of one piece of work; part of what a graph is."""

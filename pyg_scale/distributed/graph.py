@@ -22,7 +22,7 @@ from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.store.directory.book import PartitionBook
 from pyg_scale.store.directory.data import DirectoryData, DirectoryHeteroData
-from pyg_scale.store.directory.lazy import EDGE_INDEX
+from pyg_scale.store.directory.lazy import EDGE_INDEX, LazyMapping
 from pyg_scale.store.directory.opening import fill_hetero, fill_homogeneous
 
 
@@ -178,7 +178,8 @@ def _has_other_edges(data: Any) -> bool:
 
 
 def _is_stored(store: BaseStorage, name: str) -> bool:
-    entry = store._mapping.entry(name) if hasattr(store._mapping, "entry") else None
+    mapping = store._mapping
+    entry = mapping.entry(name) if isinstance(mapping, LazyMapping) else None
     return entry is not None and entry.intact
 
 

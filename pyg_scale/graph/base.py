@@ -6,6 +6,7 @@ methods takes part; a graph has as many of them as fit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -88,6 +89,17 @@ class InDirectory(Protocol):
     @property
     def graph_directory(self) -> Any:
         """The opened directory: metadata, parts and who has which node."""
+
+
+@runtime_checkable
+class HasBooks(Protocol):
+    """A directory that knows which part has which node; servers keep that of theirs.
+
+    Attributes:
+        books: The :class:`~pyg_scale.store.directory.PartitionBook` of every node type.
+    """
+
+    books: Mapping[Any, Any]
 
 
 @runtime_checkable

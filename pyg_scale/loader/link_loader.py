@@ -16,7 +16,8 @@ from pyg_scale.loader.seeds.nodes import check_time
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.remote import Pending
-from pyg_scale.sampler.base import ExcludesPositives, NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.capabilities import ExcludesPositives
 from pyg_scale.sampler.negative import NegativeSampling
 
 

@@ -19,8 +19,8 @@ from pyg_scale.loader.seeds.nodes import num_nodes_of
 from pyg_scale.loader.seeds.split import parts_of_nodes
 from pyg_scale.loader.stats import Stats
 from pyg_scale.partitioner.base import check_num_parts
+from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 
 _NOT_PYGS = ("input_id", "batch_size", "n_id", "e_id", "num_sampled_nodes", "num_sampled_edges")
 

@@ -20,13 +20,8 @@ from pyg_scale.loader.seeds.epoch import BatchIndex
 from pyg_scale.loader.seeds.sharding import fingerprint
 from pyg_scale.loader.workers.randomness import torch_forked
 from pyg_scale.ops import keys
-from pyg_scale.sampler.base import (
-    DrawsByNode,
-    FollowsSteps,
-    MayKeepDraws,
-    NeighborSampler,
-    WeighsEdges,
-)
+from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.capabilities import DrawsByNode, FollowsSteps, MayKeepDraws, WeighsEdges
 
 
 def takes_key(method: Callable[..., Any]) -> bool:

@@ -17,9 +17,8 @@ from pyg_scale.loader.batch.build import build
 from pyg_scale.loader.node_loader import NodeLoader
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops.sort_subgraphs import sort_subgraphs
-from pyg_scale.sampler.base import flag
+from pyg_scale.sampler.base import Sample, flag
 from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 
 _OF_THE_SAMPLE = {"edge_index", "adj_t", "num_nodes", "batch", "ptr"}
 _NOT_PYGS = {"n_id", "e_id", "num_sampled_nodes", "num_sampled_edges"}

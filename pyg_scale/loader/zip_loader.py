@@ -89,7 +89,8 @@ class ZipLoader(SubgraphLoader, torch_geometric.loader.ZipLoader):
         ]
         ordered = kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None
         if split_seeds is None and not ordered:
-            shared = any(getattr(part, "_sharing", None) is not None for part in self._parts)
+            own = [part for part in self._parts if isinstance(part, SubgraphLoader)]
+            shared = any(part._sharing is not None for part in own)
             split_seeds = "global" if shared else None
         if comm is None:
             comm = next(filter(None, (communicator_of(part.data) for part in self._parts)), None)

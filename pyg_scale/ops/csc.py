@@ -16,7 +16,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyg_scale.ops import library
-from pyg_scale.ops.threads import num_threads
 
 _INT32_MAX = 2**31 - 1
 _CHUNK = 1 << 22  # edges between two steps of the progress bar
@@ -106,7 +105,7 @@ def merge_csc(first: Compressed, second: Compressed) -> Compressed:
             for csc in (first, second)
             for tensor in (csc.indptr, csc.indices, none if csc.edge_id is None else csc.edge_id)
         ]
-        torch.ops.pyg_scale.csc_merge(*lists, pair, num_threads())
+        torch.ops.pyg_scale.csc_merge(*lists, pair, library.num_threads())
     else:
         pair = torch.empty(size, 2, dtype=dtype)
         shifts = second.indptr[:-1], first.indptr[1:]
@@ -173,7 +172,7 @@ def order_by_time(csc: Compressed, time: Tensor, *, of_edges: bool) -> Compresse
         of_edges: True if ``time`` is by edge, False if by source node.
     """
     if library.compiled():
-        op, threads = torch.ops.pyg_scale.csc_by_time, num_threads()
+        op, threads = torch.ops.pyg_scale.csc_by_time, library.num_threads()
         none = csc.indptr.new_empty(0, dtype=torch.int32)
         edge_id = none if csc.edge_id is None else csc.edge_id
         if op(csc.indptr, csc.indices, edge_id, time, of_edges, False, threads):
@@ -242,7 +241,7 @@ def weight_prefix(csc: Compressed, weight: Tensor) -> Tensor:
         none = csc.indptr.new_empty(0, dtype=torch.int32)
         edge_id = none if csc.edge_id is None else csc.edge_id
         return torch.ops.pyg_scale.csc_weight_prefix(
-            csc.indptr, edge_id, weight.contiguous(), num_threads()
+            csc.indptr, edge_id, weight.contiguous(), library.num_threads()
         )
     value = weight.to(torch.float64)
     if csc.edge_id is not None:
@@ -267,7 +266,7 @@ def _check_rising(indptr: Tensor, end: int) -> None:
 def _scan(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> tuple[int, int]:
     """The first edge out of range and the first where ``dst`` descends, or -1."""
     if library.compiled():
-        return torch.ops.pyg_scale.csc_scan(dst, src, num_dst, num_src, num_threads())
+        return torch.ops.pyg_scale.csc_scan(dst, src, num_dst, num_src, library.num_threads())
     wrong = (dst < 0) | (dst >= num_dst) | (src < 0) | (src >= num_src)
     return _first(wrong), _first(dst[1:] < dst[:-1], shift=1)
 
@@ -279,7 +278,7 @@ def _first(mask: Tensor, shift: int = 0) -> int:
 def _pointers(dst: Tensor, num_dst: int) -> Tensor:
     """The pointers of a sorted ``dst``."""
     if library.compiled():
-        return torch.ops.pyg_scale.csc_pointers(dst, num_dst, num_threads())
+        return torch.ops.pyg_scale.csc_pointers(dst, num_dst, library.num_threads())
     count = torch.bincount(dst, minlength=num_dst)
     return torch.cat([count.new_zeros(1), count.cumsum(0)])
 
@@ -301,7 +300,7 @@ def _pair_dtype(num_edges: int, num_src: int) -> torch.dtype:
 
 
 def _scatter(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Compressed:
-    ops, threads, num_edges = torch.ops.pyg_scale, num_threads(), dst.numel()
+    ops, threads, num_edges = torch.ops.pyg_scale, library.num_threads(), dst.numel()
     # cursor[v + 1] is the position of the next edge of v: first the beginning of v, at last its end
     cursor = ops.csc_cursor(dst, num_dst, threads)
     pair = ops.huge_empty([num_edges, 2], _pair_dtype(num_edges, num_src))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from pyg_scale.ops import library
 from pyg_scale.ops.csc import expand_pointers
-from pyg_scale.ops.threads import num_threads
 
 _NODES = 1 << 20  # nodes at a time
 
@@ -27,7 +26,7 @@ def cut_edges(indptr: Tensor, indices: Tensor, part: Tensor) -> int:
     if library.compiled():
         few = part.numel() == 0 or int(part.max()) <= torch.iinfo(torch.int8).max
         narrow = part.to(torch.int8 if few else torch.int32).contiguous()
-        return torch.ops.pyg_scale.cut_edges(indptr, indices, narrow, num_threads())
+        return torch.ops.pyg_scale.cut_edges(indptr, indices, narrow, library.num_threads())
     cut = 0
     for begin in range(0, part.numel(), _NODES):
         end = min(part.numel(), begin + _NODES)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.threads import num_threads
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 
@@ -37,7 +36,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
             f"(got {index.dtype} of shape {list(index.shape)})"
         )
     if _takes(x, index, dim) and library.compiled():
-        return torch.ops.pyg_scale.gather(x.detach(), index, num_threads())
+        return torch.ops.pyg_scale.gather(x.detach(), index, library.num_threads())
     return _plain(x, index, dim)
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.threads import num_threads
 
 _ABSENT = torch.empty(0, dtype=torch.int64)
 
@@ -48,7 +47,7 @@ def gather_parts(
             _ABSENT if local is None else local,
             offsets,
             index,
-            num_threads(),
+            library.num_threads(),
         )
     num_rows = sum(each.size(0) for each in x[0])
     index = index.to(torch.int64).contiguous()

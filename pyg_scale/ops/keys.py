@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
+from pyg_scale.ops.library import to_signed as to_signed
 
 GOLDEN = 0x9E3779B97F4A7C15
 """The odd constant of SplitMix64: 2**64 divided by the golden ratio."""
@@ -50,12 +51,6 @@ EVENT_NEGATIVE = 26
 EMBEDDING = 32
 
 
-def to_signed(word: int) -> int:
-    """The ``int64`` with the bits of an unsigned 64-bit ``word``."""
-    word &= _MASK
-    return word - (1 << 64) if word >> 63 else word
-
-
 def mix(word: int) -> int:
     """Scramble an unsigned 64-bit integer (the finaliser of SplitMix64)."""
     word &= _MASK
@@ -74,6 +69,12 @@ def fold(key: int, *values: int) -> int:
 def batch_key(seed: int, epoch: int, batch: int) -> int:
     """The key of batch number ``batch`` of epoch ``epoch``, an unsigned 64-bit integer."""
     return fold(0, seed, epoch, batch)
+
+
+def batch_keys(seed: int, epoch: int, first: int, count: int) -> list[int]:
+    """The keys of ``count`` batches of an epoch, from number ``first`` on: :func:`batch_key`."""
+    found = fold_tensor(fold(0, seed, epoch), torch.arange(first, first + count))
+    return [word & _MASK for word in found.tolist()]
 
 
 def edge_type_hash(edge_type: tuple[str, str, str] | None) -> int:

@@ -2,14 +2,19 @@
 
 ``PYG_SCALE_KERNELS`` says what to do without them: ``auto`` (the default) takes the plain-torch
 path and says so once, ``never`` always takes it, ``require`` raises.
+
+A loader with k workers has k threads that each make their own batch; an op that also split its work
+would only slow them down: :func:`serial`. Results never depend on the number of threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +207,12 @@ def required() -> bool:
     return _mode() == "require"
 
 
+def to_signed(word: int) -> int:
+    """The ``int64`` with the bits of an unsigned 64-bit ``word``, as ops take it."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
 def _mode() -> str:
     mode = os.environ.get("PYG_SCALE_KERNELS") or "auto"
     if mode not in _MODES:
@@ -212,3 +223,60 @@ def _mode() -> str:
 def _command() -> str:
     # A library of the current sources that does not load was compiled for another machine.
     return COMMAND + (" --force" if _library.path and not _library.stale else "")
+
+
+# Threads ##########################################################################################
+
+WAITING = 32
+"""Number of threads of an op that mostly waits for a disk: a disk delivers several times as much
+with this many requests at a time.
+"""
+
+_state = threading.local()
+
+
+def num_threads() -> int:
+    """Number of threads for an op that this thread calls now."""
+    if getattr(_state, "serial", False):
+        return 1
+    import torch
+
+    return torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def serial() -> Iterator[None]:
+    """A context in which ops called by this thread use one thread."""
+    before = getattr(_state, "serial", False)
+    _state.serial = True
+    try:
+        yield
+    finally:
+        _state.serial = before
+
+
+_forked = False  # since torch made its pool of threads
+_renewing = threading.Lock()
+
+
+def _note_fork() -> None:
+    global _forked, _renewing
+    _forked, _renewing = True, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def renew_pool_after_fork() -> None:
+    """Have torch make its thread pool anew in a fork; call it before threads that use torch.
+
+    Torch does so without a lock in the first call that uses the pool: if a second thread makes such
+    a call meanwhile, it raises "Invalid thread pool!".
+    """
+    global _forked
+    with _renewing:
+        if _forked:
+            import torch
+
+            torch.set_num_threads(torch.get_num_threads())
+            _forked = False

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from pyg_scale.ops import library
 from pyg_scale.ops.csc import expand_pointers
-from pyg_scale.ops.threads import num_threads
 
 
 def neighbor_sum(
@@ -45,7 +44,7 @@ def neighbor_sum(
         none = torch.empty(0, dtype=torch.float64)
         entries = none if weights is None else weights.contiguous()
         op = torch.ops.pyg_scale.neighbor_sum
-        out = op(indptr, indices, entries, rows.contiguous(), num_threads())
+        out = op(indptr, indices, entries, rows.contiguous(), library.num_threads())
     else:
         out = neighbor_sum_plain(indptr, indices, rows, weights)
     return out.view(out.size(0), *x.shape[1:])

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.threads import num_threads
 
 _ONE = 1 << 62
 LEAST_ALPHA = 2.0**-16
@@ -87,7 +86,7 @@ def ppr(
         bounds = torch.tensor([0, indptr.numel() - 1])
     if library.compiled():
         node, score = torch.ops.pyg_scale.ppr(
-            indptr, indices, seed.contiguous(), bounds, whole, least, k, num_threads()
+            indptr, indices, seed.contiguous(), bounds, whole, least, k, library.num_threads()
         )
     else:
         node, score = ppr_plain(indptr, indices, seed, bounds, whole, least, k)

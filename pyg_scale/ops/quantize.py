@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pyg_scale.ops import library
-from pyg_scale.ops.threads import num_threads
 
 LEVELS = 127
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -145,7 +144,7 @@ def dequantize(
             none if scale is None else scale,
             none if zero is None else zero,
             dtype,
-            num_threads(),
+            library.num_threads(),
         )
     if index.numel():
         low, high = torch.aminmax(index)

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from pyg_scale.ops import keys, library
 from pyg_scale.ops.csc import expand_pointers
-from pyg_scale.ops.threads import num_threads
 
 _ATTEMPTS = 32
 _BITS = 62
@@ -126,7 +125,7 @@ def random_walk(
         return found if return_position else Walks(found.node, None)
     ops, start, walk = torch.ops.pyg_scale, start.contiguous(), walk.contiguous()
     last = (start, walk, length, keys.to_signed(key))
-    how = (return_position, num_threads())
+    how = (return_position, library.num_threads())
     if odds is None:
         node, position = ops.random_walk(indptr, indices, weight_prefix, *last, *how)
     else:

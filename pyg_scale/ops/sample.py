@@ -1,8 +1,4 @@
-"""The compiled neighbour sampler (``csrc/sample.cpp``).
-
-Its plain-torch meaning, with the same bits, is :mod:`pyg_scale.sampler.reference`;
-``docs/draws.md`` specifies both.
-"""
+"""The arguments and the results of the compiled neighbour samplers (``csrc/sample.cpp``)."""
 
 from __future__ import annotations
 
@@ -11,9 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from pyg_scale.ops import keys, library
-from pyg_scale.ops.threads import WAITING, num_threads
 
 ABSENT = torch.empty(0, dtype=torch.int64)
 """Placeholder for a tensor that an edge type or a node type does not have."""
@@ -141,76 +134,3 @@ class SampledTensors(NamedTuple):
     weight: list[Tensor]
     num_sampled_nodes: Tensor
     num_sampled_edges: Tensor
-
-
-def neighbor_sample(
-    graph: GraphTensors,
-    seeds: Seeds,
-    num_neighbors: Sequence[Sequence[int]],
-    key: int,
-    choice: Choice,
-    *,
-    disjoint: bool = False,
-    induced: bool = False,
-    int32_output: bool = False,
-) -> SampledTensors:
-    """Sample the neighbourhood of seeds, hop by hop.
-
-    Uses :func:`pyg_scale.ops.threads.num_threads` threads; the result does not depend on their
-    number.
-
-    Args:
-        graph: The graph.
-        seeds: The seeds.
-        num_neighbors: Per edge type, one number per hop; negative for all.
-        key: The key of the batch, unsigned.
-        choice: The choice of in-edges.
-        disjoint: If True, every seed gets a subgraph of its own.
-        induced: If True, return all edges among the sampled nodes.
-        int32_output: If True, ``node``, ``row`` and ``col`` are ``int32``.
-
-    Raises:
-        ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
-            or the batch has more nodes than can be numbered.
-        KernelsError: If the kernels are not compiled.
-    """
-    library.load()
-    draws = choice.by_source or SourceDraws()
-    out = torch.ops.pyg_scale.neighbor_sample(
-        graph.indptr,
-        graph.indices,
-        graph.edge_id,
-        graph.edge_time,
-        graph.weight_prefix,
-        graph.node_time,
-        graph.num_nodes,
-        graph.expanded_type,
-        graph.neighbor_type,
-        graph.edge_type_hash,
-        seeds.node,
-        seeds.time,
-        [n for per_hop in num_neighbors for n in per_hop],
-        max(map(len, num_neighbors), default=0),
-        choice.replace,
-        disjoint,
-        choice.last,
-        induced,
-        keys.to_signed(key),
-        int32_output,
-        WAITING if graph.waits else num_threads(),
-        list(graph.part),
-        list(graph.local),
-        list(graph.offsets),
-        list(seeds.after),
-        graph.times_of_neighbors,
-        graph.waits,
-        choice.by_node,
-        choice.by_source is not None,
-        draws.same_in_all_hops,
-        keys.to_signed(draws.next_key),
-        draws.renewed,
-        draws.weighting,
-        draws.layers,
-        seeds.strict,
-    )
-    return SampledTensors(*out)

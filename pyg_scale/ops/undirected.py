@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 from pyg_scale.ops import library
 from pyg_scale.ops.csc import expand_pointers
 from pyg_scale.ops.keys import GOLDEN, mix_tensor, to_signed
-from pyg_scale.ops.threads import num_threads
 
 _CHUNK = 1 << 24  # entries between two steps of the progress bar
 
@@ -67,7 +66,7 @@ def facts(indptr: Tensor, indices: Tensor) -> AdjacencyFacts:
     for begin, end in _ranges(indptr, "Looking at edges"):
         if library.compiled():
             op = torch.ops.pyg_scale.adjacency_facts
-            found = op(indptr, indices, begin, end, num_threads())
+            found = op(indptr, indices, begin, end, library.num_threads())
         else:
             found = facts_reference(indptr, indices, begin, end)
         ascending, loops, copies, of_out, of_back = found
@@ -182,7 +181,7 @@ def _sorted_rows(indptr: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
     ops = torch.ops.pyg_scale
     degree = torch.empty(indptr.numel() - 1, dtype=torch.int64)
     for begin, end in _ranges(indptr, "Sorting neighbours"):
-        ops.undirected_sort(indptr, entries, begin, end, degree, num_threads())
+        ops.undirected_sort(indptr, entries, begin, end, degree, library.num_threads())
     kept = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     ops.undirected_compact(indptr, kept, entries)
     return kept, entries[: int(kept[-1])]

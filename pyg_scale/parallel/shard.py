@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_scale.graph.base import InDirectory
 from pyg_scale.graph.topology import EdgeType, NodeType
 from pyg_scale.parallel.peers import Peers
 from pyg_scale.store.directory import GraphDirectory, PartitionBook
@@ -246,7 +247,7 @@ def directory_of(graph: Any) -> GraphDirectory:
     directory = unchanged_directory(graph)
     if directory is not None:
         return directory
-    if not hasattr(graph, "graph_directory"):
+    if not isinstance(graph, InDirectory):
         raise TypeError(
             f"graph must be an opened graph directory (got {type(graph).__name__}): write it with "
             "pyg_scale.partition(data, num_parts, path='parts'), and graph=pyg_scale.open('parts')"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyg_scale import lazy
 
 if TYPE_CHECKING:
-    from pyg_scale.sampler.base import NeighborSampler
+    from pyg_scale.sampler.base import HeteroSamplerOutput, NeighborSampler, Sample, SamplerOutput
     from pyg_scale.sampler.cuda import CudaSampler
     from pyg_scale.sampler.frontier import Chosen, Frontier
     from pyg_scale.sampler.hgt import HGTSampler
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pyg_scale.sampler.layer_wise import FastGCN, Ladies
     from pyg_scale.sampler.native import NativeSampler
     from pyg_scale.sampler.negative import NegativeSampling
-    from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
     from pyg_scale.sampler.pagerank import Ranked, ppr
     from pyg_scale.sampler.ppr_sampler import PPRSampler
     from pyg_scale.sampler.reference import ReferenceSampler

@@ -7,7 +7,8 @@ import inspect
 import operator
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,113 +18,80 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, NumNeigh
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import EdgeType, NodeType, Topology
-from pyg_scale.sampler.output import HeteroSamplerOutput, Sample, SamplerOutput
+from pyg_scale.sampler.capabilities import CAPABILITIES, HasTopology
 from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
 from pyg_scale.sampler.times import TimeLimits, limits_of, windows_of
 from pyg_scale.store.topology import topology_of
-
-CAPABILITIES = {
-    "hetero": "graphs with several node or edge types",
-    "replace": "replace=True",
-    "disjoint": "disjoint=True",
-    "weighted": "weight_attr=",
-    "node_time": "time_attr= of a node attribute",
-    "edge_time": "time_attr= of an edge attribute",
-    "last": "temporal_strategy='last'",
-    "window": "time_window=",
-    "strict": "strictly_earlier=True",
-    "bidirectional": "subgraph_type='bidirectional'",
-    "induced": "subgraph_type='induced'",
-    "backward": "sample_direction='backward'",
-    "fixed": "redraw=False",
-    "links": "link loaders (sample_from_edges)",
-}
-"""The names that a sampler can declare in ``supports``; others raise when asked for."""
 
 _FEW = 64
 """So many seeds at most are checked in Python: torch takes longer, and lets other threads in."""
 
 
-@runtime_checkable
-class DrawsByNode(Protocol):
-    """A sampler that says whether what it draws for a node depends on that node alone.
+@dataclass
+class Sample:
+    """One sampled subgraph, per node type and edge type (``None`` in a homogeneous graph).
 
     Attributes:
-        draws_by_node: Whether draws are a function of the batch's key, the hop, the edge type and
-            the node, and of nothing else of the batch. The pieces of a step that several ranks
-            share are then sampled with one key, and a node has the same neighbours in all of them.
+        node: Original node ids, the seeds first and in order (repeats kept), then nodes in
+            the order in which they were first reached.
+        row: Position in ``node`` of the neighbour of each edge.
+        col: Position in ``node`` of the expanded node of each edge; never decreases in a
+            directional sample.
+        edge: Original edge id of each edge, ``int64``; ``None`` where an edge stands for
+            two of different types.
+        batch: Position of the seed to which each node belongs, if disjoint.
+        num_sampled_nodes: New nodes of each hop, the seeds first (``num_hops + 1`` numbers).
+        num_sampled_edges: Edges of each hop (``num_hops`` numbers).
+        colptr: ``int64``; the edges into node ``i`` are ``colptr[i]`` to ``colptr[i+1] - 1``.
+            Covers the nodes that were expanded; nodes beyond it have no edges.
+        node_attrs: Extra tensors per node, by name, put on the batch.
+        edge_attrs: Extra tensors per edge, by name (such as importance weights as
+            ``edge_weight``), put on the batch.
     """
 
-    draws_by_node: bool
+    node: dict[NodeType, Tensor]
+    row: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor | None]
+    batch: dict[NodeType, Tensor] | None = None
+    num_sampled_nodes: dict[NodeType, list[int]] | None = None
+    num_sampled_edges: dict[EdgeType, list[int]] | None = None
+    colptr: dict[EdgeType, Tensor] | None = None
+    node_attrs: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
+    edge_attrs: dict[str, dict[EdgeType, Tensor]] = field(default_factory=dict)
+
+    def to_output(self) -> SamplerOutput | HeteroSamplerOutput:
+        """The same as PyG's ``SamplerOutput`` or ``HeteroSamplerOutput``."""
+        if None not in self.node:
+            return HeteroSamplerOutput(**vars(self))
+        return SamplerOutput(**{k: _single(v) for k, v in vars(self).items()})
 
 
-@runtime_checkable
-class MayKeepDraws(Protocol):
-    """A sampler that says whether it draws anew in every batch.
-
-    Attributes:
-        redraw: If False, what a node gets in a hop follows from the loader's seed and the node
-            alone: it is the same in all batches of all epochs, for all seeds.
-    """
-
-    redraw: bool
+def _single(value: Any) -> Any:
+    """The entry of the one type of a homogeneous graph, also inside named extras."""
+    if not isinstance(value, dict):
+        return value
+    if None in value:
+        return value[None]
+    return {name: entry[None] for name, entry in value.items()}
 
 
-@runtime_checkable
-class WeighsEdges(Protocol):
-    """A sampler whose samples have weights of edges, ``edge_attrs["edge_weight"]``.
+@dataclass
+class SamplerOutput(pyg.SamplerOutput):
+    """PyG's ``SamplerOutput`` with destination pointers and named extra tensors."""
 
-    Attributes:
-        weights: The sum over all in-edges of which the weighted sum over sampled in-edges is an
-            unbiased estimate: ``"sum"``, ``"mean"``, or ``"gcn"`` for
-            ``1 / sqrt(d(source) * d(destination))``; ``None`` if there are no weights.
-    """
-
-    weights: str | None
+    colptr: Tensor | None = field(default=None, repr=False)
+    node_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    edge_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-@runtime_checkable
-class FollowsSteps(Protocol):
-    """A sampler whose draws may depend on where a batch stands among those of all epochs.
+@dataclass
+class HeteroSamplerOutput(pyg.HeteroSamplerOutput):
+    """PyG's ``HeteroSamplerOutput`` with destination pointers and named extra tensors."""
 
-    Attributes:
-        batch_dependency: The number of batches within which its random numbers change; with 1,
-            those of a batch follow from its key, and nothing else is needed.
-    """
-
-    batch_dependency: int
-
-    def at_step(self, seed: int, step: int) -> Any:
-        """The sampler of a batch.
-
-        Args:
-            seed: The seed of the loader.
-            step: Counts the batches of all ranks, over all epochs, from 0.
-        """
-        ...
-
-
-@runtime_checkable
-class HasTopology(Protocol):
-    """A sampler that has the graph as a topology.
-
-    Attributes:
-        topology: The graph; ``None`` if the sampler is unbound, or the graph is elsewhere.
-    """
-
-    topology: Topology | None
-
-
-@runtime_checkable
-class ExcludesPositives(Protocol):
-    """A sampler that draws negatives itself, and says whether it can leave out positives.
-
-    Attributes:
-        knows_exclude_positives: True if it follows
-            :attr:`pyg_scale.sampler.NegativeSampling.exclude_positives`.
-    """
-
-    knows_exclude_positives: bool
+    colptr: dict[EdgeType, Tensor] | None = field(default=None, repr=False)
+    node_attrs: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict, repr=False)
+    edge_attrs: dict[str, dict[EdgeType, Tensor]] = field(default_factory=dict, repr=False)
 
 
 def graph_of(sampler: Any) -> Topology | None:

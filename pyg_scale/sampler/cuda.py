@@ -18,9 +18,8 @@ from pyg_scale.ops.draw_neighbors import (
     draw_neighbors,
     offsets_of,
 )
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.device_graph import DeviceGraph
-from pyg_scale.sampler.output import Sample
 from pyg_scale.store.device.target import device_of, send
 
 

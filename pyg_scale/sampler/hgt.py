@@ -13,9 +13,8 @@ from torch_geometric.data import Data
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import library
 from pyg_scale.ops.hgt import hgt_sample
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.hgt_across import sample_across
-from pyg_scale.sampler.output import Sample
 from pyg_scale.store.topology import topology_of
 
 _ABSENT = torch.empty(0, dtype=torch.int64)

@@ -12,9 +12,9 @@ from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.ops.expand import number_nodes
 from pyg_scale.ops.hgt import hgt_take, score_of
 from pyg_scale.ops.keys import HGT, fold
+from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import edges_among
 
 

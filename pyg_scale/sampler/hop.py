@@ -17,10 +17,9 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.ops.expand import number_nodes
-from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.subgraph import edges_among
 from pyg_scale.sampler.times import TimeLimits, rows_of
 
@@ -67,7 +66,7 @@ class HopSampler(NeighborSampler):
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`~pyg_scale.sampler.base.DrawsByNode`; if disjoint, seeds count, too."""
+        """See :class:`.DrawsByNode`; if disjoint, seeds count, too."""
         return not self.disjoint or not self.redraw
 
     @abstractmethod

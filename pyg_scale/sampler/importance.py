@@ -11,12 +11,11 @@ from torch_geometric.data import HeteroData
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
 from pyg_scale.ops.keys import SOURCE, edge_type_hash, fold
-from pyg_scale.sampler.base import one_of
+from pyg_scale.sampler.base import Sample, one_of
 from pyg_scale.sampler.choose import Ask, Picked, choose
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.hop import HopSampler
 from pyg_scale.sampler.native import NativeSampler
-from pyg_scale.sampler.output import Sample
 
 WEIGHTS: list[str | None] = [None, "sum", "mean", "gcn"]
 """Values of ``weights=``; their places are the numbers that compiled ops take."""
@@ -53,7 +52,7 @@ class ImportanceSampler(NativeSampler):
     """
 
     can: ClassVar[frozenset[str]] = frozenset()
-    """The :data:`~pyg_scale.sampler.base.CAPABILITIES` of a subclass, whatever the weights."""
+    """The :data:`.CAPABILITIES` of a subclass, whatever the weights."""
 
     exact_count: ClassVar[bool] = False
 
@@ -75,7 +74,7 @@ class ImportanceSampler(NativeSampler):
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`~pyg_scale.sampler.base.DrawsByNode`; else other nodes of the hop count."""
+        """See :class:`.DrawsByNode`; else other nodes of the hop count."""
         return not self.by_hop
 
     @property

@@ -41,11 +41,10 @@ from pyg_scale.graph.topology import CSC, NodeType
 from pyg_scale.ops.keys import SOURCE, fold, source_number
 from pyg_scale.ops.labor_take import CONVERGED, MOST_ROUNDS, labor_take
 from pyg_scale.ops.sample import SourceDraws
-from pyg_scale.sampler.base import flag
+from pyg_scale.sampler.base import Sample, flag
 from pyg_scale.sampler.choose import Ask, Picked
 from pyg_scale.sampler.frontier import Chosen, Frontier
 from pyg_scale.sampler.importance import CERTAIN, WEIGHTS, ImportanceSampler, fill
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.walk_graph import integer
 
 
@@ -133,7 +132,7 @@ class Labor(ImportanceSampler):
         return super().supports - without - ({"weighted"} if self.by_hop else set())
 
     def at_step(self, seed: int, step: int) -> Labor:
-        """See :class:`~pyg_scale.sampler.base.FollowsSteps`."""
+        """See :class:`~pyg_scale.sampler.capabilities.FollowsSteps`."""
         number, of_batch = divmod(step, self.batch_dependency)
         placed = copy.copy(self)
         placed._turn = [

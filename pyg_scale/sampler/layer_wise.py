@@ -101,7 +101,7 @@ class FastGCN(Ladies):
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`~pyg_scale.sampler.base.DrawsByNode`."""
+        """See :class:`~pyg_scale.sampler.capabilities.DrawsByNode`."""
         return True
 
     def _attach(self, data: Any) -> None:

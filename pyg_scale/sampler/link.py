@@ -24,8 +24,7 @@ from pyg_scale.graph.topology import EdgeType, NodeType, Topology
 from pyg_scale.sampler.negative import NegativeSampling, sample_negatives
 
 if TYPE_CHECKING:
-    from pyg_scale.sampler.base import NeighborSampler
-    from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
+    from pyg_scale.sampler.base import HeteroSamplerOutput, NeighborSampler, SamplerOutput
 
 
 def sample_links(
@@ -56,7 +55,8 @@ def sample_links(
         TypeError: If endpoints are not integers.
         ValueError: If labels or times do not go with the links, or nothing can be a negative.
     """
-    from pyg_scale.sampler.base import CAPABILITIES, check_nodes
+    from pyg_scale.sampler.base import check_nodes
+    from pyg_scale.sampler.capabilities import CAPABILITIES
 
     if "links" not in sampler.supports:
         raise NotImplementedError(

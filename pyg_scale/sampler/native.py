@@ -10,19 +10,19 @@ from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_scale.graph.topology import CSC, EdgeType, NodeType, Topology
-from pyg_scale.ops import keys, library
+from pyg_scale.ops import library
 from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.ops.sample import (
     ABSENT,
     Choice,
     GraphTensors,
+    SampledTensors,
     Seeds,
     SourceDraws,
-    neighbor_sample,
 )
-from pyg_scale.sampler.base import CAPABILITIES
+from pyg_scale.sampler.base import Sample
+from pyg_scale.sampler.capabilities import CAPABILITIES
 from pyg_scale.sampler.choose import Ask, Picked, hop_key
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
 
 
@@ -169,6 +169,79 @@ class NativeSampler(ReferenceSampler):
         return Picked(found.counts, found.neighbor, found.edge, attrs)
 
 
+def neighbor_sample(
+    graph: GraphTensors,
+    seeds: Seeds,
+    num_neighbors: Sequence[Sequence[int]],
+    key: int,
+    choice: Choice,
+    *,
+    disjoint: bool = False,
+    induced: bool = False,
+    int32_output: bool = False,
+) -> SampledTensors:
+    """Sample the neighbourhood of seeds, hop by hop.
+
+    Uses :func:`pyg_scale.ops.library.num_threads` threads; the result does not depend on their
+    number.
+
+    Args:
+        graph: The graph.
+        seeds: The seeds.
+        num_neighbors: Per edge type, one number per hop; negative for all.
+        key: The key of the batch, unsigned.
+        choice: The choice of in-edges.
+        disjoint: If True, every seed gets a subgraph of its own.
+        induced: If True, return all edges among the sampled nodes.
+        int32_output: If True, ``node``, ``row`` and ``col`` are ``int32``.
+
+    Raises:
+        ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
+            or the batch has more nodes than can be numbered.
+        KernelsError: If the kernels are not compiled.
+    """
+    library.load()
+    draws = choice.by_source or SourceDraws()
+    out = torch.ops.pyg_scale.neighbor_sample(
+        graph.indptr,
+        graph.indices,
+        graph.edge_id,
+        graph.edge_time,
+        graph.weight_prefix,
+        graph.node_time,
+        graph.num_nodes,
+        graph.expanded_type,
+        graph.neighbor_type,
+        graph.edge_type_hash,
+        seeds.node,
+        seeds.time,
+        [n for per_hop in num_neighbors for n in per_hop],
+        max(map(len, num_neighbors), default=0),
+        choice.replace,
+        disjoint,
+        choice.last,
+        induced,
+        library.to_signed(key),
+        int32_output,
+        library.WAITING if graph.waits else library.num_threads(),
+        list(graph.part),
+        list(graph.local),
+        list(graph.offsets),
+        list(seeds.after),
+        graph.times_of_neighbors,
+        graph.waits,
+        choice.by_node,
+        choice.by_source is not None,
+        draws.same_in_all_hops,
+        library.to_signed(draws.next_key),
+        draws.renewed,
+        draws.weighting,
+        draws.layers,
+        seeds.strict,
+    )
+    return SampledTensors(*out)
+
+
 def _graph_tensors(graph: Topology, csc: Sequence[CSC]) -> GraphTensors:
     return GraphTensors(
         indptr=[each.indptr for each in csc],
@@ -180,7 +253,7 @@ def _graph_tensors(graph: Topology, csc: Sequence[CSC]) -> GraphTensors:
         num_nodes=[graph.num_nodes[t] for t in graph.node_types],
         expanded_type=[*graph.expanded_types],
         neighbor_type=[*graph.neighbor_types],
-        edge_type_hash=[keys.to_signed(each) for each in graph.edge_type_hashes],
+        edge_type_hash=[library.to_signed(each) for each in graph.edge_type_hashes],
         waits=any(each.waits for each in csc),
     )
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.ops import library
 from pyg_scale.ops.ppr import ppr as ppr_op
-from pyg_scale.sampler.base import NeighborSampler
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.sampler.pagerank import check_numbers
 from pyg_scale.sampler.subgraph import edges_among
 from pyg_scale.sampler.walk_graph import as_data, integer, walk_graph

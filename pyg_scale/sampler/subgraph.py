@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.sampler.output import Sample
+
+if TYPE_CHECKING:
+    from pyg_scale.sampler.base import Sample
 
 
 def edges_among(row: Tensor, col: Tensor, edge: Tensor) -> tuple[Tensor, Tensor, Tensor]:

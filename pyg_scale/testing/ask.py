@@ -11,8 +11,8 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_scale import plugins
 from pyg_scale.graph.topology import NodeType
-from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import NeighborSampler, Sample
+from pyg_scale.sampler.capabilities import CAPABILITIES
 from pyg_scale.testing.graphs import EdgeLists
 from pyg_scale.testing.oracle import SampleRequest, verify, verify_edges, verify_nodes
 
@@ -33,7 +33,7 @@ def unbound(sampler: Any) -> NeighborSampler:
 
 
 def needed(data: Data | HeteroData, **options: Any) -> list[str]:
-    """The :data:`~pyg_scale.sampler.base.CAPABILITIES` that a call needs."""
+    """The :data:`~pyg_scale.sampler.capabilities.CAPABILITIES` that a call needs."""
     time = options.get("time_attr")
     subgraph_type = options.get("subgraph_type")
     wanted = {

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
-from pyg_scale.sampler.base import NeighborSampler
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import NeighborSampler, Sample
 from pyg_scale.testing import graphs, statistics
 from pyg_scale.testing.ask import bind, draw
 from pyg_scale.testing.generators import assert_leaves_generators_alone

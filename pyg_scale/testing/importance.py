@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_scale.sampler.base import NeighborSampler, WeighsEdges
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import NeighborSampler, Sample
+from pyg_scale.sampler.capabilities import WeighsEdges
 from pyg_scale.testing import graphs, statistics
 from pyg_scale.testing.ask import bind, draw
 from pyg_scale.testing.sampler import SamplerTests
@@ -23,7 +23,7 @@ SOURCES, SEEDS = 40, 12
 
 
 class ImportanceTests(SamplerTests):
-    """Tests of an unbound sampler that :class:`weighs edges <pyg_scale.sampler.base.WeighsEdges>`.
+    """Tests of an unbound sampler that :class:`weighs edges <.WeighsEdges>`.
 
     Example::
 

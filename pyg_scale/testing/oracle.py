@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import EdgeType, NodeType
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import Sample
 from pyg_scale.testing.graphs import EdgeLists
 
 

@@ -16,7 +16,8 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 import pyg_scale
 from pyg_scale.partitioner.base import Partition
 from pyg_scale.partitioner.write import write_partition
-from pyg_scale.sampler.base import CAPABILITIES, NeighborSampler
+from pyg_scale.sampler.base import NeighborSampler
+from pyg_scale.sampler.capabilities import CAPABILITIES
 from pyg_scale.sampler.parts import parts_topology
 from pyg_scale.store.directory import GraphDirectory
 from pyg_scale.testing import graphs

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_scale.comm import Communicator, connect
 from pyg_scale.comm.connect import num_ranks
 from pyg_scale.errors import CheckpointError
-from pyg_scale.ops.threads import renew_pool_after_fork
+from pyg_scale.ops.library import renew_pool_after_fork
 from pyg_scale.parallel import is_parallel_module
 from pyg_scale.parallel.base import HasOwnParameters, HasRankState, RankState
 from pyg_scale.train.randomness import RandomState

@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_scale.loader import NeighborLoader, NodeLoader
 from pyg_scale.loader.batch.build import adjacency_like, build, edge_index_of
 from pyg_scale.ops import colptr
-from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
+from pyg_scale.sampler.base import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.testing import graphs
 from tests.loader.batches import assert_same, assert_same_batches
 

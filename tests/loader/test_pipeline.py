@@ -20,7 +20,7 @@ import pytest
 from pyg_scale.loader.iterator import Failed, Inline
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.threads import Pipeline, WorkerThreads
-from pyg_scale.ops.threads import num_threads
+from pyg_scale.ops.library import num_threads
 from tests import preloaded
 
 NAME = "pyg_scale-loader"

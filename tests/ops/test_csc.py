@@ -67,7 +67,7 @@ def test_any_order(kernels: str, size: tuple[int, int, int], dtype: torch.dtype)
 def test_many_edges_for_any_number_of_threads(
     kernels: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "num_threads", lambda: threads)
+    monkeypatch.setattr(library, "num_threads", lambda: threads)
     monkeypatch.setattr(module, "_CHUNK", 150_000)
     dst, src = edges(5000, 7000, 700_001)
     check(build_csc(dst, src, 5000, 7000), dst, src, 5000)

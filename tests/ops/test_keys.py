@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_scale.graph.topology import Topology
+from pyg_scale.loader.seeds import epoch
 from pyg_scale.ops import keys, library
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.reference import ReferenceSampler
@@ -135,6 +136,7 @@ def test_the_batch_of_the_specification(sampler, request):
     topology = Topology((None,), (None,), {None: given["num_nodes"]}, {None: graph})
     seeds, key = {None: torch.tensor(given["seeds"])}, given["key"]
     assert key == keys.batch_key(12, 3, 45)
+    assert keys.batch_keys(12, 3, 43, 3) == [keys.batch_key(12, 3, n) for n in (43, 44, 45)]
     out = bound(sampler, topology, num_neighbors=given["num_neighbors"]).sample(seeds, None, key)
     for name in ("node", "row", "col", "edge"):
         assert getattr(out, name)[None].tolist() == given[name]
@@ -186,3 +188,15 @@ def test_draws_in_a_range_are_uniform():
         count = torch.bincount(bins).double()
         expected = 200_000 / count.numel()
         assert float(((count - expected) ** 2 / expected).sum()) < 40  # p < 1e-4 up to 12 bins
+
+
+def test_an_epoch_has_the_keys_of_its_batches_from_any_of_them_on():
+    cut = epoch.EqualNumbers(150, 1, drop_last=False, shuffle=True)
+    expected = [keys.batch_key(7, 2, number) for number in range(150)]
+    for start in (0, 1, 63, 64, 149, 150):
+        found = [batch.key for batch in epoch.batches(cut, seed=7, epoch=2, start=start)]
+        assert found == expected[start:]
+    drawn = epoch.batches(cut, seed=7, epoch=2)
+    rest = drawn.rest(epoch.Passed(130, frozenset({131})))
+    assert [batch.key for batch in rest] == [expected[130], *expected[132:]]
+    assert [batch.key for batch in drawn] == expected

@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from pyg_scale.ops.threads import num_threads, serial
+from pyg_scale.ops.library import num_threads, serial
 
 
 def test_is_torchs_number_outside():

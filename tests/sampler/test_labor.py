@@ -77,7 +77,7 @@ def test_threads_do_not_matter(options, monkeypatch):
     sampler = Labor(**options).bind(data, num_neighbors=[3, 2])
     seed = {None: torch.arange(9000)}
     alone = both_ways(sampler, seed, 5, monkeypatch)
-    monkeypatch.setattr(sample, "num_threads", lambda: 4)
+    monkeypatch.setattr(library, "num_threads", lambda: 4)
     assert not difference(sampler.sample(seed, None, 5), alone)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from pyg_scale.errors import KernelsError
 from pyg_scale.graph.topology import Topology
-from pyg_scale.ops import library, sample
+from pyg_scale.ops import library
+from pyg_scale.sampler import native
 from pyg_scale.sampler.native import NativeSampler
 from pyg_scale.sampler.reference import ReferenceSampler
 from tests.sampler.graphs import (
@@ -80,7 +81,7 @@ def test_threads_do_not_matter(options, weighted, monkeypatch):
     expected = bound(ReferenceSampler, topology, num_neighbors=[3, 2], **options)
     expected = expected.sample(seeds, None, 5)
     for threads in (1, 2, 4, 64):
-        monkeypatch.setattr(sample, "num_threads", lambda n=threads: n)
+        monkeypatch.setattr(library, "num_threads", lambda n=threads: n)
         assert not difference(sampler.sample(seeds, None, 5), expected), threads
     sampler = bound(NativeSampler, waiting(topology), num_neighbors=[3, 2], **options)
     assert not difference(sampler.sample(seeds, None, 5), expected), "threads of its own"
@@ -96,7 +97,7 @@ def test_an_error_of_another_thread_arrives_as_it_is(monkeypatch):
     topology = homogeneous(9_000, [(i, i) for i in range(8_999)])
     csc_of = {None: dataclasses.replace(topology.csc[None], indices=torch.arange(8_999) + 7)}
     sampler = bound(NativeSampler, dataclasses.replace(topology, csc=csc_of), num_neighbors=[1])
-    monkeypatch.setattr(sample, "num_threads", lambda: 2)
+    monkeypatch.setattr(library, "num_threads", lambda: 2)
     with pytest.raises(ValueError, match="neighbour 900[0-5] is not a node; there are 9000"):
         sampler.sample({None: torch.arange(9_000)}, None, 0)
     sampler = bound(NativeSampler, waiting(sampler.topology), num_neighbors=[1])
@@ -233,7 +234,7 @@ def test_without_kernels_it_is_the_reference_and_says_so(monkeypatch):
     compiled = bound(NativeSampler, topology, **options).sample({None: torch.arange(5)}, None, 1)
     monkeypatch.setattr(library, "compiled", lambda: False)
     monkeypatch.setattr(library, "warn_plain_path", said.append)
-    monkeypatch.setattr(sample, "neighbor_sample", None)
+    monkeypatch.setattr(native, "neighbor_sample", None)
     plain = bound(NativeSampler, topology, **options).sample({None: torch.arange(5)}, None, 1)
     assert not difference(compiled, plain)
     assert said == ["NativeSampler"]

@@ -15,9 +15,9 @@ import torch
 from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_scale.ops.keys import GOLDEN, NEIGHBOR, edge_type_hash, fold, mix
+from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.frontier import Chosen
 from pyg_scale.sampler.hop import HopSampler
-from pyg_scale.sampler.output import Sample
 from pyg_scale.sampler.reference import ReferenceSampler
 from pyg_scale.testing import graphs
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch_geometric.sampler as pyg
 
-from pyg_scale.sampler.output import Sample
+from pyg_scale.sampler.base import Sample
 from pyg_scale.sampler.subgraph import swap_directions, to_bidirectional
 
 FORWARD, NAMED = ("a", "x", "b"), ("b", "rev_x", "a")

@@ -12,8 +12,8 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 from pyg_scale.distributed.server.loader_record import RowsOf
 from pyg_scale.files.npy import torch_dtype
 from pyg_scale.loader.batch import wire
+from pyg_scale.sampler.base import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.sampler.negative import NegativeSampling
-from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.store.directory.meta import Meta
 
 _IDS = (torch.int64, torch.int32)

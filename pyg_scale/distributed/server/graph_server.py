@@ -33,7 +33,7 @@ from pyg_scale.loader.batch.source import features_of
 from pyg_scale.loader.link_loader import check_link_sampler
 from pyg_scale.loader.node_loader import check_has_time
 from pyg_scale.loader.stats import Stats
-from pyg_scale.ops.threads import serial
+from pyg_scale.ops.library import serial
 from pyg_scale.sampler.hgt import HGTSampler
 from pyg_scale.store.directory.lazy import EDGE_INDEX
 

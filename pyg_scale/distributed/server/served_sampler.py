@@ -67,12 +67,12 @@ class ServedSampler(pyg.BaseSampler):
 
     @property
     def redraw(self) -> bool:
-        """See :class:`MayKeepDraws <pyg_scale.sampler.base.MayKeepDraws>`."""
+        """See :class:`MayKeepDraws <pyg_scale.sampler.capabilities.MayKeepDraws>`."""
         return bool(self.options.get("redraw", True))
 
     @property
     def draws_by_node(self) -> bool:
-        """See :class:`DrawsByNode <pyg_scale.sampler.base.DrawsByNode>`."""
+        """See :class:`DrawsByNode <pyg_scale.sampler.capabilities.DrawsByNode>`."""
         try:
             sampler = plugins.get("sampler", self._name)
         except UnknownPluginError:
@@ -163,7 +163,7 @@ class ServedSampler(pyg.BaseSampler):
             return ()
         out = []
         for store in self._data.stores:
-            mapping = getattr(store, "_mapping", None)
+            mapping = store._mapping
             for entry in mapping.entries() if isinstance(mapping, LazyMapping) else ():
                 name = entry.address[2]
                 if not entry.made and name != EDGE_INDEX and name not in self.leave_out:

@@ -22,6 +22,8 @@ from pyg_scale.ops import colptr as destination_pointers
 from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.lazy_rows import LazyRows
+from pyg_scale.sampler import base
+from pyg_scale.sampler.capabilities import HasRows
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 from pyg_scale.store.directory.frame import FRAME
 
@@ -54,7 +56,7 @@ def build(
         TypeError: If ``out`` does not fit ``data``.
     """
     stats = stats or Stats()
-    collected = getattr(out, "collected", {})
+    collected = out.collected if isinstance(out, HasRows) else {}
     source = _Source(features if collect else None, collected, collect, stats, lazy_x)
     if isinstance(out, SamplerOutput):
         if isinstance(data, HeteroData):
@@ -125,10 +127,10 @@ def _homogeneous(
     batch.num_sampled_edges = out.num_sampled_edges
     if out.orig_row is not None and out.orig_col is not None:
         batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
-    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
-        for name, value in extra.items():
+    if isinstance(out, base.SamplerOutput):
+        for name, value in (*out.node_attrs.items(), *out.edge_attrs.items()):
             batch[name] = _with_own(batch._store, name, value)
-    _remember(batch._store, getattr(out, "colptr", None))
+        _remember(batch._store, out.colptr)
     return batch
 
 
@@ -188,12 +190,13 @@ def _heterogeneous(
             batch[edge_type]._orig_edge_index = torch.stack(
                 [out.orig_row[edge_type], out.orig_col[edge_type]]
             )
-    for extra in (getattr(out, "node_attrs", {}), getattr(out, "edge_attrs", {})):
-        for name, values in extra.items():
+    if isinstance(out, base.HeteroSamplerOutput):
+        extras: tuple[Mapping[str, Mapping[Any, Tensor]], ...] = (out.node_attrs, out.edge_attrs)
+        for name, values in (pair for extra in extras for pair in extra.items()):
             own = {t: _with_own(batch[t], name, value) for t, value in values.items()}
             batch.set_value_dict(name, own)
-    for edge_type, pointers in (getattr(out, "colptr", None) or {}).items():
-        _remember(batch[edge_type], pointers)
+        for edge_type, pointers in (out.colptr or {}).items():
+            _remember(batch[edge_type], pointers)
     return batch
 
 

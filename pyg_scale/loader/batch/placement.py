@@ -18,7 +18,8 @@ from pyg_scale.loader.batch.pin import move_batch, pin_batch, pins
 from pyg_scale.loader.batch.source import filled, sizes_of
 from pyg_scale.loader.stats import Stats
 from pyg_scale.ops import colptr, fused, library
-from pyg_scale.sampler.base import CAPABILITIES, graph_of
+from pyg_scale.sampler.base import graph_of
+from pyg_scale.sampler.capabilities import CAPABILITIES
 from pyg_scale.sampler.cuda import CudaSampler
 from pyg_scale.sampler.device_graph import graph_bytes
 from pyg_scale.sampler.native import NativeSampler

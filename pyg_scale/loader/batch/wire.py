@@ -24,7 +24,7 @@ from torch_geometric.typing import TensorFrame
 
 from pyg_scale.loader.batch.build import edge_index_of
 from pyg_scale.ops import colptr
-from pyg_scale.sampler.output import HeteroSamplerOutput, SamplerOutput
+from pyg_scale.sampler.base import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.store.directory.frame import FrameColumns, taken_apart
 from pyg_scale.store.directory.values import as_plain_tensor
 

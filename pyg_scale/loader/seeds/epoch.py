@@ -18,6 +18,7 @@ from pyg_scale.ops import keys
 LISTED = 1 << 22
 """Up to so many seeds a shuffled epoch is a list in memory, 32 MB; beyond it is computed."""
 _AT_ONCE = 1 << 14  # of them are computed at a time
+_KEYS_AT_ONCE = 64  # of batches
 
 
 class BatchIndex:
@@ -371,6 +372,23 @@ class EqualNumbers:
         return lambda number: ordered.between(number * size, min((number + 1) * size, end))
 
 
+class _BatchKeys:
+    """The keys of an epoch's batches, computed some at a time as they are read."""
+
+    def __init__(self, seed: int, epoch: int, count: int) -> None:
+        self._seed, self._epoch, self._count = seed, epoch, count
+        self._piece: tuple[int, list[int]] = 0, []  # replaced as a whole: threads may read
+
+    def __getitem__(self, number: int) -> int:
+        first, found = self._piece
+        if not first <= number < first + len(found):
+            first = number - number % _KEYS_AT_ONCE
+            count = min(_KEYS_AT_ONCE, self._count - first)
+            found = keys.batch_keys(self._seed, self._epoch, first, count)
+            self._piece = first, found
+        return found[number - first]
+
+
 def batches(cut: Cut, *, seed: int, epoch: int, start: int = 0) -> Batches:
     """The batches of an epoch from number ``start`` on.
 
@@ -381,11 +399,12 @@ def batches(cut: Cut, *, seed: int, epoch: int, start: int = 0) -> Batches:
         start: How many batches were delivered already.
     """
     seeds = cut.of_epoch(seed, epoch) if start < cut.count else None
+    key_of = _BatchKeys(seed, epoch, cut.count)
 
     def draw(step: int) -> BatchIndex | None:
         if seeds is None or step >= cut.count:
             return None
-        return BatchIndex(seeds(step), keys.batch_key(seed, epoch, step), step, epoch)
+        return BatchIndex(seeds(step), key_of[step], step, epoch)
 
     return Batches(draw, start)
 

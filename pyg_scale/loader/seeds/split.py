@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_scale import comm as comms
 from pyg_scale.comm import Communicator, Group
-from pyg_scale.graph.base import HasOwners, OnRanks, directory_of
+from pyg_scale.graph.base import HasBooks, HasOwners, OnRanks, directory_of
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.loader.seeds.duplicates import DuplicateSeedCheck
 from pyg_scale.loader.seeds.sharding import SeedSharding
@@ -170,11 +170,11 @@ def parts_of_nodes(data: Any, node_type: NodeType, nodes: Tensor) -> Tensor | No
     Returns:
         ``int32`` ``[n]``, or ``None`` if ``data`` is no opened directory.
     """
-    # Servers keep the books of a graph: a client cannot say who has which node.
-    books = getattr(directory_of(data), "books", {})
-    if node_type not in books:
+    directory = directory_of(data)
+    if not isinstance(directory, HasBooks) or node_type not in directory.books:
         return None
-    return books[node_type].part_of(nodes).to(torch.int32)
+    part: Tensor = directory.books[node_type].part_of(nodes)
+    return part.to(torch.int32)
 
 
 def communicator_of(data: Any) -> Communicator | None:

@@ -44,7 +44,7 @@ from pyg_scale.loader.workers.ring import (
     count_of,
     message_of,
 )
-from pyg_scale.ops.threads import serial
+from pyg_scale.ops.library import serial
 
 TASK, QUIT = b"T", b"Q"
 _TASK = struct.Struct("<cqQqqq")  # kind, step, key, position, epoch, first

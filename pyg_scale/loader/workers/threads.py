@@ -23,7 +23,7 @@ from pyg_scale.errors import was_interrupted
 from pyg_scale.loader.iterator import Failed, Inline, SourceError, Work
 from pyg_scale.loader.stats import Stats
 from pyg_scale.loader.workers.pace import Course
-from pyg_scale.ops.threads import renew_pool_after_fork, serial
+from pyg_scale.ops.library import renew_pool_after_fork, serial
 
 JOIN_SECONDS = 5.0
 """Seconds for which closing waits for threads that are in the middle of a batch."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tqdm.auto import tqdm
 
 from pyg_scale.files.place import flush
-from pyg_scale.ops.threads import num_threads
+from pyg_scale.ops.library import num_threads
 from pyg_scale.store.directory.meta import FileMeta
 
 _CHUNK = 1 << 22

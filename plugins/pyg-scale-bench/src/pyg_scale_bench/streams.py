@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
-from pyg_scale.ops import threads
+from pyg_scale.ops import library
 from pyg_scale_bench import memory, peers, rounds
 
 LIMIT = "limit"
@@ -127,7 +127,7 @@ def loaded_by_pyg(name: str, make: Callable[[], Any]) -> Counted:
 
 def sampled(sampler: Any, node: Tensor, batch_size: int) -> Counted:
     """Only sampling, on one thread, with our sampler."""
-    with threads.serial():
+    with library.serial():
         for key, seed in enumerate(node.split(batch_size)):
             out = sampler.sample_from_nodes(NodeSamplerInput(None, seed), key=key)
             yield Counts(out.node.numel(), out.row.numel())
@@ -154,7 +154,7 @@ def limit(sampler: Any, data: Data, node: Tensor, batch_size: int, num_threads: 
 
     def work(item: tuple[int, Tensor]) -> Counts:
         key, seed = item
-        with threads.serial():
+        with library.serial():
             out = sampler.sample_from_nodes(NodeSamplerInput(None, seed), key=key)
         size = min(out.node.numel() * width, source.size)
         if getattr(own, "target", source[:0]).size < size:

@@ -12,7 +12,7 @@ import torch_geometric.sampler as pyg
 from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_scale.sampler.base import CAPABILITIES
+from pyg_scale.sampler.capabilities import CAPABILITIES
 
 
 class _PyGSampler(pyg.NeighborSampler):
@@ -28,7 +28,7 @@ class _PyGSampler(pyg.NeighborSampler):
     """The module to import."""
 
     supports: ClassVar[frozenset[str]]
-    """The supported options of :data:`pyg_scale.sampler.base.CAPABILITIES`."""
+    """The supported options of :data:`pyg_scale.sampler.capabilities.CAPABILITIES`."""
 
     def __init__(
         self,
