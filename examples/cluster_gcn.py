@@ -1,8 +1,11 @@
-"""Train on clusters of a graph (Cluster-GCN), or on small subgraphs around roots (ShaDow, IBMB).
+"""Train on clusters of a graph (Cluster-GCN), on small subgraphs around roots (ShaDow, PageRank,
+IBMB), or on random nodes.
 
     python examples/cluster_gcn.py                   # a generated graph, seconds
     python examples/cluster_gcn.py --loader shadow   # subgraphs of depth 2 around the roots
+    python examples/cluster_gcn.py --loader ppr      # the nodes of the largest PageRank
     python examples/cluster_gcn.py --loader ibmb     # the same groups of roots in every epoch
+    python examples/cluster_gcn.py --loader random   # all edges among a tenth of the nodes
     python examples/cluster_gcn.py --data cora.npz   # an archive: pyg_scale.datasets
     python examples/cluster_gcn.py --tiny            # a second, to see that it runs
 
@@ -21,7 +24,17 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.transforms import RandomNodeSplit
 
 from pyg_scale.datasets import load, planted_communities
-from pyg_scale.loader import ClusterData, ClusterLoader, IBMBNodeLoader, ShaDowKHopSampler
+from pyg_scale.loader import (
+    ClusterData,
+    ClusterLoader,
+    IBMBNodeLoader,
+    NodeLoader,
+    RandomNodeLoader,
+    ShaDowKHopSampler,
+)
+from pyg_scale.sampler import PPRSampler
+
+LOADERS = ("clusters", "shadow", "ppr", "ibmb", "random")
 
 
 class Net(torch.nn.Module):
@@ -39,6 +52,11 @@ def loader_of(data, args):
     if args.loader == "shadow":
         options |= {"node_idx": data.train_mask, "batch_size": 256, "shuffle": True}
         return ShaDowKHopSampler(data, depth=2, num_neighbors=5, **options)
+    if args.loader == "ppr":
+        options |= {"input_nodes": data.train_mask, "batch_size": 256, "shuffle": True}
+        return NodeLoader(data, PPRSampler(data, k=16), **options)
+    if args.loader == "random":
+        return RandomNodeLoader(data, num_parts=10, shuffle=True, **options)
     if args.loader == "ibmb":
         options |= {"num_auxiliary_nodes": 32, "num_nodes_per_batch": 256}
         return IBMBNodeLoader(data, "rand", data.train_mask, **options)
@@ -51,6 +69,8 @@ def predictions(model, batch):
     out = model(batch.x, batch.edge_index)
     if "root_n_id" in batch:  # y has the rows of roots alone
         return out[batch.root_n_id], batch.y
+    if "batch_size" in batch:  # seeds come first
+        return out[: batch.batch_size], batch.y[: batch.batch_size]
     mask = batch.output_node_mask if "output_node_mask" in batch else batch.train_mask
     return out[mask], batch.y[mask]
 
@@ -86,7 +106,7 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", help="an .npz archive or a data set of PyG; default: generated")
-    parser.add_argument("--loader", choices=("clusters", "shadow", "ibmb"), default="clusters")
+    parser.add_argument("--loader", choices=LOADERS, default=LOADERS[0])
     parser.add_argument("--parts", type=int, default=100, help="number of clusters")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)

@@ -1,8 +1,10 @@
-"""Train a GCN on batches of LABOR, beside neighbour sampling and the whole graph.
+"""Train a GCN on batches of LABOR and other samplers, beside the whole graph.
 
     python examples/importance_sampling.py                   # a generated graph
     python examples/importance_sampling.py --data cora.npz   # an archive: pyg_scale.datasets
-    python examples/importance_sampling.py --layers          # whole layers, as in the paper
+    python examples/importance_sampling.py --samplers ladies fastgcn
+    python examples/importance_sampling.py --samplers cost   # LABOR, batches of equal cost
+    python examples/importance_sampling.py --layers          # whole layers, as in the papers
     python examples/importance_sampling.py --tiny            # seconds, to see that it runs
 
 Self-loops are added to the graph, and each layer is a `GCNConv(normalize=False)` that sums sampled
@@ -21,8 +23,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import AddSelfLoops, RandomNodeSplit
 
 from pyg_scale.datasets import load, planted_communities
-from pyg_scale.loader import NeighborLoader
-from pyg_scale.sampler import Labor, edges_by_layer
+from pyg_scale.loader import Budget, NeighborLoader
+from pyg_scale.sampler import FastGCN, Labor, Ladies, edges_by_layer
+
+SAMPLERS = ("labor", "neighbours", "ladies", "fastgcn", "cost")
 
 
 class GCN(torch.nn.Module):
@@ -61,17 +65,20 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", help="an .npz archive or a data set of PyG; default: generated")
+    parser.add_argument("--samplers", choices=SAMPLERS, default=SAMPLERS[:2], nargs="+")
     parser.add_argument("--layers", action="store_true", help="expand nodes in every layer")
     parser.add_argument("--dependent", action="store_true", help="layers share random numbers")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--neighbors", type=int, default=[10, 10], nargs="+")
+    parser.add_argument("--layer-nodes", type=int, default=4_096, help="of ladies and fastgcn")
+    parser.add_argument("--budget", type=int, default=20_000, help="edges of a batch of equal cost")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a small graph and two epochs")
     args = parser.parse_args(argv)
     if args.tiny:
-        parser.set_defaults(epochs=2, batch_size=128)
+        parser.set_defaults(epochs=2, batch_size=128, layer_nodes=256, budget=2_000)
         args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
@@ -84,16 +91,26 @@ def main(argv=None):
     whole = gcn_norm(data.edge_index, num_nodes=data.num_nodes, add_self_loops=False)
     everything = [whole] * len(args.neighbors)
 
-    def sampled(sampler):
+    options = {"weights": "gcn", "hops": "layers" if args.layers else "once"}
+    labor = Labor(layer_dependency=args.dependent, **options)
+    of_name = {"neighbours": None, "ladies": Ladies(**options), "fastgcn": FastGCN(**options)}
+
+    def sampled(name):
+        size = {"batch_size": args.batch_size}
+        if name == "cost":
+            size = {"batch_cost": Budget("edges", args.budget)}
+        numbers = args.neighbors
+        if name in ("ladies", "fastgcn"):
+            numbers = [args.layer_nodes] * len(numbers)
         loader = NeighborLoader(
             data,
-            args.neighbors,
+            numbers,
             data.train_mask,
-            batch_size=args.batch_size,
             shuffle=True,
             num_workers=args.workers,
             seed=args.seed,
-            neighbor_sampler=sampler,
+            neighbor_sampler=of_name.get(name, labor),
+            **size,
         )
 
         def steps():
@@ -112,12 +129,7 @@ def main(argv=None):
         for _ in range(-(-int(mask.sum()) // args.batch_size)):  # as many steps
             yield data.x, everything, mask, data.y[mask]
 
-    labor = Labor(
-        weights="gcn",
-        hops="layers" if args.layers else "once",
-        layer_dependency=args.dependent,
-    )
-    ways = {"labor": sampled(labor), "neighbours": sampled(None), "whole graph": full_batch}
+    ways = {name: sampled(name) for name in args.samplers} | {"whole graph": full_batch}
     for name, steps in ways.items():
         torch.manual_seed(args.seed)
         model = GCN(channels)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_scale.loader import NeighborLoader, NodeLoader
-from pyg_scale.loader.batch.build import build, edge_index_of
+from pyg_scale.loader.batch.build import adjacency_like, build, edge_index_of
 from pyg_scale.ops import colptr
 from pyg_scale.sampler.base import HeteroSamplerOutput, SamplerOutput
 from pyg_scale.testing import graphs
@@ -198,6 +198,32 @@ def test_adj_t_in_torchs_formats_stays_in_its_format(layout: str, valued: bool) 
         expected[batch.batch_size :] = 0  # one hop: only seeds have in-edges
         assert torch.equal(batch.adj_t.to_dense(), expected)
         assert "edge_index" not in batch
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
+def test_adj_t_in_torchs_formats_is_made_without_a_word_about_checks(
+    layout: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Parallel edges stay apart, where torch's own check is on as well."""
+    col = torch.tensor([0, 0, 0, 1])
+    adjacency = torch.sparse_coo_tensor(torch.stack([col, 1 - col]), torch.ones(4), (2, 2))
+    if layout != "coo":
+        adjacency = getattr(adjacency.coalesce(), f"to_sparse_{layout}")()
+    data = Data(x=torch.zeros(2, 1), adj_t=adjacency, num_nodes=2)
+    assert not torch.is_warn_always_enabled()
+    try:
+        torch.set_warn_always(True)
+        recwarn.clear()
+        batch = next(iter(NeighborLoader(data, [-1], batch_size=2)))
+        said = [str(each.message) for each in recwarn]
+    finally:
+        torch.set_warn_always(False)
+    assert not [each for each in said if "invariant" in each], said
+    assert torch.equal(batch.adj_t.to_dense(), adjacency.to_dense())
+    twice = torch.tensor([0, 0])
+    with torch.sparse.check_sparse_tensor_invariants():
+        made = adjacency_like(adjacency, 1 - twice, twice, None, (2, 2))
+    assert made._nnz() == 2 and made.to_dense()[0, 1] == 2
 
 
 def test_destination_pointers_are_found_by_the_edge_index() -> None:

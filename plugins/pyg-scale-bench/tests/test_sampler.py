@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,31 @@ def test_wrong_arguments(wrong: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2
+
+
+CLUSTER = """
+import torch
+
+library = torch.library.Library("torch_cluster", "DEF")
+library.define("random_walk(Tensor p, Tensor c, Tensor s, int n, float p_, float q) -> Tensor")
+library.impl("random_walk", lambda p, c, s, n, p_, q: s[:, None].repeat(1, n + 1), "CPU")
+"""
+
+
+@pytest.mark.skipif(find_spec("torch_cluster") is not None, reason="torch-cluster is installed")
+@pytest.mark.parametrize("text", [CLUSTER, "raise ImportError('another torch')"])
+def test_walks_beside_torch_cluster(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ops are known once it was imported; if that fails, the table has the reason."""
+    (tmp_path / "torch_cluster.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_cluster", raising=False)
+    found = tmp_path / "found.json"
+    arguments = ["sampler", "--quick", "--parts", "walks", "--json", str(found)]
+    assert command.main([*arguments, "--dir", str(tmp_path)]) == 0
+    uniform, weighted, second = json.loads(found.read_text())["walks"]["cases"][1::2]
+    assert weighted["error"] == "torch-cluster has no weights"
+    for case in (uniform, second):
+        assert case["error"] == ("" if text == CLUSTER else "ImportError: another torch"), case
+        assert bool(case["rounds"]) == (text == CLUSTER)

@@ -416,15 +416,17 @@ def _torch_sparse(
     else:
         value = gather(values, edge.to(adj_t.device))
     shape = (size[1], size[0], *values.shape[1:])
-    # An entry per edge, parallel edges too: nothing is summed up here.
+    # An entry per edge, parallel edges too: nothing is summed up here. torch's check of what these
+    # tensors must be refuses parallel edges, and warns where nobody said whether it is wanted.
+    make: dict[str, Any] = {"size": shape, "check_invariants": False}
     order = (col * size[0] + row).argsort(stable=True)
     row, col, value = row[order], col[order], value[order]
     if adj_t.layout == torch.sparse_coo:
-        return torch.sparse_coo_tensor(torch.stack([col, row]), value, shape)
+        return torch.sparse_coo_tensor(torch.stack([col, row]), value, **make)
     if adj_t.layout == torch.sparse_csr:
-        return torch.sparse_csr_tensor(_pointers(col, size[1]), row, value, shape)
+        return torch.sparse_csr_tensor(_pointers(col, size[1]), row, value, **make)
     order = row.argsort(stable=True)
-    return torch.sparse_csc_tensor(_pointers(row[order], size[0]), col[order], value[order], shape)
+    return torch.sparse_csc_tensor(_pointers(row[order], size[0]), col[order], value[order], **make)
 
 
 def _pointers(index: Tensor, size: int) -> Tensor:

@@ -15,6 +15,7 @@ Every part measures its cases in turns, so that a slow minute affects all alike:
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import sys
 import time
@@ -40,7 +41,14 @@ from pyg_scale_bench import graphs, peers, sampler_training
 from pyg_scale_bench.benchmark import FOLDER, Benchmark, Option, names_of
 from pyg_scale_bench.chart import Bar, Panel
 from pyg_scale_bench.report import GB, Report, Table
-from pyg_scale_bench.rounds import OURS, PYG, Case, take_turns, threads_of_torch
+from pyg_scale_bench.rounds import (
+    OURS,
+    PYG,
+    Case,
+    in_one_line,
+    take_turns,
+    threads_of_torch,
+)
 
 PARTS = ("batches", "subgraphs", "training", "disk", "cost", "walks")
 _SEED = 0
@@ -291,8 +299,13 @@ def _walks(args: argparse.Namespace, large: Callable[[], Data]) -> dict[str, Any
 def _missing_cluster(args: argparse.Namespace) -> str:
     if args.without_pyg:
         return "left out"
-    found = importlib.util.find_spec("torch_cluster") is not None
-    return "" if found else "torch-cluster is not installed"
+    if importlib.util.find_spec("torch_cluster") is None:
+        return "torch-cluster is not installed"
+    try:
+        importlib.import_module("torch_cluster")  # which makes its ops known to torch
+    except Exception as error:
+        return in_one_line(error)
+    return ""
 
 
 def _of_cluster(
