@@ -25,6 +25,7 @@ from pyg_scale.testing.graph_parallel import opened
 from pyg_scale.testing.processes import WaitingProcesses
 
 NODES, PIECE = 900, 300
+AT_ONCE = sequential.EDGES_AT_ONCE  # before a rank has smaller pieces
 
 # Most lives in the last layer. Of each layer before, its result and what it aggregated stay, as the
 # gradients of weights need them. In the backward pass the gradient of the last layer's input has
@@ -175,6 +176,7 @@ NETS: dict[str, Any] = {
 
 def lived(path: str, name: str, net: str) -> int:
     """Bytes of the graph's features and edges and of what lives at most in the first steps."""
+    sequential.EDGES_AT_ONCE = AT_ONCE
     method, options, _ = WAYS[name]
     most = []
     with opened(path) as graph:
