@@ -15,7 +15,7 @@ unexport PYTHONPATH
 # Hundreds of processes import what one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slow pyg-suite lint format kernels docs wheel peers bench gpu clean
+.PHONY: help demo test test-all test-slow pyg-suite lint format kernels docs wheel peers bench gpu gpu-sanitize clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,7 +28,8 @@ help:
 	@echo "make peers   torch-scatter and torch-sparse from source, to compare with: 20 minutes"
 	@echo "make pyg-suite PYG=/path/to/pytorch_geometric    PyG's own tests of loaders and layers, on ours"
 	@echo "make bench   the numbers of docs/benchmarks/"
-	@echo "make gpu     build, check and measure on a GPU, with the python3 that is there"
+	@echo "make gpu     build, check and measure on a GPU, with the python3 that is there, into GPU_OUT;"
+	@echo "make gpu-sanitize    then memory accesses of its kernels"
 	@echo "make clean   remove what was made here"
 	@echo "PYTHON=python3.12 and VENV=directory choose the interpreter and the environment, JOBS=4 how"
 	@echo "many processes run tests"
@@ -158,21 +159,30 @@ bench: $(VENV)/.bench kernels
 	  --png docs/benchmarks/loader.png --report docs/benchmarks/loader.md
 
 # With what is installed: a machine with a GPU has its own torch, and perhaps no network. The
-# benchmarks are found by their path. What is lacking of other packages may be in a directory, GPU_SITE.
+# benchmarks are found by their path. What is lacking of other packages may be in a directory,
+# GPU_SITE. Results go to GPU_OUT as they come.
 GPU_PYTHON ?= python3
+GPU_OUT ?= docs/benchmarks
+GPU_CUDA := $(if $(shell command -v nvcc),1,nvrtc)
 GPU_PATH := .:plugins/pyg-scale-bench/src$(if $(GPU_SITE),:$(GPU_SITE))
-GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=1 $(GPU_PYTHON)
+GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=$(GPU_CUDA) $(GPU_PYTHON)
 
 gpu:
 	$(GPU) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(GPU) -m pyg_scale.cli build
 	failed=0; \
-	$(GPU) -m pyg_scale_bench gpu --sanitize --nvrtc --seconds 400 \
-	  --json docs/benchmarks/gpu.json --report docs/benchmarks/gpu.md || failed=1; \
+	$(GPU) -m pyg_scale_bench gpu --nvrtc --seconds 300 --json $(GPU_OUT)/gpu.json \
+	  --report $(GPU_OUT)/gpu.md || failed=1; \
 	! $(GPU) -c 'import pytest, pytest_timeout' 2>/dev/null || \
-	  $(GPU) -m pytest -q -m cuda --continue-on-collection-errors $(shell grep -rl 'mark.cuda' tests) || \
-	  failed=1; \
+	  $(GPU) -m pytest -v -m cuda --continue-on-collection-errors $(shell grep -rl 'mark.cuda' tests) \
+	  >$(GPU_OUT)/gpu-tests.txt 2>&1 || failed=1; \
+	! test -e $(GPU_OUT)/gpu-tests.txt || tail -n 40 $(GPU_OUT)/gpu-tests.txt; \
 	exit $$failed
+
+# After make gpu: memory accesses of all ops, in minutes of their own.
+gpu-sanitize:
+	$(GPU) -m pyg_scale_bench gpu --check-only --sanitize --json $(GPU_OUT)/gpu-sanitize.json \
+	  --report $(GPU_OUT)/gpu-sanitize.md
 
 clean:
 	test ! -e $(VENV)/.pyg_scale || rm -rf $(VENV)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +30,10 @@ def compiled(monkeypatch):
     monkeypatch.setenv("PYG_SCALE_KERNELS", "require")
 
 
+def every(checks):
+    return [gpu_check.attempt(name, run) for name, run in checks.items()]
+
+
 def small(device, index=torch.int64):
     degree = torch.tensor([0, 1, 255, 256, 257, 0, 3, 600, 2, 0])
     indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
@@ -40,14 +47,14 @@ def test_every_check_passes_in_the_emulator(monkeypatch):
     monkeypatch.setattr(gpu_check, "hostile", small)
     monkeypatch.setattr(gpu_check, "WIDTHS", ((1, 17), (2, 8)))
     with emulated.instead_of():
-        found = list(gpu_check.check(CPU))
+        found = every(gpu_check.checks(CPU))
     assert [check.name for check in found if not check.ok] == [], found
     assert len(found) == 7 * 3 + len(gpu_check.LAYERS) + 2
 
 
 def test_quick_checks_are_fewer(monkeypatch):
     monkeypatch.setattr(gpu_check, "hostile", small)
-    found = list(gpu_check.check(CPU, quick=True))
+    found = every(gpu_check.checks(CPU, quick=True))
     assert [check.name for check in found if not check.ok] == [], found
     assert len(found) == 7 * 2 + len(gpu_check.LAYERS) + 2
 
@@ -57,15 +64,13 @@ def test_what_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(gpu_check, "hostile", small)
     monkeypatch.setattr(gpu_check, "WIDTHS", ((2, 4),))
     monkeypatch.setattr(gpu_check, "run", lambda op, *args, **o: right(op, *args, **o) * 1.1)
-    found = list(gpu_check.check(CPU))
+    found = every(gpu_check.checks(CPU))
     assert [check.ok for check in found] == [False] * 21 + [True] * 6
     assert "the result differs by 1.0e-01 with 2 heads of 4 channels" in found[0].detail
 
 
-@pytest.mark.slow  # the emulator is compiled
-def test_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check, "hostile", small)
-    monkeypatch.setattr(gpu_check, "QUICK_WIDTHS", ((2, 4),))
+@pytest.mark.slow  # all checks and measurements, small
+def test_command(tmp_path, capsys):
     files = tmp_path / "gpu.json", tmp_path / "gpu.md"
     arguments = ["--device=cpu", "--quick", "--rounds=1"]
     output = [f"--json={files[0]}", f"--report={files[1]}"]
@@ -149,8 +154,8 @@ def test_what_is_not_done_in_time_ends_with_all_that_it_started(child, monkeypat
 
 @pytest.mark.parametrize(("ok", "code", "said"), [(None, 0, "not checked"), (False, 1, "WRONG")])
 def test_only_what_is_wrong_is_a_failure(monkeypatch, capsys, ok, code, said):
-    monkeypatch.setattr(gpu_check, "check", lambda *_: iter([gpu_check.Found("sum", True, "")]))
-    monkeypatch.setattr(gpu.gpu_loading, "check", lambda *_: iter([]))
+    monkeypatch.setattr(gpu_check, "checks", lambda *_: {"sum": lambda: ""})
+    monkeypatch.setattr(gpu.gpu_loading, "checks", lambda *_: {})
     monkeypatch.setattr(gpu, "_sanitized", lambda _: gpu_check.Found("memcheck", ok, "no tool"))
     assert main(["gpu", "--device=cpu", "--check-only", "--sanitize"]) == code
     found = capsys.readouterr().out
@@ -171,6 +176,53 @@ def test_graphs_are_smaller_where_memory_is_short(monkeypatch):
     roomy = gpu_cases.sizes_for(torch.device("cuda"))
     assert short.middle[1] < roomy.middle[1]
     assert short._replace(middle=roomy.middle) == roomy == gpu_cases.sizes_for(CPU)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """The module of steps that fail, where processes find it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("gpu_steps")
+
+
+@pytest.mark.parametrize("deadly", ["ends", "waits"])
+def test_a_step_that_fails_costs_itself_alone(failing, monkeypatch, deadly):
+    monkeypatch.setattr(gpu, "_STEP_SECONDS", 10.0)
+    found = [*gpu._rows(failing.steps, {"deadly": deadly})]
+    assert [name for name, _ in found] == ["right", "wrong", "deadly", "last"]
+    assert [row["ok"] for _, row in found] == [True, False, False, True]
+    assert "it was killed" in found[2][1]["detail"] or "ended with -6" in found[2][1]["detail"]
+    assert found[0][1]["process"] == found[1][1]["process"] != found[3][1]["process"]
+    late = [*gpu._rows(failing.steps, {"deadly": deadly}, time.monotonic() - 1)]
+    assert [row["detail"] for _, row in late] == ["out of time"] * 4
+
+
+def test_a_process_that_cannot_begin_is_one_row(failing):
+    ((name, row),) = gpu._rows(failing.broken, {})
+    assert (name, row["ok"]) == ("broken", False)
+
+
+def test_what_was_found_is_written_after_every_row(tmp_path, monkeypatch):
+    """Whatever ends the run."""
+    path = tmp_path / "new" / "gpu.json"
+
+    def rows(target, given, until=0.0):
+        if target is gpu.measured:
+            case = {"name": "sum float32", "side": OURS, "error": "trap"}
+            yield "sum", {"cases": [case]}
+            raise KeyboardInterrupt
+        yield "sum", {"ok": True, "detail": "equal"}
+
+    monkeypatch.setattr(gpu, "_rows", rows)
+    with pytest.raises(KeyboardInterrupt):
+        main(["gpu", "--device=cpu", f"--json={path}"])
+    assert [each.name for each in path.parent.iterdir()] == ["gpu.json"]
+    found = json.loads(path.read_text())
+    assert [check["name"] for check in found["checks"]] == ["sum", "sum"]
+    assert main(["report", str(path), f"--report={tmp_path / 'gpu.md'}"]) == 0
+    page = (tmp_path / "gpu.md").read_text()
+    assert "trap" in page and "checks: 2 of 2 passed" in page
 
 
 def test_without_a_device(monkeypatch):

@@ -4,9 +4,14 @@ Loading on a GPU is checked for the same batches, draws and rows as on the CPU.
 
 It needs a CUDA device and kernels compiled for it (``make gpu`` compiles and runs). First every op
 is checked on adversarial graphs against its meaning in float64, on another stream and in a CUDA
-graph. ``--sanitize`` repeats some checks under compute-sanitizer, ``--nvrtc`` all checks with
-kernels that NVRTC compiles. Then time and peak memory are measured, as medians of steps that take
-turns, and compared with gates. Nothing is downloaded; it takes some minutes.
+graph. Then time and peak memory are measured, as medians of steps that take turns, and compared
+with gates. ``--nvrtc`` repeats all checks with kernels that NVRTC compiles, ``--sanitize`` some of
+them under compute-sanitizer. Nothing is downloaded; it takes some minutes.
+
+Checks and measurements run in processes of their own. One that fails is a row of the report, and
+the next one begins in a new process, as an error of a kernel leaves no use of the device to its
+process. ``--json`` is written anew after every row, and ``pyg-scale bench report`` makes a report
+of it: whatever ends the run, what was found is there.
 
 Exit status: 1 if a check failed, else 0. The report lists checks that could not run and gates that
 are missed.
@@ -15,22 +20,25 @@ are missed.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyg_scale.ops import fused, library
-from pyg_scale_bench import gpu_cases, gpu_check, gpu_loading
+from pyg_scale_bench import environment, gpu_cases, gpu_check, gpu_loading
 from pyg_scale_bench.benchmark import Benchmark, Option
 from pyg_scale_bench.chart import Bar, Panel
+from pyg_scale_bench.child import Child
 from pyg_scale_bench.gpu_cases import GATES, Gate
 from pyg_scale_bench.report import GB, Report, Table
 from pyg_scale_bench.rounds import OURS
@@ -40,6 +48,12 @@ _COPY_BYTES = 1 << 30
 _SANITIZER_SECONDS = 240
 _NVRTC_SECONDS = 120
 _CHECKS = ("-m", "pyg_scale_bench", "gpu", "--check-only")
+_STEP_SECONDS = 120.0
+_COPY = "copying memory"
+FAMILIES: dict[str, Callable[[torch.device, bool], gpu_check.Checks]] = {
+    "ops": lambda device, quick: gpu_check.checks(device, quick),
+    "loading": lambda device, quick: gpu_loading.checks(device),
+}
 _RESULTS = {True: "ok", False: "WRONG", None: "not checked"}
 
 
@@ -51,29 +65,49 @@ def measure(args: argparse.Namespace, found: dict[str, Any]) -> None:
         SystemExit: If there is no such device.
     """
     start, device = time.monotonic(), torch.device(args.device)
+    others = environment.Others()
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("pyg-scale bench gpu needs a CUDA device: torch finds none")
     fused.usable(torch.empty(0, device=device))  # raises at once if there are no kernels
     sizes = gpu_cases.QUICK if args.quick else gpu_cases.sizes_for(device)
     found["settings"]["sizes"] = sizes._asdict()
     found |= {"device": _describe(device), "checks": [], "cases": [], "gates": []}
-    own = gpu_check.check(device, args.quick), gpu_loading.check(device)
-    for check in chain(*own, _checks_again(args)):
+
+    def note(check: gpu_check.Found) -> None:
         print(f"{_RESULTS[check.ok]:<6} {check.name}: {check.detail}", file=sys.stderr)
         found["checks"].append(check._asdict())
-    if args.check_only:
-        return
-    gauge = Gauge(device)
-    found["copy_bytes_per_s"] = gauge.copy_bandwidth(1 << 20 if args.quick else _COPY_BYTES)
-    for cases in gpu_cases.groups(sizes, device):
-        about = cases[0].about
-        if time.monotonic() > start + args.seconds:
-            found["cases"].append({**about, "side": OURS, "error": "out of time"})
+        _save(found, args.json, others)
+
+    given = {"device": args.device, "quick": args.quick}
+    for family in FAMILIES:
+        if args.check_only:  # the whole of it is a process of its own
+            for name, run in FAMILIES[family](device, args.quick).items():
+                note(gpu_check.attempt(name, run))
             continue
-        print(f"measuring {about['name']} on the {about['graph']} graph", file=sys.stderr)
-        gauge.measure(cases, args.rounds)
-        found["cases"] += [case.to_dict() for case in cases]
-    found["gates"] = gates(found)
+        for name, row in _rows(checked, given | {"family": family}):
+            note(gpu_check.Found(**{"name": name, "ok": False, "detail": "", **row}))
+    if not args.check_only:
+        until = start + args.seconds
+        for name, row in _rows(measured, given | {"rounds": args.rounds}, until):
+            found |= row.get("of_all", {})
+            lost = {"name": name, "side": OURS, "error": row.get("detail", "")}
+            found["cases"] += row.get("cases", [lost])
+            found["gates"] = gates(found)
+            _save(found, args.json, others)
+    for check in _checks_again(args):
+        note(check)
+
+
+def _save(found: Mapping[str, Any], path: str | None, others: environment.Others) -> None:
+    """Write what there is so far, whole or not at all."""
+    if path is None:
+        return
+    about = dict(found["environment"])
+    environment.complete(about, others)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(path).with_suffix(".part")
+    beside.write_text(json.dumps({**found, "environment": about}, indent=1, default=str) + "\n")
+    beside.replace(path)
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
@@ -91,7 +125,66 @@ def _describe(device: torch.device) -> dict[str, Any]:
     }
 
 
-# Checks in processes of their own #########################################################
+# Processes of their own ###################################################################
+
+
+def checked(family: str, device: str, quick: bool, skip: int) -> Iterator[Any]:
+    """The names of a family's checks, and the result of each one from number ``skip`` on."""
+    checks = FAMILIES[family](torch.device(device), quick)
+    yield list(checks)
+    for name, run in [*checks.items()][skip:]:
+        yield gpu_check.attempt(name, run)._asdict()
+
+
+def measured(device: str, quick: bool, rounds: int, skip: int) -> Iterator[Any]:
+    """The names of all groups of cases, and what was measured of each from number ``skip`` on."""
+    where = torch.device(device)
+    sizes = gpu_cases.QUICK if quick else gpu_cases.sizes_for(where)
+    groups, gauge = gpu_cases.groups(sizes, where), Gauge(where)
+    yield [_COPY, *groups]
+    if skip == 0:
+        rate = gauge.copy_bandwidth(1 << 20 if quick else _COPY_BYTES)
+        yield {"of_all": {"copy_bytes_per_s": rate}, "cases": []}
+    for name, make in [*groups.items()][max(skip - 1, 0) :]:
+        print(f"measuring {name}", file=sys.stderr)
+        try:
+            torch.manual_seed(0)
+            cases = make()
+            gauge.measure(cases, rounds)
+            yield {"cases": [case.to_dict() for case in cases]}
+        except Exception as error:
+            yield {"ok": False, "detail": f"{type(error).__name__}: {error}".partition("\n")[0]}
+
+
+def _rows(
+    target: Callable[..., Iterator[Any]], given: Mapping[str, Any], until: float = math.inf
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The names and results of the steps of a generator, which runs in a process of its own.
+
+    After a step that failed, or ended its process, another process begins with the next one.
+
+    Args:
+        target: Yields the names of all steps, and then a result of each from number ``skip`` on.
+        given: Its other arguments.
+        until: The moment after which no step begins.
+    """
+    names: list[str] = [target.__name__]
+    at = 0
+    while at < len(names):
+        with Child(target, {**given, "skip": at}, seconds=_STEP_SECONDS) as child:
+            try:
+                names = child.next()
+                while at < len(names):
+                    row: dict[str, Any] = {"ok": None, "detail": "out of time"}
+                    row = row if time.monotonic() > until else child.next()
+                    yield names[at], row
+                    at += 1
+                    wrong = [case for case in row.get("cases", ()) if case["error"]]
+                    if wrong or row.get("ok") is False:
+                        break
+            except SystemExit as error:
+                yield names[at], {"ok": False, "detail": str(error)}
+                at += 1
 
 
 def _checks_again(args: argparse.Namespace) -> Iterator[gpu_check.Found]:
@@ -164,7 +257,7 @@ def gates(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     out = []
     for gate in GATES:
         left, right = cases.get(gate.left, {}), cases.get(gate.right, {})
-        value = _value(gate, left, right, found["copy_bytes_per_s"])
+        value = _value(gate, left, right, found.get("copy_bytes_per_s"))
         most = gate.kind in ("slower", "memory")
         met = None if value is None else (value <= gate.limit if most else value >= gate.limit)
         why = "" if value is not None else left.get("error") or right.get("error") or "no numbers"
@@ -173,12 +266,12 @@ def gates(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _value(
-    gate: Gate, left: Mapping[str, Any], right: Mapping[str, Any], copy: float
+    gate: Gate, left: Mapping[str, Any], right: Mapping[str, Any], copy: float | None
 ) -> float | None:
     if "median_seconds" not in left:
         return None
     if gate.kind == "rate":
-        return float(left["bytes_per_s"] / copy)
+        return None if copy is None else float(left["bytes_per_s"] / copy)
     if gate.kind == "memory":
         known = left["peak_bytes"] is not None
         return float(left["peak_bytes"] / left["memory_limit"]) if known else None
@@ -276,7 +369,7 @@ BENCHMARK = Benchmark(
         },
         "how": {
             "rounds": Option(20, least=1),
-            "seconds": Option(240.0, "begin no group later than that"),
+            "seconds": Option(240.0, "begin no measurement later than that"),
         },
     },
     measure,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import torch_geometric.loader
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_scale.nn
+from pyg_scale.loader import NeighborLoader
 from pyg_scale.ops.adjacency import Adjacency, rows_of
 from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale_bench.rounds import OURS, PYG
@@ -19,6 +22,8 @@ from pyg_scale_bench.steps import SPARSE, Case, Graph, compare, once
 
 CONTROL = "even degrees"
 ON_CPU = "a thread of the CPU"
+REPLAYED = "replayed"
+ODD_WIDTHS = (47, 602)
 FRESH: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": {"heads": 4}}
 """Layers that are measured on blocks that they see for the first time."""
 
@@ -86,22 +91,35 @@ def sizes_for(device: torch.device) -> Sizes:
     return Sizes() if roomy else Sizes(middle=(500_000, 12_000_000))
 
 
-def groups(sizes: Sizes, device: torch.device) -> Iterator[list[Case]]:
-    """The groups of measurements made together, with one graph in memory at a time."""
-    torch.manual_seed(0)
-    yield _sums(power_law("large", *sizes.large, device), sizes)
-    graph = power_law("middle", *sizes.middle, device)
+def groups(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], list[Case]]]:
+    """Functions that make the cases that are measured together, with their graph."""
+
+    @cache
+    def middle() -> Graph:
+        return power_law("middle", *sizes.middle, device)
+
+    @cache
+    def block() -> Graph:
+        sources, destinations, edges = sizes.block
+        degree = torch.full((destinations,), edges // destinations, device=device)
+        return _drawn("block", degree, sources)
+
+    found: dict[str, Callable[[], list[Case]]] = {
+        "sum": lambda: _sums(power_law("large", *sizes.large, device), sizes),
+        "sum of odd rows": lambda: _odd_rows(middle(), sizes),
+    }
     for op in ("max", "min", "gat", "gatv2"):
-        yield _with_gradients(f"{op}, both", op, graph, sizes)
+        found[f"{op}, both"] = partial(_on, middle, f"{op}, both", op, sizes)
     for op in ("sum", "gat"):
-        yield _with_hubs(op, sizes, device)
-    sources, destinations, edges = sizes.block
-    degree = torch.full((destinations,), edges // destinations, device=device)
-    block = _drawn("block", degree, sources)
-    yield _with_gradients("sum on a block", "sum", block, sizes)
+        found[f"{op} with hubs"] = partial(_with_hubs, op, sizes, device)
+    found["gat, one narrow head"] = lambda: _narrow_head(middle(), sizes)
+    found["sum on a block"] = partial(_on, block, "sum on a block", "sum", sizes)
     for name in FRESH:
-        yield _on_fresh_blocks(name, block, sizes)
-    yield _sampling(sizes, device)
+        found[f"{name}, fresh"] = partial(_on_fresh_blocks, name, block, sizes)
+    found["layer in a CUDA graph"] = lambda: _captured(block(), sizes)
+    found["sampling"] = partial(_sampling, sizes, device)
+    found["loading"] = partial(_loading, sizes, device)
+    return found
 
 
 # Graphs ###################################################################################
@@ -149,6 +167,37 @@ def _sums(graph: Graph, sizes: Sizes) -> list[Case]:
     return cases
 
 
+def _odd_rows(graph: Graph, sizes: Sizes) -> list[Case]:
+    """Rows that no wide load fits, and indices of 32 bits."""
+    edges = graph.adjacency
+    short = Adjacency(edges.indptr, edges.indices.int(), edges.num_src)
+    asked = [(width, torch.float32, graph) for width in ODD_WIDTHS]
+    asked += [(100, torch.bfloat16, graph)]
+    asked += [(sizes.channels, torch.float32, Graph(graph.name, short))]
+    cases = []
+    for width, dtype, on in asked:
+        sum_of = compare("sum", on, width, 1, dtype)
+        index = on.adjacency.indices.dtype
+        name = f"sum of {width} {str(dtype).removeprefix('torch.')}"
+        name += "" if index == torch.int64 else f", {str(index).removeprefix('torch.')}"
+        moved = (on.num_edges + on.num_dst) * width * dtype.itemsize
+        moved += on.num_edges * index.itemsize + on.num_dst * 8
+        step = once(sum_of.sides[OURS], sum_of.inputs)
+        cases.append(
+            Case(side=OURS, about={"graph": on.name, "name": name}, bytes=moved, step=step)
+        )
+    return cases
+
+
+def _narrow_head(graph: Graph, sizes: Sizes) -> list[Case]:
+    narrow = sizes._replace(heads=1, channels=8)
+    return _with_gradients("gat, one narrow head", "gat", graph, narrow)
+
+
+def _on(graph: Callable[[], Graph], name: str, op: str, sizes: Sizes) -> list[Case]:
+    return _with_gradients(name, op, graph(), sizes)
+
+
 def _with_gradients(name: str, op: str, graph: Graph, sizes: Sizes) -> list[Case]:
     compared = compare(op, graph, sizes.channels, sizes.heads)
     # Features, the result, and the gradients of both, all in float32.
@@ -173,7 +222,8 @@ def _with_hubs(op: str, sizes: Sizes, device: torch.device) -> list[Case]:
     return cases
 
 
-def _on_fresh_blocks(name: str, block: Graph, sizes: Sizes) -> list[Case]:
+def _on_fresh_blocks(name: str, made: Callable[[], Graph], sizes: Sizes) -> list[Case]:
+    block = made()
     edges, device = block.adjacency, block.adjacency.device
     ends = torch.stack([edges.indices, rows_of(edges.indptr, edges.num_edges)])
     x = torch.randn(block.num_src, sizes.channels, device=device, requires_grad=True)
@@ -190,6 +240,29 @@ def _train(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
     torch.autograd.grad(out, [x, *layer.parameters()], torch.ones_like(out))
 
 
+def _captured(block: Graph, sizes: Sizes) -> list[Case]:
+    """A layer without gradients on one block, called and replayed; on the CPU: called."""
+    edges, device = block.adjacency, block.adjacency.device
+    ends = torch.stack([edges.indices, rows_of(edges.indptr, edges.num_edges)])
+    x = torch.randn(block.num_src, sizes.channels, device=device)
+    layer = pyg_scale.nn.SAGEConv(sizes.channels, sizes.channels // 4).to(device)
+
+    def call() -> None:
+        with torch.no_grad():
+            layer(x, ends)
+
+    about = {"graph": "block", "name": "layer in a CUDA graph"}
+    cases = [Case(side=OURS, about=about, step=call)]
+    if device.type == "cuda":
+        call()  # loads what is loaded once
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        cases.append(Case(side=REPLAYED, about=about, step=graph.replay))
+    return cases
+
+
 def _sampling(sizes: Sizes, device: torch.device) -> list[Case]:
     nodes, count = sizes.small
     graph = power_law("small", nodes, count, torch.device("cpu")).adjacency
@@ -204,3 +277,27 @@ def _sampling(sizes: Sizes, device: torch.device) -> list[Case]:
         step = partial(sampler.sample, seed, None, 1)
         cases.append(Case(side=side, about={"graph": "small", "name": "sampling"}, step=step))
     return cases
+
+
+def _loading(sizes: Sizes, device: torch.device) -> list[Case]:
+    """A batch of a loader that samples and keeps features on the device, and on the CPU."""
+    nodes, count = sizes.small
+    graph = power_law("small", nodes, count, torch.device("cpu")).adjacency
+    ends = torch.stack([graph.indices, rows_of(graph.indptr, graph.num_edges)])
+    data = Data(x=torch.randn(nodes, sizes.channels), edge_index=ends, num_nodes=nodes)
+    cases = []
+    for side, where in ((OURS, device), (ON_CPU, None)):
+        options: dict[str, Any] = {"batch_size": 1024, "shuffle": True, "seed": 1, "device": where}
+        loader = NeighborLoader(data, [15, 10, 5], **options)
+        step = partial(next, _endless(loader))
+        cases.append(Case(side=side, about={"graph": "small", "name": "loading"}, step=step))
+    with contextlib.suppress(ImportError):  # PyG's needs pyg-lib or torch-sparse
+        theirs = torch_geometric.loader.NeighborLoader(data, [15, 10, 5], batch_size=1024)
+        step = partial(next, _endless(theirs))
+        cases.append(Case(side=PYG, about={"graph": "small", "name": "loading"}, step=step))
+    return cases
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader

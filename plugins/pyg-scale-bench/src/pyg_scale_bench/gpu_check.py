@@ -7,7 +7,7 @@ plain-torch meaning in ``float64`` on the same device, without a test runner or 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,34 +49,42 @@ class Found(NamedTuple):
     detail: str
 
 
-def check(device: torch.device, quick: bool = False) -> Iterator[Found]:
-    """Run every check. A check that fails does not stop the others.
+Checks = dict[str, Callable[[], str]]
+"""Checks by name: each returns what it found, and raises if something is wrong."""
+
+
+class CannotRunError(Exception):
+    """A check cannot run here, which is no fault."""
+
+
+def checks(device: torch.device, quick: bool = False) -> Checks:
+    """The checks of ops and layers.
 
     Args:
         device: The device to check.
         quick: If True, use fewer widths and types of features.
     """
     types, widths = (QUICK_TYPES, QUICK_WIDTHS) if quick else (tuple(TOLERANCE), WIDTHS)
+    found: Checks = {}
     for op in (*REDUCTIONS, "gat", "gatv2", "transformer"):
         for dtype in types:
             name = f"{op} {str(dtype).removeprefix('torch.')}"
-            yield attempt(name, partial(_op, op, dtype, widths, device))
-    yield attempt("edges grouped by both ends", partial(_grouped, device))
-    for name in LAYERS:
-        yield attempt(name, partial(_layer, name, device))
-    yield attempt("the same bits every time", partial(_bits, device))
+            found[name] = partial(_op, op, dtype, widths, device)
+    found["edges grouped by both ends"] = partial(_grouped, device)
+    found |= {name: partial(_layer, name, device) for name in LAYERS}
+    found["the same bits every time"] = partial(_bits, device)
     if device.type == "cuda":
-        yield attempt("another stream", partial(_stream, device))
-        if UNCACHED in os.environ:
-            yield Found("CUDA graph", None, f"{UNCACHED} is set: a graph cannot hold allocations")
-        else:
-            yield attempt("CUDA graph", partial(_graph, device))
+        found["another stream"] = partial(_stream, device)
+        found["CUDA graph"] = partial(_graph, device)
+    return found
 
 
 def attempt(name: str, run: Callable[[], str]) -> Found:
     """Run a check, which raises on failure, and return its result."""
     try:
         return Found(name, True, run())
+    except CannotRunError as error:
+        return Found(name, None, str(error))
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         return Found(name, False, f"{type(error).__name__}: {first}")
@@ -236,6 +244,8 @@ def _stream(device: torch.device) -> str:
 
 
 def _graph(device: torch.device) -> str:
+    if UNCACHED in os.environ:
+        raise CannotRunError(f"{UNCACHED} is set: a graph cannot hold allocations")
     graph = hostile(device)
     for op in ("sum", "max", "gat"):
         given = [tensor.detach() for tensor in inputs(op, graph, 2, 20, torch.float32, device)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyg_scale.ops import colptr
 from pyg_scale.ops.mapped_rows import why_not_mapped
 from pyg_scale.sampler import CudaSampler, NativeSampler
 from pyg_scale.store import DeviceFeatures, MemoryFeatureStore
-from pyg_scale_bench.gpu_check import Found, attempt
+from pyg_scale_bench.gpu_check import Checks
 
 WIDTHS = ((torch.float32, 128), (torch.float32, 33), (torch.bfloat16, 7), (torch.int64, 1))
 _BUDGET = 300_000
@@ -28,16 +27,18 @@ _SEEDS: dict[str, Any] = {
 }
 
 
-def check(device: torch.device) -> Iterator[Found]:
-    """Run every check. A check that fails does not stop the others."""
+def checks(device: torch.device) -> Checks:
+    """The checks of loading."""
+    found: Checks = {}
     for host in ("staged", "mapped") if device.type == "cuda" else ("staged",):
-        yield attempt(f"rows from the device and {host}", partial(_rows, host, device))
-    yield attempt("draws of the sampler", partial(_draws, device))
-    yield attempt("pointers of a batch that is moved", partial(_moved, device))
+        found[f"rows from the device and {host}"] = partial(_rows, host, device)
+    found["draws of the sampler"] = partial(_draws, device)
+    found["pointers of a batch that is moved"] = partial(_moved, device)
     for memory in (0, _BUDGET, "16MB"):
         for workers in (0, 2):
             name = f"batches, device_memory={memory}, num_workers={workers}"
-            yield attempt(name, partial(_batches, memory, workers, device))
+            found[name] = partial(_batches, memory, workers, device)
+    return found
 
 
 def graph() -> Data:
