@@ -137,6 +137,51 @@ def test_norms_make_sums_over_batches_unbiased(make: Callable[..., Any]) -> None
 TINY = Data(edge_index=torch.tensor([[0, 1, 1, 2, 3, 3], [1, 2, 2, 1, 3, 0]]), num_nodes=5)
 
 
+@pytest.mark.parametrize("cls", [GraphSAINTNodeSampler, GraphSAINTEdgeSampler])
+def test_means_and_variances_with_and_without_norms(cls: Any) -> None:
+    """Both are those of all draws that there are; without norms, the mean is another."""
+    row, col = TINY.edge_index.tolist()
+    weight = [1.0] * 6
+    if cls is GraphSAINTEdgeSampler:
+        weight = [float(col.count(u) + row.count(v)) for u, v in zip(row, col, strict=True)]
+    drawn: dict[frozenset[int], float] = {}
+    for first, second in itertools.product(range(6), repeat=2):
+        found = {row[first], row[second]}
+        if cls is GraphSAINTEdgeSampler:
+            found |= {col[first], col[second]}
+        chance = weight[first] * weight[second] / sum(weight) ** 2
+        drawn[frozenset(found)] = drawn.get(frozenset(found), 0.0) + chance
+    odds = [sum(chance for nodes, chance in drawn.items() if v in nodes) for v in range(5)]
+    value = [0.3, -1.0, 2.0, 9.0, 0.0]  # the last one is never drawn
+    data = Data(edge_index=TINY.edge_index, num_nodes=5, value=torch.tensor(value))
+    seen: dict[bool, list[float]] = {True: [], False: []}
+    for batch in cls(data, 2, num_steps=4_000, sample_coverage="exact", seed=3, log=False):
+        seen[True].append(float((batch.node_norm * batch.value).sum()))
+        seen[False].append(float(batch.value.mean()))
+    means = {}
+    for with_norms, found_values in seen.items():
+        results = [
+            (
+                chance,
+                sum(value[v] / (5 * odds[v]) for v in nodes)
+                if with_norms
+                else sum(value[v] for v in nodes) / len(nodes),
+            )
+            for nodes, chance in drawn.items()
+        ]
+        means[with_norms] = mean = sum(chance * z for chance, z in results)
+        variance, fourth = (
+            sum(chance * (z - mean) ** power for chance, z in results) for power in (2, 4)
+        )
+        observed = torch.tensor(found_values, dtype=torch.float64)
+        count = observed.numel()
+        assert abs(observed.mean() - mean) < 4 * math.sqrt(variance / count)
+        spread = math.sqrt((fourth - variance**2) / count)
+        assert abs((observed - mean).square().mean() - variance) < 4 * spread
+    assert means[True] == pytest.approx(sum(value) / 5)
+    assert abs(means[False] - sum(value) / 5) > 0.1
+
+
 @pytest.mark.parametrize("draws", [1, 2, 4])
 @pytest.mark.parametrize("cls", [GraphSAINTNodeSampler, GraphSAINTEdgeSampler])
 def test_exact_norms_are_those_of_all_draws_that_there_are(cls: Any, draws: int) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, GraphConv, TAGConv
 
 from pyg_scale.loader import NeighborLoader
+from pyg_scale.nn import accelerate, fallbacks
 from pyg_scale.ops import keys, library, sample
 from pyg_scale.ops.expand import ExpandedNodes, InEdges, expand_neighbors
 from pyg_scale.sampler import Labor, NativeSampler, edges_by_layer
@@ -373,3 +376,40 @@ def test_rows_of_every_length_are_scanned_to_their_end(column, renewed):
     assert torch.equal(found.edge, taken.nonzero().view(-1))
     assert torch.equal(found.neighbor, source[taken])
     assert found.counts.sum() == taken.sum()
+
+
+@pytest.mark.parametrize(
+    ("weights", "make"),
+    [
+        ("gcn", lambda: GCNConv(7, 5, normalize=False)),
+        ("sum", lambda: GraphConv(7, 5)),
+        ("sum", lambda: TAGConv(7, 5, K=2, normalize=False)),
+    ],
+    ids=["gcn", "graph", "tag"],
+)
+def test_accelerated_layers_take_the_weights(weights, make):
+    torch.manual_seed(0)
+    data = Data(
+        x=torch.randn(300, 7, dtype=torch.float64),
+        edge_index=torch.randint(300, (2, 4_000)),
+        num_nodes=300,
+    )
+    sampler = Labor(weights=weights)
+    loader = NeighborLoader(data, [5, 5], batch_size=50, neighbor_sampler=sampler, seed=1)
+    batch = next(iter(loader))
+    assert batch.edge_weight.unique().numel() > 3
+    theirs = make().double()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours, min_work=0)
+    given = batch.x, batch.edge_index, batch.edge_weight.double()
+    found = [layer(*given) for layer in (ours, theirs)]
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    for parameters in zip(ours.parameters(), theirs.parameters(), strict=True):
+        grads = [
+            torch.autograd.grad(out.square().sum(), each, retain_graph=True)
+            for out, each in zip(found, parameters, strict=True)
+        ]
+        torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)
+    assert not fallbacks(ours)
+    unweighted = ours(*given[:2])
+    assert not torch.allclose(unweighted, found[0])
