@@ -120,3 +120,36 @@ class HasRows(Protocol):
     """
 
     collected: Mapping[tuple[bool, Any, str], Tensor | None]
+
+
+@runtime_checkable
+class HasNodeAttrs(Protocol):
+    """A sampled subgraph with extra tensors of nodes, which batches get.
+
+    Attributes:
+        node_attrs: Tensors with a row for each node, by name; in a graph with types, of each type.
+    """
+
+    node_attrs: Mapping[str, Any]
+
+
+@runtime_checkable
+class HasEdgeAttrs(Protocol):
+    """A sampled subgraph with extra tensors of edges, which batches get.
+
+    Attributes:
+        edge_attrs: As :attr:`HasNodeAttrs.node_attrs`, for edges.
+    """
+
+    edge_attrs: Mapping[str, Any]
+
+
+@runtime_checkable
+class HasPointers(Protocol):
+    """A sampled subgraph that knows where the edges of each destination begin.
+
+    Attributes:
+        colptr: ``int64``, see :class:`pyg_scale.sampler.Sample`; in a graph with types, of each.
+    """
+
+    colptr: Any

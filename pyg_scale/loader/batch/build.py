@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,11 @@ from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.sampler import base
-from pyg_scale.sampler.capabilities import HasRows
+from pyg_scale.sampler.capabilities import HasEdgeAttrs, HasNodeAttrs, HasPointers, HasRows
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 from pyg_scale.store.directory.frame import FRAME
+
+_OURS = (base.SamplerOutput, base.HeteroSamplerOutput)
 
 
 def build(
@@ -127,10 +129,9 @@ def _homogeneous(
     batch.num_sampled_edges = out.num_sampled_edges
     if out.orig_row is not None and out.orig_col is not None:
         batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
-    if isinstance(out, base.SamplerOutput):
-        for name, value in (*out.node_attrs.items(), *out.edge_attrs.items()):
-            batch[name] = _with_own(batch._store, name, value)
-        _remember(batch._store, out.colptr)
+    for name, value in _extras(out):
+        batch[name] = _with_own(batch._store, name, value)
+    _remember(batch._store, _pointers_of(out))
     return batch
 
 
@@ -190,14 +191,25 @@ def _heterogeneous(
             batch[edge_type]._orig_edge_index = torch.stack(
                 [out.orig_row[edge_type], out.orig_col[edge_type]]
             )
-    if isinstance(out, base.HeteroSamplerOutput):
-        extras: tuple[Mapping[str, Mapping[Any, Tensor]], ...] = (out.node_attrs, out.edge_attrs)
-        for name, values in (pair for extra in extras for pair in extra.items()):
-            own = {t: _with_own(batch[t], name, value) for t, value in values.items()}
-            batch.set_value_dict(name, own)
-        for edge_type, pointers in (out.colptr or {}).items():
-            _remember(batch[edge_type], pointers)
+    for name, values in _extras(out):
+        own = {t: _with_own(batch[t], name, value) for t, value in values.items()}
+        batch.set_value_dict(name, own)
+    for edge_type, pointers in (_pointers_of(out) or {}).items():
+        _remember(batch[edge_type], pointers)
     return batch
+
+
+def _extras(out: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values of what a sampler gives beside PyG's fields."""
+    ours = isinstance(out, _OURS)  # quicker than to ask a protocol
+    if ours or isinstance(out, HasNodeAttrs):
+        yield from out.node_attrs.items()
+    if ours or isinstance(out, HasEdgeAttrs):
+        yield from out.edge_attrs.items()
+
+
+def _pointers_of(out: Any) -> Any:
+    return out.colptr if isinstance(out, (*_OURS, HasPointers)) else None
 
 
 def _with_own(store: BaseStorage, name: str, value: Tensor) -> Tensor:

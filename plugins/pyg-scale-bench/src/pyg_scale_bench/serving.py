@@ -383,7 +383,7 @@ def report(found: Mapping[str, Any]) -> Report:
     how = f"{settings['threads']} thread(s) of torch; medians of {settings['rounds']} rounds"
     how += f"; at most {settings['max_batch']} nodes of a batch"
     lines = [f"{size}, {model}", f"{load}; {how}"]
-    if "disk" in found["rounds"]:
+    if "disk" in found["rounds"] and "policy" in settings:  # earlier runs do not say
         lines.append(
             f"from disk: {settings['cache']:.0%} of the rows of features in memory "
             f"(policy={settings['policy']!r})"
