@@ -170,6 +170,7 @@ GPU := PYTHONPATH=$(GPU_PATH) PYG_SCALE_KERNELS=require PYG_SCALE_CUDA=$(GPU_CUD
 gpu:
 	$(GPU) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(GPU) -m pyg_scale.cli build
+	mkdir -p $(GPU_OUT) && rm -f $(GPU_OUT)/gpu-tests.txt
 	failed=0; \
 	$(GPU) -m pyg_scale_bench gpu --nvrtc --seconds 300 --json $(GPU_OUT)/gpu.json \
 	  --report $(GPU_OUT)/gpu.md || failed=1; \

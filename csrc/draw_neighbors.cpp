@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -17,6 +18,8 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 using Integers = std::vector<int64_t>;
+
+constexpr int64_t kMostEdges = std::numeric_limits<int64_t>::max() / 8;  // bytes can be counted
 
 // What is drawn along one edge type, and where it goes.
 struct Draw {
@@ -62,6 +65,7 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
   int64_t total = 0;
   for (const int64_t count : num_edges) {
     check(count >= 0, "num_edges must not be negative");
+    check(count <= kMostEdges - total, "num_edges are too many together");
     total += count;
   }
   Tensor row = pool_empty({total}, ScalarType::Long);

@@ -1,5 +1,6 @@
 // draw_neighbors on a device, see pyg_scale/ops/draw_neighbors.py.
 
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -12,6 +13,8 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 using Integers = std::vector<int64_t>;
+
+constexpr int64_t kMostEdges = std::numeric_limits<int64_t>::max() / 8;  // bytes can be counted
 
 std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indices, Tensors edge_id,
                                                   Tensors node, Tensors offset, Integers num_edges,
@@ -38,6 +41,7 @@ std::tuple<Tensor, Tensor, Tensor> draw_neighbors(Tensors indptr, Tensors indice
     const int64_t pointers = indptr[t].numel(), count = node[t].numel();
     check(pointers > 0, "indptr must have one number more than there are nodes");
     check(num_edges[t] >= 0, "num_edges must not be negative");
+    check(num_edges[t] <= kMostEdges - total, "num_edges are too many together");
     const int64_t positions = indices[t].numel();
     Column ids{nullptr, false};
     if (edge_id[t].numel()) ids = column(edge_id[t], positions, "edge_id");

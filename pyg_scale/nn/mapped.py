@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from pyg_scale.nn.aggregation import (
     LINEAR,
@@ -171,10 +172,7 @@ def _is_start_of(dst: Tensor, src: Tensor) -> bool:
         return False
     if dst.data_ptr() != src.data_ptr() or dst.stride() != src.stride():
         return False
-    before = node.next_functions[0][0]
-    if src.grad_fn is not None:
-        return before is src.grad_fn
-    return getattr(before, "variable", None) is src
+    return node.next_functions[0][0] is get_gradient_edge(src).node
 
 
 def _start(x: Tensor, count: int) -> Tensor:

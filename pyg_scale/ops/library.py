@@ -232,12 +232,17 @@ WAITING = 32
 with this many requests at a time.
 """
 
-_state = threading.local()
+
+class _Thread(threading.local):
+    serial = False  # of every thread, until it says otherwise
+
+
+_thread = _Thread()
 
 
 def num_threads() -> int:
     """Number of threads for an op that this thread calls now."""
-    if getattr(_state, "serial", False):
+    if _thread.serial:
         return 1
     import torch
 
@@ -247,12 +252,11 @@ def num_threads() -> int:
 @contextlib.contextmanager
 def serial() -> Iterator[None]:
     """A context in which ops called by this thread use one thread."""
-    before = getattr(_state, "serial", False)
-    _state.serial = True
+    before, _thread.serial = _thread.serial, True
     try:
         yield
     finally:
-        _state.serial = before
+        _thread.serial = before
 
 
 _forked = False  # since torch made its pool of threads

@@ -1,4 +1,4 @@
-"""The names of what a sampler can do, and of what it may say about its draws."""
+"""The capabilities of samplers and of what they return: names, and protocols to ask for."""
 
 from __future__ import annotations
 

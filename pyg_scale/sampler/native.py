@@ -180,7 +180,7 @@ def neighbor_sample(
     induced: bool = False,
     int32_output: bool = False,
 ) -> SampledTensors:
-    """Sample the neighbourhood of seeds, hop by hop.
+    """Sample the neighbourhood of seeds, hop by hop, with kernels that are loaded.
 
     Uses :func:`pyg_scale.ops.library.num_threads` threads; the result does not depend on their
     number.
@@ -198,9 +198,7 @@ def neighbor_sample(
     Raises:
         ValueError: If an argument does not fit the others, a seed or neighbour is not a node,
             or the batch has more nodes than can be numbered.
-        KernelsError: If the kernels are not compiled.
     """
-    library.load()
     draws = choice.by_source or SourceDraws()
     out = torch.ops.pyg_scale.neighbor_sample(
         graph.indptr,

@@ -141,6 +141,13 @@ def test_draws_fill_every_place() -> None:
         )
 
 
+def test_draws_that_are_too_many_together() -> None:
+    pointers = [torch.tensor([0, 2, 3, EDGES])] * 2
+    others = [indices()] * 2, [NONE] * 2, [ALL[:1]] * 2, [torch.tensor([0, 2])] * 2
+    with pytest.raises(ValueError, match="num_edges are too many together"):
+        ops.draw_neighbors(pointers, *others, [2**62] * 2, [3] * 2, [1, 2], [2] * 2, False)
+
+
 def test_edge_ids_of_weights_that_do_not_exist() -> None:
     ids = torch.tensor([0, 1, 2, 5])
     with pytest.raises(ValueError, match="edge_id must be of edges"):

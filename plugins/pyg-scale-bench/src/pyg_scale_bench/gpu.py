@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from pyg_scale.files.place import replace_file
 from pyg_scale.ops import fused, library
 from pyg_scale_bench import environment, gpu_cases, gpu_check, gpu_loading
 from pyg_scale_bench.benchmark import Benchmark, Option
@@ -105,9 +106,8 @@ def _save(found: Mapping[str, Any], path: str | None, others: environment.Others
     about = dict(found["environment"])
     environment.complete(about, others)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(path).with_suffix(".part")
-    beside.write_text(json.dumps({**found, "environment": about}, indent=1, default=str) + "\n")
-    beside.replace(path)
+    text = json.dumps({**found, "environment": about}, indent=1, default=str)
+    replace_file(Path(path), text + "\n")
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
