@@ -10,7 +10,6 @@ features, one fused op reduces it. Otherwise it is computed chunk by chunk of ed
 
 from __future__ import annotations
 
-import copyreg
 import functools
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch_geometric.typing import Size
 from pyg_scale.errors import KernelsError
 from pyg_scale.nn.aggregation import LINEAR, REDUCTIONS, reductions
 from pyg_scale.nn.chunks import ELEMENTS, LEAST, Messages
-from pyg_scale.nn.conv.base import FusedConv, generated, observed, untouched
+from pyg_scale.nn.conv.base import FusedConv, Made, generated, observed, untouched
 from pyg_scale.nn.edges import DESTINATION, Edges, sum_edges
 from pyg_scale.nn.elementwise import Elementwise, elementwise, stepwise
 from pyg_scale.nn.fallback import RECORDED, SMALL, NotFused, record
@@ -57,7 +56,7 @@ _BY_DESTINATION = {
 }
 
 
-class TracedConv(FusedConv):
+class TracedConv(Made, FusedConv):
     """A layer whose ``propagate`` is fused; ``forward`` is that of the class it replaces.
 
     Made by :func:`traced`.
@@ -163,26 +162,6 @@ class TracedConv(FusedConv):
                 found = x
         return found
 
-    def __prepare_scriptable__(self) -> Any:
-        """PyG's layer, which ``torch.jit.script`` compiles."""
-        cls: Any = self.replaces
-        plain = cls.__new__(cls)
-        plain.__dict__.update(self.__dict__)
-        return plain
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles name the replaced class, as this one is made when it is needed."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        made, _, *rest = reduced
-        if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return reduced
-        return _new, (self.replaces,), *rest
-
-
-def _new(cls: type) -> Any:
-    made = traced(cls)
-    return made.__new__(made)
-
 
 @functools.cache
 def traced(cls: type[MessagePassing]) -> type[TracedConv]:
@@ -198,6 +177,7 @@ def traced(cls: type[MessagePassing]) -> type[TracedConv]:
     form, weight_name = _form(cls.message) if kept else ("", "")
     body: dict[str, Any] = {
         "replaces": cls,
+        "made_by": staticmethod(traced),
         "adds_rows": form,
         "weight_name": weight_name,
         "crossover": _CROSSOVERS.get(cls, _OF_SUMS if form else TracedConv.crossover),
