@@ -230,7 +230,7 @@ _OF_CODE = ("co_code", "co_consts", "co_names", "co_argcount", "co_nlocals", "co
 _GIVEN = {"edge_index", "index", "ptr", "adj_t", "size", "dim_size"}
 
 _FIRST, _EARLY = (90_000, 60_000), (115_000, 77_000)
-_SOON, _LATE = (600_000, 400_000), (4_000_000, 2_600_000)
+_SOON = 600_000, 400_000
 _CUT = (LEAST * ELEMENTS, LEAST * ELEMENTS)  # where edges are cut into chunks, which saves memory
 _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.EdgeConv, pyg.PointNetConv, pyg.PointGNNConv), _FIRST),
@@ -239,8 +239,7 @@ _CROSSOVERS: dict[type, tuple[int, int]] = {
     **dict.fromkeys((pyg.AGNNConv, pyg.CGConv, pyg.GENConv, pyg.GeneralConv, pyg.HEATConv), _SOON),
     **dict.fromkeys((pyg.HGTConv, pyg.HypergraphConv, pyg.NNConv), _SOON),
     **dict.fromkeys((pyg.PNAConv, pyg.SuperGATConv), _SOON),
-    pyg.GMMConv: _LATE,
-    **dict.fromkeys((pyg.DNAConv, pyg.PointTransformerConv), _CUT),
+    **dict.fromkeys((pyg.DNAConv, pyg.GMMConv, pyg.PointTransformerConv), _CUT),
 }
 """The work from which on grouping edges pays in some layers of PyG: as measured for edges in any
 order, and two thirds of that, not measured, for those of a batch."""
