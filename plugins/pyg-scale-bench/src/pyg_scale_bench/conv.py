@@ -436,8 +436,9 @@ def report(found: Mapping[str, Any]) -> Report:
             f"steps: PyG's GraphSAGE of two layers, accelerated for ours, {FEATURES} features, "
             f"{settings['hidden']} hidden channels, {CLASSES} classes, cross entropy, Adam; "
             "batches of our loader, made before; trimmed: the model gets the numbers of nodes and "
-            "edges of each hop; PyG's layers also compute rows that are then cut off, ours do not; pairs: "
-            "both sides' layers get (x, x[:n]) by our trim_to_layer, so both compute the same rows"
+            "edges of each hop; PyG's layers also compute rows that are then cut off, ours do "
+            "not; pairs: layers of both sides get (x, x[:n]) by our trim_to_layer and compute the "
+            "same rows"
             f"{_ABOUT_FIRST if FIRST.keys() & set(settings['steps']) else ''}"
         ),
         f"graphs: {graphs}",
