@@ -94,6 +94,16 @@ def test_every_layer_of_pyg(
     assert "XConv: looks for nearest neighbours" in printed
 
 
+@pytest.mark.skipif(not library.status()["loaded"], reason="the kernels are not compiled")
+def test_a_call_that_takes_the_steps_of_pyg_is_not_called_fused() -> None:
+    data = planted_communities(200, 2000, 4, 1)
+    graph = Graph.of("g", data.edge_index, 200, 200)
+    cases, layer = conv.every_layer_cases("GMMConv", graph, 8)
+    for case in cases:
+        case.step()
+    assert conv.how_fused(layer) == "PyG's steps at this size"
+
+
 @pytest.mark.parametrize("name", ["SGConv", "FAConv", "EdgeConv", "HGTConv", "NNConv"])
 def test_messages_alone_are_the_same(name: str) -> None:
     data = planted_communities(200, 2000, 4, 1)

@@ -327,6 +327,8 @@ def how_fused(layer: nn.Module) -> str:
     traced = [each for each in layer.modules() if isinstance(each, TracedConv)]
     if not traced:
         return "a layer of ours"
+    if any(each.steps and not each.adds_rows for each in traced):  # looked up in small calls
+        return "PyG's steps at this size"
     return "in chunks" if any(map(is_cut, traced)) else "fused messages"
 
 
