@@ -231,7 +231,7 @@ class OnDevice(Placement):
                 return f"the sampler for CUDA does not support {CAPABILITIES[name]}"
         if elsewhere:
             return elsewhere
-        size = graph_bytes(sampler.topology)
+        size = graph_bytes(sampler.topology, rows=not sampler.disjoint)
         if size > budget // 2:
             return f"the graph takes {size} bytes, more than half of device_memory ({budget})"
         return ""
