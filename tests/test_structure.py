@@ -59,6 +59,8 @@ def tree_of(path: Path) -> ast.Module:
 def imports(node: ast.AST, deferred: bool = True) -> Iterator[str]:
     """Modules of the package that are imported, but for those that only types need."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if not deferred and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -76,22 +76,31 @@ def _single(value: Any) -> Any:
     return {name: entry[None] for name, entry in value.items()}
 
 
+Rows = Mapping[tuple[bool, NodeType | EdgeType | None, str], Tensor | None]
+
+
 @dataclass
 class SamplerOutput(pyg.SamplerOutput):
-    """PyG's ``SamplerOutput`` with destination pointers and named extra tensors."""
+    """PyG's ``SamplerOutput`` with destination pointers, extra tensors and rows that came along.
+
+    ``collected`` has rows ``[n, ...]`` of attributes, such as from a server, by (true if of edges,
+    node or edge type, name); ``None`` where there are none.
+    """
 
     colptr: Tensor | None = field(default=None, repr=False)
     node_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
     edge_attrs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    collected: Rows | None = field(default=None, repr=False)
 
 
 @dataclass
 class HeteroSamplerOutput(pyg.HeteroSamplerOutput):
-    """PyG's ``HeteroSamplerOutput`` with destination pointers and named extra tensors."""
+    """PyG's ``HeteroSamplerOutput`` with what :class:`SamplerOutput` has besides."""
 
     colptr: dict[EdgeType, Tensor] | None = field(default=None, repr=False)
     node_attrs: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict, repr=False)
     edge_attrs: dict[str, dict[EdgeType, Tensor]] = field(default_factory=dict, repr=False)
+    collected: Rows | None = field(default=None, repr=False)
 
 
 def graph_of(sampler: Any) -> Topology | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from pyg_scale.graph.topology import Topology
 
 CAPABILITIES = {
@@ -108,18 +106,6 @@ class ExcludesPositives(Protocol):
     """
 
     knows_exclude_positives: bool
-
-
-@runtime_checkable
-class HasRows(Protocol):
-    """A sampled subgraph that came with rows of features, such as from a server.
-
-    Attributes:
-        collected: The rows ``[n, ...]`` of its nodes and edges, by (``True`` if of edges, node or
-            edge type, name); ``None`` where there are none.
-    """
-
-    collected: Mapping[tuple[bool, Any, str], Tensor | None]
 
 
 @runtime_checkable

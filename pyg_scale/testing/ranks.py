@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def run_ranks(
         The result of each rank.
 
     Raises:
-        TimeoutError: If a rank exceeds the limit; names it.
+        TimeoutError: If a rank exceeds the limit; names it and the line that it is at.
         ExceptionGroup: If ranks raised exceptions; contains these.
     """
     store = HashStore()
@@ -59,15 +60,21 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join(limit)
-    late = [thread.name for thread in threads if thread.is_alive()]
+    late = [thread for thread in threads if thread.is_alive()]
     if late:
-        raised = "".join(
-            f"\n{''.join(traceback.format_exception(error))}" for _, error in sorted_by_rank(errors)
-        )
-        raise TimeoutError(f"{', '.join(late)} did not end within {limit:g} seconds{raised}")
+        said = [_place(thread) for thread in late]
+        said += ["".join(traceback.format_exception(error)) for _, error in sorted_by_rank(errors)]
+        names = ", ".join(thread.name for thread in late)
+        raise TimeoutError("\n".join([f"{names} did not end within {limit:g} seconds", *said]))
     if errors:
         raise ExceptionGroup("ranks failed", [error for _, error in sorted_by_rank(errors)])
     return found
+
+
+def _place(thread: threading.Thread) -> str:
+    """The line that a thread is at, and its callers."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name} is at\n{''.join(traceback.format_stack(frame))}" if frame else ""
 
 
 def sorted_by_rank(errors: list[tuple[int, Exception]]) -> list[tuple[int, Exception]]:

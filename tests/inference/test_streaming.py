@@ -84,6 +84,7 @@ def far(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("memory", [3_000, 30_000, "1GB"])
 @pytest.mark.parametrize("name", MODELS)
 def test_any_cut_gives_the_forward_of_the_whole(

@@ -192,7 +192,8 @@ def lived(path: str, name: str, net: str) -> int:
     return min(most)
 
 
-@pytest.mark.parametrize("graph", ["dense", pytest.param("near", marks=pytest.mark.slow)])
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("graph", ["dense", "near"])
 @pytest.mark.parametrize("net", list(NETS))
 @pytest.mark.parametrize("name", list(WAYS))
 def test_memory_is_what_advise_says_and_falls_with_ranks(

@@ -23,7 +23,7 @@ from pyg_scale.ops import memory
 from pyg_scale.ops.gather import gather
 from pyg_scale.ops.lazy_rows import LazyRows
 from pyg_scale.sampler import base
-from pyg_scale.sampler.capabilities import HasEdgeAttrs, HasNodeAttrs, HasPointers, HasRows
+from pyg_scale.sampler.capabilities import HasEdgeAttrs, HasNodeAttrs, HasPointers
 from pyg_scale.store.directory.data import OpenedGraph, RecordedAttributes
 from pyg_scale.store.directory.frame import FRAME
 
@@ -58,7 +58,7 @@ def build(
         TypeError: If ``out`` does not fit ``data``.
     """
     stats = stats or Stats()
-    collected = out.collected if isinstance(out, HasRows) else {}
+    collected = (out.collected if isinstance(out, _OURS) else None) or {}
     source = _Source(features if collect else None, collected, collect, stats, lazy_x)
     if isinstance(out, SamplerOutput):
         if isinstance(data, HeteroData):
