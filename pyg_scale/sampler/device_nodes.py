@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
     is_first: Tensor
     """True where a node gets the next row, ``bool`` ``[m]``."""
     rank: Tensor
-    """How many do so up to there, ``int64`` ``[m]``."""
+    """Number of nodes that do so up to there, ``int64`` ``[m]``."""
 
 
 class DeviceNodes(ABC):

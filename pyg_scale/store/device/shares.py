@@ -44,7 +44,7 @@ class DeviceShares:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """What CUDA can still give to torch, and what torch keeps without using it."""
+    """Bytes that CUDA can still give to torch, with those that torch keeps unused."""
     if device.type != "cuda":
         return 0
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
