@@ -19,6 +19,7 @@ from pyg_scale.inference.exact import check_modules
 from pyg_scale.inference.inputs import Graph
 from pyg_scale.inference.partial import NotStreamed
 from pyg_scale.inference.streaming import StreamedLayer
+from pyg_scale.nn.trim import class_of
 from pyg_scale.store.directory.opening import open_graph
 
 _EDGES = 1 << 20
@@ -53,7 +54,7 @@ def layers_of(model: Any, edge_weight: str | None, edge_attr: str | None) -> Lay
     name = type(model).__name__
     own = isinstance(model, BasicGNN)
     if own and type(model).inference_per_layer is BasicGNN.inference_per_layer:
-        if type(model).forward is not BasicGNN.forward:
+        if class_of(model).forward is not BasicGNN.forward:
             raise NotImplementedError(
                 f"{name} overrides BasicGNN.forward, whose layers are no longer those of "
                 "inference_per_layer: override that too"

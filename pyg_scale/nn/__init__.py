@@ -2,6 +2,7 @@
 
 Every name of ``torch_geometric.nn`` can be imported from here. Eight layers are ours
 (:mod:`pyg_scale.nn.conv`), and :func:`accelerate` fuses those of an existing model, and any other.
+:func:`trim_to_layer` replaces the one of ``torch_geometric.utils``.
 :func:`fallbacks` counts the calls that took PyG's own path, by reason.
 """
 
@@ -23,6 +24,7 @@ from pyg_scale.nn.conv import (
 )
 from pyg_scale.nn.fallback import fallbacks, forget_fallbacks
 from pyg_scale.nn.switch import Acceleration, accelerate, restore
+from pyg_scale.nn.trim import trim_to_layer
 
 __all__ = [
     "Acceleration",
@@ -40,6 +42,7 @@ __all__ = [
     "fallbacks",
     "forget_fallbacks",
     "restore",
+    "trim_to_layer",
 ]
 __all__ += [name for name in dir(_pyg) if name not in __all__ and not name.startswith("_")]
 

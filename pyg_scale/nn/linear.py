@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_scale.nn.conv.base import untouched
@@ -96,3 +97,20 @@ class _Linear(torch.autograd.Function):
             some.t() @ x[:rows] if of_weight else None,
             some.sum(dim=0) if of_bias else None,
         )
+
+
+def is_start_of(dst: Tensor, src: Tensor) -> bool:
+    """Return True for ``src[:n]`` whose gradient, if it has one, may be added to that of ``src``.
+
+    Not if somebody wants to see the gradient of the slice itself.
+    """
+    if dst._base is not src or dst.shape[1:] != src.shape[1:]:
+        return False
+    if dst.data_ptr() != src.data_ptr() or dst.stride() != src.stride():
+        return False
+    if not dst.requires_grad:
+        return not src.requires_grad
+    node = dst.grad_fn
+    if node is None or node.name() != "SliceBackward0" or dst._backward_hooks or dst.retains_grad:
+        return False
+    return node.next_functions[0][0] is get_gradient_edge(src).node

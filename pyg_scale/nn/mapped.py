@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from pyg_scale.nn.aggregation import (
     LINEAR,
@@ -29,6 +28,7 @@ from pyg_scale.nn.aggregation import (
     reduce_neighbors,
     with_in_edges,
 )
+from pyg_scale.nn.linear import is_start_of
 from pyg_scale.ops import library, memory
 from pyg_scale.ops.adjacency import Adjacency, recording
 from pyg_scale.ops.aggregate import aggregate, by_source
@@ -69,7 +69,7 @@ def mapped_with_root(
     if first and isinstance(src, LazyRows):
         src = src.rows()
     graph, src = read_in_place(graph, src)
-    own = None if dst is src or _is_start_of(dst, src) else dst
+    own = None if dst is src or is_start_of(dst, src) else dst
     call = _Call(graph, num_dst, weight, how[0], first)
     mapped: Tensor = _Mapped.apply(src, own, linear.weight, linear.bias, root.weight, call)
     return mapped
@@ -109,7 +109,7 @@ def summed_with_own(
     num_dst, graph = graph.num_dst, with_in_edges(graph)
     graph, src = read_in_place(graph, src)
     call = _Call(graph, num_dst, weight, how[0], False)
-    own = None if dst is src or _is_start_of(dst, src) else dst
+    own = None if dst is src or is_start_of(dst, src) else dst
     out: Tensor = _Own.apply(src, own, factor.item(), call)
     return out
 
@@ -158,21 +158,6 @@ def _is_plain(src: Tensor, dst: Tensor, weight: Tensor | None) -> bool:
         and (weight is None or not weight.requires_grad)
         and library.compiled()
     )
-
-
-def _is_start_of(dst: Tensor, src: Tensor) -> bool:
-    """Return True for ``src[:n]``: its gradient is added to that of ``src`` where it lies.
-
-    Not if somebody wants to see the gradient of the slice itself.
-    """
-    if dst._base is not src or not dst.requires_grad:
-        return False
-    node = dst.grad_fn
-    if node is None or node.name() != "SliceBackward0" or dst._backward_hooks or dst.retains_grad:
-        return False
-    if dst.data_ptr() != src.data_ptr() or dst.stride() != src.stride():
-        return False
-    return node.next_functions[0][0] is get_gradient_edge(src).node
 
 
 def _start(x: Tensor, count: int) -> Tensor:

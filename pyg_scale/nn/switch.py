@@ -15,6 +15,7 @@ from pyg_scale.errors import PluginError
 from pyg_scale.nn.conv.base import FusedConv, observed, unfusable
 from pyg_scale.nn.conv.traced import TracedConv, traced, why_not_traced
 from pyg_scale.nn.fallback import fallbacks
+from pyg_scale.nn.trim import TrimAhead, TrimmedGNN, is_trimmable, trimmed
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class Acceleration:
     Attributes:
         layers: One entry for each message passing layer, in the order of the model.
         failures: Replacements that could not be loaded, and why.
+        trimmed: Names of the models of PyG, ``""`` for the model itself, of which layers compute
+            no rows that ``trim_to_layer`` would cut off (:mod:`pyg_scale.nn.trim`).
     """
 
     layers: list[Layer]
     failures: list[str]
+    trimmed: list[str]
     _model: nn.Module = field(repr=False)
     _was: dict[nn.Module, type[nn.Module]] = field(repr=False)
 
@@ -60,9 +64,7 @@ class Acceleration:
     def restore(self) -> None:
         """Give the switched layers their own classes back; a second call does nothing."""
         for module, cls in self._was.items():
-            module.__class__ = cls
-            _set_min_work(module, None)
-            _use_templates(module)
+            _give_back(module, cls)
         self._was.clear()
 
     def fallbacks(self) -> dict[str, dict[str, int]]:
@@ -75,6 +77,7 @@ class Acceleration:
             "layers": [vars(layer) for layer in self.layers],
             "num_switched": self.num_switched,
             "failures": list(self.failures),
+            "trimmed": list(self.trimmed),
             "fallbacks": self.fallbacks(),
         }
 
@@ -92,6 +95,7 @@ class Acceleration:
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
+        lines += [f"trimmed ahead: {name or '(model)'}" for name in self.trimmed]
         lines += [f"could not be loaded: {failure}" for failure in self.failures]
         return "\n".join(lines)
 
@@ -107,7 +111,10 @@ def accelerate(
     rounding. A layer without a replacement, yours or PyG's, or of a subclass, keeps its ``forward``
     and ``message``, and its ``propagate`` is fused (:mod:`pyg_scale.nn.conv.traced`). On the CPU,
     calls with so few edges and channels that PyG's path is faster take it;
-    :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``.
+    :func:`~pyg_scale.nn.fallbacks` counts them as ``"small input"``. PyG's models (``GraphSAGE``,
+    ``GIN``, ``GAT``, ...) that are called with ``num_sampled_nodes_per_hop`` and
+    ``num_sampled_edges_per_hop`` compute no rows that are cut off after a layer
+    (:mod:`pyg_scale.nn.trim`).
 
     Args:
         model: Any module.
@@ -134,11 +141,19 @@ def accelerate(
     failures: list[str] = []
     found = replacements(convs, failures)
     layers: list[Layer] = []
+    trims: list[str] = []
     was: dict[nn.Module, type[nn.Module]] = {}
+    module: Any
     for name, module in model.named_modules():
+        if is_trimmable(module):
+            trims.append(name)
+            if not isinstance(module, TrimmedGNN):
+                was[module], was[module._trim] = type(module), type(module._trim)
+                cls: Any = type(module)
+                module.__class__, module._trim.__class__ = trimmed(cls), TrimAhead
         if not isinstance(module, MessagePassing):
             continue
-        cls: Any = type(module)
+        cls = type(module)
         now: str | None
         if isinstance(module, FusedConv):
             now = "" if module in was else "has a fused path already"
@@ -159,7 +174,7 @@ def accelerate(
         _use_templates(module)
         now = observed(module) if isinstance(module, TracedConv) else unfusable(module)
         layers.append(Layer(name, cls.__name__, True, now or "", isinstance(module, TracedConv)))
-    return Acceleration(layers, failures, model, was)
+    return Acceleration(layers, failures, trims, model, was)
 
 
 def restore(model: nn.Module) -> int:
@@ -173,11 +188,21 @@ def restore(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if isinstance(module, FusedConv) and type(module).replaces in type(module).__bases__:
-            module.__class__ = type(module).replaces  # type: ignore[assignment]
-            _set_min_work(module, None)
-            _use_templates(module)
+            _give_back(module, type(module).replaces)
             count += 1
+        elif isinstance(module, TrimmedGNN):
+            _give_back(module, module.replaces)
+        elif isinstance(module, TrimAhead):
+            _give_back(module, TrimAhead.__base__)
     return count
+
+
+def _give_back(module: nn.Module, cls: Any) -> None:
+    """Give a module its own class back."""
+    module.__class__ = cls
+    if isinstance(module, MessagePassing):
+        _set_min_work(module, None)
+        _use_templates(module)
 
 
 def replacements(convs: Iterable[str | type], failures: list[str]) -> dict[type, type]:

@@ -13,6 +13,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_scale.graph.topology import NodeType
 from pyg_scale.nn.conv.base import FusedConv
+from pyg_scale.nn.trim import class_of
 
 _OF_PAIRS = (SAGEConv, GATConv, GATv2Conv)
 """Layers whose output for some nodes is the same if they get only these as destinations."""
@@ -85,7 +86,7 @@ def _goes_by_hops(model: Any) -> bool:
     """True if a model is a ``BasicGNN`` as PyG made it, of layers that take such pairs."""
     return (
         isinstance(model, BasicGNN)
-        and type(model).forward is BasicGNN.forward
+        and class_of(model).forward is BasicGNN.forward
         and type(model).inference_per_layer is BasicGNN.inference_per_layer
         and "forward" not in model.__dict__
         and model.jk_mode is None

@@ -511,7 +511,8 @@ def test_a_few_edges_are_gathered_with_less_python_than_pyg(name, num_edges):
         layer(*given)  # caches of torch and PyG are filled
     mine, pygs = Counter(entered(ours, *given)), Counter(entered(theirs, *given))
     assert mine.total() < pygs.total()
-    assert ("_widest" in mine) == (num_edges == 5000)  # a look at the number of edges comes first
+    looked = 256 * num_edges >= ours.crossover[0]  # a look at the number of edges comes first
+    assert ("_widest" in mine) == looked and (looked or num_edges == 200 or name == "gine")
     assert not fallbacks(ours)
 
 

@@ -9,6 +9,7 @@ take PyG's path and are counted: :func:`pyg_scale.nn.fallbacks`.
 
 from __future__ import annotations
 
+import copyreg
 import types
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
@@ -162,6 +163,37 @@ class FusedConv:
                 "model PyG's layers back, pyg_scale.nn.restore(model)"
             )
         return self
+
+
+class Made:
+    """An instance of a class that is made when it is needed, from one of PyG's or the user's.
+
+    Copies and pickles name the replaced class. Subclasses inherit from this class and then from
+    ``replaces``, and name the function that makes them of it as ``made_by``.
+    """
+
+    replaces = type(None)
+    made_by: Callable[[Any], Any]
+
+    def __prepare_scriptable__(self) -> Any:
+        """The plain object, which ``torch.jit.script`` compiles."""
+        cls: Any = self.replaces
+        plain = cls.__new__(cls)
+        plain.__dict__.update(self.__dict__)
+        return plain
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        made, _, *rest = reduced
+        if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced
+        return new_of, (type(self).made_by, self.replaces), *rest
+
+
+def new_of(made_by: Callable[[Any], Any], cls: type) -> Any:
+    """An empty instance of the class that ``made_by`` makes of another."""
+    made = made_by(cls)
+    return made.__new__(made)
 
 
 def unfusable(layer: Any) -> str | None:

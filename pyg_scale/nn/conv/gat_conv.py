@@ -8,7 +8,8 @@ from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_scale.nn.attention import attend, attended, heads_joined, is_plain
 from pyg_scale.nn.conv.base import FusedConv, untouched
-from pyg_scale.nn.linear import apply_linear
+from pyg_scale.nn.linear import apply_linear, is_start_of
+from pyg_scale.ops.adjacency import recording
 from pyg_scale.ops.attention import gat_attention
 
 
@@ -60,6 +61,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         else:
             if dst is src and self.lin is not None:
                 x_dst = x_src
+            elif self.lin is not None and not recording() and is_start_of(dst, src):
+                x_dst = x_src[: dst.size(0)]
             else:
                 lin = self.lin if self.lin is not None else self.lin_dst
                 x_dst = apply_linear(lin, dst).view(shape)

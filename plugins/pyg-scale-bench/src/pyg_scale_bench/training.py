@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
-from torch_geometric.utils import trim_to_layer
 
+import pyg_scale.nn
 from pyg_scale.loader import NeighborLoader
 
 
@@ -92,26 +93,33 @@ FEATURES, CLASSES = 100, 47
 
 
 class TwoLayers(nn.Module):
-    """Two layers of the same class.
+    """PyG's ``GraphSAGE`` of two layers, called for a batch as its user would.
 
     Args:
-        conv: The class of the layers.
-        hidden: Number of channels between them.
+        hidden: Number of channels between the layers.
+        how: ``"whole"``: each layer computes all rows. ``"trimmed"``: the model gets the numbers of
+            nodes and edges of each hop, and trims. ``"pairs"``: each layer gets the features of all
+            nodes that it needs, and of those of which it makes a row.
     """
 
-    def __init__(self, conv: type[nn.Module], hidden: int) -> None:
+    def __init__(self, hidden: int, how: str) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([conv(FEATURES, hidden), conv(hidden, CLASSES)])
+        self.model, self.how = torch_geometric.nn.GraphSAGE(FEATURES, hidden, 2, CLASSES), how
 
-    def forward(self, x: Tensor, batch: Data, edge_index: Tensor, trim: bool) -> Tensor:
-        """Class scores of the seeds of a batch; with ``trim``, layers get only what they need."""
-        for number, conv in enumerate(self.convs):
-            if trim:
-                nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
-                x, edge_index, _ = trim_to_layer(number, nodes, edges, x, edge_index)
-            x = conv(x, edge_index)
-            if number == 0:
-                x = x.relu()
+    def forward(self, x: Tensor, batch: Data, edge_index: Tensor) -> Tensor:
+        """Class scores of the seeds of a batch."""
+        hops = batch.num_sampled_nodes, batch.num_sampled_edges
+        if self.how == "pairs":
+            for number, conv in enumerate(self.model.convs):
+                x, edge_index, _ = pyg_scale.nn.trim_to_layer(number, *hops, x, edge_index)
+                x = conv(x, edge_index)
+                if number == 0:
+                    x = x.relu()
+        elif self.how == "trimmed":
+            names = ("num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
+            x = self.model(x, edge_index, **dict(zip(names, hops)))
+        else:
+            x = self.model(x, edge_index)
         return x[: batch.batch_size]
 
 
@@ -164,7 +172,7 @@ def first_layer_step(
 
 
 def two_layer_step(
-    model: TwoLayers, data: list[Data], edges: list[Callable[[], Tensor]], trim: bool
+    model: TwoLayers, data: list[Data], edges: list[Callable[[], Tensor]]
 ) -> Callable[[], Tensor]:
     """A step that trains on the next batch, cyclically, and returns the loss.
 
@@ -172,7 +180,6 @@ def two_layer_step(
         model: The model.
         data: The batches.
         edges: A function that returns the edges of a batch for a step.
-        trim: If True, each layer gets only what the seeds still need.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     turns = cycle(zip(data, edges))
@@ -180,7 +187,7 @@ def two_layer_step(
     def step() -> Tensor:
         batch, edge_index = next(turns)
         optimizer.zero_grad()
-        out = model(batch.x, batch, edge_index(), trim)
+        out = model(batch.x, batch, edge_index())
         loss = F.cross_entropy(out, batch.y[: batch.batch_size])
         loss.backward()
         optimizer.step()
